@@ -1,0 +1,131 @@
+"""Element and block types: one table for every format.
+
+A *block* is the smallest run of elements that can be moved on its own; for plain numbers it is one
+element. Block sizes and ids of ggml types are those of ``ggml/include/ggml.h`` and
+``ggml/src/ggml-common.h``; safetensors names those of ``safetensors/src/tensor.rs`` (0.8); bump codes
+those of C-Kernel-Engine's ``include/ckernel_dtype.h``, which was renumbered on 4 January 2026: the
+column ``v3`` holds the numbers before that day, ``v4`` those after it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.Enum):
+    """What the bytes of a type are."""
+
+    FLOAT = "float"
+    INTEGER = "integer"
+    BLOCK = "block"
+    OPAQUE = "opaque"
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One type. ``block`` is in elements, ``size`` is the bytes of one block."""
+
+    name: str
+    kind: Kind
+    block: int
+    size: int
+    ggml: int | None = None
+    safetensors: str | None = None
+    bump_v3: int | None = None
+    bump_v4: int | None = None
+
+    def nbytes(self, elements: int) -> int:
+        """Bytes of ``elements`` elements, which must fill whole blocks."""
+        return elements // self.block * self.size
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _table(*rows: tuple[str, Kind, int, int, int | None, str | None, int | None, int | None]) -> dict[str, DType]:
+    return {row[0]: DType(*row) for row in rows}
+
+
+_F, _I, _B, _O = Kind.FLOAT, Kind.INTEGER, Kind.BLOCK, Kind.OPAQUE
+
+# fmt: off
+#: name -> type; columns: name, kind, block elements, block bytes, ggml id, safetensors name, bump codes v3 and v4.
+DTYPES: dict[str, DType] = _table(
+    ("F32",     _F,   1,   4,    0, "F32",    0,    0),
+    ("F16",     _F,   1,   2,    1, "F16",    2,    2),
+    ("BF16",    _F,   1,   2,   30, "BF16",   1,    1),
+    ("F64",     _F,   1,   8,   28, "F64", None, None),
+    ("I8",      _I,   1,   1,   24, "I8",     3,    3),
+    ("I16",     _I,   1,   2,   25, "I16", None, None),
+    ("I32",     _I,   1,   4,   26, "I32", None, None),
+    ("I64",     _I,   1,   8,   27, "I64", None, None),
+    ("U8",      _I,   1,   1, None, "U8",  None, None),
+    ("U16",     _I,   1,   2, None, "U16", None, None),
+    ("U32",     _I,   1,   4, None, "U32", None, None),
+    ("U64",     _I,   1,   8, None, "U64", None, None),
+    ("BOOL",    _I,   1,   1, None, "BOOL", None, None),
+    ("C64",     _O,   1,   8, None, "C64", None, None),
+    ("F4",      _O,   2,   1, None, "F4",  None, None),
+    ("F6_E2M3", _O,   4,   3, None, "F6_E2M3", None, None),
+    ("F6_E3M2", _O,   4,   3, None, "F6_E3M2", None, None),
+    ("F8_E4M3", _O,   1,   1, None, "F8_E4M3", None, None),
+    ("F8_E5M2", _O,   1,   1, None, "F8_E5M2", None, None),
+    ("F8_E8M0", _O,   1,   1, None, "F8_E8M0", None, None),
+    ("F8_E4M3FNUZ", _O, 1, 1, None, "F8_E4M3FNUZ", None, None),
+    ("F8_E5M2FNUZ", _O, 1, 1, None, "F8_E5M2FNUZ", None, None),
+    ("Q4_0",    _B,  32,  18,    2, None,    5,    5),
+    ("Q4_1",    _B,  32,  20,    3, None, None,    6),
+    ("Q5_0",    _B,  32,  22,    6, None, None,   11),
+    ("Q5_1",    _B,  32,  24,    7, None, None,   12),
+    ("Q8_0",    _B,  32,  34,    8, None,    8,    9),
+    ("Q8_1",    _B,  32,  36,    9, None, None, None),
+    ("Q2_K",    _B, 256,  84,   10, None, None, None),
+    ("Q3_K",    _B, 256, 110,   11, None, None, None),
+    ("Q4_K",    _B, 256, 144,   12, None,    6,    7),
+    ("Q5_K",    _B, 256, 176,   13, None, None,   13),
+    ("Q6_K",    _B, 256, 210,   14, None,    7,    8),
+    ("Q8_K",    _B, 256, 292,   15, None,    9,   10),
+    ("IQ2_XXS", _B, 256,  66,   16, None, None, None),
+    ("IQ2_XS",  _B, 256,  74,   17, None, None, None),
+    ("IQ3_XXS", _B, 256,  98,   18, None, None, None),
+    ("IQ1_S",   _B, 256,  50,   19, None, None, None),
+    ("IQ4_NL",  _B,  32,  18,   20, None, None, None),
+    ("IQ3_S",   _B, 256, 110,   21, None, None, None),
+    ("IQ2_S",   _B, 256,  82,   22, None, None, None),
+    ("IQ4_XS",  _B, 256, 136,   23, None, None, None),
+    ("IQ1_M",   _B, 256,  56,   29, None, None, None),
+    ("TQ1_0",   _B, 256,  54,   34, None, None, None),
+    ("TQ2_0",   _B, 256,  66,   35, None, None, None),
+    ("MXFP4",   _B,  32,  17,   39, None, None, None),
+    ("NVFP4",   _B,  64,  36,   40, None, None, None),
+    ("Q1_0",    _B, 128,  18,   41, None, None, None),
+    ("Q2_0",    _B,  64,  18,   42, None, None, None),
+)
+# fmt: on
+
+F32, F16, BF16 = DTYPES["F32"], DTYPES["F16"], DTYPES["BF16"]
+
+#: Types whose every value is a float32 value, so that widening them to F32 is exact.
+WIDENS_TO_F32 = frozenset({F16, BF16, F32})
+
+BY_GGML: dict[int, DType] = {t.ggml: t for t in DTYPES.values() if t.ggml is not None}
+BY_SAFETENSORS: dict[str, DType] = {t.safetensors: t for t in DTYPES.values() if t.safetensors is not None}
+
+#: ggml ids that once had a meaning: id -> (name, what became of it). Source: comments in ``ggml.h``.
+RETIRED_GGML: dict[int, str] = {
+    4: "Q4_2, removed in 2023",
+    5: "Q4_3, removed in 2023",
+    31: "Q4_0_4_4, removed in 2024",
+    32: "Q4_0_4_8, removed in 2024",
+    33: "Q4_0_8_8, removed in 2024",
+    36: "IQ4_NL_4_4, removed in 2024",
+    37: "IQ4_NL_4_8, removed in 2024",
+    38: "IQ4_NL_8_8, removed in 2024",
+}
+
+#: The two numberings of the bump dtype table, by the name that ``--dtype-codes`` takes: code -> type.
+BUMP_CODES: dict[str, dict[int, DType]] = {
+    "v3": {t.bump_v3: t for t in DTYPES.values() if t.bump_v3 is not None},
+    "v4": {t.bump_v4: t for t in DTYPES.values() if t.bump_v4 is not None},
+}

@@ -1,0 +1,155 @@
+"""Every error that ckconv raises, as one class tree.
+
+An error carries facts, not only text: a stable ``code`` (``gguf.extent``), the file, the tensor, the
+byte offset, what was found and what is allowed, and the next step. :mod:`ckconv.cli.render` is the
+only place that turns one into the lines a person reads or into JSON.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+#: A report lists at most this many faults of one kind; the rest is counted.
+MAX_LISTED = 10
+
+
+class CkconvError(Exception):
+    """The base of every error raised on purpose.
+
+    Attributes:
+        code: stable, dotted and lower case; documented in the README.
+        message: what is wrong, with the numbers; one sentence, no file name, no final full stop.
+        path: the file or directory at fault.
+        tensor: the tensor at fault, by the name its own file gives it.
+        offset: byte offset in ``path``.
+        found, allowed: the two operands of the check that failed.
+        hint: the next step, where there is one.
+        details: further faults of the same kind, one sentence each.
+    """
+
+    #: The process's exit status; see design of exit codes in the README.
+    exit_code = 1
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+        found: object = None,
+        allowed: object = None,
+        hint: str | None = None,
+        details: Iterable[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.path = os.fspath(path) if path is not None else None
+        self.tensor = tensor
+        self.offset = offset
+        self.found = found
+        self.allowed = allowed
+        self.hint = hint
+        self.details = tuple(details)
+
+    def __str__(self) -> str:
+        place = f"{self.path}: " if self.path else ""
+        return "\n  ".join([f"[{self.code}] {place}{self.message}", *self.details])
+
+
+class UsageError(CkconvError):
+    """The command line asks for something that makes no sense."""
+
+    exit_code = 2
+
+
+class InputError(CkconvError):
+    """The input is malformed, truncated or hostile."""
+
+    exit_code = 3
+
+
+class UnsupportedError(CkconvError):
+    """The input is sound, but the target cannot hold it without loss, or ckconv does not read it."""
+
+    exit_code = 4
+
+
+class VerifyError(CkconvError):
+    """An output does not hold what its source holds, or its checksum does not fit."""
+
+    exit_code = 5
+
+
+class OutputError(CkconvError):
+    """The output was refused or could not be written."""
+
+    exit_code = 6
+
+
+class Interrupted(CkconvError):
+    """A signal ended the work; everything temporary is gone by the time this is seen."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__("interrupted", "interrupted; nothing was left behind")
+        self.signal_number = signal_number
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        """128 + the signal's number, as a shell reports it."""
+        return 128 + self.signal_number
+
+
+def listed(faults: list[str]) -> tuple[str, ...]:
+    """The first ``MAX_LISTED`` faults, and a line that counts the rest."""
+    if len(faults) <= MAX_LISTED:
+        return tuple(faults)
+    return (*faults[:MAX_LISTED], f"... and {len(faults) - MAX_LISTED:,} more")
+
+
+def quoted(text: str, limit: int = 120) -> str:
+    """``text`` in quotes, as a message shows what a file says: control characters escaped, a long one cut."""
+    if len(text) > limit:
+        text = f"{text[: limit - 20]}...{text[-17:]}"
+    return repr(text)
+
+
+class Faults:
+    """Faults of one file, gathered so that a report names every one of a kind and not only the first."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._first: dict[str, InputError] = {}
+        self._further: dict[str, list[str]] = {}
+
+    def add(
+        self,
+        code: str,
+        message: str,
+        *,
+        tensor: str | None = None,
+        offset: int | None = None,
+        found: object = None,
+        allowed: object = None,
+        hint: str | None = None,
+    ) -> None:
+        """Note a fault. The first one of a code gives the error its facts, later ones only their sentence."""
+        if code in self._first:
+            self._further.setdefault(code, []).append(message)
+            return
+        self._first[code] = InputError(
+            code, message, path=self._path, tensor=tensor, offset=offset, found=found, allowed=allowed, hint=hint
+        )
+
+    def check(self) -> None:
+        """Raise the first kind that was noted, if any was.
+
+        Raises:
+            InputError: the first fault of that kind, the others in its ``details``.
+        """
+        for code, error in self._first.items():
+            error.details = listed(self._further.get(code, []))
+            raise error
