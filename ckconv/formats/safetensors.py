@@ -1,0 +1,51 @@
+"""The safetensors container at byte level, and the file names of a checkpoint directory.
+
+A file is an 8-byte little-endian length N, a JSON object of N bytes, then the tensors' bytes::
+
+    0      u64   N, at most 100,000,000
+    8      {"NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {"K": "V"}}
+    8 + N  data; data_offsets are relative to here
+
+Source: README.md and ``safetensors/src/tensor.rs`` of safetensors 0.8. The README promises more than its
+parser keeps (a header that begins with ``{``, no duplicate keys); ckconv holds files to the README.
+"""
+
+from __future__ import annotations
+
+import re
+
+#: Bytes of the length field in front of the header.
+LENGTH_BYTES = 8
+#: ``MAX_HEADER_SIZE`` of tensor.rs, in bytes.
+MAX_HEADER = 100_000_000
+#: Bytes that a header's writer aligns the data to, by trailing spaces (``N_LEN`` of tensor.rs).
+ALIGNMENT = 8
+MAX_TENSORS = 1_000_000
+#: Bytes of a tensor's name in UTF-8.
+MAX_NAME = 1024
+#: No count, offset or size reaches this one; offsets of files are signed 64-bit numbers.
+TOO_LARGE = 1 << 63
+
+METADATA = "__metadata__"
+#: The fields of a tensor; all are required and no others exist.
+FIELDS = ("dtype", "shape", "data_offsets")
+
+SUFFIX = ".safetensors"
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+INDEX_SUFFIX = ".index.json"
+#: Bytes of an index or of a config.json.
+MAX_JSON = 64_000_000
+
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors", re.DOTALL)
+
+
+def shard_name(stem: str, number: int, count: int) -> str:
+    """The file name of shard ``number`` (from 1) of ``count``, as transformers and mlx-lm write it."""
+    return f"{stem}-{number:05d}-of-{count:05d}{SUFFIX}"
+
+
+def parse_shard_name(name: str) -> tuple[str, int, int] | None:
+    """``(stem, number, count)`` of a shard's file name, ``None`` for any other name."""
+    match = _SHARD.fullmatch(name)
+    return (match["stem"], int(match["number"]), int(match["count"])) if match else None

@@ -1,0 +1,211 @@
+"""ModelConfig: the hyper-parameters that every format writes under its own names."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckconv.errors import InputError
+
+#: No model has more; a larger count is a hostile or broken header (malformed input 37).
+MAX_LAYERS = 65_536
+MAX_DIMENSION = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One hyper-parameter: its canonical field, its GGUF key (after ``{arch}.``) and Hugging Face keys, in order."""
+
+    field: str
+    gguf: tuple[str, ...]
+    huggingface: tuple[str, ...]
+    integer: bool = True
+    required: bool = True
+
+
+# Sources: llama.cpp's gguf-py constants for GGUF; for Hugging Face the keys that C-Kernel-Engine's
+# src/ckernel_ir.c searches for, which are those of the transformers configuration classes.
+PARAMETERS: tuple[Parameter, ...] = (
+    Parameter("num_layers", ("block_count",), ("num_hidden_layers", "n_layer")),
+    Parameter("hidden_size", ("embedding_length",), ("hidden_size", "n_embd", "d_model")),
+    Parameter(
+        "ffn_size", ("feed_forward_length",), ("intermediate_size", "n_inner", "ffn_dim", "mlp_dim"), required=False
+    ),
+    Parameter("num_heads", ("attention.head_count",), ("num_attention_heads", "n_head", "num_heads")),
+    Parameter("num_kv_heads", ("attention.head_count_kv",), ("num_key_value_heads", "num_kv_heads"), required=False),
+    Parameter("head_dim", ("attention.key_length",), ("head_dim",), required=False),
+    Parameter("vocab_size", ("vocab_size",), ("vocab_size", "n_vocab"), required=False),
+    Parameter(
+        "context_length",
+        ("context_length",),
+        ("max_position_embeddings", "n_positions", "context_length", "seq_len"),
+        required=False,
+    ),
+    Parameter(
+        "norm_eps",
+        ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
+        ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+        integer=False,
+        required=False,
+    ),
+    Parameter("rope_theta", ("rope.freq_base",), ("rope_theta", "rope_base"), integer=False, required=False),
+    Parameter("rotary_dim", ("rope.dimension_count",), (), required=False),
+    Parameter("sliding_window", ("attention.sliding_window",), ("sliding_window",), required=False),
+    Parameter("num_experts", ("expert_count",), ("num_local_experts", "num_experts"), required=False),
+    Parameter("experts_used", ("expert_used_count",), ("num_experts_per_tok",), required=False),
+    Parameter("expert_ffn_size", ("expert_feed_forward_length",), ("moe_intermediate_size",), required=False),
+)
+
+#: llama.cpp's default where a GGUF names no base (llama-hparams / llama_model_loader).
+DEFAULT_ROPE_THETA = 10_000.0
+
+#: GGUF keys that change what a model computes, each with the values that change nothing. A target whose engine
+#: does not know them refuses the model (llama.cpp's LLM_KV table names them).
+GGUF_MODIFIERS: dict[str, tuple[object, ...]] = {
+    "rope.scaling.type": ("none", ""),
+    "rope.scaling.factor": (0.0, 1.0),
+    "rope.scale_linear": (0.0, 1.0),
+    "attention.causal": (True,),
+    "attention.scale": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.clamp_kqv": (0.0,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "logit_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "use_parallel_residual": (False,),
+    "expert_shared_count": (0,),
+    "leading_dense_block_count": (0,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Canonical hyper-parameters; sizes in elements.
+
+    Attributes:
+        family: the row of :data:`ckconv.model.architectures.FAMILIES` that the model belongs to.
+        model_type: what a Hugging Face ``config.json`` calls it.
+        head_dim: elements of one attention head.
+        rotary_dim: elements of a head that RoPE rotates.
+        rope_theta: ``None`` for a model without RoPE.
+        sliding_window: attention span in tokens, ``None`` for full attention.
+        modifiers: whatever else changes the computation, as "key = value" of the source.
+    """
+
+    family: str
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    ffn_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    rope_theta: float | None
+    rotary_dim: int
+    sliding_window: int | None = None
+    num_experts: int = 0
+    experts_used: int = 0
+    expert_ffn_size: int = 0
+    modifiers: tuple[str, ...] = ()
+    raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+Fail = Callable[[str], InputError]
+
+
+def shortest_float32(value: float) -> float:
+    """The decimal with the fewest digits that a reader rounds to the same float32: 1e-05, not 9.999999747378752e-06."""
+    try:
+        bits = struct.pack("<f", value)
+    except OverflowError:
+        return value
+    for digits in range(6, 10):
+        candidate = float(f"{value:.{digits}g}")
+        if struct.pack("<f", candidate) == bits:
+            return candidate
+    return value
+
+
+def checked_number(name: str, value: object, parameter: Parameter, fail: Fail) -> int | float:
+    """``value`` as the parameter's type, or the error that says what is wrong with it."""
+    if parameter.integer:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise fail(f"{name} must be a whole number, got {value!r}")
+        limit = MAX_LAYERS if parameter.field == "num_layers" else MAX_DIMENSION
+        if not 0 <= value <= limit:
+            raise fail(f"{name} is {value:,}, outside 0 to {limit:,}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise fail(f"{name} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def build_config(
+    family: str,
+    model_type: str,
+    values: Mapping[str, int | float],
+    names: Mapping[str, str],
+    fail: Fail,
+    *,
+    vocab_size: int,
+    position_rows: int = 0,
+    rope: bool,
+    modifiers: tuple[str, ...] = (),
+    raw: Mapping[str, Any] | None = None,
+) -> ModelConfig:
+    """Fill in what follows from other fields, and check the fields against each other.
+
+    ``values`` are the parameters found, ``names`` what the file calls each field, ``vocab_size`` the rows of the
+    embedding (0 where the file holds none), ``position_rows`` the rows of a learned position table.
+
+    Raises:
+        InputError: ``model.config``, with both numbers, for a missing or contradictory field.
+    """
+    got = {**{p.field: 0 for p in PARAMETERS if p.integer}, **values}
+    for parameter in PARAMETERS:
+        if parameter.required and not got.get(parameter.field):
+            name = names[parameter.field]
+            raise fail(f"{name} is missing" if parameter.field not in values else f"{name} is 0")
+    hidden, heads = int(got["hidden_size"]), int(got["num_heads"])
+    kv_heads = int(got["num_kv_heads"]) or heads
+    if heads % kv_heads:
+        raise fail(f"{names['num_heads']} is {heads}, not a multiple of {names['num_kv_heads']}, {kv_heads}")
+    head_dim = int(got["head_dim"])
+    if not head_dim:
+        if hidden % heads:
+            raise fail(f"{names['hidden_size']} is {hidden}, not a multiple of {names['num_heads']}, {heads}")
+        head_dim = hidden // heads
+    if vocab_size and got["vocab_size"] and vocab_size != got["vocab_size"]:
+        raise fail(f"{names['vocab_size']} is {got['vocab_size']:,}, the embedding has {vocab_size:,} rows")
+    context = int(got["context_length"]) or position_rows
+    if position_rows and context != position_rows:
+        raise fail(f"{names['context_length']} is {context:,}, the position embedding has {position_rows:,} rows")
+    return ModelConfig(
+        family=family,
+        model_type=model_type,
+        num_layers=int(got["num_layers"]),
+        hidden_size=hidden,
+        ffn_size=int(got["ffn_size"]),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab_size or int(got["vocab_size"]),
+        context_length=context,
+        norm_eps=shortest_float32(float(got.get("norm_eps", 0.0))),
+        rope_theta=shortest_float32(float(got.get("rope_theta", 0.0)) or DEFAULT_ROPE_THETA) if rope else None,
+        rotary_dim=int(got["rotary_dim"]) or head_dim,
+        sliding_window=int(got["sliding_window"]) or None,
+        num_experts=int(got["num_experts"]),
+        experts_used=int(got["experts_used"]),
+        expert_ffn_size=int(got["expert_ffn_size"]),
+        modifiers=modifiers,
+        raw=raw or {},
+    )

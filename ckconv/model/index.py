@@ -1,0 +1,153 @@
+"""The canonical tensor index: what a model is, whatever file it came from.
+
+A reader makes :class:`StoredTensor` s (what the file's header says, under the file's own names) and the
+architecture's rules turn them into canonical :class:`Tensor` s. No tensor data is read for either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckconv.model.layouts import Layout, plain
+
+if TYPE_CHECKING:
+    from ckconv.dtypes import DType
+    from ckconv.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of bytes in a file: absolute ``offset`` and length ``nbytes``, both in bytes."""
+
+    path: Path
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor as its file describes it: ``shape`` in elements, outermost first."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One canonical tensor and where its rows are.
+
+    Attributes:
+        name: canonical name (``layers.0.attention.q.weight``).
+        source: the name its file gives it; for a part of a fused tensor, the fused tensor's name.
+        dtype: type of the stored rows.
+        shape: canonical shape, outermost first, in elements; ``[out, in]`` for a matrix.
+        extents: the stored bytes; more than one where the rows of one tensor are stored as several runs
+            (experts stored one by one), in order.
+        layout: how canonical rows lie in those bytes.
+        planes: for a tensor stored as several parallel arrays (an MLX triple: weight, scales, biases), those
+            arrays; row ``i`` is the rows ``i`` of all of them. ``extents`` is then empty.
+        may_be_absent: an all-zero tensor stands for one that is not there (bump's bias and position slots).
+    """
+
+    name: str
+    source: str
+    dtype: DType
+    shape: tuple[int, ...]
+    extents: tuple[Extent, ...]
+    layout: Layout
+    planes: tuple[Tensor, ...] = ()
+    may_be_absent: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Canonical elements, without padding."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes, padding included."""
+        return sum(extent.nbytes for extent in self.extents) + sum(plane.nbytes for plane in self.planes)
+
+
+def matrix_of(shape: tuple[int, ...], dtype: DType) -> tuple[int, int]:
+    """``(rows, cols)`` of a shape: the last axis is the row; a vector of plain numbers is one column."""
+    if len(shape) == 1 and dtype.block == 1:
+        return shape[0], 1
+    return math.prod(shape[:-1]), shape[-1]
+
+
+def plain_tensor(name: str, stored: StoredTensor) -> Tensor:
+    """A canonical tensor whose bytes are its stored tensor's, in order."""
+    return Tensor(
+        name, stored.name, stored.dtype, stored.shape, (stored.extent,), plain(*matrix_of(stored.shape, stored.dtype))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A stored tensor with no canonical one, and the rule that allows leaving it out."""
+
+    stored: StoredTensor
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """A SHA-256 that a file holds over a run of its own bytes."""
+
+    what: str
+    extent: Extent
+    stored: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TensorIndex:
+    """A model: its configuration and every tensor, under canonical names.
+
+    Attributes:
+        format: ``gguf``, ``bump``, ``safetensors``, ``mlx``.
+        version: the format's version as a number, 0 where the format has none.
+        path: what the user named.
+        files: every file that holds tensors or headers, in reading order.
+        architecture: the file's own word for it (``llama``, ``qwen2``); empty where the file has none.
+        config: canonical hyper-parameters, or ``None`` where the architecture is not known.
+        stored: the tensors as the files describe them, in file order.
+        tensors: canonical name -> tensor, in file order.
+        canonical_of: stored name -> canonical names made from it.
+        dropped: stored tensors that a rule allows to leave out.
+        unknown: stored tensors without a rule; any of them stops a conversion across naming families.
+        metadata: the format's own key/value pairs, lazily decoded where they are long.
+        facts: what `inspect` prints about the container, in order.
+        checksums: what the file says about its own bytes, for `verify`.
+    """
+
+    format: str
+    version: int
+    path: Path
+    files: tuple[Path, ...]
+    architecture: str
+    config: ModelConfig | None
+    stored: tuple[StoredTensor, ...]
+    tensors: Mapping[str, Tensor]
+    canonical_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dropped: tuple[Dropped, ...] = ()
+    unknown: tuple[StoredTensor, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    checksums: tuple[Checksum, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all stored tensors."""
+        return sum(math.prod(t.shape) for t in self.stored)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stored tensors."""
+        return sum(t.extent.nbytes for t in self.stored)
