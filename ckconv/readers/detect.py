@@ -1,0 +1,71 @@
+"""What a path holds, by its content; a name only decides which reader gets to complain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.formats.bump import VERSIONS
+from ckconv.formats.gguf import MAGIC as GGUF_MAGIC
+from ckconv.model.index import TensorIndex
+from ckconv.readers.bump import open_bump
+from ckconv.readers.bytesource import ByteSource, open_source
+from ckconv.readers.gguf_index import open_gguf
+
+Reader = Callable[..., TensorIndex]
+
+READERS: dict[str, Reader] = {"gguf": open_gguf, "bump": open_bump}
+
+#: File name endings, for content that no magic number names.
+SUFFIXES: dict[str, str] = {".gguf": "gguf", ".bump": "bump"}
+
+
+def detect(path: Path, source: ByteSource) -> str:
+    """The format of an open file.
+
+    Raises:
+        InputError: ``input.format``, if neither its content nor its name says.
+    """
+    head = source.read_at(0, 16)
+    if head[:4] == GGUF_MAGIC:
+        return "gguf"
+    if head[:8] in VERSIONS:
+        return "bump"
+    named = SUFFIXES.get(path.suffix.lower())
+    if named:
+        return named
+    what = f"starts with {quoted(head[:8].decode('latin-1'))}, which" if head else "is empty, which"
+    raise InputError(
+        "input.format",
+        f"{what} is no format that ckconv reads ({', '.join(READERS)})",
+        path=path,
+        hint="--from FORMAT reads it as one and says what is wrong with it",
+    )
+
+
+def open_index(
+    path: Path, *, format: str | None = None, source: ByteSource | None = None, config_path: Path | None = None
+) -> TensorIndex:
+    """Open a model of any format: headers only.
+
+    Args:
+        format: read it as this format, whatever it looks like.
+        source: the bytes, where they are not a file (a pipe).
+        config_path: the configuration of a bump file, if it is not ``config.json`` beside it.
+
+    Raises:
+        InputError: malformed, missing or unreadable.
+        UnsupportedError: a directory, which this build does not read yet.
+    """
+    if source is None and path.is_dir():
+        raise UnsupportedError("input.directory", "is a directory; name a model file inside it", path=path)
+    opened = source or open_source(path)
+    try:
+        name = format or detect(path, opened)
+    finally:
+        if source is None:
+            opened.close()
+    if name == "bump":
+        return open_bump(path, source=source, config_path=config_path)
+    return READERS[name](path, source=source)

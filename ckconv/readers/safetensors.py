@@ -1,0 +1,265 @@
+"""Reads a safetensors header, as strictly as its specification and stricter than its parsers.
+
+Every rule is proved once, here: fields, types, sizes by checked arithmetic, and that the tensors cover the
+data section without overlap, hole or trailing byte. After that, extents can be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ckconv.dtypes import BY_SAFETENSORS, DType
+from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, quoted
+from ckconv.formats.safetensors import FIELDS, LENGTH_BYTES, MAX_HEADER, MAX_NAME, MAX_TENSORS, METADATA, TOO_LARGE
+from ckconv.model.index import Extent, StoredTensor
+from ckconv.readers.bytesource import lfs_pointer, open_source
+from ckconv.readers.strictjson import Document, kind, parse_object, shown
+
+if TYPE_CHECKING:
+    from ckconv.readers.bytesource import ByteSource
+
+_HEADER = Document("header", "st.header-json", "st.duplicate-key", MAX_HEADER, entry="tensor")
+
+_PARTIAL = "the file looks like a partial download; fetch it again and compare its size or sha256"
+_FOREIGN = (
+    (b"GGUF", "it is a GGUF file"),
+    (b"BUMPWGT", "it is a bump file"),
+    (b"<", "it looks like a web page saved by the downloader"),
+    (b"{", "it looks like JSON text"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsFile:
+    """One safetensors file, proved sound.
+
+    Attributes:
+        path: the file.
+        metadata: the strings of ``__metadata__``, empty where the file has none.
+        tensors: in the order of their data; extents are absolute.
+        header_bytes: bytes of the JSON header, padding included.
+        data_offset: where the data begins, in bytes: 8 + ``header_bytes``.
+        size: bytes of the file; ``None`` for a pipe.
+    """
+
+    path: Path
+    metadata: Mapping[str, str]
+    tensors: tuple[StoredTensor, ...]
+    header_bytes: int
+    data_offset: int
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor as its header describes it; ``begin`` and ``end`` in bytes of the data section."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def read_safetensors(path: Path, *, source: ByteSource | None = None) -> SafetensorsFile:
+    """Read and validate one file's header. No tensor data is read.
+
+    Args:
+        path: the file, also where ``source`` is given.
+        source: what to read from; left open. Without a size (a pipe), the end of the data is not checked.
+
+    Raises:
+        InputError: ``st.header-length``, ``st.header-json``, ``st.duplicate-key``, ``st.fields``, ``st.dtype``,
+            ``st.size``, ``st.offsets``, ``st.metadata``, ``st.empty``, ``st.count``, ``st.lfs-pointer``, and
+            those of ``open_source``.
+        UnsupportedError: ``hf.pickle``, for a PyTorch checkpoint.
+    """
+    path = Path(path)
+    opened = open_source(path) if source is None else source
+    try:
+        return _read(path, opened)
+    finally:
+        if source is None:
+            opened.close()
+
+
+def _read(path: Path, source: ByteSource) -> SafetensorsFile:
+    length = _header_length(path, source)
+    header = source.read_at(LENGTH_BYTES, length)
+    if len(header) < length:
+        message = f"header declares {length:,} bytes, the file has {LENGTH_BYTES + len(header):,}"
+        raise InputError(
+            "st.header-length", message, path=path, offset=0, found=length, allowed=len(header), hint=_PARTIAL
+        )
+    if header[:1] != b"{":
+        start = quoted(header[:1].decode("latin-1"))
+        message = f"header is not a JSON object: column 1: it must begin with '{{', not with {start}"
+        raise InputError("st.header-json", message, path=path, offset=LENGTH_BYTES)
+    fields = parse_object(header, _HEADER, path, offset=LENGTH_BYTES)
+    del header
+
+    metadata = _metadata(path, fields.pop(METADATA, {}))
+    if not fields:
+        raise InputError("st.empty", "the header lists no tensors", path=path)
+    if len(fields) > MAX_TENSORS:
+        message = f"the header lists {len(fields):,} tensors; {MAX_TENSORS:,} are allowed"
+        raise InputError("st.count", message, path=path, found=len(fields), allowed=MAX_TENSORS)
+    faults = Faults(path)
+    entries = []
+    for name, value in fields.items():
+        if wrong := _fields_fault(name, value):
+            faults.add("st.fields", f"tensor {quoted(name)}{wrong}", tensor=name)
+        elif value["dtype"] not in BY_SAFETENSORS:
+            dtype = value["dtype"]
+            message = f"tensor {quoted(name)} has dtype {quoted(dtype)}"
+            faults.add("st.dtype", message, tensor=name, found=dtype, allowed=sorted(BY_SAFETENSORS))
+        else:
+            entries.append(_Entry(name, BY_SAFETENSORS[value["dtype"]], tuple(value["shape"]), *value["data_offsets"]))
+    faults.check()
+    for entry in entries:
+        _check_size(entry, faults)
+    faults.check()
+    entries.sort(key=lambda entry: (entry.begin, entry.end))
+    data_offset = LENGTH_BYTES + length
+    _check_cover(entries, data_offset, source, faults)
+    faults.check()
+
+    tensors = tuple(
+        StoredTensor(e.name, e.dtype, e.shape, Extent(path, data_offset + e.begin, e.end - e.begin)) for e in entries
+    )
+    return SafetensorsFile(path, metadata, tensors, length, data_offset, source.size)
+
+
+def _header_length(path: Path, source: ByteSource) -> int:
+    """The header's length N in bytes: 2 to 100,000,000 and within the file."""
+    start = source.read_at(0, LENGTH_BYTES)
+    pointer = lfs_pointer(source.read_at(0, 1024)) if start == b"version " else None
+    if pointer:
+        raise InputError("st.lfs-pointer", pointer, path=path, hint="run `git lfs pull`")
+    if len(start) < LENGTH_BYTES:
+        reason = f"the file has {len(start)} bytes; a safetensors file starts with {LENGTH_BYTES} of header length"
+        reason = reason if start else "the file is empty"
+        raise InputError("st.header-length", reason, path=path, offset=0, found=len(start), hint=_PARTIAL)
+    length = int.from_bytes(start, "little")
+    if length > MAX_HEADER:
+        _refuse_foreign(path, start, length)
+    if length < len("{}"):
+        message = f"header declares {length} bytes, too few for a JSON object"
+        raise InputError("st.header-length", message, path=path, offset=0, found=length)
+    if source.size is not None and length > source.size - LENGTH_BYTES:
+        message = f"header declares {length:,} bytes, the file has {source.size:,}"
+        left = source.size - LENGTH_BYTES
+        raise InputError("st.header-length", message, path=path, offset=0, found=length, allowed=left, hint=_PARTIAL)
+    return length
+
+
+def _refuse_foreign(path: Path, start: bytes, length: int) -> NoReturn:
+    """Name the file type that a header length beyond the limit really is, where that can be seen."""
+    # A zip (torch.save since 1.6) or a bare pickle of protocol 2 to 5.
+    if start.startswith(b"PK\3\4") or (start[0] == 0x80 and 2 <= start[1] <= 5):
+        raise pickle_refusal(path, "the file is a pickle checkpoint")
+    hint = next((words for magic, words in _FOREIGN if start.startswith(magic)), "it is no safetensors file")
+    message = f"header declares {length:,} bytes; safetensors allows {MAX_HEADER:,}"
+    raise InputError("st.header-length", message, path=path, offset=0, found=length, allowed=MAX_HEADER, hint=hint)
+
+
+def pickle_refusal(path: Path, what: str) -> CkconvError:
+    """The refusal of a checkpoint that only unpickling, which can run any code, would open."""
+    hint = "save it as safetensors (transformers: save_pretrained) where you trust its origin"
+    return UnsupportedError("hf.pickle", f"{what}; ckconv never unpickles", path=path, hint=hint)
+
+
+def _metadata(path: Path, value: object) -> dict[str, str]:
+    # mx.save_safetensors without metadata writes null, and the reference reads that as none.
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InputError("st.metadata", f"{METADATA} is {kind(value)}; an object of strings is required", path=path)
+    faults = Faults(path)
+    for key, item in value.items():
+        if not isinstance(item, str):
+            faults.add("st.metadata", f"metadata {quoted(key)} is {kind(item)}; strings only")
+    faults.check()
+    return value
+
+
+def _fields_fault(name: str, value: Any) -> str | None:
+    """What is wrong with a tensor's fields, to follow its name in a sentence."""
+    if len(name.encode()) > MAX_NAME:
+        return f" has a name of {len(name.encode()):,} bytes; {MAX_NAME:,} are allowed"
+    if not isinstance(value, dict):
+        return f" is {kind(value)}; an object is required"
+    if value.keys() != set(FIELDS):
+        missing = [f"{field} is missing" for field in FIELDS if field not in value]
+        unknown = [f"{quoted(field)} is no field of safetensors" for field in value if field not in FIELDS]
+        return f": {', '.join((missing + unknown)[:4])}"
+    dtype, shape, offsets = (value[field] for field in FIELDS)
+    if not isinstance(dtype, str):
+        return f": dtype must be a string, got {shown(dtype)}"
+    if not isinstance(shape, list):
+        return f": shape must be a list, got {shown(shape)}"
+    if not isinstance(offsets, list) or len(offsets) != 2:
+        got = f"{len(offsets):,} values" if isinstance(offsets, list) else shown(offsets)
+        return f": data_offsets must be a list of 2 whole numbers, got {got}"
+    for field, numbers in (("shape", shape), ("data_offsets", offsets)):
+        for number in numbers:
+            if type(number) is not int or number < 0:
+                return f": {field} must be whole numbers >= 0, got {shown(number)}"
+            if number >= TOO_LARGE:
+                return f": {field} holds {shown(number)}, larger than any file"
+    return None
+
+
+def _check_size(entry: _Entry, faults: Faults) -> None:
+    """The offsets span exactly the bytes that shape and type need."""
+    label = f"{quoted(entry.name)} {_shape(entry.shape)} {entry.dtype}"
+    elements = 1
+    for extent in entry.shape:
+        elements *= extent
+        if elements >= TOO_LARGE:
+            break
+    needed = entry.dtype.nbytes(elements)
+    if elements >= TOO_LARGE or needed >= TOO_LARGE:
+        faults.add("st.size", f"{label} is larger than any file", tensor=entry.name)
+    elif elements % entry.dtype.block:
+        # F4 and F6: the reference refuses a tensor that does not end on a byte (MisalignedSlice in tensor.rs).
+        bits = elements * entry.dtype.size * 8 // entry.dtype.block
+        faults.add("st.size", f"{label} is {bits:,} bits and does not end on a byte", tensor=entry.name, found=bits)
+    elif entry.begin <= entry.end and entry.end - entry.begin != needed:
+        given = entry.end - entry.begin
+        message = f"{label} needs {needed:,} bytes, offsets give {given:,}"
+        faults.add("st.size", message, tensor=entry.name, found=given, allowed=needed)
+
+
+def _check_cover(entries: list[_Entry], data_offset: int, source: ByteSource, faults: Faults) -> None:
+    """The tensors, sorted by their offsets, cover the data section exactly."""
+    expected = 0
+    for entry in entries:
+        name, begin, end = quoted(entry.name), entry.begin, entry.end
+        at = data_offset + begin
+        if begin > end:
+            message = f"{name} begins at {begin:,} and ends before it, at {end:,}"
+            faults.add("st.offsets", message, tensor=entry.name, offset=at, found=end, allowed=begin)
+            continue
+        if begin != expected:
+            wrong = "overlaps the tensor before it" if begin < expected else "leaves a hole"
+            message = f"{name} begins at {begin:,}, expected {expected:,}: it {wrong}"
+            faults.add("st.offsets", message, tensor=entry.name, offset=at, found=begin, allowed=expected)
+        if source.size is not None and data_offset + end > source.size:
+            message = f"{name} ends at {data_offset + end:,}; the file has {source.size:,}"
+            faults.add("st.offsets", message, tensor=entry.name, offset=at,
+                       found=data_offset + end, allowed=source.size, hint=_PARTIAL)  # fmt: skip
+        expected = max(expected, end)
+    end = data_offset + expected
+    if source.size is not None and end < source.size:
+        start = quoted(source.read_at(end, 4).decode("latin-1"))
+        message = f"{source.size - end:,} bytes after the last tensor (start {start})"
+        faults.add("st.offsets", message, offset=end, found=source.size, allowed=end)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    extents = [f"{extent}" for extent in shape[:8]] + ["..."] * (len(shape) > 8)
+    return f"[{', '.join(extents)}]"
