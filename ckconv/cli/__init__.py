@@ -1,0 +1,51 @@
+"""The command line: one module a verb, imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from ckconv import __version__
+from ckconv.cli.settings import CONTEXT, common_options
+
+#: verb -> what `ckconv --help` says of it. The module has the verb's name; its command is called ``command``.
+VERBS: dict[str, str] = {
+    "convert": "Convert a model; the output's format from its name, or --to.",
+    "inspect": "Show what is in a file: format, architecture, config, tensors, metadata.",
+    "verify": "Check structure and checksums; with SRC, every tensor against its source.",
+    "formats": "List the directions, architectures and tensor types of this build.",
+    "completion": "Print the completion script for bash, zsh or fish.",
+}
+
+
+class Verbs(click.Group):
+    """A group whose commands are found by name, so that start-up imports one of them at most."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs, in the order of the help."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb's module."""
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"ckconv.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings=CONTEXT, no_args_is_help=True)
+@click.version_option(__version__, prog_name="ckconv", message="%(prog)s %(version)s")
+@common_options
+def main(**_: Any) -> None:
+    """Convert model weights between formats, exactly, and verify every tensor.
+
+    Results go to stdout, everything else to stderr. Exit status: 0 done, 1 a bug, 2 usage, 3 malformed input,
+    4 unsupported or lossy, 5 verification failed, 6 the output could not be written.
+    """

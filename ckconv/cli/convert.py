@@ -1,0 +1,102 @@
+"""``ckconv convert SRC DST``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckconv.cli.progress import ProgressLine
+from ckconv.cli.settings import CONTEXT, common_options, settings_of
+from ckconv.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckconv.model.index import TensorIndex
+
+FORMATS = ["gguf", "bump"]
+TARGETS = ["bump"]
+
+
+@click.command("convert", context_settings=CONTEXT)
+@click.argument("src", type=click.Path(path_type=Path))
+@click.argument("dst")
+@click.option("--from", "source_format", type=click.Choice(FORMATS), help="Read SRC as this format.")
+@click.option("--to", type=click.Choice(TARGETS), help="Write this format, whatever DST is called.")
+@click.option("--bump-version", type=click.Choice(["auto", "3"]), default="auto", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(["engine", "keep", "f32", "f16", "bf16"]),
+    default="engine",
+    show_default=True,
+    help="engine: what the target's engine loads, widened exactly where it must be; keep: the same types or refuse.",
+)
+@click.option(
+    "--rope-layout",
+    type=click.Choice(["engine", "source", "split", "interleaved"]),
+    default="engine",
+    show_default=True,
+    help="Row order of Q and K in the output.",
+)
+@click.option("--dtype-codes", type=click.Choice(["v3", "v4"]), default="v3", show_default=True, help="Numbering of the dtype table: v3 has Q4_K 6 and Q6_K 7, v4 has 7 and 8.")  # fmt: skip
+@click.option("--dequantize", is_flag=True, help="Decode quantised matrices to --dtype.")
+@click.option("--allow-lossy", is_flag=True, help="Let --dtype f16 or bf16 change values.")
+@click.option("--context", "context_length", type=click.IntRange(1, 1 << 30), help="Context length in the output.")
+@click.option(
+    "--drop", multiple=True, metavar="GLOB", help="Leave out tensors by canonical or source name; repeatable."
+)
+@click.option("--config-out", type=click.Path(path_type=Path), help="Where config.json goes, if not beside DST.")
+@click.option("--no-verify", is_flag=True, help="Do not read the output again to compare every tensor.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the plan with exact sizes; write nothing.")
+@click.option("-f", "--force", is_flag=True, help="Replace an existing output, atomically.")
+@common_options
+@click.pass_context
+def command(context: click.Context, src: Path, dst: str, **flags: Any) -> None:
+    """Convert SRC to DST; DST's format from its name, or --to.
+
+    Quantised blocks are never decoded unless --dequantize says so; F16 and BF16 widen to FP32 exactly where the
+    target's engine wants that. What the target cannot hold exactly is refused (exit 4) before anything is written.
+    DST may be - for stdout, or end in / for a directory.
+    """
+    from ckconv.cli.report import print_plan, print_report
+    from ckconv.convert import STDOUT, run, target_format
+    from ckconv.plan.steps import Options
+    from ckconv.plan.targets import make_plan
+    from ckconv.readers.detect import open_index
+    from ckconv.signals import interruptible
+
+    settings = settings_of(context)
+    if flags["dequantize"] and flags["dtype"] == "keep":
+        raise UsageError("usage.dtype", "--dequantize and --dtype keep exclude each other")
+    to = target_format(dst, flags["to"])
+    if dst == STDOUT and sys.stdout.isatty():
+        raise UsageError("usage.target", "refusing to write a model to a terminal", hint="pipe it somewhere")
+    options = Options(
+        dtype=flags["dtype"],
+        rope_layout=flags["rope_layout"],
+        dequantize=flags["dequantize"],
+        allow_lossy=flags["allow_lossy"],
+        context=flags["context_length"] or 0,
+        drop=flags["drop"],
+        bump_version=0 if flags["bump_version"] == "auto" else int(flags["bump_version"]),
+        dtype_codes=flags["dtype_codes"],
+    )
+    with interruptible():
+        index: TensorIndex = open_index(src, format=flags["source_format"])
+        plan = make_plan(index, to, options)
+        if flags["dry_run"]:
+            plan.check()
+            print_plan(plan, dst, settings)
+            return
+        with ProgressLine(settings) as line:
+            report = run(
+                plan,
+                dst,
+                force=flags["force"],
+                verify=not flags["no_verify"],
+                config_out=flags["config_out"],
+                stdout=sys.stdout.fileno() if dst == STDOUT else None,
+                watcher=line,
+            )
+        print_report(report, settings, err=dst == STDOUT)

@@ -1,0 +1,236 @@
+"""What ``inspect`` knows of a model, ready to be printed: facts, tensors, metadata, and what it could become."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from ckconv.formats.bump import HeaderV3
+from ckconv.model.index import StoredTensor, TensorIndex
+from ckconv.plan.steps import Options, Reason
+from ckconv.plan.targets import TARGETS
+from ckconv.readers.gguf import ArrayRef, MetaValue
+from ckconv.tied import head_is_embedding
+
+if TYPE_CHECKING:
+    from ckconv.hashing import Hashes
+
+#: Elements of an array that are shown before it is cut.
+SHOWN_ELEMENTS = 5
+
+_CONFIG_FIELDS = (
+    "family",
+    "num_layers",
+    "hidden_size",
+    "ffn_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "context_length",
+    "norm_eps",
+    "rope_theta",
+    "rotary_dim",
+    "sliding_window",
+    "num_experts",
+    "experts_used",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whether the model converts to a target as it is, and every reason if not."""
+
+    name: str
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """Everything ``inspect`` prints, independent of how."""
+
+    index: TensorIndex
+    shown: tuple[StoredTensor, ...]
+    targets: tuple[Target, ...]
+    hashes: Hashes | None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Canonical hyper-parameters, those that the model has."""
+        c = self.index.config
+        return (
+            {}
+            if c is None
+            else {name: value for name in _CONFIG_FIELDS if (value := getattr(c, name)) not in (None, 0)}
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The container's own facts."""
+        facts = {}
+        for key, value in self.index.facts.items():
+            if isinstance(value, HeaderV3):
+                facts.update(
+                    {f"header.{k}": v for k, v in dataclasses.asdict(value).items() if k not in ("reserved", "sha256")}
+                )
+                facts["header.sha256"] = value.sha256.hex()
+            elif isinstance(value, bytes):
+                facts[f"{key}"] = f"{len(value)} entries"
+            elif value is not None:
+                facts[key] = value
+        return facts
+
+    @property
+    def types(self) -> list[tuple[str, int, int]]:
+        """(type, tensors, bytes), the largest first."""
+        tensors: Counter[str] = Counter()
+        nbytes: Counter[str] = Counter()
+        for tensor in self.index.stored:
+            tensors[tensor.dtype.name] += 1
+            nbytes[tensor.dtype.name] += tensor.extent.nbytes
+        return [(name, tensors[name], total) for name, total in nbytes.most_common()]
+
+    def canonical(self, tensor: StoredTensor) -> str:
+        """Canonical names made from a stored tensor, joined."""
+        return " + ".join(self.index.canonical_of.get(tensor.name, ()))
+
+    def hash_of(self, tensor: StoredTensor) -> str:
+        """The content hashes of what was made from a stored tensor, joined."""
+        if self.hashes is None:
+            return ""
+        names = self.index.canonical_of.get(tensor.name) or (tensor.name,)
+        return " + ".join(self.hashes.tensors[name] for name in names)
+
+    def metadata(self) -> Iterator[tuple[str, str, str]]:
+        """(key, type, value as text), long arrays cut."""
+        for key, item in self.index.metadata.items():
+            if isinstance(item, MetaValue):
+                yield key, item.type, _text(item.value)
+            else:
+                yield key, type(item).__name__, str(item)
+
+    def document(self) -> dict[str, Any]:
+        """The document of ``--json``."""
+        index = self.index
+        return {
+            "path": str(index.path),
+            "format": index.format,
+            "version": index.version,
+            "files": [str(path) for path in index.files],
+            "architecture": index.architecture or None,
+            "parameters": index.parameters,
+            "bytes": index.nbytes,
+            "container": self.facts,
+            "config": self.config or None,
+            "types": [{"dtype": name, "tensors": n, "bytes": total} for name, n, total in self.types],
+            "tensors": [self._tensor(tensor) for tensor in self.shown],
+            "unknown_tensors": [tensor.name for tensor in index.unknown],
+            "metadata": {key: _json(item) for key, item in index.metadata.items()},
+            "targets": [
+                {
+                    "target": t.name,
+                    "converts": not t.reasons,
+                    "reasons": [{"text": r.text, "hint": r.hint or None} for r in t.reasons],
+                }
+                for t in self.targets
+            ],
+            **({"hash": self.hashes.model} if self.hashes else {}),
+        }
+
+    def _tensor(self, tensor: StoredTensor) -> dict[str, Any]:
+        names = self.index.canonical_of.get(tensor.name, ())
+        facts: dict[str, Any] = {
+            "name": tensor.name,
+            "canonical": list(names) if len(names) != 1 else names[0],
+            "dtype": tensor.dtype.name,
+            "shape": list(tensor.shape),
+            "bytes": tensor.extent.nbytes,
+            "offset": tensor.extent.offset,
+            "file": str(tensor.extent.path),
+        }
+        if self.hashes:
+            hashes = [self.hashes.tensors[name] for name in names or (tensor.name,)]
+            facts["hash"] = hashes if len(hashes) != 1 else hashes[0]
+        return facts
+
+    def lines(self, *, only_metadata: bool, only_tensors: bool) -> list[str]:
+        """Tab-separated lines for a pipe; the first field says what a line is."""
+        index = self.index
+        rows: list[tuple[object, ...]] = []
+        if not (only_metadata or only_tensors):
+            rows.append(
+                (
+                    "model",
+                    index.path,
+                    f"{index.format} {index.version}".strip(),
+                    index.architecture,
+                    index.parameters,
+                    index.nbytes,
+                )
+            )
+            rows += [("container", key, value) for key, value in self.facts.items()]
+            rows += [("config", key, value) for key, value in self.config.items()]
+            rows += [("type", *row) for row in self.types]
+        if not only_metadata:
+            rows += [
+                ("tensor", t.name, self.canonical(t) or "-", t.dtype, "x".join(map(str, t.shape)))
+                + (t.extent.nbytes, t.extent.offset, t.extent.path.name)
+                + ((self.hash_of(t),) if self.hashes else ())
+                for t in self.shown
+            ]
+        if not only_tensors:
+            rows += [("metadata", *row) for row in self.metadata()]
+        if not (only_metadata or only_tensors):
+            rows += [("target", t.name, "yes" if not t.reasons else "no") for t in self.targets]
+            rows += [("reason", t.name, reason.text, reason.hint) for t in self.targets for reason in t.reasons]
+        if self.hashes and not only_metadata:
+            rows.append(("hash", self.hashes.model))
+        return ["\t".join(str(cell).replace("\t", "\\t").replace("\n", "\\n") for cell in row) for row in rows]
+
+
+def describe(index: TensorIndex, *, tensors: str | None, hashes: Hashes | None, piped: bool) -> Description:
+    """Gather what is to be shown; ``tensors`` is a glob over stored and canonical names."""
+    shown = tuple(t for t in index.stored if tensors is None or _matches(t, index, tensors))
+    targets = ()
+    if index.facts.get("kind", "model") == "model" and index.format != "bump":
+        tied = not piped and head_is_embedding(index)
+        targets = tuple(
+            Target(name, planner(index, Options(), head_is_embedding=tied).refusals)
+            for name, planner in TARGETS.items()
+        )
+    return Description(index, shown, targets, hashes)
+
+
+def _matches(tensor: StoredTensor, index: TensorIndex, glob: str) -> bool:
+    return any(fnmatchcase(name, glob) for name in (tensor.name, *index.canonical_of.get(tensor.name, ())))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, ArrayRef):
+        return str(value)
+    shown = ", ".join(
+        repr(element) if isinstance(element, str) else str(element) for element in value.head(SHOWN_ELEMENTS)
+    )
+    more = f", ... {value.count:,} in all" if value.count > SHOWN_ELEMENTS else ""
+    return f"[{shown}{more}]"
+
+
+def _json(item: object) -> object:
+    """A metadata value for JSON: arrays as their first elements and their count, bytes that are no text escaped."""
+    if not isinstance(item, MetaValue):
+        return item
+    if isinstance(item.value, ArrayRef):
+        head = [_plain(element) for element in item.value.head(SHOWN_ELEMENTS)]
+        return {"type": item.type, "count": item.value.count, "head": head}
+    return {"type": item.type, "value": _plain(item.value)}
+
+
+def _plain(value: object) -> object:
+    """JSON has no NaN and no infinity."""
+    return (
+        str(value) if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
+    )

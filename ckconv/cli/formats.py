@@ -1,0 +1,66 @@
+"""``ckconv formats``."""
+
+from __future__ import annotations
+
+import click
+
+from ckconv.cli.render import print_json, print_lines
+from ckconv.cli.settings import CONTEXT, common_options, settings_of
+
+
+@click.command("formats", context_settings=CONTEXT)
+@common_options
+@click.pass_context
+def command(context: click.Context) -> None:
+    """List the directions, architectures and tensor types of this build, from the tables it works with."""
+    from ckconv.dtypes import DTYPES, Kind
+    from ckconv.formats.bump import LOADED_BY_V3
+    from ckconv.model.architectures import FAMILIES
+    from ckconv.plan.targets import TARGETS
+    from ckconv.readers.detect import READERS
+    from ckconv.values import decodable
+
+    if settings_of(context).json:
+        print_json(
+            {
+                "reads": list(READERS),
+                "writes": list(TARGETS),
+                "architectures": [
+                    {
+                        "name": f.name,
+                        "gguf": f.gguf,
+                        "model_type": f.model_type,
+                        "rope_interleaved_in_gguf": f.interleaved_gguf,
+                    }
+                    for f in FAMILIES.values()
+                ],
+                "types": [
+                    {
+                        "name": t.name,
+                        "block_elements": t.block,
+                        "block_bytes": t.size,
+                        "ggml": t.ggml,
+                        "safetensors": t.safetensors,
+                        "bump_v3": t.bump_v3,
+                        "bump_v4": t.bump_v4,
+                        "bump3_engine_loads": t.name in LOADED_BY_V3,
+                        "decodes": decodable(t) or t.kind is Kind.FLOAT,
+                    }
+                    for t in DTYPES.values()
+                ],
+            }
+        )
+        return
+    lines = [f"reads   {', '.join(READERS)}", f"writes  {', '.join(TARGETS)}", "", "architectures"]
+    lines += [f"  {f.name:<10} GGUF {f.gguf:<10} Hugging Face {f.model_type}" for f in FAMILIES.values()]
+    lines += [
+        "",
+        f"  {'type':<12}{'block':>6}{'bytes':>7}{'ggml':>6}"
+        f"  {'safetensors':<12}{'bump v3':>8}{'bump v4':>8}  bump 3 engine",
+    ]
+    for t in DTYPES.values():
+        cells = ("-" if value is None else str(value) for value in (t.ggml, t.safetensors, t.bump_v3, t.bump_v4))
+        ggml, st, v3, v4 = cells
+        loads = "loads it" if t.name in LOADED_BY_V3 else "widened exactly" if t.name in ("F16", "BF16") else ""
+        lines.append(f"  {t.name:<12}{t.block:>6}{t.size:>7}{ggml:>6}  {st:<12}{v3:>8}{v4:>8}  {loads}".rstrip())
+    print_lines(lines)

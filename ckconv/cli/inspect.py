@@ -1,0 +1,69 @@
+"""``ckconv inspect PATH``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ckconv.cli.settings import CONTEXT, common_options, settings_of
+
+
+@click.command("inspect", context_settings=CONTEXT)
+@click.argument("path")
+@click.option("--from", "source_format", type=click.Choice(["gguf", "bump"]), help="Read PATH as this format.")
+@click.option("--tensors", metavar="GLOB", help="Only the tensors that match, by canonical or source name.")
+@click.option("--metadata", is_flag=True, help="Only the metadata.")
+@click.option("--hash", "hashes", is_flag=True, help="Add a content hash per tensor and one for the model.")
+@click.option("--config", type=click.Path(path_type=Path), help="The config.json of a bump file, if not beside it.")
+@common_options
+@click.pass_context
+def command(
+    context: click.Context,
+    path: str,
+    source_format: str | None,
+    tensors: str | None,
+    metadata: bool,
+    hashes: bool,
+    config: Path | None,
+) -> None:
+    """Show what is in a file: format, architecture, config, tensors, metadata. - reads a header from a pipe.
+
+    On a terminal it prints tables; in a pipe tab-separated lines whose first field says what they are.
+    """
+    from ckconv.cli.describe import Description, describe
+    from ckconv.cli.progress import ProgressLine
+    from ckconv.errors import UsageError
+    from ckconv.readers.detect import open_index
+
+    settings = settings_of(context)
+    piped = path == "-"
+    if piped and hashes:
+        raise UsageError("usage.hash", "--hash needs the tensors' data, and a pipe is read only as far as the header")
+    if piped:
+        from ckconv.readers.bytesource import PipeSource
+
+        index = open_index(Path("-"), format=source_format, source=PipeSource(sys.stdin.buffer))
+    else:
+        index = open_index(Path(path), format=source_format, config_path=config)
+    found = None
+    if hashes:
+        from ckconv.hashing import hash_index
+
+        with ProgressLine(settings) as line:
+            line.begin("hashing", index.nbytes)
+            found = hash_index(index, line)
+    description: Description = describe(index, tensors=tensors, hashes=found, piped=piped)
+    if settings.json:
+        from ckconv.cli.render import print_json
+
+        print_json(description.document())
+    elif settings.color or sys.stdout.isatty():
+        from ckconv.cli.tables import print_tables
+
+        print_tables(description, settings, only_metadata=metadata, only_tensors=tensors is not None)
+    else:
+        from ckconv.cli.render import print_lines
+
+        print_lines(description.lines(only_metadata=metadata, only_tensors=tensors is not None))

@@ -1,0 +1,82 @@
+"""Progress of long work on stderr: one rewritten line on a terminal, a plain line every ten seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from ckconv.cli.render import printable, size
+from ckconv.cli.settings import Settings
+
+#: Seconds before a terminal sees a line: short work needs none, nor the import of what draws it.
+_PATIENCE = 0.5
+_PLAIN_INTERVAL = 10.0
+
+
+class ProgressLine:
+    """Called with bytes just done and the tensor they belong to; ``begin`` names a phase and its total bytes."""
+
+    def __init__(self, settings: Settings) -> None:
+        mode = "none" if settings.quiet else settings.progress
+        if mode == "auto":
+            mode = "line" if sys.stderr.isatty() else "plain"
+        self._mode = mode
+        self._bar: Any = None
+        self._phase, self._total, self._done = "", 0, 0
+        self._start = self._last = time.monotonic()
+
+    def begin(self, phase: str, total: int) -> None:
+        """Start a phase of ``total`` bytes."""
+        self._close()
+        self._phase, self._total, self._done = phase, total, 0
+        self._start = self._last = time.monotonic()
+
+    def __call__(self, nbytes: int, name: str) -> None:
+        """``nbytes`` more are done, of the tensor ``name``."""
+        self._done += nbytes
+        if self._mode == "none":
+            return
+        now = time.monotonic()
+        if self._mode == "plain":
+            if now - self._last >= _PLAIN_INTERVAL:
+                self._last = now
+                share = 100 * self._done // self._total if self._total else 100
+                rate = self._done / (now - self._start)
+                sys.stderr.write(
+                    f"ckconv: {self._phase} {share}%  {size(self._done)}  {size(int(rate))}/s  {printable(name)}\n"
+                )
+            return
+        if self._bar is None and now - self._start >= _PATIENCE:
+            self._bar = self._new_bar()
+        if self._bar is not None:
+            self._bar.set_postfix_str(printable(name)[:40], refresh=False)
+            self._bar.update(self._done - self._bar.n)
+
+    def _new_bar(self) -> Any:
+        from tqdm import tqdm
+
+        return tqdm(
+            total=self._total,
+            desc=self._phase,
+            unit="B",
+            unit_scale=True,
+            leave=False,
+            dynamic_ncols=True,
+            file=sys.stderr,
+            mininterval=0.1,
+        )
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()

@@ -1,0 +1,77 @@
+"""The one place that turns facts into lines for a person or into JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ckconv.cli.settings import Settings
+from ckconv.errors import CkconvError
+
+#: The version of every JSON document's shape.
+SCHEMA = 1
+
+
+def printable(text: str) -> str:
+    """``text`` without anything a terminal would act on: control characters and lone surrogates are escaped."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in text
+    )
+
+
+def print_error(error: CkconvError, settings: Settings) -> int:
+    """Write an error to stderr and return its exit status."""
+    if settings.json:
+        facts = {
+            "code": error.code,
+            "path": error.path,
+            "tensor": error.tensor,
+            "offset": error.offset,
+            "message": error.message,
+            "details": list(error.details),
+            "hint": error.hint,
+        }
+        text = json.dumps({"error": facts}, ensure_ascii=True)
+    else:
+        place = f"{error.path}: " if error.path else ""
+        lines = [f"ckconv: error[{error.code}]: {place}{error.message}"]
+        lines += [f"  {detail}" for detail in error.details]
+        if error.hint:
+            lines.append(f"hint: {error.hint}")
+        text = "\n".join(printable(line) for line in lines)
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+    return error.exit_code
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Write one JSON document to stdout."""
+    text = json.dumps({"schema": SCHEMA, **document}, indent=2, ensure_ascii=True, allow_nan=False, default=str)
+    sys.stdout.write(text + "\n")
+
+
+def print_lines(lines: list[str], *, err: bool = False) -> None:
+    """Write lines to stdout, or to stderr where stdout is the model. Tabs stand between fields and stay."""
+    stream = sys.stderr if err else sys.stdout
+    stream.write("".join("\t".join(map(printable, line.split("\t"))) + "\n" for line in lines))
+    stream.flush()
+
+
+def size(nbytes: int) -> str:
+    """Bytes in decimal units: ``4.4 GB``."""
+    value = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{nbytes} B" if unit == "B" else f"{value:.{1 if value < 99.95 else 0}f} {unit}"
+        value /= 1000
+    return f"{value:.2f} TB"
+
+
+def count(number: int) -> str:
+    """A number of parameters: ``7.6 B``."""
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= limit:
+            return f"{number / limit:.1f} {unit}"
+    return str(number)

@@ -1,0 +1,220 @@
+"""What ``convert`` says: the plan before, the report after."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ckconv.cli.render import count, print_json, print_lines, size
+from ckconv.cli.settings import Settings
+from ckconv.convert import Report
+from ckconv.model.index import TensorIndex
+from ckconv.plan.steps import Plan, Step
+from ckconv.values import Action
+
+
+def print_plan(plan: Plan, target: str, settings: Settings) -> None:
+    """``--dry-run``: what would be written, with exact sizes."""
+    if settings.json:
+        print_json(
+            {"dry_run": True, "target": target, **_plan_facts(plan), "steps": [_step_facts(s) for s in plan.steps]}
+        )
+        return
+    left = max(len(plan.index.path.name), len(target)) + 2
+    index = plan.index
+    lines = [
+        f"{index.path.name:<{left}}{_container(index)}  {_model(index)}",
+        f"{target:<{left}}{plan.format} v{plan.version}  {size(plan.nbytes)} ({plan.nbytes:,} bytes)",
+        *_action_lines(plan),
+        f"  {_layout_line(plan)}",
+        *(f"  note: {note}" for note in plan.notes),
+    ]
+    if settings.verbose:
+        lines += [_step_line(step) for step in plan.steps]
+    print_lines([*lines, "nothing written"])
+
+
+def print_report(report: Report, settings: Settings, *, err: bool) -> None:
+    """What was done, in three lines; ``err`` where stdout is the model itself."""
+    plan = report.plan
+    if settings.json and not err:
+        print_json(
+            {
+                "target": report.target,
+                "side_files": [str(path) for path in report.side_files],
+                "sha256": report.sha256,
+                "verified": report.verified,
+                "seconds": round(report.seconds, 3),
+                "peak_memory": _peak_memory(),
+                "changed_values": dict(report.changed),
+                **_plan_facts(plan),
+            }
+        )
+        return
+    if settings.quiet:
+        return
+    written = _counts(plan)
+    total = sum(written.values())
+    verified = "not verified" if report.verified is None else f"verified {report.verified}/{total}"
+    rate = size(int(plan.nbytes / report.seconds)) if report.seconds else size(plan.nbytes)
+    lines = [
+        f"{report.target}  {plan.format} v{plan.version}  {size(plan.nbytes)}"
+        f"  {total} tensors from {plan.index.path.name}"
+        f" ({plan.index.architecture}, {plan.index.config.num_layers if plan.index.config else '?'} layers)",
+        f"  {_summary(plan)}",
+        *(f"  {name}: {changed:,} values rounded" for name, changed in report.changed.items()),
+        *(f"  left out {left.name}: {left.reason}" for left in plan.left_out),
+        *(f"  note: {note}" for note in plan.notes),
+        f"  {verified}   sha256 {_short(report.sha256, settings)}"
+        f"   {report.seconds:.1f} s   {rate}/s   peak memory {size(_peak_memory())}",
+    ]
+    if report.side_files:
+        lines.insert(-1, f"  beside it: {', '.join(path.name for path in report.side_files)}")
+    if settings.verbose:
+        lines += [_step_line(step) for step in plan.steps]
+    print_lines(lines, err=err)
+
+
+def _short(digest: str, settings: Settings) -> str:
+    return digest if settings.verbose or len(digest) < 16 else f"{digest[:6]}...{digest[-2:]}"
+
+
+def _peak_memory() -> int:
+    """Bytes."""
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _container(index: TensorIndex) -> str:
+    return f"{'GGUF' if index.format == 'gguf' else index.format} v{index.version}" if index.version else index.format
+
+
+def _model(index: TensorIndex) -> str:
+    c = index.config
+    if c is None:
+        return f"{index.architecture or 'no architecture named'}  {count(index.parameters)} parameters"
+    heads = f"{c.num_heads}/{c.num_kv_heads} heads" if c.num_kv_heads != c.num_heads else f"{c.num_heads} heads"
+    sizes = f"{c.num_layers} layers, {heads}, hidden {c.hidden_size}"
+    return f"{index.architecture}  {sizes}  {count(index.parameters)} parameters"
+
+
+def _counts(plan: Plan) -> Counter[Action]:
+    return Counter(step.action for step in plan.steps if step.source is not None)
+
+
+def _types(plan: Plan, action: Action) -> str:
+    pairs = {
+        (s.conversion.source.name, s.conversion.target.name) for s in plan.steps if s.conversion and s.action is action
+    }
+    sources = ", ".join(sorted({source for source, _ in pairs}))
+    targets = ", ".join(sorted({target for _, target in pairs}))
+    return sources if sources == targets else f"{sources} -> {targets}"
+
+
+def _moved(plan: Plan, action: Action) -> str:
+    """How the rows of these steps move, for a bracket: empty where bytes are copied as they lie."""
+    steps = [step for step in plan.steps if step.source is not None and step.action is action]
+    reordered = sum(step.reordered for step in steps)
+    packed = sum(not step.one_run and not step.reordered for step in steps) if action is Action.COPY else 0
+    words = []
+    if reordered:
+        words.append(f"{reordered} of them in {plan.rope_layout} RoPE row order")
+    if packed:
+        words.append(f"{packed} packed or padded")
+    return f" ({', '.join(words)})" if words else ""
+
+
+_VERBS = {
+    Action.COPY: "copied",
+    Action.WIDEN: "widened",
+    Action.NARROW: "narrowed",
+    Action.DECODE: "decoded",
+    Action.SHIFT: "shifted",
+}
+
+
+def _summary(plan: Plan) -> str:
+    counts = _counts(plan)
+    parts = [f"copied {counts[Action.COPY]} byte for byte{_moved(plan, Action.COPY)}"]
+    for action in (Action.WIDEN, Action.NARROW, Action.DECODE, Action.SHIFT):
+        if counts[action]:
+            parts.append(f"{_VERBS[action]} {counts[action]} {_types(plan, action)}{_moved(plan, action)}")
+    parts.append(f"dropped {len(plan.left_out)}")
+    return ", ".join(parts)
+
+
+def _action_lines(plan: Plan) -> list[str]:
+    counts = _counts(plan)
+    words = {
+        Action.COPY: "bytes unchanged",
+        Action.WIDEN: "exact",
+        Action.NARROW: "rounded",
+        Action.DECODE: "the blocks' own values",
+        Action.SHIFT: "norm convention",
+    }
+    lines = [
+        f"  {counts[action]:>4}  {action.value:<7} {_types(plan, action)}, {words[action]}{_moved(plan, action)}"
+        for action in words
+        if counts[action]
+    ]
+    zero = [step for step in plan.steps if step.source is None]
+    lines.append(f"  {len(zero):>4}  zero    {size(sum(step.nbytes for step in zero))} of placeholders")
+    lines.append(
+        f"  {len(plan.left_out):>4}  drop    {', '.join(f'{t.name} ({t.reason})' for t in plan.left_out)}".rstrip()
+    )
+    return lines
+
+
+def _layout_line(plan: Plan) -> str:
+    source = "interleaved" if any(t.layout.interleaved for t in plan.index.tensors.values()) else "split"
+    head = (
+        "its own tensor"
+        if any(step.target.name == "output.weight" for step in plan.steps)
+        else "tied to the embeddings"
+    )
+    return f"RoPE rows: {source} in the source, {plan.rope_layout} in the output   head: {head}"
+
+
+def _step_line(step: Step) -> str:
+    types = step.target.dtype.name
+    if step.conversion and step.conversion.source is not step.conversion.target:
+        types = f"{step.conversion.source} -> {types}"
+    origin = f"  <- {step.source.source}" if step.source else ""
+    return f"  {step.offset:>14,}  {step.nbytes:>14,}  {step.action.value:<6}  {types:<14}  {step.slot}{origin}"
+
+
+def _step_facts(step: Step) -> dict[str, Any]:
+    return {
+        "slot": step.slot,
+        "tensor": step.target.name,
+        "source": step.source.source if step.source else None,
+        "action": step.action.value,
+        "dtype": step.target.dtype.name,
+        "offset": step.offset,
+        "bytes": step.nbytes,
+        "reordered": step.reordered,
+    }
+
+
+def _plan_facts(plan: Plan) -> dict[str, Any]:
+    counts = _counts(plan)
+    return {
+        "format": plan.format,
+        "version": plan.version,
+        "bytes": plan.nbytes,
+        "source": {
+            "path": str(plan.index.path),
+            "format": plan.index.format,
+            "version": plan.index.version,
+            "architecture": plan.index.architecture,
+        },
+        "tensors": {action.value: counts[action] for action in _VERBS},
+        "reordered": sum(step.reordered for step in plan.steps),
+        "placeholders": sum(step.source is None for step in plan.steps),
+        "left_out": [{"name": left.name, "reason": left.reason, "bytes": left.nbytes} for left in plan.left_out],
+        "rope_layout": plan.rope_layout or None,
+        "notes": list(plan.notes),
+    }

@@ -1,0 +1,68 @@
+"""The options that every command takes, before or after its name, and the settings they make."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass
+class Settings:
+    """How to talk to the user; one object for the whole command line."""
+
+    quiet: bool = False
+    verbose: bool = False
+    json: bool = False
+    no_color: bool = False
+    progress: str = "auto"
+    debug: bool = False
+
+    @property
+    def color(self) -> bool:
+        """Colour on stdout is wanted: a terminal that can, and nobody who said no."""
+        plain = self.no_color or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+        return not plain and sys.stdout.isatty()
+
+
+def settings_of(context: click.Context) -> Settings:
+    """The settings of this run."""
+    settings = context.find_root().ensure_object(Settings)
+    assert isinstance(settings, Settings)
+    return settings
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value and parameter.name:
+        setattr(settings_of(context), parameter.name, value)
+
+
+def common_options(function: Function) -> Function:
+    """Add the common options to a command; either position counts, and neither unsets the other."""
+    options: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+        (("--debug",), {"is_flag": True, "help": "Show the traceback of an error."}),
+        (
+            ("--progress",),
+            {
+                "type": click.Choice(["auto", "plain", "none"]),
+                "help": "How to show progress on stderr [default: auto].",
+            },
+        ),
+        (("--no-color",), {"is_flag": True, "help": "No colour; NO_COLOR and TERM=dumb do the same."}),
+        (("--json",), {"is_flag": True, "help": "One JSON document on stdout, schema 1."}),
+        (("-v", "--verbose"), {"is_flag": True, "help": "More detail in the report."}),
+        (("-q", "--quiet"), {"is_flag": True, "help": "Nothing but errors."}),
+    )
+    for names, attributes in options:
+        function = click.option(*names, expose_value=False, callback=_remember, is_eager=True, **attributes)(function)
+    return function
+
+
+#: Every command: ``-h`` works as ``--help`` does.
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

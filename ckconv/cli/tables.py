@@ -1,0 +1,93 @@
+"""``inspect`` on a terminal."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ckconv.cli.describe import Description
+from ckconv.cli.render import count, printable, size
+from ckconv.cli.settings import Settings
+
+
+def print_tables(description: Description, settings: Settings, *, only_metadata: bool, only_tensors: bool) -> None:
+    """Print the sections that were asked for."""
+    console = Console(no_color=not settings.color, highlight=False, emoji=False, markup=False)
+    if not (only_metadata or only_tensors):
+        _overview(console, description)
+    if not only_metadata:
+        _tensors(console, description)
+    if not only_tensors:
+        _metadata(console, description)
+    if not (only_metadata or only_tensors):
+        _targets(console, description)
+    if description.hashes and not only_metadata:
+        console.print(Text(f"model hash  {description.hashes.model}"))
+
+
+def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _overview(console: Console, d: Description) -> None:
+    index = d.index
+    title = f"{index.path.name}  {index.format} v{index.version}  {index.architecture}  {size(index.nbytes)}"
+    console.print(
+        Text(printable(f"{title}  {len(index.stored)} tensors  {count(index.parameters)} parameters"), style="bold")
+    )
+    for name, facts in (("container", d.facts), ("config", d.config)):
+        if facts:
+            words = "  ".join(
+                f"{key} {value:,}" if isinstance(value, int) else f"{key} {value}" for key, value in facts.items()
+            )
+            console.print(Text(printable(f"  {name}: {words}")), soft_wrap=False)
+    console.print()
+    table = _table("type", "tensors", "bytes", right=("tensors", "bytes"))
+    for name, tensors, nbytes in d.types:
+        table.add_row(name, f"{tensors:,}", f"{nbytes:,}")
+    console.print(table)
+    console.print()
+
+
+def _tensors(console: Console, d: Description) -> None:
+    table = _table("tensor", "canonical", "type", "shape", "bytes", "offset", right=("shape", "bytes", "offset"))
+    if d.hashes:
+        table.add_column("hash", overflow="fold")
+    for t in d.shown:
+        cells = [
+            t.name,
+            d.canonical(t) or "-",
+            t.dtype.name,
+            " x ".join(map(str, t.shape)),
+            f"{t.extent.nbytes:,}",
+            f"{t.extent.offset:,}",
+        ]
+        if d.hashes:
+            cells.append(d.hash_of(t))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    console.print(table)
+    console.print()
+
+
+def _metadata(console: Console, d: Description) -> None:
+    table = _table("key", "type", "value")
+    for row in d.metadata():
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    if table.row_count:
+        console.print(table)
+        console.print()
+
+
+def _targets(console: Console, d: Description) -> None:
+    for target in d.targets:
+        if not target.reasons:
+            console.print(Text(f"{target.name}: yes", style="green"))
+            continue
+        console.print(Text(f"{target.name}: no, because", style="yellow"))
+        for reason in target.reasons:
+            console.print(Text(printable(f"  {reason.text}") + (f"  ({reason.hint})" if reason.hint else "")))

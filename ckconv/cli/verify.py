@@ -1,0 +1,67 @@
+"""``ckconv verify PATH [SRC]``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ckconv.cli.progress import ProgressLine
+from ckconv.cli.render import print_json, print_lines
+from ckconv.cli.settings import CONTEXT, common_options, settings_of
+from ckconv.errors import InputError, VerifyError
+
+
+@click.command("verify", context_settings=CONTEXT)
+@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("src", type=click.Path(path_type=Path), required=False)
+@click.option("--config", type=click.Path(path_type=Path), help="The config.json of a bump file, if not beside it.")
+@click.option("--drop", multiple=True, metavar="GLOB", help="A source tensor left out on purpose; repeatable.")
+@common_options
+@click.pass_context
+def command(context: click.Context, path: Path, src: Path | None, config: Path | None, drop: tuple[str, ...]) -> None:
+    """Check a file's structure and checksums; with SRC, every tensor against its source.
+
+    Padding must be zero and so must placeholders of tensors that the source does not have. Exit 5 if anything is
+    not what it should be, with every tensor at fault named.
+    """
+    from ckconv.readers.detect import open_index
+    from ckconv.verify import verify_index
+
+    settings = settings_of(context)
+    source = open_index(src) if src else None
+    try:
+        out = open_index(path, config_path=config)
+    except InputError as error:
+        if source is None:
+            raise
+        # Held against its source, a file that cannot even be read is a failed verification.
+        raise VerifyError(
+            error.code, error.message, path=error.path, tensor=error.tensor, offset=error.offset, found=error.found,
+            allowed=error.allowed, hint=error.hint, details=error.details,
+        ) from error  # fmt: skip
+    with ProgressLine(settings) as line:
+        line.begin("verifying", out.nbytes + (source.nbytes if source else 0))
+        found = verify_index(out, source, left_out=drop, progress=line)
+    if settings.json:
+        print_json(
+            {
+                "path": str(path),
+                "source": str(src) if src else None,
+                "format": out.format,
+                "version": out.version,
+                "tensors": found.tensors,
+                "placeholders": found.blank,
+                "compared": found.compared,
+                "sha256": found.sha256 or None,
+            }
+        )
+        return
+    if settings.quiet:
+        return
+    against = f"verified {found.tensors}/{found.tensors} tensors against {src}" if src else f"{found.tensors} tensors"
+    blank = f", {found.blank} placeholders zero" if found.blank else ""
+    checks = "structure and padding right" + (
+        f", sha256 {found.sha256}" if found.sha256 else ", the format has no checksum"
+    )
+    print_lines([f"{path}  {out.format} v{out.version}  {against}{blank}", f"  {checks}"])

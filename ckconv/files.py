@@ -1,0 +1,80 @@
+"""Source files while they are read: opened once, whole reads or an error, and proof that nothing changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ckconv.errors import InputError, OutputError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from ckconv.model.index import Tensor
+
+#: Bytes of a piece: what stays in the second-level cache (see the pipeline's buffers).
+CHUNK = 1 << 20
+
+
+class Files:
+    """Open read-only descriptors by path; and the proof that no file changed while it was read."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, tuple[int, os.stat_result]] = {}
+
+    def fd(self, path: Path) -> int:
+        """The descriptor of ``path``, opened on first use."""
+        if path not in self._open:
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise InputError("input.unreadable", f"cannot be read: {error.strerror}", path=path) from error
+            self._open[path] = fd, os.fstat(fd)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        return self._open[path][0]
+
+    def read_into(self, path: Path, offset: int, buffer: Buffer) -> None:
+        """Fill ``buffer`` (contiguous) from byte ``offset``."""
+        view = memoryview(buffer).cast("B")
+        done = 0
+        while done < len(view):
+            got = os.preadv(self.fd(path), [view[done:]], offset + done)
+            if not got:
+                raise OutputError(
+                    "input.changed",
+                    f"the file ends at byte {offset + done:,}, {len(view) - done:,} bytes early: it changed meanwhile",
+                    path=path,
+                    offset=offset + done,
+                )
+            done += got
+
+    def check_unchanged(self) -> None:
+        """Raise ``input.changed`` if a file's size or modification time is not what it was."""
+        for path, (fd, before) in self._open.items():
+            now = os.fstat(fd)
+            if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+                raise OutputError("input.changed", "the file changed while it was being read", path=path)
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        while self._open:
+            os.close(self._open.popitem()[1][0])
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def pieces(tensor: Tensor) -> Iterator[tuple[Path, int, int]]:
+    """(path, offset, bytes) of a tensor's stored bytes in pieces of at most ``CHUNK``, cut alike for alike tensors."""
+    for extent in tensor.extents:
+        for at in range(0, extent.nbytes, CHUNK):
+            yield extent.path, extent.offset + at, min(CHUNK, extent.nbytes - at)

@@ -1,0 +1,1 @@
+"""Index + target -> exact steps, before any output exists."""

@@ -1,0 +1,202 @@
+"""Canonical rows out of stored bytes, and stored bytes out of canonical rows, in bounded pieces.
+
+A :class:`RowReader` undoes a tensor's layout while reading. :func:`stored_chunks` goes the other way: it yields the
+bytes of a tensor as a target layout stores it. Neither ever holds a whole tensor: pieces are about ``CHUNK`` bytes,
+and where a layout turns rows into columns they are up to ``SCRATCH`` bytes, so that the source is not read too often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckconv.files import CHUNK, Files
+from ckconv.model.layouts import Layout
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ckconv.model.index import Tensor
+    from ckconv.values import Conversion, Rows
+
+    Index = NDArray[np.int64]
+
+#: Bytes of a piece where rows become columns: a compromise between memory and reading the source again.
+SCRATCH = 8 << 20
+
+
+class RowReader:
+    """Reads the canonical rows of one tensor, as bytes of its stored type, padding cut off."""
+
+    def __init__(self, tensor: Tensor, files: Files) -> None:
+        self.tensor = tensor
+        self.layout = tensor.layout
+        self._files = files
+        self._itemsize = tensor.dtype.size  # only meaningful for types of one element a block
+        self.row_bytes = tensor.dtype.nbytes(self.layout.cols)
+        self._stored_row_bytes = tensor.dtype.nbytes(self.layout.stored_cols)
+
+    @property
+    def piece(self) -> int:
+        """Bytes worth asking for at once: more where every piece costs a pass over the whole tensor."""
+        return SCRATCH if self.layout.transposed else CHUNK
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Canonical rows ``start`` to ``stop``: ``[stop - start, row_bytes]``."""
+        if self.layout.transposed:
+            return self._rows_of_transposed(start, stop)
+        if self.layout.column_head:
+            return self._rows_of_blocks(start, stop)
+        return self.gather(np.arange(start, stop, dtype=np.int64))
+
+    def gather(self, canonical: Index) -> Rows:
+        """The canonical rows at these indices: ``[len(canonical), row_bytes]``."""
+        if not len(canonical):
+            return np.empty((0, self.row_bytes), np.uint8)
+        if self.layout.transposed or self.layout.column_head:
+            low = int(canonical.min())
+            return _take(self.rows(low, int(canonical.max()) + 1), canonical - low)
+        stored = self.layout.stored_index(canonical)
+        low, high = int(stored.min()), int(stored.max()) + 1
+        if high - low <= 4 * len(stored):
+            block = _take(self._stored(low, high), stored - low)
+        else:
+            block = np.concatenate([self._stored(int(row), int(row) + 1) for row in stored])
+        return block if self.row_bytes == self._stored_row_bytes else np.ascontiguousarray(block[:, : self.row_bytes])
+
+    def _stored(self, start: int, stop: int) -> Rows:
+        """Stored rows, padding included. Rows of several extents follow each other; no row crosses two."""
+        out = np.empty((stop - start, self._stored_row_bytes), np.uint8)
+        begin, end = start * self._stored_row_bytes, stop * self._stored_row_bytes
+        at = 0
+        for extent in self.tensor.extents:
+            low, high = max(begin, at), min(end, at + extent.nbytes)
+            if low < high:
+                flat = out.reshape(-1)[low - begin : high - begin]
+                self._files.read_into(extent.path, extent.offset + low - at, flat)
+            at += extent.nbytes
+        return out
+
+    def _rows_of_blocks(self, start: int, stop: int) -> Rows:
+        """Canonical rows of a matrix whose columns are stored head by head."""
+        size = self._itemsize
+        out = np.empty((stop - start, self.row_bytes), np.uint8)
+        width = self.layout.column_head * size
+        for head in range(self.layout.heads):
+            first = head * self.layout.block_rows
+            out[:, head * width : (head + 1) * width] = self._stored(first + start, first + stop)[:, :width]
+        return out
+
+    def _rows_of_transposed(self, start: int, stop: int) -> Rows:
+        """Canonical rows are stored columns: one pass over the stored matrix."""
+        size = self._itemsize
+        out = np.empty((stop - start, self.layout.cols, size), np.uint8)
+        step = max(1, CHUNK // self._stored_row_bytes)
+        for low in range(0, self.layout.cols, step):
+            high = min(low + step, self.layout.cols)
+            tile = self._stored(low, high).reshape(high - low, self.layout.rows, size)
+            out[:, low:high] = tile[:, start:stop].swapaxes(0, 1)
+        return out.reshape(stop - start, self.row_bytes)
+
+
+def _take(block: Rows, index: Index) -> Rows:
+    """``block[index]``, without a copy where that is the block itself."""
+    if len(index) == len(block) and bool((index == np.arange(len(index))).all()):
+        return block
+    return block.take(index, axis=0)
+
+
+def canonical_pieces(reader: RowReader, row_bytes: int = 0) -> Iterator[tuple[int, Rows]]:
+    """All canonical rows in order: (first row, rows), about ``reader.piece`` bytes each.
+
+    ``row_bytes`` is the size of a row in whatever the caller turns it into, where that is larger.
+    """
+    layout = reader.layout
+    step = max(1, reader.piece // max(row_bytes, reader.row_bytes, 1))
+    if layout.head_rows and step > layout.head_rows:
+        step -= step % layout.head_rows  # whole heads, so that no row is read twice
+    for start in range(0, layout.rows, step):
+        yield start, reader.rows(start, min(start + step, layout.rows))
+
+
+def stored_chunks(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
+    """The bytes of a tensor as ``layout`` stores them, in order.
+
+    Yields:
+        contiguous uint8 arrays, and how many values in each are not what they were (see :class:`Conversion`).
+    """
+    if layout.column_head:
+        yield from _blocks(reader, layout, conversion)
+    elif layout.transposed:
+        yield from _transposed(reader, layout, conversion)
+    else:
+        yield from _rows(reader, layout, conversion)
+
+
+def _rows(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
+    target = conversion.target
+    stored_bytes, row_bytes = target.nbytes(layout.stored_cols), target.nbytes(layout.cols)
+    step = max(1, reader.piece // max(stored_bytes, reader.row_bytes))
+    if layout.head_stride and step > layout.head_stride:
+        step -= step % layout.head_stride
+    for start in range(0, layout.stored_rows, step):
+        stop = min(start + step, layout.stored_rows)
+        canonical = layout.canonical_index(np.arange(start, stop, dtype=np.int64))
+        real = canonical >= 0
+        whole = bool(real.all())
+        rows, changed = conversion.apply(reader.gather(canonical if whole else canonical[real]))
+        if whole and stored_bytes == row_bytes:
+            yield rows, changed
+            continue
+        out = np.zeros((stop - start, stored_bytes), np.uint8)
+        if whole:
+            out[:, :row_bytes] = rows
+        else:
+            out[real, :row_bytes] = rows
+        yield out, changed
+
+
+def _blocks(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
+    """One block of columns per head, a few heads at a time so that the source is read only a few times."""
+    size = conversion.target.size
+    width, source_width = layout.column_head * size, layout.column_head * conversion.source.size
+    block_bytes = layout.block_rows * layout.stored_cols * size
+    group = max(1, SCRATCH // block_bytes)
+    for first in range(0, layout.heads, group):
+        heads = min(group, layout.heads - first)
+        out = np.zeros((heads, layout.block_rows, layout.stored_cols * size), np.uint8)
+        changed = 0
+        for start, rows in canonical_pieces(reader):
+            if conversion.source.block > 1:
+                floats, some = conversion.apply(rows)
+                cut = floats[:, first * width : (first + heads) * width]
+            else:
+                part = np.ascontiguousarray(rows[:, first * source_width : (first + heads) * source_width])
+                cut, some = conversion.apply(part)
+            changed += some
+            tile = cut.reshape(len(rows), heads, width)
+            out[:, start : start + len(rows), :width] = tile.swapaxes(0, 1)
+        yield out.reshape(-1, layout.stored_cols * size), changed
+
+
+def _transposed(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
+    """Stored rows are canonical columns: a group of columns at a time."""
+    size, source_size = conversion.target.size, conversion.source.size
+    group = max(1, SCRATCH // (layout.rows * size))
+    for low in range(0, layout.cols, group):
+        high = min(low + group, layout.cols)
+        out = np.empty((high - low, layout.rows, size), np.uint8)
+        changed = 0
+        for start, rows in canonical_pieces(reader):
+            if conversion.source.block > 1:
+                converted, some = conversion.apply(rows)
+                part = converted.reshape(len(rows), layout.cols, size)[:, low:high]
+            else:
+                cut = np.ascontiguousarray(rows[:, low * source_size : high * source_size])
+                converted, some = conversion.apply(cut)
+                part = converted.reshape(len(rows), high - low, size)
+            changed += some
+            out[:, start : start + len(rows)] = part.swapaxes(0, 1)
+        yield out.reshape(high - low, layout.rows * size), changed

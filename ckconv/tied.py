@@ -1,0 +1,30 @@
+"""Is the output head the embedding? The one fact about a model that only its bytes tell."""
+
+from __future__ import annotations
+
+from ckconv.files import CHUNK, Files, pieces
+from ckconv.model.index import TensorIndex
+
+
+def head_is_embedding(index: TensorIndex, files: Files | None = None) -> bool:
+    """``output.weight`` is byte for byte ``token_embedding.weight``: the model is tied, whatever its header says.
+
+    Reads both until they differ, which two different matrices do at once.
+    """
+    head, embedding = index.tensors.get("output.weight"), index.tensors.get("token_embedding.weight")
+    if head is None or embedding is None or (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
+        return False
+    if not head.layout.same_bytes_as(embedding.layout) or len(head.extents) != 1 or len(embedding.extents) != 1:
+        return False
+    own = files or Files()
+    mine, theirs = bytearray(CHUNK), bytearray(CHUNK)
+    try:
+        for (path, at, n), (other, other_at, _) in zip(pieces(head), pieces(embedding), strict=True):
+            own.read_into(path, at, memoryview(mine)[:n])
+            own.read_into(other, other_at, memoryview(theirs)[:n])
+            if mine[:n] != theirs[:n]:
+                return False
+        return True
+    finally:
+        if files is None:
+            own.close()

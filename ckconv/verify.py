@@ -1,0 +1,286 @@
+"""Whether a file holds what it says, and what its source holds.
+
+The layouts of the output are undone and canonical rows are compared with the source's, so a permutation that was
+applied wrongly cannot hide: nothing here knows how the writer packs. The checksum is computed in a second thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from ckconv.errors import InputError, VerifyError, listed
+from ckconv.files import CHUNK, Files, pieces
+from ckconv.model.index import Checksum, Extent, Tensor, TensorIndex
+from ckconv.rows import RowReader, canonical_pieces
+from ckconv.tied import head_is_embedding
+from ckconv.values import Conversion, convertible
+
+#: Called with the bytes just read and the tensor they belong to.
+Progress = Callable[[int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was found right.
+
+    Attributes:
+        tensors: tensors of the output that were compared, or only looked at where no source was given.
+        blank: all-zero placeholders for tensors that the source does not have.
+        sha256: the digest of the payload, as hex; empty where the format has none.
+    """
+
+    tensors: int
+    blank: int
+    sha256: str
+    compared: bool
+
+
+def verify_index(
+    out: TensorIndex,
+    source: TensorIndex | None = None,
+    *,
+    left_out: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Verified:
+    """Verify ``out``: checksums, padding and placeholders; with ``source``, every tensor against it.
+
+    Args:
+        left_out: names or globs of source tensors that are not in the output on purpose.
+
+    Raises:
+        VerifyError: ``bump.checksum``, ``verify.padding`` or ``verify.tensor``, with every fault found.
+        InputError: ``bump.config``, if the output cannot be described for want of its configuration.
+    """
+    if not out.tensors and not out.unknown:
+        raise InputError(
+            "bump.config",
+            "without a config.json its tensors cannot be found: key/value heads and feed-forward size are only there",
+            path=out.path,
+            hint="put config.json beside it, or name one with --config",
+        )
+    hashing = _Hashing(out.checksums)
+    try:
+        with Files() as files:
+            faults, compared, blank = _Comparison(
+                out, source, files, left_out, progress or (lambda n, name: None)
+            ).run()
+            files.check_unchanged()
+        mismatch = hashing.result()
+    finally:
+        hashing.stop()
+    if mismatch:
+        checksum, computed = mismatch
+        raise VerifyError(
+            "bump.checksum",
+            f"the {checksum.what} sha256 is wrong: stored {checksum.stored.hex()}, computed {computed.hex()}",
+            path=out.path,
+            tensor=faults[0].tensor if faults else None,
+            found=computed.hex(),
+            allowed=checksum.stored.hex(),
+            details=listed([fault.text for fault in faults]),
+        )
+    if faults:
+        first = faults[0]
+        raise VerifyError(
+            first.code, first.text, path=out.path, tensor=first.tensor, details=listed([f.text for f in faults[1:]])
+        )
+    digest = out.checksums[0].stored.hex() if out.checksums else ""
+    return Verified(compared, blank, digest, source is not None)
+
+
+class _Hashing:
+    """Computes the file's own checksums beside the comparison."""
+
+    def __init__(self, checksums: tuple[Checksum, ...]) -> None:
+        self._checksums = checksums
+        self._mismatch: tuple[Checksum, bytes] | None = None
+        self._error: OSError | None = None
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="ckconv-verify-hash", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for checksum in self._checksums:
+                computed = self._digest(checksum.extent)
+                if not self._stopped and computed != checksum.stored:
+                    self._mismatch = checksum, computed
+                    return
+        except OSError as error:
+            self._error = error
+
+    def _digest(self, extent: Extent) -> bytes:
+        digest = hashlib.sha256()
+        view = memoryview(bytearray(CHUNK))
+        with open(extent.path, "rb", buffering=0) as file:
+            file.seek(extent.offset)
+            left = extent.nbytes
+            while left and not self._stopped:
+                got = file.readinto(view[: min(left, CHUNK)])
+                if not got:
+                    break
+                digest.update(view[:got])
+                left -= got
+        return digest.digest()
+
+    def result(self) -> tuple[Checksum, bytes] | None:
+        """Wait; the checksum that does not fit with what was computed, or ``None``."""
+        self._thread.join()
+        if self._error:
+            raise self._error
+        return self._mismatch
+
+    def stop(self) -> None:
+        """End early and wait for the thread."""
+        self._stopped = True
+        self._thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    code: str
+    text: str
+    tensor: str
+
+
+class _Comparison:
+    def __init__(
+        self,
+        out: TensorIndex,
+        source: TensorIndex | None,
+        files: Files,
+        left_out: Collection[str],
+        progress: Progress,
+    ) -> None:
+        self.out, self.source, self.files, self.left_out, self.progress = out, source, files, left_out, progress
+
+    def run(self) -> tuple[list[_Fault], int, int]:
+        """All faults, the number of tensors looked at, and how many of them are placeholders."""
+        faults = [*self._absent()]
+        blank = 0
+        for name, tensor in self.out.tensors.items():
+            self.progress(0, name)
+            faults += self._padding(tensor)
+            twin = self.source.tensors.get(name) if self.source else None
+            if twin is not None:
+                faults += self._rows(tensor, twin)
+            elif self.source is not None:
+                if not tensor.may_be_absent:
+                    faults.append(_Fault("verify.tensor", f"{_label(tensor)} is not in the source", tensor.source))
+                elif not self._is_zero(tensor):
+                    text = f"{_label(tensor)} is not zero, but the source has no such tensor"
+                    faults.append(_Fault("verify.tensor", text, tensor.source))
+                else:
+                    blank += 1
+        return faults, len(self.out.tensors) - blank, blank
+
+    def _absent(self) -> Iterator[_Fault]:
+        """Source tensors that are nowhere in the output, though no rule or flag left them out."""
+        if self.source is None:
+            return
+        missing = [(t.name, t.source) for t in self.source.tensors.values() if t.name not in self.out.tensors]
+        missing += [(t.name, t.name) for t in self.source.unknown]
+        for name, stored in missing:
+            if any(fnmatchcase(n, glob) for n in (name, stored) for glob in self.left_out):
+                continue
+            if name == "output.weight" and head_is_embedding(self.source, self.files):
+                continue
+            yield _Fault("verify.tensor", f"{stored} of the source is not in the output", stored)
+
+    def _rows(self, tensor: Tensor, twin: Tensor) -> list[_Fault]:
+        """Compare the canonical rows of a tensor with its source's."""
+        label = f"{_label(tensor)}"
+        if tensor.shape != twin.shape:
+            text = f"{label} has shape {list(tensor.shape)}, {twin.source} has {list(twin.shape)}"
+            return [_Fault("verify.tensor", text, tensor.source)]
+        if not convertible(twin.dtype, tensor.dtype):
+            text = f"{label} is {tensor.dtype}, {twin.source} is {twin.dtype}"
+            return [_Fault("verify.tensor", text, tensor.source)]
+        conversion = Conversion(twin.dtype, tensor.dtype, tensor.layout.shift - twin.layout.shift)
+        if tensor.dtype is twin.dtype and not conversion.shift and tensor.layout.same_bytes_as(twin.layout):
+            if self._same_bytes(tensor, twin):
+                return []
+        wrong = self._wrong_rows(tensor, twin, conversion)
+        if not wrong:
+            return []
+        unit = "row" if tensor.layout.cols > 1 else "element"
+        which = f"{unit} {wrong[0]:,} is"
+        if len(wrong) > 1:
+            which = f"{len(wrong):,} of {tensor.layout.rows:,} {unit}s, from {wrong[0]:,} on, are"
+        text = f"{label} differs from {twin.source}: {which} not what the source holds"
+        return [_Fault("verify.tensor", text, tensor.source)]
+
+    def _same_bytes(self, tensor: Tensor, twin: Tensor) -> bool:
+        mine, theirs = bytearray(CHUNK), bytearray(CHUNK)
+        for (path, at, n), (other, other_at, _) in zip(pieces(tensor), pieces(twin), strict=True):
+            self.files.read_into(path, at, memoryview(mine)[:n])
+            self.files.read_into(other, other_at, memoryview(theirs)[:n])
+            self.progress(n, tensor.name)
+            if (mine != theirs) if n == CHUNK else (mine[:n] != theirs[:n]):
+                return False
+        return True
+
+    def _wrong_rows(self, tensor: Tensor, twin: Tensor, conversion: Conversion) -> list[int]:
+        mine, theirs = RowReader(tensor, self.files), RowReader(twin, self.files)
+        wrong: list[int] = []
+        piece = mine if mine.piece >= theirs.piece else theirs
+        other = theirs if piece is mine else mine
+        for start, rows in canonical_pieces(piece, max(mine.row_bytes, theirs.row_bytes)):
+            more = other.rows(start, start + len(rows))
+            got, source_rows = (rows, more) if piece is mine else (more, rows)
+            want, _ = conversion.apply(source_rows)
+            self.progress(got.nbytes, tensor.name)
+            if not np.array_equal(_words(got), _words(want)):
+                wrong += [start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]]
+        return wrong
+
+    def _padding(self, tensor: Tensor) -> list[_Fault]:
+        """Padding is zero."""
+        if not tensor.layout.padded:
+            return []
+        layout, dtype = tensor.layout, tensor.dtype
+        stored_bytes = dtype.nbytes(layout.stored_cols)
+        if layout.column_head:
+            row_bytes, period, real_rows = dtype.nbytes(layout.column_head), layout.block_rows, layout.rows
+        else:
+            row_bytes = dtype.nbytes(layout.cols)
+            period, real_rows = (
+                (layout.head_stride, layout.head_rows) if layout.head_rows else (layout.stored_rows, layout.rows)
+            )
+        step = max(1, CHUNK // stored_bytes)
+        for start in range(0, layout.stored_rows, step):
+            stop = min(start + step, layout.stored_rows)
+            rows = np.empty((stop - start, stored_bytes), np.uint8)
+            self.files.read_into(tensor.extents[0].path, tensor.extents[0].offset + start * stored_bytes, rows)
+            padding_row = np.arange(start, stop) % period >= real_rows
+            bad = rows[:, row_bytes:].any(axis=1) | (rows.any(axis=1) & padding_row)
+            if bad.any():
+                row = start + int(np.argmax(bad))
+                text = f"{_label(tensor)} holds non-zero padding in stored row {row:,}"
+                return [_Fault("verify.padding", text, tensor.source)]
+        return []
+
+    def _is_zero(self, tensor: Tensor) -> bool:
+        buffer, zeros = bytearray(CHUNK), bytes(CHUNK)
+        for path, at, n in pieces(tensor):
+            self.files.read_into(path, at, memoryview(buffer)[:n])
+            self.progress(n, tensor.name)
+            if buffer[:n] != zeros[:n]:
+                return False
+        return True
+
+
+def _label(tensor: Tensor) -> str:
+    return tensor.source if tensor.source == tensor.name else f"{tensor.source} ({tensor.name})"
+
+
+def _words(rows: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+    """The same bytes as eight-byte words where they divide into them: an eighth of the comparisons."""
+    flat = np.ascontiguousarray(rows).reshape(-1)
+    return flat.view(np.uint64) if flat.nbytes % 8 == 0 else flat
