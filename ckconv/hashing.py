@@ -10,13 +10,13 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ckconv.conversions import Conversion
 from ckconv.dtypes import F32, WIDENS_TO_F32
 from ckconv.files import Files
 from ckconv.model.architectures import FAMILIES, norm_shift
 from ckconv.model.index import Tensor, TensorIndex
 from ckconv.rows import RowReader, canonical_pieces
 from ckconv.tied import head_is_embedding
-from ckconv.values import Conversion
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from ckconv.model.layouts import Layout
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ckconv.conversions import Conversion
     from ckconv.model.index import Tensor
-    from ckconv.values import Conversion, Rows
+    from ckconv.values import Rows
 
     Index = NDArray[np.int64]
 
@@ -35,6 +36,7 @@ class RowReader:
         self.layout = tensor.layout
         self._files = files
         self._itemsize = tensor.dtype.size  # only meaningful for types of one element a block
+        self._planes = [RowReader(plane, files) for plane in tensor.planes]
         self.row_bytes = tensor.dtype.nbytes(self.layout.cols)
         self._stored_row_bytes = tensor.dtype.nbytes(self.layout.stored_cols)
 
@@ -44,7 +46,9 @@ class RowReader:
         return SCRATCH if self.layout.transposed else CHUNK
 
     def rows(self, start: int, stop: int) -> Rows:
-        """Canonical rows ``start`` to ``stop``: ``[stop - start, row_bytes]``."""
+        """Canonical rows ``start`` to ``stop``: ``[stop - start, row_bytes]``; planes stand side by side."""
+        if self._planes:
+            return np.concatenate([plane.rows(start, stop) for plane in self._planes], axis=1)
         if self.layout.transposed:
             return self._rows_of_transposed(start, stop)
         if self.layout.column_head:
@@ -53,6 +57,8 @@ class RowReader:
 
     def gather(self, canonical: Index) -> Rows:
         """The canonical rows at these indices: ``[len(canonical), row_bytes]``."""
+        if self._planes:
+            return np.concatenate([plane.gather(canonical) for plane in self._planes], axis=1)
         if not len(canonical):
             return np.empty((0, self.row_bytes), np.uint8)
         if self.layout.transposed or self.layout.column_head:
@@ -96,8 +102,9 @@ class RowReader:
         step = max(1, CHUNK // self._stored_row_bytes)
         for low in range(0, self.layout.cols, step):
             high = min(low + step, self.layout.cols)
-            tile = self._stored(low, high).reshape(high - low, self.layout.rows, size)
-            out[:, low:high] = tile[:, start:stop].swapaxes(0, 1)
+            tile = self._stored(low, high).reshape(high - low, self.layout.stored_cols, size)
+            first = self.layout.column_offset
+            out[:, low:high] = tile[:, first + start : first + stop].swapaxes(0, 1)
         return out.reshape(stop - start, self.row_bytes)
 
 

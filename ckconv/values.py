@@ -1,16 +1,10 @@
-"""Conversions of element types, row by row, each exact or counted.
-
-A conversion takes rows of one type as bytes and gives rows of another. Exact ones (copying, widening) cannot change
-a value; the others are only ever planned when a flag asks for them, and narrowing reports how many values it changed.
-"""
+"""Values of stored rows as float32, and back: for float types and for ggml's blocks."""
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckconv.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.dtypes import BF16, F16, F32, DType
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,73 +12,6 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.uint8]
     Floats = NDArray[np.float32]
-
-
-#: Block types for which the gguf package has no decoder.
-_NO_DECODER = frozenset({"Q8_1", "Q8_K", "Q1_0", "Q2_0"})
-
-
-class Action(str, enum.Enum):
-    """What a conversion does to the values."""
-
-    COPY = "copy"
-    WIDEN = "widen"
-    NARROW = "narrow"
-    DECODE = "decode"
-    SHIFT = "shift"
-    ZERO = "zero"
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """From ``source`` values to ``target`` values, adding ``shift`` to each in float32."""
-
-    source: DType
-    target: DType
-    shift: int = 0
-
-    @property
-    def action(self) -> Action:
-        """The name of what happens, for reports."""
-        if self.source.kind is Kind.BLOCK and self.target is not self.source:
-            return Action.DECODE
-        if self.shift:
-            return Action.SHIFT
-        if self.source is self.target:
-            return Action.COPY
-        return Action.WIDEN if self.target is F32 else Action.NARROW
-
-    @property
-    def exact(self) -> bool:
-        """No value can change: a copy, or a widening to float32 (or a block's own value as float32)."""
-        return self.action in (Action.COPY, Action.WIDEN) or (self.action is Action.DECODE and self.target is F32)
-
-    def apply(self, rows: Rows) -> tuple[Rows, int]:
-        """Convert ``rows`` ``[n, bytes of a source row]``.
-
-        Returns:
-            ``[n, bytes of a target row]`` and the number of values that are not what they were.
-        """
-        import numpy as np
-
-        if self.source is self.target and not self.shift:
-            return rows, 0
-        floats = to_float32(rows, self.source)
-        if self.shift:
-            floats = floats + np.float32(self.shift)
-        return from_float32(floats, self.target)
-
-
-def convertible(source: DType, target: DType) -> bool:
-    """There is a conversion between the two types."""
-    if source is target:
-        return True
-    return target in WIDENS_TO_F32 and (source in WIDENS_TO_F32 or decodable(source))
-
-
-def decodable(dtype: DType) -> bool:
-    """The gguf package decodes this block type to the very float32 values that ggml's C code gives."""
-    return dtype.kind is Kind.BLOCK and dtype.name not in _NO_DECODER
 
 
 def to_float32(rows: Rows, dtype: DType) -> Floats:
@@ -99,6 +26,8 @@ def to_float32(rows: Rows, dtype: DType) -> Floats:
         return (rows.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
     import gguf.quants
 
+    if dtype.ggml is None:
+        raise ValueError(f"{dtype} has no float32 values")
     with np.errstate(all="ignore"):  # infinite or NaN scales are values too
         decoded: Floats = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(dtype.ggml))
     return decoded

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckconv.conversions import Action, Conversion
 from ckconv.errors import UnsupportedError, listed
 from ckconv.model.index import Tensor, TensorIndex
-from ckconv.values import Action, Conversion
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,128 @@
+"""Conversions between types, row by row, each exact or counted.
+
+A conversion takes rows of one type as bytes and gives rows of another. Exact ones (copying, widening, re-packing blocks
+whose numbers fit) cannot change a value; the others are only ever planned when a flag asks for them, and narrowing
+reports how many values it changed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckconv.dtypes import F32, WIDENS_TO_F32, DType, Kind
+from ckconv.repack import Recipe, find
+from ckconv.triples import split_planes, triple_of
+from ckconv.values import from_float32, to_float32
+
+if TYPE_CHECKING:
+    from ckconv.values import Floats, Rows
+
+#: Block types for which the gguf package has no decoder.
+_NO_DECODER = frozenset({"Q8_1", "Q8_K", "Q1_0", "Q2_0"})
+
+
+class Action(str, enum.Enum):
+    """What a conversion does to the values."""
+
+    COPY = "copy"
+    WIDEN = "widen"
+    NARROW = "narrow"
+    DECODE = "decode"
+    REPACK = "repack"
+    SHIFT = "shift"
+    ZERO = "zero"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """From ``source`` values to ``target`` values, adding ``shift`` to each in float32."""
+
+    source: DType
+    target: DType
+    shift: int = 0
+
+    @property
+    def action(self) -> Action:
+        """The name of what happens, for reports."""
+        if recipe_between(self.source, self.target):
+            return Action.REPACK
+        if self.source.kind is Kind.BLOCK and self.target is not self.source:
+            return Action.DECODE
+        if self.shift:
+            return Action.SHIFT
+        if self.source is self.target:
+            return Action.COPY
+        return Action.WIDEN if self.target is F32 else Action.NARROW
+
+    @property
+    def exact(self) -> bool:
+        """No value can change: a copy, a widening or a re-packing, or a block's own value as float32."""
+        return self.action in (Action.COPY, Action.WIDEN, Action.REPACK) or (
+            self.action is Action.DECODE and self.target is F32
+        )
+
+    def apply(self, rows: Rows) -> tuple[Rows, int]:
+        """Convert ``rows`` ``[n, bytes of a source row]``.
+
+        Returns:
+            ``[n, bytes of a target row]`` and the number of values that are not what they were; for a re-packing
+            the number of groups that do not fit, and unless it is 0 the rows are of no use.
+        """
+        import numpy as np
+
+        if self.source is self.target and not self.shift:
+            return rows, 0
+        recipe = recipe_between(self.source, self.target)
+        if recipe is not None:
+            return _repack(rows, recipe, self.source, self.target)
+        floats = decode(rows, self.source)
+        if self.shift:
+            floats = floats + np.float32(self.shift)
+        return from_float32(floats, self.target)
+
+
+def convertible(source: DType, target: DType) -> bool:
+    """There is a conversion between the two types, exact or not."""
+    if source is target or recipe_between(source, target):
+        return True
+    return target in WIDENS_TO_F32 and (source in WIDENS_TO_F32 or decodable(source))
+
+
+def decodable(dtype: DType) -> bool:
+    """There is a decoder for this block type, and it gives the very values that the type's own library computes."""
+    return dtype.kind is Kind.BLOCK and dtype.name not in _NO_DECODER
+
+
+def recipe_between(source: DType, target: DType) -> Recipe | None:
+    """The exact re-packing between an MLX triple and a GGUF block type, in either direction."""
+    for one, other in ((source, target), (target, source)):
+        triple = triple_of(one)
+        if triple is not None and other is not one:
+            return find(triple.quantization, other)
+    return None
+
+
+def decode(rows: Rows, dtype: DType) -> Floats:
+    """``[n, bytes]`` -> float32 ``[n, cols]``, for float types, ggml's blocks and MLX's triples."""
+    triple = triple_of(dtype)
+    if triple is None:
+        return to_float32(rows, dtype)
+    from ckconv import mlxquant
+
+    weight, scales, *biases = split_planes(rows, triple)
+    return mlxquant.decode(weight, scales, biases[0] if biases else None, triple.quantization, triple.number)
+
+
+def _repack(rows: Rows, recipe: Recipe, source: DType, target: DType) -> tuple[Rows, int]:
+    import numpy as np
+
+    triple = triple_of(source)
+    if triple is not None:
+        made = recipe.to_blocks(split_planes(rows, triple), triple)
+        return made.planes[0], made.inexact
+    triple = triple_of(target)
+    assert triple is not None
+    made = recipe.to_triple(rows, triple)
+    return np.concatenate(made.planes, axis=1), made.inexact
