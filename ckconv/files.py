@@ -75,6 +75,8 @@ class Files:
 
 def pieces(tensor: Tensor) -> Iterator[tuple[Path, int, int]]:
     """(path, offset, bytes) of a tensor's stored bytes in pieces of at most ``CHUNK``, cut alike for alike tensors."""
+    for plane in tensor.planes:
+        yield from pieces(plane)
     for extent in tensor.extents:
         for at in range(0, extent.nbytes, CHUNK):
             yield extent.path, extent.offset + at, min(CHUNK, extent.nbytes - at)

@@ -15,6 +15,7 @@ VERBS: dict[str, str] = {
     "convert": "Convert a model; the output's format from its name, or --to.",
     "inspect": "Show what is in a file: format, architecture, config, tensors, metadata.",
     "verify": "Check structure and checksums; with SRC, every tensor against its source.",
+    "diff": "Compare two models of any formats, value by value.",
     "formats": "List the directions, architectures and tensor types of this build.",
     "completion": "Print the completion script for bash, zsh or fish.",
 }

@@ -15,7 +15,7 @@ from ckconv.errors import UsageError
 if TYPE_CHECKING:
     from ckconv.model.index import TensorIndex
 
-FORMATS = ["gguf", "bump"]
+FORMATS = ["gguf", "safetensors", "mlx", "bump"]
 TARGETS = ["bump"]
 
 
@@ -39,7 +39,13 @@ TARGETS = ["bump"]
     show_default=True,
     help="Row order of Q and K in the output.",
 )
-@click.option("--dtype-codes", type=click.Choice(["v3", "v4"]), default="v3", show_default=True, help="Numbering of the dtype table: v3 has Q4_K 6 and Q6_K 7, v4 has 7 and 8.")  # fmt: skip
+@click.option(
+    "--dtype-codes",
+    type=click.Choice(["v3", "v4"]),
+    default="v3",
+    show_default=True,
+    help="Numbering of the bump 3 dtype table: v3 has Q4_K 6 and Q6_K 7, v4 has 7 and 8.",
+)
 @click.option("--dequantize", is_flag=True, help="Decode quantised matrices to --dtype.")
 @click.option("--allow-lossy", is_flag=True, help="Let --dtype f16 or bf16 change values.")
 @click.option("--context", "context_length", type=click.IntRange(1, 1 << 30), help="Context length in the output.")
@@ -52,7 +58,7 @@ TARGETS = ["bump"]
 @click.option("-f", "--force", is_flag=True, help="Replace an existing output, atomically.")
 @common_options
 @click.pass_context
-def command(context: click.Context, src: Path, dst: str, **flags: Any) -> None:
+def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> None:
     """Convert SRC to DST; DST's format from its name, or --to.
 
     Quantised blocks are never decoded unless --dequantize says so; F16 and BF16 widen to FP32 exactly where the

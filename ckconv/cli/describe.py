@@ -195,7 +195,7 @@ class Description:
 def describe(index: TensorIndex, *, tensors: str | None, hashes: Hashes | None, piped: bool) -> Description:
     """Gather what is to be shown; ``tensors`` is a glob over stored and canonical names."""
     shown = tuple(t for t in index.stored if tensors is None or _matches(t, index, tensors))
-    targets = ()
+    targets: tuple[Target, ...] = ()
     if index.facts.get("kind", "model") == "model" and index.format != "bump":
         tied = not piped and head_is_embedding(index)
         targets = tuple(

@@ -13,12 +13,12 @@ from ckconv.cli.settings import CONTEXT, common_options, settings_of
 @click.pass_context
 def command(context: click.Context) -> None:
     """List the directions, architectures and tensor types of this build, from the tables it works with."""
+    from ckconv.conversions import decodable
     from ckconv.dtypes import DTYPES, Kind
     from ckconv.formats.bump import LOADED_BY_V3
     from ckconv.model.architectures import FAMILIES
     from ckconv.plan.targets import TARGETS
     from ckconv.readers.detect import READERS
-    from ckconv.values import decodable
 
     if settings_of(context).json:
         print_json(

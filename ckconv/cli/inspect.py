@@ -12,7 +12,12 @@ from ckconv.cli.settings import CONTEXT, common_options, settings_of
 
 @click.command("inspect", context_settings=CONTEXT)
 @click.argument("path")
-@click.option("--from", "source_format", type=click.Choice(["gguf", "bump"]), help="Read PATH as this format.")
+@click.option(
+    "--from",
+    "source_format",
+    type=click.Choice(["gguf", "safetensors", "mlx", "bump"]),
+    help="Read PATH as this format.",
+)
 @click.option("--tensors", metavar="GLOB", help="Only the tensors that match, by canonical or source name.")
 @click.option("--metadata", is_flag=True, help="Only the metadata.")
 @click.option("--hash", "hashes", is_flag=True, help="Add a content hash per tensor and one for the model.")

@@ -7,10 +7,10 @@ from typing import Any
 
 from ckconv.cli.render import count, print_json, print_lines, size
 from ckconv.cli.settings import Settings
+from ckconv.conversions import Action
 from ckconv.convert import Report
 from ckconv.model.index import TensorIndex
 from ckconv.plan.steps import Plan, Step
-from ckconv.values import Action
 
 
 def print_plan(plan: Plan, target: str, settings: Settings) -> None:
@@ -132,6 +132,7 @@ _VERBS = {
     Action.WIDEN: "widened",
     Action.NARROW: "narrowed",
     Action.DECODE: "decoded",
+    Action.REPACK: "re-packed",
     Action.SHIFT: "shifted",
 }
 
@@ -139,9 +140,11 @@ _VERBS = {
 def _summary(plan: Plan) -> str:
     counts = _counts(plan)
     parts = [f"copied {counts[Action.COPY]} byte for byte{_moved(plan, Action.COPY)}"]
-    for action in (Action.WIDEN, Action.NARROW, Action.DECODE, Action.SHIFT):
-        if counts[action]:
-            parts.append(f"{_VERBS[action]} {counts[action]} {_types(plan, action)}{_moved(plan, action)}")
+    parts += [
+        f"{_VERBS[action]} {counts[action]} {_types(plan, action)}{_moved(plan, action)}"
+        for action in _VERBS
+        if counts[action] and action is not Action.COPY
+    ]
     parts.append(f"dropped {len(plan.left_out)}")
     return ", ".join(parts)
 
@@ -153,6 +156,7 @@ def _action_lines(plan: Plan) -> list[str]:
         Action.WIDEN: "exact",
         Action.NARROW: "rounded",
         Action.DECODE: "the blocks' own values",
+        Action.REPACK: "the same numbers in other blocks",
         Action.SHIFT: "norm convention",
     }
     lines = [

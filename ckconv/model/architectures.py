@@ -121,6 +121,7 @@ FAMILIES: dict[str, Family] = {
             rope=False,
             rms_swiglu=False,
         ),
+        Family("whisper", "", "whisper", "WhisperForConditionalGeneration", required=(), rope=False, rms_swiglu=False),
     )
 }
 
@@ -128,7 +129,7 @@ FAMILIES: dict[str, Family] = {
 def family_of_gguf(architecture: str, expert_count: int) -> Family | None:
     """The family of a GGUF: its architecture's, told apart by experts where two families share one name."""
     for family in FAMILIES.values():
-        if family.gguf == architecture and family.experts == (expert_count > 0):
+        if family.gguf and family.gguf == architecture and family.experts == (expert_count > 0):
             return family
     return None
 

@@ -29,19 +29,26 @@ class Parameter:
 # Sources: llama.cpp's gguf-py constants for GGUF; for Hugging Face the keys that C-Kernel-Engine's
 # src/ckernel_ir.c searches for, which are those of the transformers configuration classes.
 PARAMETERS: tuple[Parameter, ...] = (
-    Parameter("num_layers", ("block_count",), ("num_hidden_layers", "n_layer")),
+    Parameter("num_layers", ("block_count",), ("num_hidden_layers", "n_layer", "decoder_layers")),
     Parameter("hidden_size", ("embedding_length",), ("hidden_size", "n_embd", "d_model")),
     Parameter(
-        "ffn_size", ("feed_forward_length",), ("intermediate_size", "n_inner", "ffn_dim", "mlp_dim"), required=False
+        "ffn_size",
+        ("feed_forward_length",),
+        ("intermediate_size", "n_inner", "ffn_dim", "mlp_dim", "decoder_ffn_dim"),
+        required=False,
     ),
-    Parameter("num_heads", ("attention.head_count",), ("num_attention_heads", "n_head", "num_heads")),
+    Parameter(
+        "num_heads",
+        ("attention.head_count",),
+        ("num_attention_heads", "n_head", "num_heads", "decoder_attention_heads"),
+    ),
     Parameter("num_kv_heads", ("attention.head_count_kv",), ("num_key_value_heads", "num_kv_heads"), required=False),
     Parameter("head_dim", ("attention.key_length",), ("head_dim",), required=False),
     Parameter("vocab_size", ("vocab_size",), ("vocab_size", "n_vocab"), required=False),
     Parameter(
         "context_length",
         ("context_length",),
-        ("max_position_embeddings", "n_positions", "context_length", "seq_len"),
+        ("max_position_embeddings", "n_positions", "context_length", "seq_len", "max_target_positions"),
         required=False,
     ),
     Parameter(
@@ -94,7 +101,11 @@ class ModelConfig:
         rotary_dim: elements of a head that RoPE rotates.
         rope_theta: ``None`` for a model without RoPE.
         sliding_window: attention span in tokens, ``None`` for full attention.
+        rope_scaling: how RoPE is scaled, in Hugging Face's words, ``None`` where it is not. A GGUF says Llama 3's only
+            by its ``rope_frequencies`` tensor.
+        tied: what the source says of the output head, ``None`` where it says nothing.
         modifiers: whatever else changes the computation, as "key = value" of the source.
+        raw: the source's own configuration document, if it has one.
     """
 
     family: str
@@ -114,6 +125,8 @@ class ModelConfig:
     num_experts: int = 0
     experts_used: int = 0
     expert_ffn_size: int = 0
+    rope_scaling: Mapping[str, Any] | None = None
+    tied: bool | None = None
     modifiers: tuple[str, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -158,6 +171,8 @@ def build_config(
     vocab_size: int,
     position_rows: int = 0,
     rope: bool,
+    rope_scaling: Mapping[str, Any] | None = None,
+    tied: bool | None = None,
     modifiers: tuple[str, ...] = (),
     raw: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
@@ -206,6 +221,8 @@ def build_config(
         num_experts=int(got["num_experts"]),
         experts_used=int(got["experts_used"]),
         expert_ffn_size=int(got["expert_ffn_size"]),
+        rope_scaling=rope_scaling,
+        tied=tied,
         modifiers=modifiers,
         raw=raw or {},
     )

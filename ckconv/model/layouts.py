@@ -38,6 +38,8 @@ class Layout:
             (bump 3's FP32 Wo: block ``h`` holds ``W[:, h*D:(h+1)*D]``); 0 where they are not.
         block_rows: stored rows of one such block.
         transposed: the stored matrix is ``[in, out]`` (GPT-2's Conv1D).
+        column_offset: where the first canonical row is among the stored columns of a ``transposed`` matrix that
+            holds more than one tensor side by side (GPT-2's fused q, k and v).
         shift: what is added to every canonical value in the file (gemma norms hold 1 + w in GGUF).
     """
 
@@ -51,6 +53,7 @@ class Layout:
     column_head: int = 0
     block_rows: int = 0
     transposed: bool = False
+    column_offset: int = 0
     shift: int = 0
 
     @property
@@ -65,7 +68,7 @@ class Layout:
     @property
     def padded(self) -> bool:
         """The stored matrix holds elements that are in no canonical row; all of them are zero."""
-        return self.stored_rows * self.stored_cols != self.rows * self.cols
+        return not self.transposed and self.stored_rows * self.stored_cols != self.rows * self.cols
 
     @property
     def elements(self) -> int:
@@ -134,9 +137,9 @@ def column_blocks(rows: int, heads: int, head_cols: int, *, block_rows: int = 0,
     )
 
 
-def transposed(rows: int, cols: int) -> Layout:
-    """Canonical ``[rows, cols]`` stored as ``[cols, rows]``."""
-    return Layout(rows, cols, cols, rows, transposed=True)
+def transposed(rows: int, cols: int, *, stored_cols: int = 0, column_offset: int = 0) -> Layout:
+    """Canonical ``[rows, cols]`` stored as columns ``column_offset`` and on of ``[cols, stored_cols]``."""
+    return Layout(rows, cols, cols, stored_cols or rows, transposed=True, column_offset=column_offset)
 
 
 def shifted(layout: Layout, shift: int) -> Layout:

@@ -86,23 +86,28 @@ GGUF_NAMES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name taken apart: its ``pattern`` and the ``layer`` it names, ``None`` where it names none."""
+    """A name taken apart: its ``pattern``, and the ``layer`` and ``expert`` it names, ``None`` where it names none."""
 
     pattern: str
     layer: int | None
+    expert: int | None = None
 
 
 def parse(name: str) -> Name:
-    """Replace the first whole-number segment by ``{n}``: ``blk.7.attn_q.weight`` -> ``blk.{n}.attn_q.weight``, 7.
+    """Replace whole-number segments, the first by ``{n}``, the second by ``{e}``.
 
-    A number written with leading zeros or in other digits is no layer: two spellings must not name one tensor.
+    ``model.layers.7.mlp.experts.3.up_proj.weight`` -> ``model.layers.{n}.mlp.experts.{e}.up_proj.weight``, 7, 3. A
+    number written with leading zeros or in other digits is none: two spellings must not name one tensor.
     """
     parts = name.split(".")
+    numbers: list[int] = []
     for position, part in enumerate(parts):
         if part.isascii() and part.isdigit() and len(part) <= 9 and (part == "0" or part[0] != "0"):
-            parts[position] = "{n}"
-            return Name(".".join(parts), int(part))
-    return Name(name, None)
+            if len(numbers) == 2:
+                return Name(name, None)
+            parts[position] = ("{n}", "{e}")[len(numbers)]
+            numbers.append(int(part))
+    return Name(".".join(parts), *numbers) if numbers else Name(name, None)
 
 
 def pattern_of(name: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from ckconv.dtypes import BUMP_CODES, F32, DType
-from ckconv.errors import InputError, UnsupportedError, listed
+from ckconv.dtypes import BUMP_CODES, F32, DType, Kind
+from ckconv.errors import InputError, UnsupportedError, listed, quoted
 from ckconv.formats.bump import (
     ALIGN_ELEMENTS,
     HEADER_BYTES,
@@ -20,7 +21,7 @@ from ckconv.formats.bump import (
     table_entries_v3,
 )
 from ckconv.model.architectures import family_of_model_type
-from ckconv.model.config import PARAMETERS, ModelConfig, build_config, checked_number
+from ckconv.model.config import MAX_LAYERS, PARAMETERS, ModelConfig, build_config, checked_number
 from ckconv.model.index import Checksum, Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.model.names import with_layer
 from ckconv.model.placement import Geometry, Placed, geometry, place, slots_of
@@ -67,7 +68,7 @@ def open_bump(
     facts = {"header": header, "codes": codes, "size": size}
     payload = Extent(path, HEADER_BYTES, (size or HEADER_BYTES) - HEADER_BYTES)
     checksums = (Checksum("payload", payload, header.sha256),)
-    if config is None:
+    if config is None and (config_path or source is None):  # nothing lies beside a pipe
         config = _load_config(config_path or path.parent / CONFIG_NAME, required=config_path is not None)
     if config is None:
         return TensorIndex("bump", 3, path, (path,), "", None, (), {}, facts=facts, checksums=checksums)
@@ -154,6 +155,8 @@ def _check_header(path: Path, h: HeaderV3) -> None:
         )
         if not 0 < value < 1 << 31
     ]
+    if h.num_layers > MAX_LAYERS:
+        faults.append(f"num_layers is {h.num_layers:,}, at most {MAX_LAYERS:,} are allowed")
     if h.model_type != 1:
         faults.append(f"model_type is {h.model_type}, 1 expected")
     if h.num_heads * h.head_dim != h.hidden_size:
@@ -233,7 +236,9 @@ def _model_config(path: Path, header: HeaderV3, config: Mapping[str, Any]) -> Mo
         values[field] = number
     family = family_of_model_type(str(config.get("model_type", "llama")))
     if family is None:
-        raise UnsupportedError("model.architecture", f"model_type {config['model_type']!r} has no rules", path=path)
+        raise UnsupportedError(
+            "model.architecture", f"model_type {quoted(str(config['model_type']))} has no rules", path=path
+        )
     model = build_config(
         family, str(config.get("model_type", "llama")), values, names, fail, vocab_size=header.vocab_size, rope=True
     )
@@ -248,7 +253,9 @@ def _rope_layout(path: Path, config: Mapping[str, Any]) -> str:
     layout = config.get("rope_layout", "split")
     if layout not in ("split", "interleaved"):
         raise InputError(
-            "model.config", f"{CONFIG_NAME}: rope_layout is {layout!r}, split or interleaved expected", path=path
+            "model.config",
+            f"{CONFIG_NAME}: rope_layout is {quoted(str(layout))}, split or interleaved expected",
+            path=path,
         )
     return str(layout)
 
@@ -261,8 +268,10 @@ def _resolve_codes(
     Version 3 carries no mark of it. Codes 6 and 8 are Q4_K and Q6_K in one numbering each; the file's size settles the
     rest, because a block of 144 bytes and one of 210 never give the same total for one model.
     """
+    _check_room(path, g, size)
     fitting: dict[str, list[Placed]] = {}
     plausible: dict[str, list[Placed]] = {}
+    misfit: Placed | None = None
     for numbering in sorted(BUMP_CODES, key=lambda n: (n == "v4") != (8 in codes and 6 not in codes)):
         types = _types(codes, g.num_layers, numbering)
         if types is None:
@@ -274,16 +283,42 @@ def _resolve_codes(
             start=HEADER_BYTES + TABLE_LENGTH.size + len(codes),
             interleaved=interleaved,
         )
+        misfit = next(
+            (p for p in placed if p.layout.cols % p.dtype.block or p.layout.stored_cols % p.dtype.block), None
+        )
+        if misfit:
+            continue
         plausible[numbering] = placed
         if size is None or placed[-1].offset + placed[-1].nbytes == size:
             fitting[numbering] = placed
-    if fitting:
-        return next(iter(fitting.items()))
+    if misfit and not plausible:
+        raise InputError(
+            "bump.dtype-table",
+            f"{misfit.slot_name} is {misfit.dtype} with rows of {misfit.layout.cols}; blocks hold {misfit.dtype.block}",
+            path=path,
+            tensor=misfit.slot_name,
+        )
     if not plausible:
         _bad_code(path, codes, g.num_layers)
-    numbering, placed = next(iter(plausible.items()))
-    _bad_extent(path, placed, size or 0)
-    raise AssertionError("unreachable")
+    if not fitting:
+        _bad_extent(path, next(iter(plausible.values())), size or 0)
+    return next(iter(fitting.items()))
+
+
+def _check_room(path: Path, g: Geometry, size: int | None) -> None:
+    """The vectors of all layers fit into the file: the index must not grow beyond what the bytes can justify."""
+    layer = SLOTS_V3[1]
+    least = place(((), layer, ()), replace(g, num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
+    need = g.num_layers * sum(item.nbytes for item in least if item.slot.fp32)
+    if size is not None and need > size:
+        raise InputError(
+            "bump.extent",
+            f"the FP32 vectors of {g.num_layers:,} layers alone are {need:,} bytes, the file has {size:,}",
+            path=path,
+            found=size,
+            allowed=need,
+            hint="the copy looks incomplete",
+        )
 
 
 def _types(codes: bytes, num_layers: int, numbering: str) -> dict[str, DType] | None:
@@ -292,14 +327,14 @@ def _types(codes: bytes, num_layers: int, numbering: str) -> dict[str, DType] | 
     types: dict[str, DType] = {}
     for (slot, layer), code in zip(slots_of(SLOTS_V3, num_layers), codes, strict=True):
         dtype = table.get(code)
-        if dtype is None or (slot.fp32 and dtype is not F32) or dtype.name in ("I8",):
+        if dtype is None or (slot.fp32 and dtype is not F32) or dtype.kind is Kind.INTEGER:
             return None
         types[with_layer(slot.name, layer)] = dtype
     return types
 
 
-def _bad_code(path: Path, codes: bytes, num_layers: int) -> None:
-    known = {code for table in BUMP_CODES.values() for code in table}
+def _bad_code(path: Path, codes: bytes, num_layers: int) -> NoReturn:
+    known = {code for table in BUMP_CODES.values() for code, dtype in table.items() if dtype.kind is not Kind.INTEGER}
     faults = []
     first = 0
     for position, ((slot, layer), code) in enumerate(zip(slots_of(SLOTS_V3, num_layers), codes, strict=True)):
@@ -307,7 +342,7 @@ def _bad_code(path: Path, codes: bytes, num_layers: int) -> None:
         if slot.fp32 and code:
             faults.append(f"{name} has dtype code {code}, it is always FP32 (0)")
         elif code not in known:
-            faults.append(f"{name} has unknown dtype code {code}")
+            faults.append(f"{name} has dtype code {code}, which no weights have")
         if len(faults) == 1 and not first:
             first = HEADER_BYTES + TABLE_LENGTH.size + position
     if not faults:
@@ -315,7 +350,7 @@ def _bad_code(path: Path, codes: bytes, num_layers: int) -> None:
     raise InputError("bump.dtype-table", faults[0], path=path, offset=first or None, details=listed(faults[1:]))
 
 
-def _bad_extent(path: Path, placed: list[Placed], size: int) -> None:
+def _bad_extent(path: Path, placed: list[Placed], size: int) -> NoReturn:
     for item in placed:
         end = item.offset + item.nbytes
         if end > size:

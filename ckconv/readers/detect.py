@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.errors import InputError, quoted
 from ckconv.formats.bump import VERSIONS
 from ckconv.formats.gguf import MAGIC as GGUF_MAGIC
+from ckconv.formats.safetensors import INDEX_SUFFIX
 from ckconv.model.index import TensorIndex
 from ckconv.readers.bump import open_bump
 from ckconv.readers.bytesource import ByteSource, open_source
 from ckconv.readers.gguf_index import open_gguf
+from ckconv.readers.huggingface import open_checkpoint
 
 Reader = Callable[..., TensorIndex]
 
-READERS: dict[str, Reader] = {"gguf": open_gguf, "bump": open_bump}
+READERS: dict[str, Reader] = {
+    "gguf": open_gguf,
+    "safetensors": open_checkpoint,
+    "mlx": open_checkpoint,
+    "bump": open_bump,
+}
 
 #: File name endings, for content that no magic number names.
-SUFFIXES: dict[str, str] = {".gguf": "gguf", ".bump": "bump"}
+SUFFIXES: dict[str, str] = {".gguf": "gguf", ".bump": "bump", ".safetensors": "safetensors"}
 
 
 def detect(path: Path, source: ByteSource) -> str:
@@ -32,6 +39,8 @@ def detect(path: Path, source: ByteSource) -> str:
         return "gguf"
     if head[:8] in VERSIONS:
         return "bump"
+    if path.name.endswith(INDEX_SUFFIX) or head[8:9] == b"{":
+        return "safetensors"
     named = SUFFIXES.get(path.suffix.lower())
     if named:
         return named
@@ -56,10 +65,10 @@ def open_index(
 
     Raises:
         InputError: malformed, missing or unreadable.
-        UnsupportedError: a directory, which this build does not read yet.
+        UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
     """
     if source is None and path.is_dir():
-        raise UnsupportedError("input.directory", "is a directory; name a model file inside it", path=path)
+        return _open_directory(path, format, config_path)
     opened = source or open_source(path)
     try:
         name = format or detect(path, opened)
@@ -69,3 +78,13 @@ def open_index(
     if name == "bump":
         return open_bump(path, source=source, config_path=config_path)
     return READERS[name](path, source=source)
+
+
+def _open_directory(path: Path, format: str | None, config_path: Path | None) -> TensorIndex:
+    """A checkpoint, or a directory that a bump file and what belongs to it was written into."""
+    bumps = sorted(path.glob("*.bump"))
+    if format == "bump" or (format is None and len(bumps) == 1 and not any(path.glob("*.safetensors"))):
+        if len(bumps) != 1:
+            raise InputError("input.format", f"holds {len(bumps)} bump files; name one of them", path=path)
+        return open_bump(bumps[0], config_path=config_path)
+    return open_checkpoint(path)

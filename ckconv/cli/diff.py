@@ -1,0 +1,109 @@
+"""``ckconv diff A B``."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckconv.cli.progress import ProgressLine
+from ckconv.cli.render import print_json, print_lines
+from ckconv.cli.settings import CONTEXT, Settings, common_options, settings_of
+
+if TYPE_CHECKING:
+    from ckconv.diff import Comparison, Difference
+
+#: Names of one kind that are listed before the rest is counted.
+_SHOWN = 20
+
+
+@click.command("diff", context_settings=CONTEXT)
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@common_options
+@click.pass_context
+def command(context: click.Context, a: Path, b: Path) -> int:
+    """Compare two models of any formats, value by value. Exit 0 if they are the same model, 5 if not.
+
+    Permuted, packed, fused, transposed and widened tensors are compared as what they stand for; tensors that only
+    changed their type without changing a value are equal.
+    """
+    from ckconv.diff import diff, require_comparable
+    from ckconv.readers.detect import open_index
+    from ckconv.signals import interruptible
+
+    settings = settings_of(context)
+    with interruptible():
+        one, other = open_index(a), open_index(b)
+        require_comparable(one, other)
+        with ProgressLine(settings) as line:
+            line.begin("comparing", one.nbytes)
+            found = diff(one, other, progress=line)
+    _print(found, a, b, settings)
+    return 0 if found.same else 5
+
+
+def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
+    if settings.json:
+        print_json(_document(found, a, b))
+        return
+    if settings.quiet:
+        return
+    retyped = f" ({len(found.retyped)} of them of another type)" if found.retyped else ""
+    lines = [f"{a}  {b}", f"  {found.equal} tensors equal{retyped}"]
+    if settings.verbose:
+        lines += [f"    {name}  {ours} | {theirs}" for name, ours, theirs in found.retyped]
+    if found.different:
+        lines.append(f"  {len(found.different)} differ")
+        lines += [f"    {_line(item)}" for item in found.different[: None if settings.verbose else _SHOWN]]
+        lines += _rest(len(found.different), settings)
+    for names, path in zip(found.only, (a, b), strict=True):
+        if names:
+            lines.append(f"  {len(names)} only in {path}")
+            lines += [f"    {name}" for name in names[: None if settings.verbose else _SHOWN]]
+            lines += _rest(len(names), settings)
+    lines += [f"  config {name}: {ours} | {theirs}" for name, (ours, theirs) in found.config.items()]
+    print_lines([*lines, "the same model" if found.same else "not the same model"])
+
+
+def _rest(count: int, settings: Settings) -> list[str]:
+    return [] if settings.verbose or count <= _SHOWN else [f"    ... and {count - _SHOWN} more (-v lists them)"]
+
+
+def _line(item: Difference) -> str:
+    types = item.dtypes[0] if item.dtypes[0] == item.dtypes[1] else f"{item.dtypes[0]} | {item.dtypes[1]}"
+    if item.reason:
+        return f"{item.name}  {item.reason}"
+    errors = f"max |d| {item.max_error:.3g}, relative {item.relative_error:.3g}"
+    return f"{item.name}  {types}  {item.values:,} of {item.elements:,} values, {errors}"
+
+
+def _document(found: Comparison, a: Path, b: Path) -> dict[str, Any]:
+    def number(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "a": str(a),
+        "b": str(b),
+        "same": found.same,
+        "equal": found.equal,
+        "retyped": [{"tensor": name, "a": ours, "b": theirs} for name, ours, theirs in found.retyped],
+        "different": [
+            {
+                "tensor": item.name,
+                "a": item.dtypes[0],
+                "b": item.dtypes[1],
+                "values": item.values,
+                "elements": item.elements,
+                "max_error": number(item.max_error),
+                "relative_error": number(item.relative_error),
+                "reason": item.reason or None,
+            }
+            for item in found.different
+        ],
+        "only_in_a": list(found.only[0]),
+        "only_in_b": list(found.only[1]),
+        "config": {name: {"a": ours, "b": theirs} for name, (ours, theirs) in found.config.items()},
+    }

@@ -1,0 +1,239 @@
+"""Two models of any formats, compared through the canonical index: values, not files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckconv.conversions import Conversion, convertible, decode, recipe_between
+from ckconv.dtypes import F32
+from ckconv.errors import UnsupportedError
+from ckconv.files import Files, pieces
+from ckconv.model.architectures import FAMILIES, norm_shift
+from ckconv.model.config import ModelConfig
+from ckconv.model.index import Tensor, TensorIndex, plain_tensor
+from ckconv.rows import RowReader, canonical_pieces
+from ckconv.tied import head_is_embedding
+
+if TYPE_CHECKING:
+    from ckconv.values import Floats, Rows
+
+#: Hyper-parameters that mean the same in every format.
+COMPARED_FIELDS = (
+    "family",
+    "num_layers",
+    "hidden_size",
+    "ffn_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "context_length",
+    "norm_eps",
+    "rope_theta",
+    "num_experts",
+    "experts_used",
+)
+
+Progress = Callable[[int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One tensor that is in both models and not the same.
+
+    Attributes:
+        values: how many values differ, of ``elements``; 0 where the shapes or types cannot be compared.
+        max_error: the largest absolute difference.
+        relative_error: root of the sum of squared differences over that of squared values of the first model.
+        reason: why the values were not compared, empty where they were.
+    """
+
+    name: str
+    dtypes: tuple[str, str]
+    values: int
+    elements: int
+    max_error: float
+    relative_error: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What two models have in common.
+
+    Attributes:
+        equal: tensors whose every value is the same.
+        retyped: those of them whose types differ, as (name, type in A, type in B).
+        only: names that only the first, and only the second model has.
+        config: field -> its two values, where they differ.
+    """
+
+    equal: int
+    retyped: tuple[tuple[str, str, str], ...]
+    different: tuple[Difference, ...]
+    only: tuple[tuple[str, ...], tuple[str, ...]]
+    config: dict[str, tuple[object, object]] = field(default_factory=dict)
+
+    @property
+    def same(self) -> bool:
+        """The two are the same model."""
+        return not (self.different or self.only[0] or self.only[1] or self.config)
+
+
+def diff(a: TensorIndex, b: TensorIndex, *, progress: Progress | None = None) -> Comparison:
+    """Compare two models tensor by tensor.
+
+    Tensors are matched by canonical name, or by their own where a file has no rules. Not counted as missing: a head
+    that is the embedding, RoPE frequencies where the other model's configuration says the same, all-zero placeholders.
+    """
+    tell = progress or (lambda nbytes, name: None)
+    with Files() as files:
+        ours, theirs = _tensors(a, files), _tensors(b, files)
+        _drop_derived(a, b, ours, theirs)
+        equal: list[tuple[str, str, str]] = []
+        different: list[Difference] = []
+        for name in [name for name in ours if name in theirs]:
+            tell(0, name)
+            shifts = (_shift(a, ours[name]), _shift(b, theirs[name]))
+            found = _compare(ours[name], theirs[name], shifts, files, tell)
+            if found is None:
+                equal.append((name, ours[name].dtype.name, theirs[name].dtype.name))
+            else:
+                different.append(found)
+        files.check_unchanged()
+    return Comparison(
+        len(equal),
+        tuple(row for row in equal if row[1] != row[2]),
+        tuple(different),
+        (tuple(n for n in ours if n not in theirs), tuple(n for n in theirs if n not in ours)),
+        _config(a.config, b.config),
+    )
+
+
+def _tensors(index: TensorIndex, files: Files) -> dict[str, Tensor]:
+    """What a model really has: no placeholders, and no head that is the embedding."""
+    tensors = {**index.tensors, **{stored.name: plain_tensor(stored.name, stored) for stored in index.unknown}}
+    if head_is_embedding(index, files):
+        tensors.pop("output.weight", None)
+    return {name: tensor for name, tensor in tensors.items() if not (tensor.may_be_absent and _is_zero(tensor, files))}
+
+
+def _is_zero(tensor: Tensor, files: Files) -> bool:
+    for path, offset, nbytes in pieces(tensor):
+        buffer = np.empty(nbytes, np.uint8)
+        files.read_into(path, offset, buffer)
+        if buffer.any():
+            return False
+    return True
+
+
+def _drop_derived(a: TensorIndex, b: TensorIndex, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    """RoPE frequencies follow from a configuration that names the scaling."""
+    for has, lacks, other in ((ours, theirs, b), (theirs, ours, a)):
+        if "rope_frequencies" in has and "rope_frequencies" not in lacks and other.config and other.config.rope_scaling:
+            has.pop("rope_frequencies")
+
+
+def _shift(index: TensorIndex, tensor: Tensor) -> int:
+    """What has to be added to the stored values to hold them against another file's: gemma norms as 1 + w."""
+    if index.config is None:
+        return 0
+    return norm_shift(FAMILIES[index.config.family], tensor.name) - tensor.layout.shift
+
+
+def _compare(
+    one: Tensor, other: Tensor, shifts: tuple[int, int], files: Files, progress: Progress
+) -> Difference | None:
+    types = (one.dtype.name, other.dtype.name)
+    if one.shape != other.shape:
+        reason = f"shape {list(one.shape)} and {list(other.shape)}"
+        return Difference(one.name, types, 0, one.elements, math.nan, math.nan, reason)
+    pair = _Pair(one, other, shifts)
+    if one.dtype is not other.dtype and not pair.comparable:
+        return Difference(one.name, types, 0, one.elements, math.nan, math.nan, f"{types[0]} and {types[1]}")
+    left, right = RowReader(one, files), RowReader(other, files)
+    lead = left if left.piece >= right.piece else right
+    for start, rows in canonical_pieces(lead, max(left.row_bytes, right.row_bytes)):
+        stop = start + len(rows)
+        pair.add(rows if lead is left else left.rows(start, stop), rows if lead is right else right.rows(start, stop))
+        progress(rows.nbytes, one.name)
+    return pair.result(types)
+
+
+class _Pair:
+    """Adds up the differences of two tensors, piece by piece."""
+
+    def __init__(self, one: Tensor, other: Tensor, shifts: tuple[int, int]) -> None:
+        self.one, self.other, self.shifts = one, other, shifts
+        self.comparable = convertible(one.dtype, F32) and convertible(other.dtype, F32)
+        self.recipe = recipe_between(one.dtype, other.dtype)
+        self.values, self.max_error, self.squares, self.power = 0, 0.0, 0.0, 0.0
+        self.uncompared = False
+
+    def add(self, left: Rows, right: Rows) -> None:
+        """Compare some rows; blocks that hold the same numbers are equal whatever either library rounds them to."""
+        if self.one.dtype is self.other.dtype and self.shifts[0] == self.shifts[1] and np.array_equal(left, right):
+            return
+        if self.recipe is not None:
+            packed, inexact = Conversion(self.one.dtype, self.other.dtype).apply(left)
+            if not inexact and np.array_equal(packed, right):
+                return
+        if not self.comparable:
+            self.values += int((left != right).any(axis=1).sum())
+            self.uncompared = True
+            return
+        a = self._values(left, self.one, self.shifts[0])
+        b = self._values(right, self.other, self.shifts[1])
+        if self.one.dtype.block == 1 and self.other.dtype.block == 1:
+            wrong = a.view(np.uint32) != b.view(np.uint32)
+        else:
+            wrong = (a != b) & ~(np.isnan(a) & np.isnan(b))
+        if wrong.any():
+            with np.errstate(all="ignore"):
+                error = np.abs(a[wrong].astype(np.float64) - b[wrong])
+                self.max_error = max(self.max_error, float(np.nanmax(error)) if not np.isnan(error).all() else math.nan)
+                self.squares += float(np.nansum(error * error))
+            self.values += int(np.count_nonzero(wrong))
+        with np.errstate(all="ignore"):
+            self.power += float(np.nansum(a.astype(np.float64) ** 2))
+
+    def _values(self, rows: Rows, tensor: Tensor, shift: int) -> Floats:
+        values = np.ascontiguousarray(decode(rows, tensor.dtype))
+        return values + np.float32(shift) if shift else values
+
+    def result(self, types: tuple[str, str]) -> Difference | None:
+        """The sum, or ``None`` where nothing differs."""
+        if not self.values:
+            return None
+        if self.uncompared:
+            reason = f"{self.values:,} rows differ, and there is no decoder for {types[0]}"
+            return Difference(self.one.name, types, 0, self.one.elements, math.nan, math.nan, reason)
+        relative = math.sqrt(self.squares / self.power) if self.power else math.inf
+        return Difference(self.one.name, types, self.values, self.one.elements, self.max_error, relative)
+
+
+def _config(a: ModelConfig | None, b: ModelConfig | None) -> dict[str, tuple[object, object]]:
+    if a is None or b is None:
+        return {}
+    pairs = {name: (getattr(a, name), getattr(b, name)) for name in COMPARED_FIELDS}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
+    """Refuse two files of which only one follows the rules of a known architecture: no name would match.
+
+    Raises:
+        UnsupportedError: ``model.architecture``.
+    """
+    for one, other in ((a, b), (b, a)):
+        if one.config is None and other.config is not None:
+            raise UnsupportedError(
+                "model.architecture",
+                f"architecture {one.architecture!r} has no rules, so its tensors cannot be matched with {other.path}",
+                path=one.path,
+            )

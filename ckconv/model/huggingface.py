@@ -1,0 +1,215 @@
+"""The rules that turn a Hugging Face or MLX checkpoint's tensors into canonical ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckconv.errors import InputError, UnsupportedError, listed, quoted
+from ckconv.model.architectures import Canonical, Family, dimensions
+from ckconv.model.config import ModelConfig
+from ckconv.model.huggingface_names import FOREIGN_QUANTIZERS, NAMINGS, Naming
+from ckconv.model.index import Dropped, Extent, StoredTensor, Tensor, matrix_of
+from ckconv.model.layouts import plain, transposed
+from ckconv.model.names import SHAPES, Name, parse, with_layer
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One tensor to be named: a stored one, or several stored arrays that are one (an MLX triple).
+
+    ``tensor`` is in stored order under its stored name; its shape is ``[out, in]`` in elements of the model.
+    """
+
+    tensor: Tensor
+    stored: tuple[StoredTensor, ...]
+
+
+def canonicalise(items: Sequence[Item], family: Family, config: ModelConfig, *, mlx: bool) -> Canonical:
+    """Apply a family's rules.
+
+    Args:
+        mlx: matrices are never stored transposed.
+
+    Raises:
+        InputError: ``model.config`` where a tensor's shape, layer or expert contradicts the configuration.
+        UnsupportedError: ``model.config`` where a quantised tensor would have to be cut inside a block.
+    """
+    rules = _Rules(family, config, mlx)
+    for item in items:
+        rules.add(item)
+    return rules.finish()
+
+
+class _Rules:
+    def __init__(self, family: Family, config: ModelConfig, mlx: bool) -> None:
+        self.config = config
+        self.naming: Naming = NAMINGS[family.name]
+        self.transposed = frozenset() if mlx else self.naming.transposed
+        self.dims = dimensions(config)
+        self.tensors: dict[str, Tensor] = {}
+        self.canonical_of: dict[str, tuple[str, ...]] = {}
+        self.dropped: list[Dropped] = []
+        self.unknown: list[StoredTensor] = []
+        self.faults: list[str] = []
+        self.experts: dict[str, dict[int, Item]] = {}
+
+    def add(self, item: Item) -> None:
+        """Name one tensor, drop it by a rule, or leave it unknown."""
+        name, pattern = self._look_up(item.tensor.source)
+        if name.pattern in self.naming.dropped:
+            self.dropped += [Dropped(stored, self.naming.dropped[name.pattern]) for stored in item.stored]
+        elif pattern is None:
+            self.unknown += item.stored
+        elif name.layer is not None and name.layer >= self._layers(pattern):
+            source = quoted(item.tensor.source)
+            self.faults.append(f"the number of layers is {self._layers(pattern)}, {source} names layer {name.layer}")
+        elif name.expert is not None:
+            self.experts.setdefault(with_layer(pattern, name.layer), {})[name.expert] = item
+        else:
+            self._place(item, Name(pattern, name.layer))
+
+    def finish(self) -> Canonical:
+        """Stack the experts; report every fault found."""
+        for name, members in self.experts.items():
+            self._stack(name, members)
+        if self.faults:
+            raise InputError("model.config", self.faults[0], details=listed(self.faults[1:]))
+        return Canonical(self.tensors, self.canonical_of, tuple(self.dropped), tuple(self.unknown))
+
+    def _look_up(self, stored: str) -> tuple[Name, str | None]:
+        for prefix in ("", *self.naming.prefixes):
+            if stored.startswith(prefix):
+                name = parse(stored[len(prefix) :])
+                pattern = self.naming.names.get(name.pattern)
+                if pattern is not None or name.pattern in self.naming.dropped:
+                    return name, pattern
+        return parse(stored), None
+
+    def _layers(self, pattern: str) -> int:
+        if pattern.startswith("enc."):
+            return int(self.config.raw.get("encoder_layers", self.config.num_layers))
+        return self.config.num_layers
+
+    def _put(self, tensor: Tensor) -> None:
+        if tensor.name in self.tensors:
+            other = self.tensors[tensor.name].source
+            self.faults.append(f"{quoted(other)} and {quoted(tensor.source)} are both {tensor.name}")
+        self.tensors[tensor.name] = tensor
+
+    def _place(self, item: Item, name: Name) -> None:
+        """A tensor, or the parts of a fused one."""
+        stem, _, kind = name.pattern.rpartition(".")
+        fused = self.naming.fused.get(stem)
+        patterns = [f"{part}.{kind}" for part in fused] if fused else [name.pattern]
+        turned = name.pattern in self.transposed
+        shapes = self._shapes(patterns, item, turned)
+        if shapes is None:
+            return
+        first = 0
+        for pattern, shape in zip(patterns, shapes, strict=True):
+            part = _cut(item.tensor, shape, first, turned) if fused or turned else replace(item.tensor, shape=shape)
+            self._put(replace(part, name=with_layer(pattern, name.layer)))
+            first += shape[0]
+        for stored in item.stored:
+            self.canonical_of[stored.name] = tuple(with_layer(pattern, name.layer) for pattern in patterns)
+
+    def _shapes(self, patterns: list[str], item: Item, turned: bool) -> list[tuple[int, ...]] | None:
+        """The canonical shapes that the configuration gives, checked against the stored one."""
+        shape = item.tensor.shape
+        if patterns[0] not in SHAPES:
+            return [shape]
+        expected = [tuple(self.dims[letter] for letter in SHAPES[pattern]) for pattern in patterns]
+        whole = (sum(part[0] for part in expected), *expected[0][1:])
+        stored = whole[::-1] if turned else whole
+        if shape != stored:
+            source = quoted(item.tensor.source)
+            self.faults.append(f"tensor {source} has shape {list(shape)}, the configuration makes it {list(stored)}")
+            return None
+        return expected
+
+    def _stack(self, name: str, members: Mapping[int, Item]) -> None:
+        """Experts stored one by one become one tensor of several extents."""
+        count = self.config.num_experts
+        missing = sorted(set(range(count)) - set(members))
+        if missing or len(members) != count:
+            self.faults.append(
+                f"{name}: {len(members)} of {count} experts are there"
+                + (f", {missing[0]} is missing" if missing else "")
+            )
+            return
+        ordered = [members[n] for n in range(count)]
+        one = ordered[0].tensor
+        rows, cols = self.dims["M"], self.dims["E"]
+        shape = (cols, rows) if name.endswith("down.weight") else (rows, cols)
+        for item in ordered:
+            if item.tensor.shape != shape or item.tensor.dtype is not one.dtype:
+                self.faults.append(
+                    f"tensor {quoted(item.tensor.source)} is {item.tensor.dtype} {list(item.tensor.shape)}, "
+                    f"the configuration and its fellows make it {one.dtype} {list(shape)}"
+                )
+                return
+        self._put(
+            Tensor(
+                name,
+                one.source,
+                one.dtype,
+                (count, *shape),
+                tuple(extent for item in ordered for extent in item.tensor.extents),
+                plain(count * shape[0], shape[1]),
+                tuple(_serial([item.tensor.planes[i] for item in ordered]) for i in range(len(one.planes))),
+            )
+        )
+        for item in ordered:
+            for stored in item.stored:
+                self.canonical_of[stored.name] = (name,)
+
+
+def _serial(planes: list[Tensor]) -> Tensor:
+    """Planes of several tensors, one after the other."""
+    rows = sum(plane.layout.rows for plane in planes)
+    cols = planes[0].layout.cols
+    return replace(
+        planes[0],
+        shape=(rows, cols),
+        extents=tuple(e for plane in planes for e in plane.extents),
+        layout=plain(rows, cols),
+    )
+
+
+def _cut(tensor: Tensor, shape: tuple[int, ...], first: int, turned: bool) -> Tensor:
+    """Rows ``first`` and on of a fused tensor, as many as ``shape`` has; of a transposed one, columns."""
+    rows, cols = matrix_of(shape, tensor.dtype)
+    if turned:
+        return replace(
+            tensor, shape=shape, layout=transposed(rows, cols, stored_cols=tensor.shape[1], column_offset=first)
+        )
+    return replace(
+        tensor,
+        shape=shape,
+        extents=tuple(_rows_of(extent, tensor.dtype.nbytes(cols), first, rows) for extent in tensor.extents),
+        layout=plain(rows, cols),
+        planes=tuple(_cut(plane, (rows, plane.shape[1]), first, False) for plane in tensor.planes),
+    )
+
+
+def _rows_of(extent: Extent, row_bytes: int, first: int, rows: int) -> Extent:
+    return Extent(extent.path, extent.offset + first * row_bytes, rows * row_bytes)
+
+
+def refuse_foreign(unknown: Sequence[StoredTensor], path: object) -> None:
+    """Name the quantiser that wrote these tensors, if one is recognised.
+
+    Raises:
+        UnsupportedError: ``model.quantizer``.
+    """
+    found = Counter(what for tensor in unknown for ending, what in FOREIGN_QUANTIZERS if tensor.name.endswith(ending))
+    if found:
+        what, count = found.most_common(1)[0]
+        raise UnsupportedError(
+            "model.quantizer",
+            f"{count:,} tensors look like {what}; ckconv does not read it",
+            path=str(path),
+            hint="convert the original, unquantised checkpoint",
+        )

@@ -1,0 +1,76 @@
+"""A checkpoint directory, index or file of safetensors -> the canonical index, whether transformers or MLX wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ckconv.model.architectures import Canonical
+from ckconv.model.huggingface import canonicalise, refuse_foreign
+from ckconv.model.index import TensorIndex
+from ckconv.readers.bytesource import ByteSource
+from ckconv.readers.huggingface_config import huggingface_config, huggingface_family
+from ckconv.readers.huggingface_files import CheckpointFiles, read_checkpoint_files
+from ckconv.readers.mlx import is_mlx, mlx_items, plain_item
+from ckconv.readers.safetensors import read_safetensors
+
+
+def open_checkpoint(path: Path, *, source: ByteSource | None = None) -> TensorIndex:
+    """Read the headers and configuration of a checkpoint and apply its family's rules.
+
+    A file without a ``config.json``, or of an unknown ``model_type``, is described, but has no canonical tensors.
+
+    Raises:
+        InputError: ``st.*``, ``index.*``, ``hf.*``, ``mlx.quant`` or ``model.config``.
+        UnsupportedError: ``hf.pickle``; ``model.quantizer``, tensors of a quantiser that is not read.
+    """
+    if source is not None:
+        file = read_safetensors(path, source=source)
+        checkpoint = CheckpointFiles(path.parent, None, (file,), file.tensors, None, ())
+    else:
+        checkpoint = read_checkpoint_files(path)
+    config = checkpoint.config
+    mlx = is_mlx(config, checkpoint.shards[0].metadata)
+    architecture = str(config.get("model_type", "")) if config else ""
+    family = huggingface_family(config) if config else None
+    model = None
+    canonical = Canonical({}, {}, (), checkpoint.tensors)
+    if config is not None:
+        items = mlx_items(checkpoint.tensors, config, path) if mlx else [plain_item(t) for t in checkpoint.tensors]
+        if family:
+            if not mlx:
+                refuse_foreign(checkpoint.tensors, path)
+            model = huggingface_config(config, family, checkpoint.tensors, path)
+            canonical = canonicalise(items, family, model, mlx=mlx)
+    return TensorIndex(
+        format="mlx" if mlx else "safetensors",
+        version=0,
+        path=path,
+        files=tuple(shard.path for shard in checkpoint.shards),
+        architecture=architecture,
+        config=model,
+        stored=checkpoint.tensors,
+        tensors=canonical.tensors,
+        canonical_of=canonical.canonical_of,
+        dropped=canonical.dropped,
+        unknown=canonical.unknown,
+        metadata=_metadata(checkpoint),
+        facts=_facts(checkpoint, config),
+    )
+
+
+def _metadata(checkpoint: CheckpointFiles) -> dict[str, Any]:
+    """The headers' own ``__metadata__`` and the configuration, each key once."""
+    merged: dict[str, Any] = {}
+    for shard in checkpoint.shards:
+        merged.update({f"__metadata__.{key}": value for key, value in shard.metadata.items()})
+    return {**merged, **(checkpoint.config or {})}
+
+
+def _facts(checkpoint: CheckpointFiles, config: dict[str, Any] | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {"kind": "model", "shards": len(checkpoint.shards)}
+    if checkpoint.side_files:
+        facts["side_files"] = ", ".join(side.name for side in checkpoint.side_files)
+    if config is None:
+        facts["note"] = "no config.json: tensors keep the names of the file"
+    return facts

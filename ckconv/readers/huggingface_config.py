@@ -1,0 +1,131 @@
+"""A Hugging Face ``config.json``, in the style of transformers 4 or 5, -> ModelConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckconv.errors import InputError
+from ckconv.model.architectures import FAMILIES, Family, family_of_model_type
+from ckconv.model.config import PARAMETERS, ModelConfig, build_config, checked_number
+from ckconv.model.index import StoredTensor
+
+#: Families whose classes tie the head unless the configuration says otherwise (transformers' defaults).
+_TIED_BY_DEFAULT = frozenset({"gemma3", "gpt2", "whisper"})
+
+#: Keys that change the computation, each with the values that change nothing.
+_MODIFIERS: dict[str, tuple[object, ...]] = {
+    "attn_logit_softcapping": (None, 0),
+    "final_logit_softcapping": (None, 0),
+    "logit_scale": (None, 1, 1.0),
+    "residual_multiplier": (None, 1, 1.0),
+    "embedding_multiplier": (None, 1, 1.0),
+    "attention_multiplier": (None, 1, 1.0),
+    "scale_attn_by_inverse_layer_idx": (None, False),
+    "use_bidirectional_attention": (None, False),
+    "hidden_act": (None, "silu", "swish"),
+}
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The decoder's own part of the configuration of a model of several modalities, else the whole."""
+    nested = config.get("text_config")
+    return {**config, **nested} if isinstance(nested, dict) else config
+
+
+def huggingface_family(config: Mapping[str, Any]) -> Family | None:
+    """The family that ``model_type`` names; ``None`` for one without rules."""
+    name = family_of_model_type(str(text_config(config).get("model_type", "")))
+    return FAMILIES[name] if name else None
+
+
+def huggingface_config(
+    config: Mapping[str, Any], family: Family, stored: tuple[StoredTensor, ...], path: Path
+) -> ModelConfig:
+    """Read the hyper-parameters.
+
+    Args:
+        config: the whole document.
+        stored: the tensors, for the rows of the embedding.
+
+    Raises:
+        InputError: ``model.config``, a field is missing, absurd, or contradicts another.
+    """
+
+    def fail(message: str) -> InputError:
+        return InputError("model.config", message, path=path / "config.json" if path.is_dir() else path)
+
+    own = text_config(config)
+    values: dict[str, int | float] = {}
+    names: dict[str, str] = {}
+    for parameter in PARAMETERS:
+        keys = (parameter.field,) if not parameter.huggingface else parameter.huggingface
+        names[parameter.field] = keys[0]
+        for key in parameter.huggingface:
+            if own.get(key) is not None:
+                names[parameter.field] = key
+                values[parameter.field] = checked_number(key, own[key], parameter, fail)
+                break
+    if family.name == "gpt2" and "ffn_size" not in values and "hidden_size" in values:
+        values["ffn_size"] = 4 * values["hidden_size"]  # transformers' meaning of n_inner: null
+    rope = _rope(own, fail)
+    if "rope_theta" not in values and isinstance(rope.get("rope_theta"), int | float):
+        values["rope_theta"] = float(rope["rope_theta"])
+    factor = own.get("partial_rotary_factor", rope.get("partial_rotary_factor"))
+    if isinstance(factor, int | float) and not isinstance(factor, bool) and 0 < factor < 1:
+        head = values.get("head_dim") or values.get("hidden_size", 0) / max(values.get("num_heads", 1), 1)
+        values["rotary_dim"] = int(head * factor)
+    if own.get("use_sliding_window") is False:
+        values.pop("sliding_window", None)
+    tied = own.get("tie_word_embeddings", config.get("tie_word_embeddings", family.name in _TIED_BY_DEFAULT))
+    return build_config(
+        family.name,
+        str(own.get("model_type", "")),
+        values,
+        names,
+        fail,
+        vocab_size=_rows(stored, ("embed_tokens.weight", "wte.weight")),
+        position_rows=_rows(stored, ("wpe.weight", "decoder.embed_positions.weight")),
+        rope=family.rope,
+        rope_scaling=_scaling(own, rope),
+        tied=bool(tied),
+        modifiers=_modifiers(own, family),
+        raw=config,
+    )
+
+
+def _rows(stored: tuple[StoredTensor, ...], endings: tuple[str, ...]) -> int:
+    for tensor in stored:
+        if tensor.name.endswith(endings) and len(tensor.shape) == 2 and "vision" not in tensor.name:
+            return tensor.shape[0]
+    return 0
+
+
+def _rope(own: Mapping[str, Any], fail: Any) -> Mapping[str, Any]:
+    """``rope_parameters`` of transformers 5; of gemma 3's two, that of full attention is the model's."""
+    parameters = own.get("rope_parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise fail(f"rope_parameters must be an object, got {type(parameters).__name__}")
+    full = parameters.get("full_attention")
+    return full if isinstance(full, dict) else parameters
+
+
+def _scaling(own: Mapping[str, Any], rope: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What scales RoPE, from either style; type ``default`` scales nothing."""
+    for found in (own.get("rope_scaling"), rope):
+        if isinstance(found, dict):
+            kind = found.get("rope_type", found.get("type", "default"))
+            if kind not in ("default", None):
+                return {**found, "rope_type": kind}
+    return None
+
+
+def _modifiers(own: Mapping[str, Any], family: Family) -> tuple[str, ...]:
+    if not family.rms_swiglu:
+        return ()
+    return tuple(
+        f"{key} = {own[key]!r}" for key, harmless in _MODIFIERS.items() if key in own and own[key] not in harmless
+    )
