@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from ckconv.errors import OutputError, UnsupportedError, UsageError, listed
+from ckconv.conversions import Action
+from ckconv.errors import OutputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.files import Files
 from ckconv.output import Outputs
 from ckconv.plan.steps import Plan, Step
 from ckconv.readers.bump import open_bump
 from ckconv.stream import SMALLEST_HOLE, Pipeline
-from ckconv.writers import bump
+from ckconv.writers import bump, bump5
 from ckconv.writers.container import Container
 
 #: The name that writes to standard output.
@@ -25,6 +26,13 @@ STDOUT = "-"
 
 #: File name endings -> output format.
 TARGET_SUFFIXES: dict[str, str] = {".bump": "bump"}
+
+#: What makes the bytes around the tensors, by target.
+CONTAINERS: dict[str, Callable[[Plan], Container]] = {
+    "bump 3": bump.container,
+    "bump 4": bump5.container,
+    "bump 5": bump5.container,
+}
 
 #: What a directory target's model file is called.
 MODEL_NAMES: dict[str, str] = {"bump": "weights.bump"}
@@ -90,6 +98,8 @@ def run(
     force: bool = False,
     verify: bool = True,
     config_out: Path | None = None,
+    manifest_out: Path | None = None,
+    with_map: bool = False,
     checksums: bool = False,
     stdout: int | None = None,
     watcher: Watcher | None = None,
@@ -100,10 +110,13 @@ def run(
         force: replace what is there.
         verify: read the output again and compare every tensor with its source before it gets its name.
         config_out: where ``config.json`` goes, if not beside the model.
+        manifest_out: where ``weights_manifest.json`` goes, if not beside the model.
+        with_map: write ``weights_manifest.map`` beside the model.
         checksums: write ``TARGET.sha256``, in the form that ``sha256sum -c`` reads.
         stdout: the descriptor that ``-`` means.
 
     Raises:
+        UsageError: a side file was asked for that the target does not have.
         UnsupportedError: the plan refuses, or a value would change that may not.
         OutputError: the output exists, is the input, does not fit or cannot be written; or the input changed.
         VerifyError: the output is not what the source holds; it is not published.
@@ -111,9 +124,15 @@ def run(
     plan.check()
     started = time.monotonic()
     watcher = watcher or Unwatched()
-    container = bump.container(plan)
+    container = CONTAINERS[plan.target_name](plan)
     path, directory = _place(plan, target)
-    side = _side_files(container, path, config_out)
+    places = {bump.CONFIG_NAME: config_out, bump5.MANIFEST_NAME: manifest_out}
+    wanted = {name for name, place in places.items() if place} | ({bump5.MAP_NAME} if with_map else set())
+    side = _side_files(plan, container, path, places, wanted)
+    if path is not None and any(path.absolute() == other.absolute() for other in side):
+        raise UsageError(
+            "usage.target", f"{path} would be both the model and a file beside it", hint="name another DST"
+        )
     with Files() as files:
         if path is None:
             assert stdout is not None
@@ -131,7 +150,11 @@ def run(
             inputs=plan.index.files,
         ) as outputs:
             digest, changed = _to_file(plan, container, files, outputs.fd, watcher)
-            verified = _settle(plan, container, outputs, watcher, verify=verify)
+            try:
+                verified = _settle(plan, container, outputs, watcher, verify=verify)
+            except VerifyError as error:
+                error.path = str(path)  # its temporary name says nothing to anybody
+                raise
             files.check_unchanged()
             outputs.publish()
     return Report(plan, str(path), tuple(side), digest.hex(), verified, time.monotonic() - started, changed)
@@ -146,31 +169,39 @@ def _place(plan: Plan, target: str) -> tuple[Path | None, Path | None]:
     return Path(target), None
 
 
-def _side_files(container: Container, path: Path | None, config_out: Path | None) -> dict[Path, bytes]:
+def _side_files(
+    plan: Plan, container: Container, path: Path | None, places: Mapping[str, Path | None], wanted: set[str]
+) -> dict[Path, bytes]:
     """Where each side file goes. A model on standard output has no place beside it."""
-    side = {}
+    side: dict[Path, bytes] = {}
+    for name in sorted(wanted - container.side_files.keys()):
+        raise UsageError("usage.side-file", f"{plan.target_name} has no {name}")
     for name, content in container.side_files.items():
-        if config_out is not None:
-            side[config_out] = content
-        elif path is not None:
-            side[path.parent / name] = content
+        if name in container.on_request and name not in wanted:
+            continue
+        place = places.get(name) or (path.parent / name if path else None)
+        if place is None and name in container.on_request:
+            raise UsageError("usage.side-file", f"{name} must lie beside the model, and stdout has no place for it")
+        if place is not None and any(place.absolute() == other.absolute() for other in side):
+            raise UsageError("usage.side-file", f"{place} would be two of the files beside the model")
+        if place is not None:
+            side[place] = content
     return side
 
 
 def _holes(plan: Plan) -> list[tuple[int, int]]:
-    return [(step.offset, step.nbytes) for step in plan.steps if step.source is None and step.nbytes >= SMALLEST_HOLE]
+    return [(step.offset, step.nbytes) for step in plan.steps if step.blank and step.nbytes >= SMALLEST_HOLE]
 
 
-def _to_file(
-    plan: Plan, container: Container, files: Files, fd: int, watcher: Watcher
-) -> tuple[bytes, dict[str, int]]:
+def _to_file(plan: Plan, container: Container, files: Files, fd: int, watcher: Watcher) -> tuple[bytes, dict[str, int]]:
     watcher.begin("writing", plan.nbytes)
     with Pipeline(fd, offset=container.header_bytes) as pipeline:
         changed = _stream(plan, container, files, pipeline, watcher)
         digest = pipeline.finish()
-    header = container.header(digest)
-    if os.pwrite(fd, header, 0) != len(header):
-        raise OutputError("output.write", "the header could not be written")
+    end = plan.nbytes - len(container.epilogue)
+    for what, data, offset in (("header", container.header(digest), 0), ("end", container.epilogue, end)):
+        if os.pwrite(fd, data, offset) != len(data):
+            raise OutputError("output.write", f"the {what} could not be written")
     return digest, changed
 
 
@@ -183,28 +214,45 @@ def _to_stdout(
         changed = _stream(plan, container, files, pipeline, watcher)
         digest = pipeline.finish()
     watcher.begin("writing", plan.nbytes)
-    header = memoryview(container.header(digest))
-    while len(header):
-        header = header[os.write(fd, header) :]
+    _write_all(fd, container.header(digest))
     with Pipeline(fd, seekable=False) as pipeline:
         _stream(plan, container, files, pipeline, watcher)
         again = pipeline.finish()
     if again != digest:
         raise OutputError("input.changed", "the input changed between two passes over it", path=plan.index.path)
+    _write_all(fd, container.epilogue)
     files.check_unchanged()
     return digest, changed
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[os.write(fd, view) :]
 
 
 def _stream(plan: Plan, container: Container, files: Files, pipeline: Pipeline, watcher: Watcher) -> dict[str, int]:
     """Run every step; returns how many values changed, by source tensor."""
     changed: dict[str, int] = {}
+    misfits: dict[str, int] = {}
     pipeline.put(container.prologue)
     for step in plan.steps:
         watcher(0, step.target.name)
         some = _run_step(step, files, pipeline)
         watcher(step.nbytes, step.target.name)
         if some and step.source is not None:
-            changed[step.source.source] = changed.get(step.source.source, 0) + some
+            count = misfits if step.action is Action.REPACK else changed
+            count[step.source.source] = count.get(step.source.source, 0) + some
+    if misfits:
+        faults = [f"{name}: {count:,} groups" for name, count in misfits.items()]
+        raise UnsupportedError(
+            "plan.repack",
+            f"{sum(misfits.values()):,} groups of {len(misfits)} tensors have numbers that no block of the target holds",
+            path=plan.index.path,
+            tensor=next(iter(misfits)),
+            hint="--dequantize decodes them",
+            details=listed(faults),
+        )
     if changed and not plan.options.allow_lossy:
         faults = [f"{name}: {count:,} values" for name, count in changed.items()]
         raise UnsupportedError(
@@ -219,12 +267,17 @@ def _stream(plan: Plan, container: Container, files: Files, pipeline: Pipeline, 
 
 
 def _run_step(step: Step, files: Files, pipeline: Pipeline) -> int:
+    if step.content is not None:
+        pipeline.put(step.content)
+        return 0
     if step.source is None:
         pipeline.zeros(step.nbytes)
         return 0
     if step.one_run:
         for extent in step.source.extents:
-            pipeline.copy(files.fd(extent.path), extent.offset, extent.nbytes, path=extent.path, tensor=step.source.source)
+            pipeline.copy(
+                files.fd(extent.path), extent.offset, extent.nbytes, path=extent.path, tensor=step.source.source
+            )
         return 0
     from ckconv.rows import RowReader, stored_chunks
 
@@ -248,8 +301,8 @@ def _settle(plan: Plan, container: Container, outputs: Outputs, watcher: Watcher
     syncing = threading.Thread(target=_catching, args=(outputs.sync, failures), name="ckconv-sync", daemon=True)
     syncing.start()
     try:
-        config = json.loads(container.side_files[bump.CONFIG_NAME])
-        out = open_bump(outputs.path, config=config)
+        beside = {name: json.loads(data) for name, data in container.side_files.items() if name.endswith(".json")}
+        out = open_bump(outputs.path, config=beside[bump.CONFIG_NAME], manifest=beside.get(bump5.MANIFEST_NAME))
         watcher.begin("verifying", plan.nbytes)
         found = verify_index(out, plan.index, left_out=[left.name for left in plan.left_out], progress=watcher)
     finally:

@@ -21,6 +21,10 @@ VERBS: dict[str, str] = {
 }
 
 
+class ReaderGone(Exception):
+    """Nobody reads our stdout any more, which is their right."""
+
+
 class Verbs(click.Group):
     """A group whose commands are found by name, so that start-up imports one of them at most."""
 
@@ -34,6 +38,13 @@ class Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(f"ckconv.cli.{cmd_name}").command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; click itself would end the process with status 1 where stdout's reader went away."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,13 @@ TARGETS = ["bump"]
 @click.argument("dst")
 @click.option("--from", "source_format", type=click.Choice(FORMATS), help="Read SRC as this format.")
 @click.option("--to", type=click.Choice(TARGETS), help="Write this format, whatever DST is called.")
-@click.option("--bump-version", type=click.Choice(["auto", "3"]), default="auto", show_default=True)
+@click.option(
+    "--bump-version",
+    type=click.Choice(["auto", "3", "4", "5"]),
+    default="auto",
+    show_default=True,
+    help="auto: 3 if it holds the model without loss, else 5; the choice is printed.",
+)
 @click.option(
     "--dtype",
     type=click.Choice(["engine", "keep", "f32", "f16", "bf16"]),
@@ -53,6 +60,17 @@ TARGETS = ["bump"]
     "--drop", multiple=True, metavar="GLOB", help="Leave out tensors by canonical or source name; repeatable."
 )
 @click.option("--config-out", type=click.Path(path_type=Path), help="Where config.json goes, if not beside DST.")
+@click.option(
+    "--manifest",
+    type=click.Path(path_type=Path),
+    help="Where weights_manifest.json goes, if not beside DST (bump 4, 5).",
+)
+@click.option("--map", "with_map", is_flag=True, help="Write weights_manifest.map beside DST (bump 4, 5).")
+@click.option(
+    "--template",
+    type=click.Path(path_type=Path, exists=True),
+    help="The engine's template of the architecture, or their directory, to embed (bump 5).",
+)
 @click.option("--no-verify", is_flag=True, help="Do not read the output again to compare every tensor.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan with exact sizes; write nothing.")
 @click.option("-f", "--force", is_flag=True, help="Replace an existing output, atomically.")
@@ -87,8 +105,10 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         drop=flags["drop"],
         bump_version=0 if flags["bump_version"] == "auto" else int(flags["bump_version"]),
         dtype_codes=flags["dtype_codes"],
+        template=flags["template"],
+        created=_source_date(),
     )
-    with interruptible():
+    with interruptible(last=True):
         index: TensorIndex = open_index(src, format=flags["source_format"])
         plan = make_plan(index, to, options)
         if flags["dry_run"]:
@@ -102,7 +122,19 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
                 force=flags["force"],
                 verify=not flags["no_verify"],
                 config_out=flags["config_out"],
+                manifest_out=flags["manifest"],
+                with_map=flags["with_map"],
                 stdout=sys.stdout.fileno() if dst == STDOUT else None,
                 watcher=line,
             )
         print_report(report, settings, err=dst == STDOUT)
+
+
+def _source_date() -> int | None:
+    """The date of a reproducible build (reproducible-builds.org), the only one that an output may carry."""
+    text = os.environ.get("SOURCE_DATE_EPOCH")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 11):
+        raise UsageError("usage.date", f"SOURCE_DATE_EPOCH is {text!r}, seconds since 1970 expected")
+    return int(text)

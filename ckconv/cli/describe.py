@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from ckconv.formats.bump import HeaderV3
+from ckconv.formats.bump import HeaderV3, HeaderV4
 from ckconv.model.index import StoredTensor, TensorIndex
-from ckconv.plan.steps import Options, Reason
-from ckconv.plan.targets import TARGETS
+from ckconv.plan.steps import Reason
+from ckconv.plan.targets import TARGETS, refusals
 from ckconv.readers.gguf import ArrayRef, MetaValue
 from ckconv.tied import head_is_embedding
 
@@ -73,13 +73,15 @@ class Description:
         """The container's own facts."""
         facts = {}
         for key, value in self.index.facts.items():
-            if isinstance(value, HeaderV3):
+            if isinstance(value, HeaderV3 | HeaderV4):
                 facts.update(
                     {f"header.{k}": v for k, v in dataclasses.asdict(value).items() if k not in ("reserved", "sha256")}
                 )
                 facts["header.sha256"] = value.sha256.hex()
             elif isinstance(value, bytes):
                 facts[f"{key}"] = f"{len(value)} entries"
+            elif isinstance(value, tuple):
+                facts[key] = {item.name: item.extent.nbytes for item in value}
             elif value is not None:
                 facts[key] = value
         return facts
@@ -198,10 +200,7 @@ def describe(index: TensorIndex, *, tensors: str | None, hashes: Hashes | None, 
     targets: tuple[Target, ...] = ()
     if index.facts.get("kind", "model") == "model" and index.format != "bump":
         tied = not piped and head_is_embedding(index)
-        targets = tuple(
-            Target(name, planner(index, Options(), head_is_embedding=tied).refusals)
-            for name, planner in TARGETS.items()
-        )
+        targets = tuple(Target(name, refusals(index, name, head_is_embedding=tied)) for name in TARGETS)
     return Description(index, shown, targets, hashes)
 
 

@@ -15,7 +15,7 @@ def command(context: click.Context) -> None:
     """List the directions, architectures and tensor types of this build, from the tables it works with."""
     from ckconv.conversions import decodable
     from ckconv.dtypes import DTYPES, Kind
-    from ckconv.formats.bump import LOADED_BY_V3
+    from ckconv.formats.bump_slots import LOADED_BY_V3
     from ckconv.model.architectures import FAMILIES
     from ckconv.plan.targets import TARGETS
     from ckconv.readers.detect import READERS

@@ -16,6 +16,8 @@ SCHEMA = 1
 
 def printable(text: str) -> str:
     """``text`` without anything a terminal would act on: control characters and lone surrogates are escaped."""
+    if text.isprintable():
+        return text
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in text
     )

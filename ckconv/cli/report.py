@@ -164,8 +164,11 @@ def _action_lines(plan: Plan) -> list[str]:
         for action in words
         if counts[action]
     ]
-    zero = [step for step in plan.steps if step.source is None]
+    zero = [step for step in plan.steps if step.blank]
     lines.append(f"  {len(zero):>4}  zero    {size(sum(step.nbytes for step in zero))} of placeholders")
+    content = [step for step in plan.steps if step.content is not None]
+    if content:
+        lines.append(f"  {len(content):>4}  content {size(sum(step.nbytes for step in content))} of tokenizer")
     lines.append(
         f"  {len(plan.left_out):>4}  drop    {', '.join(f'{t.name} ({t.reason})' for t in plan.left_out)}".rstrip()
     )
@@ -217,7 +220,8 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
         },
         "tensors": {action.value: counts[action] for action in _VERBS},
         "reordered": sum(step.reordered for step in plan.steps),
-        "placeholders": sum(step.source is None for step in plan.steps),
+        "content": sum(step.content is not None for step in plan.steps),
+        "placeholders": sum(step.blank for step in plan.steps),
         "left_out": [{"name": left.name, "reason": left.reason, "bytes": left.nbytes} for left in plan.left_out],
         "rope_layout": plan.rope_layout or None,
         "notes": list(plan.notes),

@@ -1,14 +1,17 @@
-"""The bump files of C-Kernel-Engine, byte by byte: headers and slot lists that the reader and the writer share.
+"""The bump files of C-Kernel-Engine, byte by byte: what stands around the slots, shared by reader and writer.
 
-Sources: the engine's ``scripts/convert_gguf_to_bump.py`` and ``convert_hf_to_bump.py`` for what is written, the loaders
-emitted by ``src/ckernel_codegen.c`` for what is read (version 3). All integers are little-endian, and nothing in the
-payload is aligned.
+Sources: the engine's ``scripts/convert_gguf_to_bump.py`` and ``convert_hf_to_bump.py`` for what version 3 is,
+``version/v7/scripts/convert_gguf_to_bump_v7.py`` and ``include/ckernel_bump_v5.h`` for versions 4 and 5, the loaders
+emitted by ``src/ckernel_codegen.c`` for what is read. All integers are little-endian, and nothing in the payload is
+aligned. The slots are in :mod:`ckconv.formats.bump_slots`.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 MAGIC: dict[int, bytes] = {3: b"BUMPWGT3", 4: b"BUMPWGT4", 5: b"BUMPWGT5"}
 VERSIONS: dict[bytes, int] = {magic: version for version, magic in MAGIC.items()}
@@ -16,19 +19,46 @@ VERSIONS: dict[bytes, int] = {magic: version for version, magic in MAGIC.items()
 #: Bytes of every header; the checksum of version 3 covers everything after it.
 HEADER_BYTES = 128
 
+#: Zero bytes between the header and the dtype table in the newer layouts of versions 4 and 5 ("extended metadata").
+EXTENSION_BYTES = 24
+EXTENDED_HEADER_BYTES = HEADER_BYTES + EXTENSION_BYTES
+
 #: Every float row and head of version 3 is padded to this many elements: 64 bytes of FP32.
 ALIGN_ELEMENTS = 16
 
-#: The model_type field of version 3 has one value ("legacy").
+#: The model_type field has one value ("legacy").
 MODEL_TYPE = 1
 
-# 0x00 magic, 0x08 version, 0x0C model type, 0x10 layers, 0x14 vocabulary, 0x18 hidden, 0x1C context, 0x20 heads,
-# 0x24 head size, 0x28 aligned hidden, 0x30 aligned head size, 0x38 aligned context, 0x40 sha256 of 0x80 to the end,
-# 0x60 zero.
+# Offsets of what follows the magic: 0x08 version, 0x0C model type, 0x10 layers, 0x14 vocabulary, 0x18 hidden,
+# 0x1C context, 0x20 heads, 0x24 head size, 0x28 aligned hidden, 0x30 aligned head size, 0x38 aligned context,
+# 0x40 sha256 of 0x80 to the end, 0x60 zero.
 HEADER_V3 = struct.Struct("<8s8I3Q32s32s")
+_FIELDS_V3 = (
+    *("version", "model_type", "num_layers", "vocab_size", "hidden_size", "context_length", "num_heads", "head_dim"),
+    *("aligned_hidden", "aligned_head", "aligned_context", "sha256", "reserved"),
+)
+
+# 0x08 version, 0x0C model type, 0x10 layers, 0x14 vocabulary, 0x18 hidden, 0x1C feed-forward, 0x20 context, 0x24 heads,
+# 0x28 key/value heads, 0x2C head size, 0x30 aligned hidden, 0x38 aligned head size, 0x40 aligned feed-forward,
+# 0x48 aligned context.
+HEADER_V4 = struct.Struct("<8s10I4Q")
+_FIELDS_V4 = (
+    *("version", "model_type", "num_layers", "vocab_size", "hidden_size", "ffn_size", "context_length"),
+    *("num_heads", "num_kv_heads", "head_dim", "aligned_hidden", "aligned_head", "aligned_ffn", "aligned_context"),
+)
+
+# What follows at 0x50: the sha256 at once, or the number of merges and the bytes of token strings before it; zeros.
+_TAIL_PLAIN = struct.Struct("<32s16s")
+_TAIL_TOKENIZER = struct.Struct("<II32s8s")
+_FIELDS_PLAIN = ("sha256", "reserved")
+_FIELDS_TOKENIZER = ("num_merges", "total_vocab_bytes", "sha256", "reserved")
 
 #: Length of the dtype table, before the table itself.
 TABLE_LENGTH = struct.Struct("<I")
+
+#: The last bytes of version 5: magic, bytes of the metadata before it, their sha256.
+FOOTER = struct.Struct("<8sQ32s")
+FOOTER_MAGIC = b"BUMPV5MD"
 
 
 def align(elements: int, to: int = ALIGN_ELEMENTS) -> int:
@@ -56,100 +86,67 @@ class HeaderV3:
 
     def pack(self) -> bytes:
         """The 128 bytes."""
-        return HEADER_V3.pack(
-            MAGIC[3],
-            self.version,
-            self.model_type,
-            self.num_layers,
-            self.vocab_size,
-            self.hidden_size,
-            self.context_length,
-            self.num_heads,
-            self.head_dim,
-            self.aligned_hidden,
-            self.aligned_head,
-            self.aligned_context,
-            self.sha256,
-            self.reserved,
-        )
+        return HEADER_V3.pack(MAGIC[3], *(getattr(self, field) for field in _FIELDS_V3))
 
     @classmethod
     def unpack(cls, data: bytes) -> HeaderV3:
         """Read 128 bytes; no field is judged here."""
-        _, version, model_type, *numbers, sha256, reserved = HEADER_V3.unpack(data)
-        return cls(*numbers, sha256=sha256, reserved=reserved, version=version, model_type=model_type)
+        return cls(**dict(zip(_FIELDS_V3, HEADER_V3.unpack(data)[1:], strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Canonical rows inside a slot: the canonical tensor, and the row of the layout table that places it."""
-
-    canonical: str
-    layout: str
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One entry of a bump file.
+class HeaderV4:
+    """The fields of a version 4 or 5 header, in file order; sizes in elements, ``total_vocab_bytes`` in bytes.
 
     Attributes:
-        name: the engine's name for it; ``{n}`` is the layer.
-        parts: what lies in it, in order.
-        fp32: its type is FP32 whatever the model's is.
-        zero_if_absent: zeros stand for a tensor that the model does not have.
+        tokenizer_fields: the two counts stand before the checksum; the oldest and the Hugging Face scripts have none.
     """
 
-    name: str
-    parts: tuple[Part, ...]
-    fp32: bool = False
-    zero_if_absent: bool = False
+    num_layers: int
+    vocab_size: int
+    hidden_size: int
+    ffn_size: int
+    context_length: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    aligned_hidden: int
+    aligned_head: int
+    aligned_ffn: int
+    aligned_context: int
+    sha256: bytes
+    num_merges: int = 0
+    total_vocab_bytes: int = 0
+    reserved: bytes = bytes(8)
+    version: int = 5
+    model_type: int = MODEL_TYPE
+    tokenizer_fields: bool = True
+
+    @property
+    def reserved_at(self) -> int:
+        """Where the reserved bytes begin."""
+        return HEADER_BYTES - len(self.reserved)
+
+    def pack(self) -> bytes:
+        """The 128 bytes."""
+        fixed = HEADER_V4.pack(MAGIC[self.version], *(getattr(self, field) for field in _FIELDS_V4))
+        tail, fields = _tail(self.tokenizer_fields)
+        return fixed + tail.pack(*(getattr(self, field) for field in fields))
+
+    @classmethod
+    def unpack(cls, data: bytes, *, tokenizer_fields: bool) -> HeaderV4:
+        """Read 128 bytes; no field is judged here."""
+        values = dict(zip(_FIELDS_V4, HEADER_V4.unpack_from(data)[1:], strict=True))
+        tail, fields = _tail(tokenizer_fields)
+        values |= dict(zip(fields, tail.unpack_from(data, HEADER_V4.size), strict=True))
+        return cls(**values, tokenizer_fields=tokenizer_fields)
 
 
-def _matrix(name: str, *parts: tuple[str, str]) -> Slot:
-    return Slot(name, tuple(Part(*part) for part in parts))
+def _tail(tokenizer_fields: bool) -> tuple[struct.Struct, tuple[str, ...]]:
+    """How the rest of a version 4 or 5 header is laid out, and the fields in it."""
+    return (_TAIL_TOKENIZER, _FIELDS_TOKENIZER) if tokenizer_fields else (_TAIL_PLAIN, _FIELDS_PLAIN)
 
 
-def _vector(name: str, canonical: str, layout: str) -> Slot:
-    return Slot(name, (Part(canonical, layout),), fp32=True)
-
-
-def _bias(name: str, *parts: tuple[str, str]) -> Slot:
-    return Slot(name, tuple(Part(*part) for part in parts), fp32=True, zero_if_absent=True)
-
-
-#: Slots before the layers, of each layer, and after them. Order is the file's and the dtype table's.
-SLOTS_V3: tuple[tuple[Slot, ...], tuple[Slot, ...], tuple[Slot, ...]] = (
-    (
-        _matrix("token_emb", ("token_embedding.weight", "embedding")),
-        _bias("pos_emb", ("position_embedding.weight", "positions")),
-    ),
-    (
-        _vector("layer.{n}.ln1_gamma", "layers.{n}.attention_norm.weight", "hidden_vector"),
-        _vector("layer.{n}.ln2_gamma", "layers.{n}.ffn_norm.weight", "hidden_vector"),
-        _matrix("layer.{n}.wq", ("layers.{n}.attention.q.weight", "q_rows")),
-        _bias("layer.{n}.bq", ("layers.{n}.attention.q.bias", "q_vector")),
-        _matrix("layer.{n}.wk", ("layers.{n}.attention.k.weight", "k_rows")),
-        _bias("layer.{n}.bk", ("layers.{n}.attention.k.bias", "k_vector")),
-        _matrix("layer.{n}.wv", ("layers.{n}.attention.v.weight", "v_rows")),
-        _bias("layer.{n}.bv", ("layers.{n}.attention.v.bias", "v_vector")),
-        _matrix("layer.{n}.wo", ("layers.{n}.attention.output.weight", "attention_output")),
-        _bias("layer.{n}.bo", ("layers.{n}.attention.output.bias", "hidden_vector")),
-        _matrix("layer.{n}.w1", ("layers.{n}.ffn.gate.weight", "ffn_rows"), ("layers.{n}.ffn.up.weight", "ffn_rows")),
-        _bias("layer.{n}.b1", ("layers.{n}.ffn.gate.bias", "ffn_vector"), ("layers.{n}.ffn.up.bias", "ffn_vector")),
-        _matrix("layer.{n}.w2", ("layers.{n}.ffn.down.weight", "down_rows")),
-        _bias("layer.{n}.b2", ("layers.{n}.ffn.down.bias", "hidden_vector")),
-    ),
-    (
-        _vector("final_ln_weight", "output_norm.weight", "hidden_vector"),
-        _bias("final_ln_bias", ("output_norm.bias", "hidden_vector")),
-    ),
-)
-
-#: Matrix types that the version 3 loader accepts (``load_weight_dtypes``): the rest makes its init fail with -6.
-LOADED_BY_V3 = ("F32", "Q4_K", "Q6_K")
-
-
-def table_entries_v3(num_layers: int) -> int:
-    """Bytes of the version 3 dtype table."""
-    head, layer, tail = SLOTS_V3
-    return len(head) + num_layers * len(layer) + len(tail)
+def canonical_json(document: Any) -> bytes:
+    """The one form in which the format hashes and embeds JSON: sorted keys, no spaces, ASCII escapes."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from ckconv.errors import InputError, UnsupportedError, listed, quoted
+from ckconv.errors import Faults, UnsupportedError, quoted
 from ckconv.model.architectures import Canonical, Family, dimensions
 from ckconv.model.config import ModelConfig
 from ckconv.model.huggingface_names import FOREIGN_QUANTIZERS, NAMINGS, Naming
@@ -26,24 +27,25 @@ class Item:
     stored: tuple[StoredTensor, ...]
 
 
-def canonicalise(items: Sequence[Item], family: Family, config: ModelConfig, *, mlx: bool) -> Canonical:
+def canonicalise(items: Sequence[Item], family: Family, config: ModelConfig, path: Path, *, mlx: bool) -> Canonical:
     """Apply a family's rules.
 
     Args:
+        path: the checkpoint, for errors.
         mlx: matrices are never stored transposed.
 
     Raises:
-        InputError: ``model.config`` where a tensor's shape, layer or expert contradicts the configuration.
-        UnsupportedError: ``model.config`` where a quantised tensor would have to be cut inside a block.
+        InputError: ``model.config`` where a tensor's shape, layer or expert contradicts the configuration, or two
+            tensors are one.
     """
-    rules = _Rules(family, config, mlx)
+    rules = _Rules(family, config, path, mlx)
     for item in items:
         rules.add(item)
     return rules.finish()
 
 
 class _Rules:
-    def __init__(self, family: Family, config: ModelConfig, mlx: bool) -> None:
+    def __init__(self, family: Family, config: ModelConfig, path: Path, mlx: bool) -> None:
         self.config = config
         self.naming: Naming = NAMINGS[family.name]
         self.transposed = frozenset() if mlx else self.naming.transposed
@@ -52,7 +54,7 @@ class _Rules:
         self.canonical_of: dict[str, tuple[str, ...]] = {}
         self.dropped: list[Dropped] = []
         self.unknown: list[StoredTensor] = []
-        self.faults: list[str] = []
+        self.faults = Faults(path)
         self.experts: dict[str, dict[int, Item]] = {}
 
     def add(self, item: Item) -> None:
@@ -63,8 +65,10 @@ class _Rules:
         elif pattern is None:
             self.unknown += item.stored
         elif name.layer is not None and name.layer >= self._layers(pattern):
-            source = quoted(item.tensor.source)
-            self.faults.append(f"the number of layers is {self._layers(pattern)}, {source} names layer {name.layer}")
+            source = item.tensor.source
+            self._fault(
+                f"the number of layers is {self._layers(pattern)}, {quoted(source)} names layer {name.layer}", source
+            )
         elif name.expert is not None:
             self.experts.setdefault(with_layer(pattern, name.layer), {})[name.expert] = item
         else:
@@ -74,9 +78,11 @@ class _Rules:
         """Stack the experts; report every fault found."""
         for name, members in self.experts.items():
             self._stack(name, members)
-        if self.faults:
-            raise InputError("model.config", self.faults[0], details=listed(self.faults[1:]))
+        self.faults.check()
         return Canonical(self.tensors, self.canonical_of, tuple(self.dropped), tuple(self.unknown))
+
+    def _fault(self, message: str, tensor: str) -> None:
+        self.faults.add("model.config", message, tensor=tensor)
 
     def _look_up(self, stored: str) -> tuple[Name, str | None]:
         for prefix in ("", *self.naming.prefixes):
@@ -89,13 +95,13 @@ class _Rules:
 
     def _layers(self, pattern: str) -> int:
         if pattern.startswith("enc."):
-            return int(self.config.raw.get("encoder_layers", self.config.num_layers))
+            return int(self.config.raw.get("encoder_layers") or self.config.num_layers)
         return self.config.num_layers
 
     def _put(self, tensor: Tensor) -> None:
         if tensor.name in self.tensors:
             other = self.tensors[tensor.name].source
-            self.faults.append(f"{quoted(other)} and {quoted(tensor.source)} are both {tensor.name}")
+            self._fault(f"{quoted(other)} and {quoted(tensor.source)} are both {tensor.name}", tensor.source)
         self.tensors[tensor.name] = tensor
 
     def _place(self, item: Item, name: Name) -> None:
@@ -124,20 +130,25 @@ class _Rules:
         whole = (sum(part[0] for part in expected), *expected[0][1:])
         stored = whole[::-1] if turned else whole
         if shape != stored:
-            source = quoted(item.tensor.source)
-            self.faults.append(f"tensor {source} has shape {list(shape)}, the configuration makes it {list(stored)}")
+            source = item.tensor.source
+            self._fault(
+                f"tensor {quoted(source)} has shape {list(shape)}, the configuration makes it {list(stored)}", source
+            )
             return None
         return expected
 
     def _stack(self, name: str, members: Mapping[int, Item]) -> None:
         """Experts stored one by one become one tensor of several extents."""
         count = self.config.num_experts
-        missing = sorted(set(range(count)) - set(members))
-        if missing or len(members) != count:
-            self.faults.append(
-                f"{name}: {len(members)} of {count} experts are there"
-                + (f", {missing[0]} is missing" if missing else "")
-            )
+        beyond = [n for n in sorted(members) if n >= count]
+        if beyond:
+            source = members[beyond[0]].tensor.source
+            self._fault(f"the number of experts is {count:,}, {quoted(source)} names expert {beyond[0]:,}", source)
+            return
+        if len(members) < count:
+            missing = next(n for n in range(count) if n not in members)
+            there = f"{len(members):,} of {count:,} experts are there"
+            self._fault(f"{name}: {there}, expert {missing:,} is missing", next(iter(members.values())).tensor.source)
             return
         ordered = [members[n] for n in range(count)]
         one = ordered[0].tensor
@@ -145,9 +156,10 @@ class _Rules:
         shape = (cols, rows) if name.endswith("down.weight") else (rows, cols)
         for item in ordered:
             if item.tensor.shape != shape or item.tensor.dtype is not one.dtype:
-                self.faults.append(
+                self._fault(
                     f"tensor {quoted(item.tensor.source)} is {item.tensor.dtype} {list(item.tensor.shape)}, "
-                    f"the configuration and its fellows make it {one.dtype} {list(shape)}"
+                    f"the configuration and its fellows make it {one.dtype} {list(shape)}",
+                    item.tensor.source,
                 )
                 return
         self._put(
@@ -198,18 +210,18 @@ def _rows_of(extent: Extent, row_bytes: int, first: int, rows: int) -> Extent:
     return Extent(extent.path, extent.offset + first * row_bytes, rows * row_bytes)
 
 
-def refuse_foreign(unknown: Sequence[StoredTensor], path: object) -> None:
+def refuse_foreign(tensors: Sequence[StoredTensor], path: Path) -> None:
     """Name the quantiser that wrote these tensors, if one is recognised.
 
     Raises:
         UnsupportedError: ``model.quantizer``.
     """
-    found = Counter(what for tensor in unknown for ending, what in FOREIGN_QUANTIZERS if tensor.name.endswith(ending))
+    found = Counter(what for tensor in tensors for ending, what in FOREIGN_QUANTIZERS if tensor.name.endswith(ending))
     if found:
         what, count = found.most_common(1)[0]
         raise UnsupportedError(
             "model.quantizer",
             f"{count:,} tensors look like {what}; ckconv does not read it",
-            path=str(path),
+            path=path,
             hint="convert the original, unquantised checkpoint",
         )

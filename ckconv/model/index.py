@@ -76,9 +76,9 @@ class Tensor:
 
 
 def matrix_of(shape: tuple[int, ...], dtype: DType) -> tuple[int, int]:
-    """``(rows, cols)`` of a shape: the last axis is the row; a vector of plain numbers is one column."""
-    if len(shape) == 1 and dtype.block == 1:
-        return shape[0], 1
+    """``(rows, cols)`` of a shape: the last axis is the row; a vector of plain numbers, or one alone, is a column."""
+    if len(shape) <= 1 and dtype.block == 1:
+        return math.prod(shape), 1
     return math.prod(shape[:-1]), shape[-1]
 
 
@@ -141,6 +141,18 @@ class TensorIndex:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     checksums: tuple[Checksum, ...] = ()
+
+    @property
+    def everything(self) -> dict[str, Tensor]:
+        """Every tensor that no rule drops: canonical ones, and unknown ones under their own name.
+
+        An unknown tensor whose own name is another one's canonical name must not pass for it.
+        """
+        found = dict(self.tensors)
+        for stored in self.unknown:
+            name = stored.name if stored.name not in self.tensors else f"{stored.name} (no rule)"
+            found[name] = plain_tensor(name, stored)
+        return found
 
     @property
     def parameters(self) -> int:

@@ -5,19 +5,21 @@ The writer and the reader both call :func:`place`, so there is one description o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ckconv.dtypes import DType
-from ckconv.formats.bump import Part, Slot, align
+from ckconv.dtypes import DTYPES, DType
+from ckconv.formats.bump import align
+from ckconv.formats.bump_slots import Part, Slot, SlotTable
+from ckconv.model.architectures import Family, norm_shift
 from ckconv.model.config import ModelConfig
-from ckconv.model.layouts import Layout, column_blocks, headed, plain
+from ckconv.model.layouts import Layout, column_blocks, headed, plain, shifted
 from ckconv.model.names import with_layer
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The sizes a bump layout needs, in elements; ``step`` is what float rows and heads are rounded up to."""
+    """The sizes a bump layout needs, in elements; the aligned ones are what float rows and heads are padded to."""
 
     num_layers: int
     vocab: int
@@ -27,31 +29,13 @@ class Geometry:
     kv_heads: int
     head: int
     context: int
-    step: int
-
-    @property
-    def aligned_hidden(self) -> int:
-        """The hidden size, rounded up."""
-        return align(self.hidden, self.step)
-
-    @property
-    def aligned_ffn(self) -> int:
-        """The feed-forward size, rounded up."""
-        return align(self.ffn, self.step)
-
-    @property
-    def aligned_head(self) -> int:
-        """The head size, rounded up."""
-        return align(self.head, self.step)
-
-    @property
-    def aligned_context(self) -> int:
-        """The context length, rounded up."""
-        return align(self.context, self.step)
+    aligned_hidden: int
+    aligned_ffn: int
+    aligned_head: int
 
 
 def geometry(config: ModelConfig, *, context: int, step: int) -> Geometry:
-    """The geometry of a model."""
+    """The geometry of a model whose float rows and heads are padded to multiples of ``step`` elements."""
     return Geometry(
         config.num_layers,
         config.vocab_size,
@@ -61,7 +45,9 @@ def geometry(config: ModelConfig, *, context: int, step: int) -> Geometry:
         config.num_kv_heads,
         config.head_dim,
         context,
-        step,
+        align(config.hidden_size, step),
+        align(config.ffn_size, step),
+        align(config.head_dim, step),
     )
 
 
@@ -73,6 +59,10 @@ def _attention_output(g: Geometry, dtype: DType) -> Layout:
     """Float Wo is one ``[aligned_hidden, aligned_head]`` block per head; quantised rows cannot be cut and stay flat."""
     if dtype.block == 1:
         return column_blocks(g.hidden, g.heads, g.head, block_rows=g.aligned_hidden, stored_cols=g.aligned_head)
+    return _attention_output_flat(g)
+
+
+def _attention_output_flat(g: Geometry) -> Layout:
     return plain(g.hidden, g.heads * g.head, stored_rows=g.aligned_hidden, stored_cols=g.heads * g.aligned_head)
 
 
@@ -81,6 +71,7 @@ LAYOUTS: dict[str, Callable[[Geometry, DType, bool], Layout]] = {
     "embedding": lambda g, t, i: plain(g.vocab, g.hidden, stored_cols=g.aligned_hidden),
     "positions": lambda g, t, i: plain(g.context, g.hidden, stored_cols=g.aligned_hidden),
     "hidden_vector": lambda g, t, i: plain(g.hidden, 1, stored_rows=g.aligned_hidden),
+    "head_vector": lambda g, t, i: plain(g.head, 1, stored_rows=g.aligned_head),
     "q_rows": lambda g, t, i: _headed(g, g.heads, cols=g.hidden, stored_cols=g.aligned_hidden, interleaved=i),
     "k_rows": lambda g, t, i: _headed(g, g.kv_heads, cols=g.hidden, stored_cols=g.aligned_hidden, interleaved=i),
     "v_rows": lambda g, t, i: _headed(g, g.kv_heads, cols=g.hidden, stored_cols=g.aligned_hidden, interleaved=False),
@@ -88,17 +79,21 @@ LAYOUTS: dict[str, Callable[[Geometry, DType, bool], Layout]] = {
     "k_vector": lambda g, t, i: _headed(g, g.kv_heads, cols=1, stored_cols=1, interleaved=i),
     "v_vector": lambda g, t, i: _headed(g, g.kv_heads, cols=1, stored_cols=1, interleaved=False),
     "attention_output": lambda g, t, i: _attention_output(g, t),
+    "attention_output_flat": lambda g, t, i: _attention_output_flat(g),
     "ffn_rows": lambda g, t, i: plain(g.ffn, g.hidden, stored_rows=g.aligned_ffn, stored_cols=g.aligned_hidden),
     "ffn_vector": lambda g, t, i: plain(g.ffn, 1, stored_rows=g.aligned_ffn),
     "down_rows": lambda g, t, i: plain(g.hidden, g.ffn, stored_rows=g.aligned_hidden, stored_cols=g.aligned_ffn),
 }
 
-_VECTORS = frozenset({"hidden_vector", "q_vector", "k_vector", "v_vector", "ffn_vector"})
+_VECTORS = frozenset({"hidden_vector", "head_vector", "q_vector", "k_vector", "v_vector", "ffn_vector"})
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One canonical tensor in a bump file: ``offset`` is absolute, in bytes; ``nbytes`` includes padding."""
+    """One tensor of a bump file: ``offset`` is absolute, in bytes; ``nbytes`` includes padding.
+
+    ``canonical`` is the canonical name, empty for tokenizer content.
+    """
 
     slot: Slot
     slot_name: str
@@ -110,7 +105,7 @@ class Placed:
     nbytes: int
 
 
-def slots_of(table: tuple[tuple[Slot, ...], ...], num_layers: int) -> Iterator[tuple[Slot, int | None]]:
+def slots_of(table: SlotTable, num_layers: int) -> Iterator[tuple[Slot, int | None]]:
     """Every slot of a model with its layer, in file order."""
     head, layer, tail = table
     yield from ((slot, None) for slot in head)
@@ -120,37 +115,66 @@ def slots_of(table: tuple[tuple[Slot, ...], ...], num_layers: int) -> Iterator[t
 
 
 def place(
-    table: tuple[tuple[Slot, ...], ...],
+    table: SlotTable,
     g: Geometry,
     dtype_of: Callable[[Slot, int | None], DType],
     *,
     start: int,
     interleaved: bool,
+    family: Family | None = None,
+    content: Mapping[str, int] | None = None,
 ) -> list[Placed]:
-    """Lay all slots out back to back from byte ``start``."""
-    placed = []
+    """Lay all slots out back to back from byte ``start``.
+
+    Args:
+        table: the slots of one model (:func:`ckconv.formats.bump_slots.with_optional`).
+        interleaved: Q and K rows are stored with RoPE pairs as neighbours.
+        family: whose norms are stored shifted, if they are.
+        content: bytes of each tokenizer slot in the table, by name.
+    """
+    placed: list[Placed] = []
     offset = start
     for slot, layer in slots_of(table, g.num_layers):
+        if not slot.stored:
+            continue
+        if slot.content:
+            placed.append(_place_content(slot, offset, (content or {})[slot.name]))
+            offset += placed[-1].nbytes
+            continue
         dtype = dtype_of(slot, layer)
         for part in slot.parts:
-            item = _place_part(slot, part, layer, g, dtype, offset, interleaved)
-            placed.append(item)
-            offset += item.nbytes
+            placed.append(_place_part(slot, part, layer, g, dtype, offset, interleaved, family))
+            offset += placed[-1].nbytes
     return placed
 
 
+def _place_content(slot: Slot, offset: int, nbytes: int) -> Placed:
+    dtype = DTYPES[slot.content]
+    elements = nbytes // dtype.size
+    return Placed(slot, slot.name, "", dtype, (elements,), plain(elements, 1), offset, nbytes)
+
+
 def _place_part(
-    slot: Slot, part: Part, layer: int | None, g: Geometry, dtype: DType, offset: int, interleaved: bool
+    slot: Slot,
+    part: Part,
+    layer: int | None,
+    g: Geometry,
+    dtype: DType,
+    offset: int,
+    interleaved: bool,
+    family: Family | None,
 ) -> Placed:
     layout = LAYOUTS[part.layout](g, dtype, interleaved)
+    canonical = with_layer(part.canonical, layer)
+    shift = norm_shift(family, canonical) if family else 0
     shape = (layout.rows,) if part.layout in _VECTORS else (layout.rows, layout.cols)
     return Placed(
         slot,
         with_layer(slot.name, layer),
-        with_layer(part.canonical, layer),
+        canonical,
         dtype,
         shape,
-        layout,
+        shifted(layout, shift) if shift else layout,
         offset,
         dtype.nbytes(layout.elements),
     )

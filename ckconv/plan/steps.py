@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ckconv.conversions import Action, Conversion
@@ -22,6 +23,8 @@ class Options:
         context: context length in the output, 0 for the source's.
         drop: globs over canonical and source names of tensors to leave out.
         bump_version: 0 for the best that holds the model.
+        template: the engine's template, or a directory of them, to be embedded in a bump 5 file.
+        created: seconds since 1970 that a bump 5 file is dated with; ``None`` leaves it undated.
         dtype_codes: numbering of the bump 3 dtype table, ``v3`` or ``v4``.
     """
 
@@ -33,6 +36,8 @@ class Options:
     drop: tuple[str, ...] = ()
     bump_version: int = 0
     dtype_codes: str = "v3"
+    template: Path | None = None
+    created: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +47,16 @@ class Step:
     Attributes:
         slot: the target's name for the entry.
         target: the tensor as the target stores it; its extent's offset is relative to the output file.
-        source: where the rows come from; ``None`` writes zeros.
+        source: where the rows come from; ``None`` writes ``content``, or zeros.
         conversion: what happens to the values, ``None`` with no source.
+        content: the bytes themselves, for an entry that is no tensor.
     """
 
     slot: str
     target: Tensor
     source: Tensor | None
     conversion: Conversion | None
+    content: bytes | None = None
 
     @property
     def offset(self) -> int:
@@ -64,7 +71,14 @@ class Step:
     @property
     def action(self) -> Action:
         """What happens to the values."""
+        if self.content is not None:
+            return Action.CONTENT
         return self.conversion.action if self.conversion else Action.ZERO
+
+    @property
+    def blank(self) -> bool:
+        """Zeros that stand for a tensor which the model does not have."""
+        return self.action is Action.ZERO
 
     @property
     def one_run(self) -> bool:
@@ -110,6 +124,7 @@ class Plan:
         refusals: reasons not to do it; nothing may be written if there is one.
         notes: facts worth a line in the report.
         rope_layout: ``split`` or ``interleaved`` rows in the output, empty for a model without RoPE.
+        alternative: the flag with which the model can be held, where this target refuses it.
         details: what the target's writer needs besides.
     """
 
@@ -123,6 +138,7 @@ class Plan:
     refusals: tuple[Reason, ...] = ()
     notes: tuple[str, ...] = ()
     rope_layout: str = ""
+    alternative: str = ""
     details: Any = field(default=None)
 
     @property
@@ -139,6 +155,7 @@ class Plan:
         if not self.refusals:
             return
         hints = list(dict.fromkeys(reason.hint for reason in self.refusals if reason.hint))
+        hints += [self.alternative] if self.alternative else []
         texts = [reason.text for reason in self.refusals]
         one = len(texts) == 1
         raise UnsupportedError(

@@ -2,25 +2,78 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import replace
 
 from ckconv.model.index import TensorIndex
-from ckconv.plan.bump3 import plan_bump3
-from ckconv.plan.steps import Options, Plan
+from ckconv.plan.bump import BumpPlanner, unknown_architecture
+from ckconv.plan.bump3 import Bump3Planner
+from ckconv.plan.bump5 import Bump4Planner, Bump5Planner
+from ckconv.plan.steps import Options, Plan, Reason
 from ckconv.tied import head_is_embedding
 
+PLANNERS: dict[str, type[BumpPlanner]] = {"bump 3": Bump3Planner, "bump 4": Bump4Planner, "bump 5": Bump5Planner}
 
-class Planner(Protocol):
-    """Plans a conversion; reasons to refuse are part of the plan."""
+#: What `inspect` judges a model by.
+TARGETS = ("bump 3", "bump 5")
 
-    def __call__(self, index: TensorIndex, options: Options, *, head_is_embedding: bool) -> Plan:
-        """``head_is_embedding``: ``output.weight`` is byte for byte the embedding."""
+#: What is tried in this order where no version is asked for.
+_AUTO = (3, 5)
 
 
-#: What `inspect` judges a model by, and `convert` writes.
-TARGETS: dict[str, Planner] = {"bump 3": plan_bump3}
+def refusals(index: TensorIndex, target: str, *, head_is_embedding: bool) -> tuple[Reason, ...]:
+    """Why a target cannot hold a model as it is; nothing of the model but its headers is looked at.
+
+    Args:
+        head_is_embedding: ``output.weight`` is byte for byte the embedding.
+    """
+    return _plan(index, target, Options(), head_is_embedding, only_reasons=True).refusals
 
 
 def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
-    """Plan the conversion of ``index``. The plan may hold reasons to refuse: see :meth:`Plan.check`."""
-    return TARGETS[f"{to} {options.bump_version or 3}"](index, options, head_is_embedding=head_is_embedding(index))
+    """Plan the conversion of ``index``. The plan may hold reasons to refuse: see :meth:`Plan.check`.
+
+    Raises:
+        InputError: the engine template or the source's tokenizer is malformed.
+    """
+    tied = head_is_embedding(index)
+    if options.bump_version:
+        plan = _plan(index, f"{to} {options.bump_version}", options, tied)
+        if plan.refusals and options.bump_version == 3:
+            newer = _plan(index, f"{to} 5", options, tied, only_reasons=True)
+            return plan if newer.refusals else replace(plan, alternative="--bump-version 5 holds it")
+        return plan
+    plans: list[Plan] = []
+    for version in _AUTO:
+        plan = _plan(index, f"{to} {version}", options, tied)
+        if not plan.refusals:
+            return replace(plan, notes=(*plan.notes, _why(plan, plans)))
+        plans.append(plan)
+    return _refused(index, options, plans)
+
+
+def _plan(
+    index: TensorIndex, target: str, options: Options, head_is_embedding: bool, *, only_reasons: bool = False
+) -> Plan:
+    planner = PLANNERS[target]
+    if index.config is None:
+        return Plan(index, "bump", planner.version, options, 0, (), refusals=(unknown_architecture(index),))
+    made = planner(index, index.config, options, head_is_embedding=head_is_embedding)
+    return made.plan(only_reasons=only_reasons)
+
+
+def _why(plan: Plan, refused: list[Plan]) -> str:
+    """Why this version was chosen."""
+    if not refused:
+        return f"{plan.target_name} was chosen: it holds the model without loss"
+    first = refused[0].refusals
+    more = f" (and {len(first) - 1} more)" if len(first) > 1 else ""
+    return f"{plan.target_name} was chosen; {refused[0].target_name} cannot hold the model: {first[0].text}{more}"
+
+
+def _refused(index: TensorIndex, options: Options, plans: list[Plan]) -> Plan:
+    """No version holds the model: the reasons of each, those that they share once."""
+    shared = [reason for reason in plans[0].refusals if all(reason in plan.refusals for plan in plans)]
+    reasons = list(shared)
+    for plan in plans:
+        reasons += [replace(r, text=f"{plan.target_name}: {r.text}") for r in plan.refusals if r not in shared]
+    return Plan(index, "bump", 0, options, 0, (), refusals=tuple(reasons))

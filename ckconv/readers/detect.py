@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ckconv.errors import InputError, quoted
+from ckconv.errors import CkconvError, InputError, quoted
 from ckconv.formats.bump import VERSIONS
 from ckconv.formats.gguf import MAGIC as GGUF_MAGIC
 from ckconv.formats.safetensors import INDEX_SUFFIX
@@ -67,6 +67,15 @@ def open_index(
         InputError: malformed, missing or unreadable.
         UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
     """
+    try:
+        return _open(path, format, source, config_path)
+    except CkconvError as error:
+        if error.path is None:  # rules about tensors know no files
+            error.path = str(path)
+        raise
+
+
+def _open(path: Path, format: str | None, source: ByteSource | None, config_path: Path | None) -> TensorIndex:
     if source is None and path.is_dir():
         return _open_directory(path, format, config_path)
     opened = source or open_source(path)

@@ -10,9 +10,8 @@ from ckconv.readers.bytesource import ByteSource
 #: The next step for an input that ends too early.
 TRUNCATED = "the download looks truncated; fetch it again and compare its size or sha256"
 
-#: Bytes of the first window, enough for a header without a vocabulary, and of the later ones.
-FIRST_WINDOW = 1 << 20
-WINDOW = 16 << 20
+#: Bytes of a window: it stays in the processor's cache between reading and parsing. Larger ones take longer.
+WINDOW = 1 << 20
 
 
 class Cursor:
@@ -27,7 +26,7 @@ class Cursor:
 
     __slots__ = ("_window", "at", "base", "buffer", "source")
 
-    def __init__(self, source: ByteSource, offset: int = 0, *, first: int = FIRST_WINDOW, window: int = WINDOW) -> None:
+    def __init__(self, source: ByteSource, offset: int = 0, *, first: int = WINDOW, window: int = WINDOW) -> None:
         self.source = source
         self.base, self.at = offset, 0
         self._window = window

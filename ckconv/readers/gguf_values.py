@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import repeat
 from struct import Struct
 
 from ckconv.errors import InputError, OutputError, quoted
@@ -249,14 +248,13 @@ def _skip_strings(cursor: Cursor, key: str, count: int, length: Struct) -> None:
         if not cursor.has(width):
             raise cursor.truncated(width, f"the length of string #{done + 1:,} of {quoted(key)}")
         buffer, at = cursor.buffer, cursor.at
-        last = len(buffer) - width
-        # No length is trusted: a long one moves `at` out of the window, which ends the loop before anything is read.
-        for _ in repeat(None, count - done):
-            if at > last:
-                break
-            previous = at
-            at += width + unpack(buffer, at)[0]
-            done += 1
+        # No length is trusted: a long one moves `at` out of the window, and there is nothing to unpack there.
+        try:
+            for index in range(done, count):  # noqa: B007 - read where the loop ends early
+                previous, at = at, at + width + unpack(buffer, at)[0]
+            done = count
+        except (struct.error, OverflowError):
+            done = index
         nbytes = at - previous - width
         if at > len(buffer) and (nbytes > MAX_STRING_BYTES or not cursor.reaches(cursor.base + at)):
             cursor.at = previous + width

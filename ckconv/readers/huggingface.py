@@ -41,7 +41,7 @@ def open_checkpoint(path: Path, *, source: ByteSource | None = None) -> TensorIn
             if not mlx:
                 refuse_foreign(checkpoint.tensors, path)
             model = huggingface_config(config, family, checkpoint.tensors, path)
-            canonical = canonicalise(items, family, model, mlx=mlx)
+            canonical = canonicalise(items, family, model, path, mlx=mlx)
     return TensorIndex(
         format="mlx" if mlx else "safetensors",
         version=0,

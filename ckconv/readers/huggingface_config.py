@@ -14,6 +14,8 @@ from ckconv.model.index import StoredTensor
 #: Families whose classes tie the head unless the configuration says otherwise (transformers' defaults).
 _TIED_BY_DEFAULT = frozenset({"gemma3", "gpt2", "whisper"})
 
+_BY_FIELD = {parameter.field: parameter for parameter in PARAMETERS}
+
 #: Keys that change the computation, each with the values that change nothing.
 _MODIFIERS: dict[str, tuple[object, ...]] = {
     "attn_logit_softcapping": (None, 0),
@@ -70,8 +72,11 @@ def huggingface_config(
     if family.name == "gpt2" and "ffn_size" not in values and "hidden_size" in values:
         values["ffn_size"] = 4 * values["hidden_size"]  # transformers' meaning of n_inner: null
     rope = _rope(own, fail)
-    if "rope_theta" not in values and isinstance(rope.get("rope_theta"), int | float):
-        values["rope_theta"] = float(rope["rope_theta"])
+    if "rope_theta" not in values and rope.get("rope_theta") is not None:
+        name = names["rope_theta"] = "rope_parameters.rope_theta"
+        values["rope_theta"] = checked_number(name, rope["rope_theta"], _BY_FIELD["rope_theta"], fail)
+    if own.get("encoder_layers") is not None:
+        checked_number("encoder_layers", own["encoder_layers"], _BY_FIELD["num_layers"], fail)
     factor = own.get("partial_rotary_factor", rope.get("partial_rotary_factor"))
     if isinstance(factor, int | float) and not isinstance(factor, bool) and 0 < factor < 1:
         head = values.get("head_dim") or values.get("hidden_size", 0) / max(values.get("num_heads", 1), 1)

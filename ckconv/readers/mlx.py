@@ -53,8 +53,9 @@ def mlx_items(stored: tuple[StoredTensor, ...], config: Mapping[str, Any], path:
             triple = _triple(module, by_name, settings, path, faults)
             if triple:
                 items.append(triple)
+    dense = {tensor.name.removesuffix(".weight") for tensor in stored} - modules
     for name, value in settings.items():
-        if isinstance(value, dict) and name in {t.name.removesuffix(".weight") for t in stored} - modules:
+        if isinstance(value, dict) and name in dense:
             faults.add("mlx.quant", f"{quoted(name)} has a quantization entry and no scales", tensor=name)
     faults.check()
     return items
@@ -82,6 +83,9 @@ def _triple(
         raise InputError(
             "mlx.quant", f"{quoted(module)} has scales, config.json has no quantization", path=path, tensor=name
         )
+    if settings.get(module) is False:
+        faults.add("mlx.quant", f"{quoted(module)} has scales, its quantization entry is false", tensor=name)
+        return None
     q = _settings_of(module, settings, path)
     number = scales.dtype if q.has_biases else DTYPES["BF16"]
     arrays = [array for array in (weight, scales, biases) if array is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ckconv.formats.bump import HEADER_BYTES, TABLE_LENGTH, HeaderV3
+from ckconv.formats.bump import HEADER_BYTES, TABLE_LENGTH, HeaderV3, align
 from ckconv.model.architectures import FAMILIES
 from ckconv.plan.bump3 import Bump3
 from ckconv.plan.steps import Plan
@@ -43,7 +43,7 @@ def header(plan: Plan, sha256: bytes) -> bytes:
         g.head,
         g.aligned_hidden,
         g.aligned_head,
-        g.aligned_context,
+        align(g.context),
         sha256,
     ).pack()
 

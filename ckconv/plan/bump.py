@@ -1,0 +1,288 @@
+"""Planning a bump file of any version: which tensor goes into which slot, as which type, and why not.
+
+What the versions share is here; their engines' rules are in the subclasses (:mod:`ckconv.plan.bump3`,
+:mod:`ckconv.plan.bump5`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from ckconv.conversions import Conversion, convertible, decodable, recipe_between
+from ckconv.dtypes import DTYPES, F32, WIDENS_TO_F32, DType
+from ckconv.formats.bump import TABLE_LENGTH
+from ckconv.formats.bump_slots import Slot, SlotTable, table_entries
+from ckconv.model.architectures import FAMILIES
+from ckconv.model.config import ModelConfig
+from ckconv.model.index import Extent, Tensor, TensorIndex
+from ckconv.model.names import parse, pattern_of, with_layer
+from ckconv.model.placement import Geometry, geometry, place, slots_of
+from ckconv.plan.steps import Left, Options, Plan, Reason, Step
+
+#: What an MLX triple is re-packed to, the first that can hold its codes; whether its numbers fit is known when they
+#: are read.
+_REPACKED_TO = ("Q5_1", "Q8_0")
+
+ROPE_FREQUENCIES = "rope_frequencies"
+
+
+def unknown_architecture(index: TensorIndex) -> Reason:
+    """Why a model without rules cannot be planned for."""
+    known = ", ".join(FAMILIES)
+    what = f"architecture {index.architecture!r} has no rules" if index.architecture else "no architecture is named"
+    return Reason(f"{what} (known: {known})")
+
+
+class BumpPlanner(ABC):
+    """Collects every reason before it gives up, so that a user sees them all at once.
+
+    Attributes:
+        version: the file's.
+        table: the slots of this model, tokenizer content left out.
+        numbering: of the dtype table: ``v3`` or ``v4``.
+        data_start: where the dtype table begins, in bytes.
+    """
+
+    version: int
+    table: SlotTable
+    numbering: str
+    data_start: int
+    #: Float rows and heads are padded to this many elements.
+    step: int
+
+    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, *, head_is_embedding: bool) -> None:
+        self.index, self.config, self.options = index, config, options
+        self.head_is_embedding = head_is_embedding
+        self.family = FAMILIES[config.family]
+        self.notes: list[str] = []
+        self.left_out: list[Left] = []
+        self.tensors: dict[str, Tensor] = {}
+        self.geometry: Geometry = geometry(config, context=options.context or config.context_length, step=self.step)
+        self._reasons: list[Reason] = []
+
+    def plan(self, *, only_reasons: bool = False) -> Plan:
+        """The plan; with reasons to refuse, or with ``only_reasons``, without steps."""
+        self._select()
+        self._check_model()
+        # What follows is work for every layer that the header claims, whatever the size of the file.
+        bare = self.config.num_layers - len({parse(name).layer for name in self.tensors} - {None})
+        if bare > 0:
+            self.refuse(f"{bare:,} of {self.config.num_layers:,} layers have no tensors")
+            return Plan(self.index, "bump", self.version, self.options, 0, (), refusals=tuple(self._reasons))
+        types = self._types()
+        self._check_missing()
+        interleaved = self._interleaved()
+        if not self._reasons:
+            self._check_types(types)
+        if self._reasons or only_reasons:
+            return Plan(self.index, "bump", self.version, self.options, 0, (), refusals=tuple(self._reasons))
+        return self._finish(types, interleaved)
+
+    @abstractmethod
+    def _check_engine(self) -> None:
+        """Reasons of this version's engine that follow from the architecture."""
+
+    @abstractmethod
+    def _refused_type(self, source: DType, slot: Slot) -> str:
+        """Why the engine computes nothing right with blocks of this type in a slot; empty if it does."""
+
+    @abstractmethod
+    def _check_types(self, types: Mapping[str, DType]) -> None:
+        """Reasons that follow from the types of several slots together."""
+
+    @abstractmethod
+    def _rotates_pairs(self) -> bool:
+        """The engine rotates neighbouring rows of a head, so that is how they have to be stored."""
+
+    @abstractmethod
+    def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
+        """The plan of a model that nothing speaks against."""
+
+    def refuse(self, text: str, hint: str = "") -> None:
+        """Note a reason."""
+        self._reasons.append(Reason(text, hint))
+
+    def _select(self) -> None:
+        """Every source tensor goes into a slot, or is left out by a rule or a flag, or is a reason to refuse."""
+        slotted = {part.canonical for group in self.table for slot in group if slot.stored for part in slot.parts}
+        homeless: Counter[str] = Counter()
+        for dropped in self.index.dropped:
+            self.left_out.append(Left(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes))
+        for tensor in self.index.tensors.values():
+            if self._dropped(tensor.name, tensor.source):
+                self.left_out.append(Left(tensor.name, "--drop", tensor.nbytes))
+            elif tensor.name == "output.weight" and self.head_is_embedding:
+                self.left_out.append(Left(tensor.name, "byte for byte the embedding: tied", tensor.nbytes))
+                self.notes.append("output.weight is byte for byte token_embedding.weight: written as tied")
+            elif pattern_of(tensor.name) in slotted:
+                self.tensors[tensor.name] = tensor
+            elif tensor.name == "output.weight":
+                self.refuse(f"the output head is not tied to the embeddings and bump {self.version} has no slot for it")
+            elif tensor.name == ROPE_FREQUENCIES:
+                self._refuse_rope_scaling(tensor.source)
+            else:
+                homeless[pattern_of(tensor.name)] += 1
+        for stored in self.index.unknown:
+            if self._dropped(stored.name, stored.name):
+                self.left_out.append(Left(stored.name, "--drop", stored.extent.nbytes))
+            else:
+                homeless[pattern_of(stored.name)] += 1
+        for pattern, count in homeless.items():
+            self.refuse(f"no slot for {pattern}" + (f" ({count} tensors)" if count > 1 else ""))
+
+    def _dropped(self, *names: str) -> bool:
+        return any(fnmatchcase(name, glob) for name in names for glob in self.options.drop)
+
+    def _refuse_rope_scaling(self, what: str, kind: str = "Llama 3.1 style") -> None:
+        self.refuse(
+            f"{what} scales RoPE ({kind}), which the engine does not do",
+            f"--drop {ROPE_FREQUENCIES} leaves it out: right up to the original context only",
+        )
+
+    def _check_model(self) -> None:
+        c, g = self.config, self.geometry
+        self._check_engine()
+        if self.family.rope and c.rotary_dim != c.head_dim:
+            self.refuse(f"RoPE turns {c.rotary_dim} of {c.head_dim} elements of a head; the engine turns all")
+        if c.rope_scaling is not None and ROPE_FREQUENCIES not in self.index.tensors:
+            if self._dropped(ROPE_FREQUENCIES):
+                self.left_out.append(Left(ROPE_FREQUENCIES, "--drop", 0))
+            else:
+                self._refuse_rope_scaling("the configuration", str(c.rope_scaling.get("rope_type", "")))
+        if c.sliding_window and c.sliding_window < g.context and not self._slides():
+            self.refuse(
+                f"attention slides over {c.sliding_window:,} tokens, the engine attends to all {g.context:,}",
+                f"--context {c.sliding_window} makes them the same",
+            )
+        for modifier in c.modifiers:
+            self.refuse(f"{modifier} changes the computation; the engine does not know it")
+        if not c.norm_eps:
+            self.refuse("the source names no epsilon for its norms")
+        if not g.context:
+            self.refuse("the source names no context length", "--context N sets one")
+        elif c.context_length and g.context > c.context_length:
+            self.notes.append(f"context {g.context:,} is longer than the source's {c.context_length:,}")
+
+    def _slides(self) -> bool:
+        """The engine knows this family's sliding window."""
+        return False
+
+    def _interleaved(self) -> bool:
+        """Whether Q and K rows are written with RoPE pairs as neighbours."""
+        asked = self.options.rope_layout
+        if asked == "source":
+            interleaved = any(tensor.layout.interleaved for tensor in self.tensors.values())
+        else:
+            interleaved = self._rotates_pairs() if asked == "engine" else asked == "interleaved"
+        if interleaved and self.geometry.head % 2:
+            self.refuse(f"heads of {self.geometry.head} elements cannot form RoPE pairs")
+        return interleaved
+
+    def _types(self) -> dict[str, DType]:
+        """Slot name -> type; a refused one stands for itself so that planning goes on to find every reason."""
+        types: dict[str, DType] = {}
+        refused: dict[tuple[str, str], list[str]] = {}
+        for slot, layer in slots_of(self.table, self.config.num_layers):
+            name = with_layer(slot.name, layer)
+            here = [self.tensors[c] for part in slot.parts if (c := with_layer(part.canonical, layer)) in self.tensors]
+            chosen = []
+            for tensor in here:
+                dtype, why, hint = self._type(tensor.dtype, slot)
+                if why:
+                    refused.setdefault((why, hint), []).append(tensor.source)
+                chosen.append(dtype)
+            types[name] = chosen[0] if chosen else F32
+            if len(set(chosen)) > 1:
+                mixed = " and ".join(f"{tensor.source} is {tensor.dtype}" for tensor in here)
+                refused.setdefault(
+                    (f"gate and up share one type in {pattern_of(slot.name)}", "--dequantize"), []
+                ).append(mixed)
+        for (why, hint), names in refused.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            self.refuse(f"{why}: {names[0]}{more}", hint and f"{hint} decodes them to FP32")
+        return types
+
+    def _type(self, source: DType, slot: Slot) -> tuple[DType, str, str]:
+        """(type in the output, reason to refuse or "", flag that would change it)."""
+        asked = self.options.dtype
+        if slot.fp32:
+            ok = source in WIDENS_TO_F32
+            return F32, "" if ok else f"{source} in an FP32 slot", ""
+        if source.block > 1 and self.options.dequantize:
+            target = F32 if asked in ("engine", "keep") else DTYPES[asked.upper()]
+            return target, "" if decodable(source) else f"no decoder for {source}", ""
+        if asked == "keep":
+            known = getattr(source, f"bump_{self.numbering}") is not None
+            return source, "" if known else f"{source} has no code in the dtype table", ""
+        if source.block > 1:
+            target = next((DTYPES[name] for name in _REPACKED_TO if recipe_between(source, DTYPES[name])), source)
+            return target, self._refused_type(target, slot), "--dequantize"
+        target = F32 if asked == "engine" else DTYPES[asked.upper()]
+        if not convertible(source, target):
+            return source, f"{source} cannot become {target} exactly", ""
+        return target, "", ""
+
+    def _check_missing(self) -> None:
+        missing: Counter[str] = Counter()
+        for slot, layer in slots_of(self.table, self.config.num_layers):
+            for part in slot.parts:
+                if not slot.zero_if_absent and with_layer(part.canonical, layer) not in self.tensors:
+                    missing[part.canonical] += 1
+        for pattern, count in missing.items():
+            self.refuse(f"no tensor for {pattern}" + (f" in {count} layers" if "{n}" in pattern else ""))
+
+    def codes(self, types: Mapping[str, DType]) -> bytes:
+        """The dtype table."""
+        slots = slots_of(self.table, self.config.num_layers)
+        codes = [getattr(types[with_layer(slot.name, n)], f"bump_{self.numbering}") for slot, n in slots if slot.coded]
+        return bytes(codes)
+
+    def steps(
+        self,
+        types: Mapping[str, DType],
+        *,
+        interleaved: bool,
+        table: SlotTable | None = None,
+        content: Mapping[str, bytes] | None = None,
+    ) -> list[Step]:
+        """The payload in file order.
+
+        Args:
+            table: the slots with those of ``content``, if there is any.
+            content: slot name -> bytes of tokenizer content.
+        """
+
+        def dtype_of(slot: Slot, layer: int | None) -> DType:
+            return types[with_layer(slot.name, layer)]
+
+        content = content or {}
+        table = table or self.table
+        placed = place(
+            table,
+            self.geometry,
+            dtype_of,
+            start=self.data_start + TABLE_LENGTH.size + table_entries(table, self.config.num_layers),
+            interleaved=interleaved,
+            family=self.family,
+            content={name: len(data) for name, data in content.items()},
+        )
+        steps = []
+        for item in placed:
+            target = Tensor(
+                item.canonical,
+                item.slot_name,
+                item.dtype,
+                item.shape,
+                (Extent(self.index.path, item.offset, item.nbytes),),
+                item.layout,
+                may_be_absent=item.slot.zero_if_absent,
+            )
+            source = self.tensors.get(item.canonical)
+            conversion = None
+            if source is not None:
+                conversion = Conversion(source.dtype, item.dtype, item.layout.shift - source.layout.shift)
+            steps.append(Step(item.slot_name, target, source, conversion, content.get(item.slot_name)))
+        return steps

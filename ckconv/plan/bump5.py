@@ -1,0 +1,173 @@
+"""Planning BUMPWGT5, and layout D of BUMPWGT4, which has the same payload: what the engine's v7 and v8 compute.
+
+Sources: ``version/v7/scripts/convert_gguf_to_bump_v7.py`` for the layout, ``build_ir_v7.py`` and the templates for what
+is taken; which types are computed rightly was measured, not promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckconv.dtypes import DType
+from ckconv.formats.bump import EXTENDED_HEADER_BYTES
+from ckconv.formats.bump_slots import (
+    BESIDE_Q5,
+    LOADED_BY_V5,
+    LOADED_BY_V5_IN_LAYERS,
+    SLOTS_V5,
+    Slot,
+    with_optional,
+)
+from ckconv.model.config import ModelConfig
+from ckconv.model.index import TensorIndex
+from ckconv.model.placement import Geometry
+from ckconv.model.tokenizer import MERGE_BYTES
+from ckconv.plan import bump5_documents as documents
+from ckconv.plan.bump import BumpPlanner
+from ckconv.plan.steps import Options, Plan
+from ckconv.plan.tokenizer import special_tokens_of, texts_of, tokenizer_of
+from ckconv.readers.template import read_template, template_interleaves
+
+_QK_NORM = ("layers.{n}.attention.q_norm.weight", "layers.{n}.attention.k_norm.weight")
+_POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")
+
+#: Families that the engine has a template for -> optional slots that its template's operations use, all of them and
+#: no others: an entry that no operation uses is a fault there, and so is one that is missing.
+TEMPLATES: dict[str, tuple[str, ...]] = {
+    "llama": (),
+    "qwen2": (),
+    "qwen3": _QK_NORM,
+    "gemma3": (*_QK_NORM, *_POST_NORMS),
+}
+
+#: Families whose template rotates neighbouring rows (``rope_forward_qk_pairwise``); the others half against half.
+ROTATES_PAIRS = frozenset({"llama"})
+
+_HEAD = "output.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Bump5:
+    """What the writer needs besides the steps.
+
+    Attributes:
+        manifest: the document of ``weights_manifest.json``.
+        config_json: the document of ``config.json``.
+        metadata: what stands behind the payload, footer included; empty in version 4.
+    """
+
+    geometry: Geometry
+    codes: bytes
+    num_merges: int
+    total_vocab_bytes: int
+    manifest: Mapping[str, Any]
+    config_json: Mapping[str, Any]
+    metadata: bytes
+
+
+class Bump5Planner(BumpPlanner):
+    """The rules of the engine's template-driven runtime."""
+
+    version = 5
+    numbering = "v4"
+    data_start = EXTENDED_HEADER_BYTES
+    step = 1
+
+    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, *, head_is_embedding: bool) -> None:
+        super().__init__(index, config, options, head_is_embedding=head_is_embedding)
+        self.present = set(TEMPLATES.get(config.family, ()))
+        if _HEAD in index.tensors and not head_is_embedding and not self._dropped(_HEAD, index.tensors[_HEAD].source):
+            self.present.add(_HEAD)
+        self.table = with_optional(SLOTS_V5, self.present)
+        self._template: dict[str, Any] | None = None
+        if options.template is not None and self.version == 5:
+            self._template = read_template(options.template, self.family.gguf)
+
+    def _check_engine(self) -> None:
+        if self.config.family not in TEMPLATES:
+            self.refuse(f"the engine has no template for {self.config.family} (it has {', '.join(TEMPLATES)})")
+        if self.options.template is not None and self.version != 5:
+            self.refuse(f"bump {self.version} has no place for an engine template", "--bump-version 5 embeds it")
+
+    def _slides(self) -> bool:
+        return self.config.family == "gemma3"
+
+    def _refused_type(self, source: DType, slot: Slot) -> str:
+        in_layer = "{n}" in slot.name
+        if source.name in LOADED_BY_V5 or (in_layer and source.name in LOADED_BY_V5_IN_LAYERS):
+            return ""
+        if source.name in LOADED_BY_V5_IN_LAYERS:
+            return f"the engine computes nothing right with a {source} {slot.name}"
+        return f"the engine computes nothing right with {source} matrices"
+
+    def _check_types(self, types: Mapping[str, DType]) -> None:
+        if self.options.dtype == "keep" or not any(t.name in LOADED_BY_V5_IN_LAYERS for t in types.values()):
+            return
+        for name in ("token_emb", _HEAD):
+            if name in types and types[name].name not in BESIDE_Q5:
+                self.refuse(
+                    f"{name} is {types[name]}; beside Q5_0 and Q5_1 matrices it must be FP32 or Q8_0",
+                    "--dequantize decodes them to FP32",
+                )
+
+    def _rotates_pairs(self) -> bool:
+        default = self.config.family in ROTATES_PAIRS
+        return template_interleaves(self._template, default) if self._template is not None else default
+
+    def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
+        content = tokenizer_of(self.index, self.geometry.vocab) or {}
+        table = with_optional(SLOTS_V5, self.present | content.keys())
+        steps = tuple(self.steps(types, interleaved=interleaved, table=table, content=content))
+        self._note(content)
+        facts = documents.Facts(
+            version=self.version,
+            config=self.config,
+            geometry=self.geometry,
+            steps=steps,
+            tied=_HEAD not in self.present,
+            own_rope_layout="" if interleaved == self._rotates_pairs() else "pairwise" if interleaved else "split",
+            num_merges=len(content.get("vocab_merges", b"")) // MERGE_BYTES,
+            total_vocab_bytes=len(content.get("vocab_strings", b"")),
+            special_tokens=special_tokens_of(self.index),
+            texts=texts_of(self.index),
+            template=self._template,
+            created=self.options.created,
+        )
+        manifest = documents.manifest(facts)
+        metadata = documents.metadata(facts, manifest) if self.version == 5 else b""
+        return Plan(
+            self.index,
+            "bump",
+            self.version,
+            self.options,
+            steps[-1].offset + steps[-1].nbytes + len(metadata),
+            steps,
+            tuple(self.left_out),
+            notes=tuple(self.notes),
+            rope_layout="interleaved" if interleaved else "split",
+            details=Bump5(
+                self.geometry,
+                self.codes(types),
+                facts.num_merges,
+                facts.total_vocab_bytes,
+                manifest,
+                documents.config_json(facts),
+                metadata,
+            ),
+        )
+
+    def _note(self, content: Mapping[str, bytes]) -> None:
+        if not content:
+            self.notes.append("the source has no tokenizer: none is embedded")
+        if self._template is None and self.version == 5:
+            self.notes.append("no engine template is embedded (--template): the engine takes its own")
+        elif self._template is not None and self._template.get("name", self.family.gguf) != self.family.gguf:
+            self.notes.append(f"the template calls itself {self._template['name']!r}, the model is {self.family.gguf}")
+
+
+class Bump4Planner(Bump5Planner):
+    """Layout D of version 4: the payload of version 5 without the metadata behind it."""
+
+    version = 4

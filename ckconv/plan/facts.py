@@ -1,0 +1,53 @@
+"""The few facts about a source that only its bytes tell, gathered before the plan is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ckconv.dtypes import DType
+from ckconv.files import Files
+from ckconv.model.index import Tensor, TensorIndex
+from ckconv.repack import candidates
+from ckconv.tied import head_is_embedding
+from ckconv.triples import triple_of
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What was found in the data.
+
+    Attributes:
+        head_is_embedding: ``output.weight`` is byte for byte the embedding.
+        misfits: canonical name of an MLX triple -> GGUF type it could be re-packed to -> groups whose numbers do not
+            fit. Empty where nobody looked: then a triple is taken to fit, and the conversion finds out.
+    """
+
+    head_is_embedding: bool = False
+    misfits: Mapping[str, Mapping[DType, int]] = field(default_factory=dict)
+
+
+def gather(index: TensorIndex) -> SourceFacts:
+    """Read what has to be read: two matrices until they differ, and the scales and biases of MLX triples."""
+    with Files() as files:
+        misfits = {
+            name: _misfits(tensor, files)
+            for name, tensor in index.tensors.items()
+            if triple_of(tensor.dtype) is not None
+        }
+        return SourceFacts(head_is_embedding(index, files), misfits)
+
+
+def _misfits(tensor: Tensor, files: Files) -> dict[DType, int]:
+    from ckconv.rows import RowReader, canonical_pieces
+
+    triple = triple_of(tensor.dtype)
+    assert triple is not None
+    recipes = candidates(triple.quantization)
+    counts = {recipe.block: 0 for recipe in recipes}
+    _, scales, *biases = (RowReader(plane, files) for plane in tensor.planes)
+    for start, rows in canonical_pieces(scales):
+        beside = biases[0].rows(start, start + len(rows)) if biases else None
+        for recipe in recipes:
+            counts[recipe.block] += recipe.misfits(rows, beside, triple)
+    return counts
