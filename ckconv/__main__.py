@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
 
 def main() -> None:
     """Run the command line and exit; a user never sees a traceback without ``--debug``."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        status = run(sys.argv[1:])
+    except KeyboardInterrupt:  # before there was anything to clean up
+        status = 130
+    if status > 128:
+        from ckconv.signals import ignore
+
+        ignore()
+    sys.exit(status)
 
 
 def run(arguments: list[str]) -> int:
     """Run the command line with ``arguments`` and return its exit status."""
     import click
 
+    from ckconv.cli import ReaderGone
     from ckconv.cli import main as group
     from ckconv.cli.render import print_error
     from ckconv.cli.settings import Settings
-    from ckconv.errors import CkconvError, Interrupted, UsageError
+    from ckconv.errors import CkconvError, Interrupted, OutputError, UsageError
 
     settings = Settings()
+    _settle_streams()
     try:
         status = group.main(arguments, prog_name="ckconv", standalone_mode=False, obj=settings)
         sys.stdout.flush()
@@ -35,12 +46,15 @@ def run(arguments: list[str]) -> int:
         if settings.debug:
             raise
         return print_error(error, settings)
-    except BrokenPipeError:
-        # The reader of our stdout went away; that is its right. Nothing more may be flushed into the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ReaderGone, BrokenPipeError):
+        _discard_stdout()
         return 0
     except (KeyboardInterrupt, click.Abort):
         return print_error(Interrupted(2), settings)
+    except OSError as error:
+        if settings.debug:
+            raise
+        return print_error(OutputError("system", error.strerror or str(error), path=error.filename), settings)
     except Exception as error:
         if settings.debug:
             raise
@@ -50,6 +64,20 @@ def run(arguments: list[str]) -> int:
             hint="this is a bug in ckconv; please report it with the output of the same command and --debug",
         )
         return print_error(bug, settings)
+
+
+def _settle_streams() -> None:
+    """Closed standard streams swallow what is written to them; a character that stdout cannot encode is escaped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process lives
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _discard_stdout() -> None:
+    """Nothing more may be flushed into a stdout that failed, not even when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

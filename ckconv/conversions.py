@@ -33,6 +33,7 @@ class Action(str, enum.Enum):
     REPACK = "repack"
     SHIFT = "shift"
     ZERO = "zero"
+    CONTENT = "content"
 
 
 @dataclass(frozen=True, slots=True)

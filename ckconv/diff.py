@@ -15,7 +15,7 @@ from ckconv.errors import UnsupportedError
 from ckconv.files import Files, pieces
 from ckconv.model.architectures import FAMILIES, norm_shift
 from ckconv.model.config import ModelConfig
-from ckconv.model.index import Tensor, TensorIndex, plain_tensor
+from ckconv.model.index import Tensor, TensorIndex
 from ckconv.rows import RowReader, canonical_pieces
 from ckconv.tied import head_is_embedding
 
@@ -48,7 +48,8 @@ class Difference:
 
     Attributes:
         values: how many values differ, of ``elements``; 0 where the shapes or types cannot be compared.
-        max_error: the largest absolute difference.
+        max_error: the largest absolute difference; NaN where every difference is between a number and NaN, or
+            between two NaNs of other bits, which are left out of both errors.
         relative_error: root of the sum of squared differences over that of squared values of the first model.
         reason: why the values were not compared, empty where they were.
     """
@@ -117,7 +118,7 @@ def diff(a: TensorIndex, b: TensorIndex, *, progress: Progress | None = None) ->
 
 def _tensors(index: TensorIndex, files: Files) -> dict[str, Tensor]:
     """What a model really has: no placeholders, and no head that is the embedding."""
-    tensors = {**index.tensors, **{stored.name: plain_tensor(stored.name, stored) for stored in index.unknown}}
+    tensors = index.everything
     if head_is_embedding(index, files):
         tensors.pop("output.weight", None)
     return {name: tensor for name, tensor in tensors.items() if not (tensor.may_be_absent and _is_zero(tensor, files))}
@@ -133,10 +134,11 @@ def _is_zero(tensor: Tensor, files: Files) -> bool:
 
 
 def _drop_derived(a: TensorIndex, b: TensorIndex, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    """RoPE frequencies follow from a configuration that names the scaling."""
+    """RoPE frequencies follow from a configuration that scales as Llama 3 does."""
     for has, lacks, other in ((ours, theirs, b), (theirs, ours, a)):
-        if "rope_frequencies" in has and "rope_frequencies" not in lacks and other.config and other.config.rope_scaling:
-            has.pop("rope_frequencies")
+        scaling = other.config.rope_scaling if other.config else None
+        if "rope_frequencies" not in lacks and scaling and scaling.get("rope_type") == "llama3":
+            has.pop("rope_frequencies", None)
 
 
 def _shift(index: TensorIndex, tensor: Tensor) -> int:
@@ -162,7 +164,21 @@ def _compare(
         stop = start + len(rows)
         pair.add(rows if lead is left else left.rows(start, stop), rows if lead is right else right.rows(start, stop))
         progress(rows.nbytes, one.name)
-    return pair.result(types)
+    return pair.result(types, lambda: _power(left, shifts[0]))
+
+
+def _power(reader: RowReader, shift: int) -> float:
+    """The sum of a tensor's squared values; read once more, and only for a tensor that differs."""
+    total = 0.0
+    with np.errstate(all="ignore"):
+        for _, rows in canonical_pieces(reader):
+            total += float(np.nansum(_values(rows, reader.tensor, shift).astype(np.float64) ** 2))
+    return total
+
+
+def _values(rows: Rows, tensor: Tensor, shift: int) -> Floats:
+    values = np.ascontiguousarray(decode(rows, tensor.dtype))
+    return values + np.float32(shift) if shift else values
 
 
 class _Pair:
@@ -172,7 +188,7 @@ class _Pair:
         self.one, self.other, self.shifts = one, other, shifts
         self.comparable = convertible(one.dtype, F32) and convertible(other.dtype, F32)
         self.recipe = recipe_between(one.dtype, other.dtype)
-        self.values, self.max_error, self.squares, self.power = 0, 0.0, 0.0, 0.0
+        self.values, self.max_error, self.squares = 0, math.nan, 0.0
         self.uncompared = False
 
     def add(self, left: Rows, right: Rows) -> None:
@@ -187,8 +203,8 @@ class _Pair:
             self.values += int((left != right).any(axis=1).sum())
             self.uncompared = True
             return
-        a = self._values(left, self.one, self.shifts[0])
-        b = self._values(right, self.other, self.shifts[1])
+        a = _values(left, self.one, self.shifts[0])
+        b = _values(right, self.other, self.shifts[1])
         if self.one.dtype.block == 1 and self.other.dtype.block == 1:
             wrong = a.view(np.uint32) != b.view(np.uint32)
         else:
@@ -196,25 +212,25 @@ class _Pair:
         if wrong.any():
             with np.errstate(all="ignore"):
                 error = np.abs(a[wrong].astype(np.float64) - b[wrong])
-                self.max_error = max(self.max_error, float(np.nanmax(error)) if not np.isnan(error).all() else math.nan)
+                self.max_error = float(np.fmax(self.max_error, np.fmax.reduce(error)))
                 self.squares += float(np.nansum(error * error))
             self.values += int(np.count_nonzero(wrong))
-        with np.errstate(all="ignore"):
-            self.power += float(np.nansum(a.astype(np.float64) ** 2))
 
-    def _values(self, rows: Rows, tensor: Tensor, shift: int) -> Floats:
-        values = np.ascontiguousarray(decode(rows, tensor.dtype))
-        return values + np.float32(shift) if shift else values
-
-    def result(self, types: tuple[str, str]) -> Difference | None:
+    def result(self, types: tuple[str, str], power: Callable[[], float]) -> Difference | None:
         """The sum, or ``None`` where nothing differs."""
         if not self.values:
             return None
         if self.uncompared:
             reason = f"{self.values:,} rows differ, and there is no decoder for {types[0]}"
             return Difference(self.one.name, types, 0, self.one.elements, math.nan, math.nan, reason)
-        relative = math.sqrt(self.squares / self.power) if self.power else math.inf
+        relative = _ratio(self.squares, power()) if not math.isnan(self.max_error) else math.nan
         return Difference(self.one.name, types, self.values, self.one.elements, self.max_error, relative)
+
+
+def _ratio(squares: float, power: float) -> float:
+    if not squares:  # only zeros of the other sign
+        return 0.0
+    return math.sqrt(squares / power) if power else math.inf
 
 
 def _config(a: ModelConfig | None, b: ModelConfig | None) -> dict[str, tuple[object, object]]:

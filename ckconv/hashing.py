@@ -33,14 +33,11 @@ def hash_index(index: TensorIndex, progress: Callable[[int, str], None] | None =
     Left out of the model's hash is what a format may leave out without changing the model: a head that is the
     embedding, RoPE frequencies (they follow from the configuration), and all-zero placeholders.
     """
-    from ckconv.model.index import plain_tensor
-
-    tensors = [*index.tensors.values(), *(plain_tensor(stored.name, stored) for stored in index.unknown)]
     hashes: dict[str, str] = {}
     counted: dict[str, str] = {}
     with Files() as files:
         tied = head_is_embedding(index, files)
-        for tensor in tensors:
+        for tensor in index.everything.values():
             digest, blank = _hash_tensor(tensor, index, files, progress)
             hashes[tensor.name] = digest
             derived = tensor.name == "rope_frequencies" or (tied and tensor.name == "output.weight")

@@ -1,43 +1,104 @@
-"""Signals become one exception, so that whatever has to be cleaned up is cleaned up the way any error does it."""
+"""Signals as exceptions: an interrupted conversion unwinds and cleans up like a failed one."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 
 from ckconv.errors import Interrupted
 
-_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+#: The signals by which a person, a service manager or a lost terminal ends a program.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+#: Seconds in which a repeated signal counts as the same wish, so that an impatient second Ctrl-C does not break
+#: the unwinding that the first one began.
+GRACE = 2.0
+
+
+class _State:
+    """What the handler knows; changed by the main thread only, where Python runs handlers."""
+
+    depth = 0
+    pending: int | None = None
+    raised_at = float("-inf")
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    if _State.depth:
+        _State.pending = number
+    elif time.monotonic() - _State.raised_at > GRACE:
+        _State.raised_at = time.monotonic()
+        raise Interrupted(number)
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise :class:`Interrupted` in the main thread at the first SIGINT, SIGTERM or SIGHUP.
+def interruptible(*, last: bool = False) -> Iterator[None]:
+    """Raise :class:`Interrupted` in the main thread on SIGINT, SIGTERM or SIGHUP, once; then the old handlers return.
 
-    Further ones are ignored, so that nothing interrupts the clean-up. A signal that was ignored before (``nohup``) stays
-    ignored. Outside the main thread, where Python allows no handlers, nothing happens.
+    A signal that is ignored on entry (``nohup``, a background job) stays ignored. Outside the main thread, where
+    Python cannot set handlers, this does nothing.
+
+    Args:
+        last: only the end of the process comes after it: once a signal came the handlers stay, so that a second
+            Ctrl-C does not break into the error's report.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    raised = False
-
-    def interrupt(number: int, _: FrameType | None) -> None:
-        nonlocal raised
-        if not raised:
-            raised = True
-            raise Interrupted(number)
-
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    _State.raised_at = float("-inf")
+    old = {number: signal.getsignal(number) for number in ENDING}
+    # None: a handler that C code installed, which Python could not put back.
+    old = {number: handler for number, handler in old.items() if handler not in (signal.SIG_IGN, None)}
     try:
-        for number, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, interrupt)
+        for number in old:
+            signal.signal(number, _handle)
         yield
     finally:
-        raised = True
-        for number, handler in before.items():
+        interrupted = _State.raised_at > float("-inf")
+        for number, handler in ({} if last and interrupted else old).items():
             signal.signal(number, handler)
+
+
+def ignore() -> None:
+    """Ignore the signals from now on: the process ends, with the exit status of the first one."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class deferred:  # noqa: N801 - used as a statement, like contextlib's own
+    """Within :func:`interruptible`, hold signals back until the block ends: for clean-up and for publishing.
+
+    Args:
+        late: what the error says if a signal came while a block was running that then succeeded.
+
+    Raises:
+        Interrupted: on leaving the block, if a signal came meanwhile.
+    """
+
+    def __init__(self, late: str | None = None) -> None:
+        self._late = late
+        self._main = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> None:
+        if self._main:
+            _State.depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._main:
+            return
+        _State.depth -= 1
+        number, self_is_last = _State.pending, _State.depth == 0
+        if number is not None and self_is_last:
+            _State.pending = None
+            _State.raised_at = time.monotonic()
+            interrupted = Interrupted(number)
+            if kind is None and self._late is not None:
+                interrupted.message = self._late
+                interrupted.args = (self._late,)
+            raise interrupted

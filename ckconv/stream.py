@@ -2,21 +2,25 @@
 
 The calling thread fills a ring of preallocated buffers; one thread hashes them, another writes them. hashlib and the
 system calls give up the interpreter's lock, so the three overlap, and memory is the ring whatever the model's size.
+Into a pipe the calling thread writes itself: a write that waits for a reader can then be interrupted.
 """
 
 from __future__ import annotations
 
+import _thread
 import errno
 import hashlib
+import mmap
 import os
-import threading
+import select
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ckconv.errors import OutputError
+from ckconv.errors import InputError, OutputError
+from ckconv.signals import deferred
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -33,6 +37,50 @@ _ZEROS = memoryview(bytes(BUFFER_BYTES))
 _Job = memoryview | int | None
 
 
+class _Stage:
+    """One thread that does jobs in order. After a failure it only consumes them, so that nobody waits in vain.
+
+    Not a :class:`threading.Thread`: a signal handler that raises inside its ``start`` or ``join`` breaks their own
+    locks, and (up to Python 3.12) an interrupted ``join`` takes a running thread for ended. Here both are one call.
+    """
+
+    def __init__(self, work: Callable[[memoryview | int, int], None], buffers: int) -> None:
+        self.work = work
+        self.jobs: SimpleQueue[_Job] = SimpleQueue()
+        self.done: SimpleQueue[None] = SimpleQueue()
+        for _ in range(buffers):
+            self.done.put(None)
+        self.error: BaseException | None = None
+        self.over = False
+        self._running = _thread.allocate_lock()
+        self._running.acquire()
+
+    def start(self) -> None:
+        """Start the thread; it ends at the job ``None``."""
+        _thread.start_new_thread(self._run, ())
+
+    def wait(self) -> None:
+        """Until the last job is done; may be called again after a signal interrupted it."""
+        if not self.over:
+            self._running.acquire()
+
+    def _run(self) -> None:
+        position = 0
+        while (job := self.jobs.get()) is not None:
+            try:
+                if self.error is None:
+                    self.work(job, position)
+            except BaseException as error:
+                self.error = error
+            if isinstance(job, int):
+                position += job
+            else:
+                position += len(job)
+                self.done.put(None)
+        self.over = True
+        self._running.release()
+
+
 class Pipeline:
     """Appends bytes to ``fd`` from ``offset`` on, and hashes them."""
 
@@ -46,7 +94,7 @@ class Pipeline:
         buffers: int = BUFFERS,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        """Start the threads.
+        """Describe the stream; threads start with the first byte, when the caller can already end them.
 
         Args:
             fd: where to write; ``None`` only hashes.
@@ -56,28 +104,15 @@ class Pipeline:
             buffers, buffer_bytes: the ring.
         """
         self._fd, self._base, self._seekable, self._progress = fd, offset, seekable, progress
-        self._ring = [memoryview(bytearray(buffer_bytes)) for _ in range(buffers)]
+        # Whole pages: a copy to or from memory that starts inside a cache line costs a third more processor time.
+        self._ring = [memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(buffers)]
         self._bytes = buffer_bytes
         self._next, self._filled = 0, 0
         self._current: memoryview | None = None
         self._position = 0
         self._digest = hashlib.sha256()
-        self._error: BaseException | None = None
         self._stopped = False
-        self._jobs: list[SimpleQueue[_Job]] = []
-        self._done: list[SimpleQueue[None]] = []
-        self._threads: list[threading.Thread] = []
-        work = [self._hash] if fd is None else [self._hash, self._write]
-        for function in work:
-            jobs: SimpleQueue[_Job] = SimpleQueue()
-            done: SimpleQueue[None] = SimpleQueue()
-            for _ in range(buffers):
-                done.put(None)
-            self._jobs.append(jobs)
-            self._done.append(done)
-            thread = threading.Thread(target=self._run, args=(function, jobs, done), name="ckconv-stream", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._stages: list[_Stage] = []
 
     @property
     def position(self) -> int:
@@ -87,9 +122,9 @@ class Pipeline:
     def writable(self) -> memoryview:
         """The free rest of the current buffer, at least one byte; call :meth:`advance` with what was filled."""
         if self._current is None:
-            for done in self._done:
-                done.get()  # blocks until every thread is through with this buffer's last content
-            self._check()
+            for stage in self._started():
+                stage.done.get()  # blocks until the thread is through with this buffer's last content
+            self._check(self._stages)
             self._current = self._ring[self._next]
             self._next = (self._next + 1) % len(self._ring)
         return self._current[self._filled :]
@@ -107,11 +142,22 @@ class Pipeline:
         """Append ``nbytes`` of the file ``fd`` from ``offset`` on.
 
         Raises:
+            InputError: ``input.unreadable``, the file cannot be read.
             OutputError: ``input.changed``, the file ends early.
         """
         done = 0
         while done < nbytes:
-            got = os.preadv(fd, [self.writable()[: nbytes - done]], offset + done)
+            free = self.writable()[: nbytes - done]
+            try:
+                got = os.preadv(fd, [free], offset + done)
+            except OSError as error:
+                raise InputError(
+                    "input.unreadable",
+                    f"cannot be read at byte {offset + done:,}: {error.strerror}",
+                    path=path,
+                    tensor=tensor or None,
+                    offset=offset + done,
+                ) from error
             if not got:
                 raise OutputError(
                     "input.changed",
@@ -125,7 +171,10 @@ class Pipeline:
 
     def put(self, data: Buffer) -> None:
         """Append the bytes of a contiguous buffer; they are copied, so the caller may reuse it."""
-        view = memoryview(data).cast("B")
+        view = memoryview(data)
+        if not view.nbytes:  # an empty array of two dimensions has no flat view
+            return
+        view = view.cast("B")
         while len(view):
             free = self.writable()
             taken = min(len(free), len(view))
@@ -141,8 +190,8 @@ class Pipeline:
             return
         self._submit()
         self._position += nbytes
-        for jobs in self._jobs:
-            jobs.put(nbytes)
+        for stage in self._started():
+            stage.jobs.put(nbytes)
         if self._progress:
             self._progress(nbytes)
 
@@ -154,10 +203,12 @@ class Pipeline:
 
         Raises:
             OutputError: ``output.write`` or ``output.space``, the first failure of the writing thread.
+            BrokenPipeError: nobody reads what is written.
         """
         self._submit()
+        stages = self._stages
         self._end()
-        self._check()
+        self._check(stages)
         if self._fd is not None and self._seekable:
             end = self._base + self._position
             if os.fstat(self._fd).st_size < end:
@@ -167,39 +218,45 @@ class Pipeline:
     def abort(self) -> None:
         """End the threads, whatever they have left to do. Harmless after :meth:`finish`."""
         self._stopped = True
-        self._end()
+        with deferred():
+            self._end()
+
+    def _started(self) -> list[_Stage]:
+        if not self._stages:
+            work = [self._hash] if self._fd is None or not self._seekable else [self._hash, self._write]
+            stages = [_Stage(function, len(self._ring)) for function in work]
+            try:
+                with deferred():
+                    for stage in stages:
+                        stage.start()
+                    self._stages = stages
+            except BaseException:
+                for stage in stages:
+                    stage.jobs.put(None)  # those that run end; nobody knows which, so nobody waits
+                raise
+        return self._stages
 
     def _submit(self) -> None:
         if self._current is not None and self._filled:
-            for jobs in self._jobs:
-                jobs.put(self._current[: self._filled])
+            job = self._current[: self._filled]
+            for stage in self._stages:
+                stage.jobs.put(job)
+            if self._fd is not None and not self._seekable:
+                self._write(job, self._position - self._filled)
             self._current, self._filled = None, 0
 
     def _end(self) -> None:
-        for jobs in self._jobs:
-            jobs.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
+        for stage in self._stages:
+            stage.jobs.put(None)
+        for stage in self._stages:
+            stage.wait()
+        self._stages = []
 
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _run(self, work: Callable[[memoryview | int, int], None], jobs: SimpleQueue[_Job], done: SimpleQueue[None]) -> None:
-        """One thread: do the jobs in order; after a failure only consume them, so that the caller never waits in vain."""
-        position = 0
-        while (job := jobs.get()) is not None:
-            nbytes = job if isinstance(job, int) else len(job)
-            try:
-                if not self._stopped:
-                    work(job, position)
-            except BaseException as error:
-                self._error = self._error or error
-                self._stopped = True
-            position += nbytes
-            if not isinstance(job, int):
-                done.put(None)
+    @staticmethod
+    def _check(stages: list[_Stage]) -> None:
+        for stage in stages:
+            if stage.error is not None:
+                raise stage.error
 
     def _hash(self, job: memoryview | int, position: int) -> None:
         if not isinstance(job, int):
@@ -217,17 +274,31 @@ class Pipeline:
         try:
             while len(job) and not self._stopped:
                 at = self._base + position
-                wrote = os.pwrite(self._fd, job, at) if self._seekable else os.write(self._fd, job)
+                try:
+                    wrote = os.pwrite(self._fd, job, at) if self._seekable else os.write(self._fd, job)
+                except BlockingIOError:  # somebody made the pipe that we share non-blocking
+                    _wait_for_reader(self._fd)
+                    continue
                 job = job[wrote:]
                 position += wrote
         except BrokenPipeError:
             raise
         except OSError as error:
             code = "output.space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "output.write"
-            raise OutputError(code, f"writing failed after {position:,} bytes: {error.strerror}", offset=position) from error
+            raise OutputError(
+                code, f"writing failed after {position:,} bytes: {error.strerror}", offset=position
+            ) from error
 
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.abort()
+
+
+def _wait_for_reader(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    poll.poll()

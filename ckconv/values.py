@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ckconv.dtypes import BF16, F16, F32, DType
@@ -21,9 +22,11 @@ def to_float32(rows: Rows, dtype: DType) -> Floats:
     if dtype is F32:
         return rows.view(np.float32)
     if dtype is F16:
-        return rows.view(np.float16).astype(np.float32)
+        return _float16_values().take(rows.view(np.uint16))
     if dtype is BF16:
-        return (rows.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+        bits = rows.view(np.uint16).astype(np.uint32)
+        bits <<= np.uint32(16)
+        return bits.view(np.float32)
     import gguf.quants
 
     if dtype.ggml is None:
@@ -31,6 +34,15 @@ def to_float32(rows: Rows, dtype: DType) -> Floats:
     with np.errstate(all="ignore"):  # infinite or NaN scales are values too
         decoded: Floats = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(dtype.ggml))
     return decoded
+
+
+@cache
+def _float16_values() -> Floats:
+    """The value of each of the 65,536 float16 numbers: looking it up is twice as fast as numpy's own widening."""
+    import numpy as np
+
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 def from_float32(floats: Floats, dtype: DType) -> tuple[Rows, int]:

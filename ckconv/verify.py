@@ -12,14 +12,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import numpy as np
-
+from ckconv.conversions import Conversion, convertible
 from ckconv.errors import InputError, VerifyError, listed
 from ckconv.files import CHUNK, Files, pieces
-from ckconv.model.index import Checksum, Extent, Tensor, TensorIndex
-from ckconv.rows import RowReader, canonical_pieces
+from ckconv.model.index import Checksum, Extent, Tensor, TensorIndex, plain_tensor
 from ckconv.tied import head_is_embedding
-from ckconv.values import Conversion, convertible
 
 #: Called with the bytes just read and the tensor they belong to.
 Progress = Callable[[int, str], None]
@@ -57,7 +54,7 @@ def verify_index(
         VerifyError: ``bump.checksum``, ``verify.padding`` or ``verify.tensor``, with every fault found.
         InputError: ``bump.config``, if the output cannot be described for want of its configuration.
     """
-    if not out.tensors and not out.unknown:
+    if out.format == "bump" and not out.tensors:
         raise InputError(
             "bump.config",
             "without a config.json its tensors cannot be found: key/value heads and feed-forward size are only there",
@@ -164,11 +161,14 @@ class _Comparison:
         """All faults, the number of tensors looked at, and how many of them are placeholders."""
         faults = [*self._absent()]
         blank = 0
-        for name, tensor in self.out.tensors.items():
-            self.progress(0, name)
+        theirs = _every_tensor(self.source) if self.source else {}
+        for key, tensor in _every_tensor(self.out).items():
+            self.progress(0, tensor.name)
             faults += self._padding(tensor)
-            twin = self.source.tensors.get(name) if self.source else None
-            if twin is not None:
+            twin = theirs.get(key)
+            if twin is not None and tensor.may_be_absent and self._may_be_left_out(twin) and self._is_zero(tensor):
+                blank += 1
+            elif twin is not None:
                 faults += self._rows(tensor, twin)
             elif self.source is not None:
                 if not tensor.may_be_absent:
@@ -178,20 +178,43 @@ class _Comparison:
                     faults.append(_Fault("verify.tensor", text, tensor.source))
                 else:
                     blank += 1
-        return faults, len(self.out.tensors) - blank, blank
+        faults += self._tokenizer()
+        return faults, len(self.out.tensors) + len(self.out.unknown) - blank, blank
 
     def _absent(self) -> Iterator[_Fault]:
         """Source tensors that are nowhere in the output, though no rule or flag left them out."""
         if self.source is None:
             return
-        missing = [(t.name, t.source) for t in self.source.tensors.values() if t.name not in self.out.tensors]
-        missing += [(t.name, t.name) for t in self.source.unknown]
-        for name, stored in missing:
-            if any(fnmatchcase(n, glob) for n in (name, stored) for glob in self.left_out):
+        there = _every_tensor(self.out)
+        for key, tensor in _every_tensor(self.source).items():
+            if key in there or self._may_be_left_out(tensor):
                 continue
-            if name == "output.weight" and head_is_embedding(self.source, self.files):
+            if tensor.name == "output.weight" and head_is_embedding(self.source, self.files):
                 continue
-            yield _Fault("verify.tensor", f"{stored} of the source is not in the output", stored)
+            yield _Fault("verify.tensor", f"{tensor.source} of the source is not in the output", tensor.source)
+
+    def _tokenizer(self) -> Iterator[_Fault]:
+        """Tokenizer content that differs from what the source's tokenizer makes."""
+        stored = self.out.facts.get("tokenizer")
+        if not stored or self.source is None or self.out.config is None:
+            return
+        from ckconv.plan.tokenizer import tokenizer_of
+
+        content = tokenizer_of(self.source, self.out.config.vocab_size) or {}
+        for item in stored:
+            wanted = content.get(item.name)
+            if wanted is None:
+                continue
+            found = bytearray(item.extent.nbytes)
+            self.files.read_into(item.extent.path, item.extent.offset, found)
+            if found != wanted:
+                text = f"{item.name} is not what the tokenizer of the source makes"
+                yield _Fault("verify.tokenizer", text, item.name)
+
+    def _may_be_left_out(self, tensor: Tensor) -> bool:
+        """A name stands for itself too: what a file calls a tensor may hold the brackets of a glob."""
+        names = (tensor.name, tensor.source)
+        return any(glob in names or any(fnmatchcase(name, glob) for name in names) for glob in self.left_out)
 
     def _rows(self, tensor: Tensor, twin: Tensor) -> list[_Fault]:
         """Compare the canonical rows of a tensor with its source's."""
@@ -203,10 +226,13 @@ class _Comparison:
             text = f"{label} is {tensor.dtype}, {twin.source} is {twin.dtype}"
             return [_Fault("verify.tensor", text, tensor.source)]
         conversion = Conversion(twin.dtype, tensor.dtype, tensor.layout.shift - twin.layout.shift)
-        if tensor.dtype is twin.dtype and not conversion.shift and tensor.layout.same_bytes_as(twin.layout):
-            if self._same_bytes(tensor, twin):
-                return []
-        wrong = self._wrong_rows(tensor, twin, conversion)
+        alike = tensor.dtype is twin.dtype and not conversion.shift and tensor.layout.same_bytes_as(twin.layout)
+        if alike and self._same_bytes(tensor, twin):
+            return []
+        # Importing what computes with rows takes a while, in which the checksum gets ahead.
+        from ckconv.rowcompare import wrong_rows
+
+        wrong = wrong_rows(tensor, twin, conversion, self.files, lambda n: self.progress(n, tensor.name))
         if not wrong:
             return []
         unit = "row" if tensor.layout.cols > 1 else "element"
@@ -226,45 +252,17 @@ class _Comparison:
                 return False
         return True
 
-    def _wrong_rows(self, tensor: Tensor, twin: Tensor, conversion: Conversion) -> list[int]:
-        mine, theirs = RowReader(tensor, self.files), RowReader(twin, self.files)
-        wrong: list[int] = []
-        piece = mine if mine.piece >= theirs.piece else theirs
-        other = theirs if piece is mine else mine
-        for start, rows in canonical_pieces(piece, max(mine.row_bytes, theirs.row_bytes)):
-            more = other.rows(start, start + len(rows))
-            got, source_rows = (rows, more) if piece is mine else (more, rows)
-            want, _ = conversion.apply(source_rows)
-            self.progress(got.nbytes, tensor.name)
-            if not np.array_equal(_words(got), _words(want)):
-                wrong += [start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]]
-        return wrong
-
     def _padding(self, tensor: Tensor) -> list[_Fault]:
         """Padding is zero."""
         if not tensor.layout.padded:
             return []
-        layout, dtype = tensor.layout, tensor.dtype
-        stored_bytes = dtype.nbytes(layout.stored_cols)
-        if layout.column_head:
-            row_bytes, period, real_rows = dtype.nbytes(layout.column_head), layout.block_rows, layout.rows
-        else:
-            row_bytes = dtype.nbytes(layout.cols)
-            period, real_rows = (
-                (layout.head_stride, layout.head_rows) if layout.head_rows else (layout.stored_rows, layout.rows)
-            )
-        step = max(1, CHUNK // stored_bytes)
-        for start in range(0, layout.stored_rows, step):
-            stop = min(start + step, layout.stored_rows)
-            rows = np.empty((stop - start, stored_bytes), np.uint8)
-            self.files.read_into(tensor.extents[0].path, tensor.extents[0].offset + start * stored_bytes, rows)
-            padding_row = np.arange(start, stop) % period >= real_rows
-            bad = rows[:, row_bytes:].any(axis=1) | (rows.any(axis=1) & padding_row)
-            if bad.any():
-                row = start + int(np.argmax(bad))
-                text = f"{_label(tensor)} holds non-zero padding in stored row {row:,}"
-                return [_Fault("verify.padding", text, tensor.source)]
-        return []
+        from ckconv.rowcompare import dirty_padding
+
+        row = dirty_padding(tensor, self.files)
+        if row is None:
+            return []
+        text = f"{_label(tensor)} holds non-zero padding in stored row {row:,}"
+        return [_Fault("verify.padding", text, tensor.source)]
 
     def _is_zero(self, tensor: Tensor) -> bool:
         buffer, zeros = bytearray(CHUNK), bytes(CHUNK)
@@ -276,11 +274,10 @@ class _Comparison:
         return True
 
 
+def _every_tensor(index: TensorIndex) -> dict[str, Tensor]:
+    """Canonical tensors by name; those without a rule by their own, marked so that it is never taken for canonical."""
+    return {**index.tensors, **{f"\0{stored.name}": plain_tensor(stored.name, stored) for stored in index.unknown}}
+
+
 def _label(tensor: Tensor) -> str:
     return tensor.source if tensor.source == tensor.name else f"{tensor.source} ({tensor.name})"
-
-
-def _words(rows: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    """The same bytes as eight-byte words where they divide into them: an eighth of the comparisons."""
-    flat = np.ascontiguousarray(rows).reshape(-1)
-    return flat.view(np.uint64) if flat.nbytes % 8 == 0 else flat
