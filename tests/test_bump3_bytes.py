@@ -31,7 +31,9 @@ MODELS = {
     "q4_k": Model(**K, matrix=Q.Q4_K),
     "q6_k": Model(**K, matrix=Q.Q6_K),
     "q4_k_m": Model(
-        **K, matrix=Q.Q4_K, types={"token_embd.weight": Q.Q6_K, "blk.1.attn_v.weight": Q.Q6_K, "ffn_down.weight": Q.Q6_K}
+        **K,
+        matrix=Q.Q4_K,
+        types={"token_embd.weight": Q.Q6_K, "blk.1.attn_v.weight": Q.Q6_K, "ffn_down.weight": Q.Q6_K},
     ),
     "q4_k-f32-wo": Model(**K, matrix=Q.Q4_K, types={"attn_output.weight": Q.F32, "token_embd.weight": Q.F16}),
     "q4_k-qwen2": Model(**K, arch="qwen2", matrix=Q.Q4_K, qkv_bias=True),

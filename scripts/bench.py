@@ -1,0 +1,279 @@
+"""How fast ckconv is, as ratios to ``openssl dgst -sha256`` of the same bytes, beside the targets.
+
+Every output carries a checksum, so hashing is the floor. Times depend on the machine and its mood; ratios of runs
+that stand next to each other do not. Each round runs every case once, in turn; the first round only warms up. What is
+left to write back is written between the timed regions, not in them. Needs about three times ``--size`` of disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench_inputs import HEADER, QUANTISED, WIDENED
+
+ROOT = Path(__file__).resolve().parent.parent
+CKCONV = [sys.executable, "-m", "ckconv"]
+#: The same command line in a process where fsync does nothing: what the conversion costs without the disk.
+UNSYNCED = [
+    sys.executable,
+    "-c",
+    "import os, sys\nos.fsync = lambda fd: None\nfrom ckconv.__main__ import run\nsys.exit(run(sys.argv[1:]))",
+]
+NAIVE = [
+    sys.executable,
+    "-c",
+    """import hashlib, sys
+digest = hashlib.sha256()
+with open(sys.argv[1], "rb") as source, open(sys.argv[2], "wb") as out:
+    while data := source.read(1 << 20):
+        out.write(data)
+        digest.update(data)
+""",
+]
+BARE = [sys.executable, "-c", "pass"]
+#: Runs a round of what takes milliseconds.
+SHORT_RUNS = 5
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run of a process: wall seconds, processor seconds, peak resident bytes."""
+
+    seconds: float
+    cpu: float
+    peak: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table.
+
+    Attributes:
+        yardstick: the case it is compared with, in the same round.
+        target, stretch: what it should reach: a ratio, or with ``short`` milliseconds more than the yardstick.
+        makes: what it writes, removed again after each run.
+        short: takes milliseconds.
+    """
+
+    name: str
+    command: Sequence[str]
+    yardstick: str
+    target: float | None = None
+    stretch: float | None = None
+    makes: Path | None = None
+    short: bool = False
+
+
+@dataclass
+class Result:
+    """Samples of a case, one a round."""
+
+    case: Case
+    samples: list[Sample] = field(default_factory=list)
+
+
+def cases(place: Path) -> list[Case]:
+    """What is measured; yardsticks come before what they measure."""
+    quantised, widened, header = (str(place / name) for name in (QUANTISED, WIDENED, HEADER))
+    done, wide = place / "done" / "out.bump", place / "wide" / "out.bump"
+    new = place / "new"
+    out, copy = str(new / "out.bump"), str(new / "copy")
+    hash_in, hash_wide, bare = "openssl dgst of the input", "openssl dgst of the FP32 output", "bare Python"
+    quick = [*UNSYNCED, "convert", "-q", "--no-verify"]
+    return [
+        Case(hash_in, ["openssl", "dgst", "-sha256", quantised], hash_in),
+        Case("cp", ["cp", quantised, copy], hash_in, makes=new),
+        Case("read, write and hash in a loop", [*NAIVE, quantised, copy], hash_in, makes=new),
+        Case("convert --no-verify, without fsync", [*quick, quantised, out], hash_in, 1.00, 0.90, new),
+        Case(
+            "convert --no-verify", [*CKCONV, "convert", "-q", "--no-verify", quantised, out], hash_in, 1.35, 1.15, new
+        ),
+        Case("convert", [*CKCONV, "convert", "-q", quantised, out], hash_in, 2.0, 1.5, new),
+        Case("verify OUT SRC", [*CKCONV, "verify", "-q", str(done), quantised], hash_in, 1.2, 0.9),
+        Case(hash_wide, ["openssl", "dgst", "-sha256", str(wide)], hash_wide),
+        Case("FP32: convert --no-verify, without fsync", [*quick, widened, out], hash_wide, 1.6, 1.2, new),
+        Case("FP32: verify OUT SRC", [*CKCONV, "verify", "-q", str(wide), widened], hash_wide),
+        Case(bare, BARE, bare, short=True),
+        Case("inspect of 152k tokens", [*CKCONV, "inspect", header], bare, 150, 90, short=True),
+        Case("--help", [*CKCONV, "--help"], bare, 80, 50, short=True),
+        Case("--version", [*CKCONV, "--version"], bare, 80, 50, short=True),
+    ]
+
+
+def prepare(place: Path, gigabytes: float) -> None:
+    """Make the inputs, the outputs that are verified, and read everything once."""
+    subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("bench_inputs.py")), str(place), str(gigabytes)], check=True
+    )
+    for source, directory in ((QUANTISED, "done"), (WIDENED, "wide")):
+        (place / directory).mkdir()
+        subprocess.run(
+            [*CKCONV, "convert", "-q", "--no-verify", place / source, place / directory / "out.bump"], check=True
+        )
+    os.sync()
+
+
+def run(command: Sequence[str]) -> Sample:
+    """Run a process to its end."""
+    start = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"exit status {process.returncode} from: {' '.join(command)}")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return Sample(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit)
+
+
+def claim_memory(directory: Path, nbytes: int) -> None:
+    """Write a file and remove it, so that the page cache has room that is the machine's own.
+
+    A virtual machine's host takes back what has been free for some seconds, and whoever needs it next waits for it.
+    That would be measured as the cost of writing: the same `cp` took from 0.5 to 2.5 s.
+    """
+    path, block = directory / "claim", bytes(1 << 20)
+    with path.open("wb", buffering=0) as file:
+        for _ in range(0, nbytes, len(block)):
+            file.write(block)
+    path.unlink()
+
+
+def measure(case: Case, nbytes: int) -> Sample:
+    """One sample; whatever it wrote is gone and whatever was dirty is on the disk before it starts."""
+    if case.makes:
+        case.makes.mkdir()
+    os.sync()
+    if case.makes:
+        claim_memory(case.makes, nbytes)
+    try:
+        if not case.short:
+            return run(case.command)
+        samples = sorted((run(case.command) for _ in range(SHORT_RUNS)), key=lambda sample: sample.seconds)
+        return samples[SHORT_RUNS // 2]
+    finally:
+        if case.makes:
+            shutil.rmtree(case.makes)
+
+
+def rounds(results: Sequence[Result], count: int, nbytes: int, say: Callable[[str], None]) -> None:
+    """Run every case ``count`` times and once before, to warm the page cache; ``nbytes`` is the largest output's."""
+    for number in range(count + 1):
+        say(f"round {number} of {count}")
+        for result in results:
+            sample = measure(result.case, nbytes)
+            if number:
+                result.samples.append(sample)
+
+
+def summarise(results: Sequence[Result]) -> list[dict[str, object]]:
+    """One record a case. Ratios are medians of the ratios of each round."""
+    by_name = {result.case.name: result for result in results}
+    records: list[dict[str, object]] = []
+    for result in results:
+        case, yardstick = result.case, by_name[result.case.yardstick].samples
+        pairs = list(zip(result.samples, yardstick, strict=True))
+        if case.short:
+            against = statistics.median((mine.seconds - theirs.seconds) * 1000 for mine, theirs in pairs)
+        else:
+            against = statistics.median(mine.seconds / theirs.seconds for mine, theirs in pairs)
+        records.append(
+            {
+                "name": case.name,
+                "seconds": statistics.median(sample.seconds for sample in result.samples),
+                "cpu_seconds": statistics.median(sample.cpu for sample in result.samples),
+                "peak_bytes": max(sample.peak for sample in result.samples),
+                "yardstick": case.yardstick,
+                "unit": "ms more" if case.short else "ratio",
+                "against": against,
+                "target": case.target,
+                "stretch": case.stretch,
+                "met": None if case.target is None else against <= case.target,
+            }
+        )
+    return records
+
+
+def table(records: Sequence[dict[str, object]]) -> str:
+    """The records as lines."""
+    rows = [("", "seconds", "CPU s", "peak MB", "against", "target", "stretch", "")]
+    for r in records:
+        short = r["unit"] != "ratio"
+
+        def number(value: object, short: bool = short) -> str:
+            return "" if value is None else f"{value:+.0f} ms" if short else f"{value:.2f}"
+
+        verdict = {None: "", True: "ok", False: "MISSED"}[r["met"]]  # type: ignore[index]
+        rows.append(
+            (
+                str(r["name"]),
+                f"{r['seconds']:.3f}",
+                f"{r['cpu_seconds']:.2f}",
+                f"{int(str(r['peak_bytes'])) / 1e6:.0f}",
+                number(r["against"]),
+                number(r["target"]),
+                number(r["stretch"]),
+                verdict,
+            )
+        )
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if n in (0, 7) else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--runs", type=int, default=5, help="measured rounds [5]")
+    parser.add_argument("--size", type=float, default=1.5, help="gigabytes of the quantised model [1.5]")
+    parser.add_argument("--dir", type=Path, help="where to work [TMPDIR]")
+    parser.add_argument("--quick", action="store_true", help="one round of a small model: does it run at all?")
+    parser.add_argument("--only", default="", help="only cases whose name holds this text, and yardsticks")
+    parser.add_argument("--json", action="store_true", help="records instead of a table")
+    options = parser.parse_args()
+    count, size = (1, 0.2) if options.quick else (max(1, options.runs), options.size)
+    # Importing must not depend on how ckconv is installed: this tree is what is measured.
+    os.environ["PYTHONPATH"] = str(ROOT)
+    with tempfile.TemporaryDirectory(prefix="ckconv-bench-", dir=options.dir) as name:
+        place = Path(name)
+
+        def say(text: str) -> None:
+            if not options.json:
+                print(text, file=sys.stderr, flush=True)
+
+        say(f"making inputs in {place}")
+        prepare(place, size)
+        chosen = [case for case in cases(place) if options.only in case.name or case.yardstick == case.name]
+        results = [Result(case) for case in chosen]
+        largest = max((place / name / "out.bump").stat().st_size for name in ("done", "wide"))
+        rounds(results, count, largest, say)
+        records = summarise(results)
+    if options.json:
+        print(json.dumps({"runs": count, "gigabytes": size, "cases": records}, indent=2))
+        return
+    print(table(records))
+    print(
+        f"\nMedians of {count} interleaved runs; against: the ratio to openssl of the same round, or ms over bare Python."
+    )
+    print("Peak memory has the targets 96 MB and, stretched, 64 MB.")
+
+
+if __name__ == "__main__":
+    main()

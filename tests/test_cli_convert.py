@@ -1,0 +1,709 @@
+"""``ckconv convert``: what it refuses and with which words, what it writes where, and what it says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import gguf.quants
+import numpy as np
+import pytest
+from bump3_expected import expected_bump3
+from gguf import GGMLQuantizationType as Q
+from models import BLOCKS, Model
+
+SMALL = Model(vocab=40, context=6)
+K = Model(hidden=256, ffn=512, vocab=10, context=4, matrix=Q.Q4_K)
+PADDED = Model(hidden=48, ffn=72, vocab=20, context=5)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return SMALL.write(tmp_path / "m.gguf")
+
+
+# --- refusals: before anything is written, every reason at once
+
+
+def moe() -> Model:
+    """Like a Mixtral: experts stacked, no dense feed-forward."""
+    keys = {"llama.expert_count": 4, "llama.expert_used_count": 2}
+    model = Model(layers=1, hidden=32, ffn=48, vocab=20, context=4, extra_keys=keys)
+
+    class Experts(Model):
+        def tensors(self) -> dict[str, tuple[int, ...]]:
+            dense = {
+                n: s
+                for n, s in Model.tensors(self).items()
+                if "ffn_g" not in n and "ffn_u" not in n and "ffn_d" not in n
+            }
+            return dense | {
+                "blk.0.ffn_gate_inp.weight": (4, 32),
+                "blk.0.ffn_gate_exps.weight": (4, 48, 32),
+                "blk.0.ffn_up_exps.weight": (4, 48, 32),
+                "blk.0.ffn_down_exps.weight": (4, 32, 48),
+            }  # fmt: skip
+
+    return Experts(**vars(model))
+
+
+HEAD = "the output head is not tied to the embeddings and bump 3 has no slot for it"
+SCALED = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+
+#: model -> every reason and hint
+REFUSED: dict[str, tuple[Model, list[str]]] = {
+    "untied head": (Model(head="own"), [HEAD]),
+    "QK-norm": (
+        Model(
+            arch="qwen3",
+            extra_tensors={f"blk.{n}.attn_{x}_norm.weight": (16,) for n in (0, 1) for x in "qk"},
+        ),
+        [
+            "no slot for layers.{n}.attention.q_norm.weight (2 tensors)",
+            "no slot for layers.{n}.attention.k_norm.weight (2 tensors)",
+        ],
+    ),
+    "other block types": (
+        replace(K, matrix=Q.Q5_K, types={"attn_v.weight": Q.Q8_0}),
+        [
+            "the engine loads F32, Q4_K and Q6_K matrices, not Q5_K: token_embd.weight and 12 more",
+            "the engine loads F32, Q4_K and Q6_K matrices, not Q8_0: blk.0.attn_v.weight and 1 more",
+            "hint: --dequantize decodes them to FP32",
+        ],
+    ),
+    "gate and up of two types": (
+        replace(K, types={"ffn_up.weight": Q.Q6_K}),
+        [
+            "gate and up share one type in layer.{n}.w1: blk.0.ffn_gate.weight is Q4_K and blk.0.ffn_up.weight is Q6_K",
+            "--dequantize decodes them to FP32",
+        ],
+    ),
+    "quantised norm": (
+        replace(K, types={"ffn_norm.weight": Q.Q8_0}),
+        ["Q8_0 in an FP32 slot: blk.0.ffn_norm.weight and 1 more"],
+    ),
+    "experts": (
+        moe(),
+        [
+            "4 experts per layer; the format holds dense models",
+            "no slot for layers.{n}.ffn.router.weight",
+            "no slot for layers.{n}.ffn.experts.gate.weight",
+            "no tensor for layers.{n}.ffn.down.weight in 1 layers",
+        ],
+    ),
+    "part of a head rotates": (
+        Model(extra_keys={"llama.rope.dimension_count": 8}),
+        ["RoPE turns 8 of 16 elements of a head; the engine turns all"],
+    ),
+    "rope scaling": (
+        Model(extra_keys=SCALED),
+        [
+            "llama.rope.scaling.type = linear changes the computation; the engine does not know it",
+            "llama.rope.scaling.factor = 4.0 changes the computation",
+        ],
+    ),
+    "logit soft-capping": (
+        Model(extra_keys={"llama.final_logit_softcapping": 30.0}),
+        ["llama.final_logit_softcapping = 30.0 changes the computation"],
+    ),
+    "sliding window": (
+        Model(context=4096, extra_keys={"llama.attention.sliding_window": 1024}),
+        [
+            "attention slides over 1,024 tokens, the engine attends to all 4,096",
+            "hint: --context 1024 makes them the same",
+        ],
+    ),
+    "scaled frequencies": (
+        Model(extra_tensors={"rope_freqs.weight": (8,)}),
+        ["rope_freqs.weight scales RoPE", "--drop rope_frequencies leaves it out"],
+    ),
+    "unknown tensors": (
+        Model(extra_tensors={f"blk.{n}.odd.weight": (3,) for n in (0, 1)} | {"strange": (5,)}),
+        ["no slot for blk.{n}.odd.weight (2 tensors)", "no slot for strange"],
+    ),
+    "unknown architecture": (Model(arch="frobnicator"), ["architecture 'frobnicator' has no rules (known: llama, "]),
+    "K-quants in sizes that are no multiple of 256": (
+        replace(K, hidden=128, matrix=Q.F32, types={"ffn_down.weight": Q.Q4_K}),
+        ["hidden size 128 is no multiple of 256, which the loader wants of K-quants", "--dequantize"],
+    ),
+    "a quantised wo whose heads need padding": (
+        replace(K, heads=32, kv_heads=32),
+        ["a quantised wo must have heads x padded head size = hidden, not 32 x 16"],
+    ),
+    "everything at once": (
+        replace(K, matrix=Q.Q5_K, head="own", extra_keys=SCALED, extra_tensors={"rope_freqs.weight": (32,)}),
+        [
+            "cannot hold this model, for 5 reasons",
+            HEAD,
+            "not Q5_K",
+            "rope.scaling.type = linear",
+            "rope.scaling.factor = 4.0",
+            "rope_freqs.weight scales RoPE",
+            "--drop rope_frequencies",
+            "--dequantize",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "fragments"), REFUSED.values(), ids=REFUSED)
+def test_refused(model: Model, fragments: list[str], tmp_path: Path, ckconv) -> None:
+    source = model.write(tmp_path / "m.gguf")
+    for flags in ((), ("--dry-run",), ("--force",)):
+        result = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", "3", *flags)
+        assert (result.code, result.out) == (4, "")
+        assert result.err.startswith(f"ckconv: error[plan.refused]: {source}: bump 3 cannot hold this model")
+        for fragment in fragments:
+            assert fragment in result.err
+    assert names(tmp_path) == ["m.gguf"]
+    targets = ckconv("inspect", source, "--json").json["targets"]
+    reasons = [reason["text"] for target in targets if target["target"] == "bump 3" for reason in target["reasons"]]
+    assert reasons
+    assert all(reason in result.err for reason in reasons), "inspect says the same"
+
+
+def test_missing_tensors_are_counted(tmp_path: Path, ckconv) -> None:
+    class Holey(Model):
+        def tensors(self) -> dict[str, tuple[int, ...]]:
+            return {n: s for n, s in Model.tensors(self).items() if "attn_k." not in n and n != "output_norm.weight"}
+
+    result = ckconv("convert", Holey().write(tmp_path / "m.gguf"), tmp_path / "m.bump", "--bump-version", "3")
+    assert result.code == 4
+    assert "no tensor for layers.{n}.attention.k.weight in 2 layers" in result.err
+    assert "no tensor for output_norm.weight" in result.err
+
+
+def test_layers_that_are_only_claimed_cost_no_time(tmp_path: Path, ckconv) -> None:
+    class Claims(Model):
+        def tensors(self) -> dict[str, tuple[int, ...]]:
+            return Model(layers=1).tensors()
+
+    source = Claims(layers=65_000).write(tmp_path / "m.gguf")
+    started = time.monotonic()
+    result = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", "3")
+    assert result.code == 4
+    assert "64,999 of 65,000 layers have no tensors" in result.err
+    assert ckconv("inspect", source).code == 0
+    assert time.monotonic() - started < 1
+
+
+def test_head_size_of_its_own(tmp_path: Path, ckconv) -> None:
+    """Heads whose sizes do not add up to the hidden size (Qwen 3, Gemma): the bump 3 header cannot say so."""
+
+    class Wide(Model):
+        def tensors(self) -> dict[str, tuple[int, ...]]:
+            wide = {
+                "attn_q.weight": (128, 64),
+                "attn_k.weight": (64, 64),
+                "attn_v.weight": (64, 64),
+                "attn_output.weight": (64, 128),
+            }
+            return {n: wide.get(n.partition(".")[2].partition(".")[2], s) for n, s in Model.tensors(self).items()}
+
+    model = Wide(extra_keys={"llama.attention.key_length": 32, "llama.attention.value_length": 32})
+    result = ckconv("convert", model.write(tmp_path / "m.gguf"), tmp_path / "m.bump", "--bump-version", "3")
+    assert result.code == 4
+    assert "head size 32 is not hidden / heads (64 / 4), as it must be" in result.err
+
+
+@pytest.mark.parametrize("kind", ["adapter", "imatrix", "projector"])
+def test_files_that_are_no_model(kind: str, tmp_path: Path, ckconv) -> None:
+    model = Model(extra_keys={"general.type": kind})
+    result = ckconv("convert", model.write(tmp_path / "m.gguf"), tmp_path / "m.bump")
+    assert result.code == 4
+    assert names(tmp_path) == ["m.gguf"]
+
+
+def test_what_the_hints_say_works(tmp_path: Path, ckconv) -> None:
+    window = replace(SMALL, context=64, extra_keys={"llama.attention.sliding_window": 32}).write(tmp_path / "w.gguf")
+    three = ("--to", "bump", "--bump-version", "3")
+    assert ckconv("convert", window, f"{tmp_path}/w/", *three).code == 4
+    assert ckconv("convert", window, f"{tmp_path}/w/", *three, "--context", 32).code == 0
+    assert json.loads((tmp_path / "w" / "config.json").read_text())["max_position_embeddings"] == 32
+    scaled = replace(SMALL, extra_tensors={"rope_freqs.weight": (8,)}).write(tmp_path / "s.gguf")
+    result = ckconv("convert", scaled, f"{tmp_path}/s/", *three, "--drop", "rope_frequencies")
+    assert result.code == 0
+    assert "left out rope_frequencies: --drop" in result.out
+    mixed = replace(K, types={"ffn_up.weight": Q.Q6_K}).write(tmp_path / "k.gguf")
+    assert ckconv("convert", mixed, f"{tmp_path}/k/", *three, "--dequantize").code == 0
+
+
+def test_head_that_is_the_embedding_counts_as_tied(tmp_path: Path, ckconv) -> None:
+    source = replace(SMALL, head="copy").write(tmp_path / "m.gguf")
+    result = ckconv("convert", source, tmp_path / "m.bump")
+    assert result.code == 0
+    assert "note: output.weight is byte for byte token_embedding.weight: written as tied" in result.out
+    assert "left out output.weight: byte for byte the embedding: tied" in result.out
+    assert (tmp_path / "m.bump").read_bytes() == expected_bump3(source)
+    assert ckconv("verify", tmp_path / "m.bump", source).code == 0
+
+
+# --- where the output goes
+
+
+def test_dry_run_writes_nothing_and_knows_the_exact_size(tmp_path: Path, ckconv) -> None:
+    for name, model in (("p", PADDED), ("k", K), ("b", replace(PADDED, matrix=Q.BF16, all_bias=True))):
+        source = model.write(tmp_path / f"{name}.gguf")
+        before = names(tmp_path)
+        shown = ckconv("convert", source, tmp_path / "x.bump", "-n")
+        assert shown.code == 0
+        assert shown.out.endswith("nothing written\n")
+        assert names(tmp_path) == before
+        facts = ckconv("convert", source, tmp_path / "x.bump", "-n", "--json").json
+        out = tmp_path / name
+        assert ckconv("convert", source, f"{out}/", "--to", "bump").code == 0
+        size = (out / "weights.bump").stat().st_size
+        assert f"({size:,} bytes)" in shown.out
+        assert facts["bytes"] == size
+        steps = facts["steps"]
+        assert steps[-1]["offset"] + steps[-1]["bytes"] == size
+        assert all(a["offset"] + a["bytes"] == b["offset"] for a, b in itertools.pairwise(steps))
+
+
+def test_nothing_is_overwritten_without_force(source: Path, tmp_path: Path, ckconv) -> None:
+    out = tmp_path / "m.bump"
+    out.write_text("precious")
+    result = ckconv("convert", source, out)
+    assert result.code == 6
+    assert f"error[output.exists]: {out}: exists already" in result.err
+    assert "hint: --force replaces it" in result.err
+    assert out.read_text() == "precious"
+    assert names(tmp_path) == ["m.bump", "m.gguf"]
+    assert ckconv("convert", source, out, "-f").code == 0
+    assert out.read_bytes() == expected_bump3(source)
+    assert ckconv("convert", source, out).code == 6
+    assert names(tmp_path) == ["config.json", "m.bump", "m.gguf"]
+
+
+def test_configuration_of_something_else_is_kept(source: Path, tmp_path: Path, ckconv) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"precious": true}')
+    result = ckconv("convert", source, tmp_path / "m.bump")
+    assert result.code == 6
+    assert f"error[output.exists]: {config}: exists already" in result.err
+    assert "--config-out" in result.err
+    assert config.read_text() == '{"precious": true}'
+    assert not (tmp_path / "m.bump").exists()
+    assert ckconv("convert", source, tmp_path / "m.bump", "--config-out", tmp_path / "other.json").code == 0
+    assert config.read_text() == '{"precious": true}'
+    assert ckconv("verify", tmp_path / "m.bump", source, "--config", tmp_path / "other.json").code == 0
+
+
+def test_configuration_that_is_the_same_is_left_alone(source: Path, tmp_path: Path, ckconv) -> None:
+    assert ckconv("convert", source, tmp_path / "a.bump").code == 0
+    before = (tmp_path / "config.json").stat()
+    assert ckconv("convert", source, tmp_path / "b.bump").code == 0
+    after = (tmp_path / "config.json").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_model_and_configuration_cannot_be_one_file(source: Path, tmp_path: Path, ckconv) -> None:
+    for arguments in (("config.json", "--to", "bump"), ("m.bump", "--config-out", tmp_path / "m.bump")):
+        result = ckconv("convert", source, tmp_path / arguments[0], *arguments[1:], "--force")
+        assert result.code == 2
+        assert "would be both the model and " in result.err
+    assert names(tmp_path) == ["m.gguf"]
+
+
+def test_directory_targets(source: Path, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ckconv("convert", source, f"{tmp_path}/new/", "--to", "bump").code == 0
+    assert names(tmp_path / "new") == ["config.json", "weights.bump"]
+    (tmp_path / "empty").mkdir()
+    assert ckconv("convert", source, tmp_path / "empty", "--to", "bump").code == 0
+    assert names(tmp_path / "empty") == ["config.json", "weights.bump"]
+    result = ckconv("convert", source, tmp_path / "empty", "--to", "bump")
+    assert result.code == 6
+    assert "the directory exists and is not empty" in result.err
+    (tmp_path / "empty" / "other").write_text("kept")
+    assert ckconv("convert", source, tmp_path / "empty", "--to", "bump", "--force").code == 0
+    assert names(tmp_path / "empty") == ["config.json", "other", "weights.bump"]
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert ckconv("convert", source, f"{tmp_path}/link/", "--to", "bump").code == 0
+    assert names(tmp_path / "real") == ["config.json", "weights.bump"]
+    assert (tmp_path / "link").is_symlink()
+    monkeypatch.chdir(tmp_path)
+    assert ckconv("convert", source, "here/", "--to", "bump", "--config-out", "c.json").code == 0
+    assert names(tmp_path / "here") == ["weights.bump"]
+    assert (tmp_path / "c.json").is_file()
+    assert not [name for name in names(tmp_path) if name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "error"),
+    [
+        ("nowhere/m.bump", 6, "output.parent"),
+        ("m.gguf/m.bump", 6, "output.parent"),
+        ("x" * 300 + ".bump", 6, "system"),
+        ("folder.bump/m.txt", 2, "usage.target"),
+        ("m.txt", 2, "usage.target"),
+        ("m", 2, "usage.target"),
+    ],
+)
+def test_impossible_targets(target: str, code: int, error: str, source: Path, tmp_path: Path, ckconv) -> None:
+    result = ckconv("convert", source, tmp_path / target)
+    assert result.code == code
+    assert f"error[{error}]" in result.err
+    assert names(tmp_path) == ["m.gguf"]
+
+
+def test_longest_name_of_the_file_system(source: Path, tmp_path: Path, ckconv) -> None:
+    name = "x" * 250 + ".bump"
+    assert ckconv("convert", source, tmp_path / name).code == 0
+    assert names(tmp_path) == ["config.json", "m.gguf", name]
+
+
+def test_special_files_are_no_target(source: Path, tmp_path: Path, ckconv) -> None:
+    os.mkfifo(tmp_path / "pipe.bump")
+    for target in (tmp_path / "pipe.bump", "/dev/null"):
+        result = ckconv("convert", source, target, "--to", "bump", "--force")
+        assert result.code == 6
+        assert "error[output.special]" in result.err
+    assert not (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize("way", ["same path", "hard link", "symbolic link", "config.json", "through a directory link"])
+def test_output_that_is_the_input(way: str, source: Path, tmp_path: Path, ckconv) -> None:
+    before = source.read_bytes()
+    flags: tuple[object, ...] = ("--to", "bump", "--force")
+    if way == "hard link":
+        os.link(source, target := tmp_path / "other.bump")
+    elif way == "symbolic link":
+        (target := tmp_path / "other.bump").symlink_to(source)
+    elif way == "through a directory link":
+        (tmp_path / "d").symlink_to(tmp_path)
+        target = tmp_path / "d" / "m.gguf"
+    elif way == "config.json":
+        target, flags = tmp_path / "other.bump", (*flags, "--config-out", source)
+    else:
+        target = source
+    result = ckconv("convert", source, target, *flags)
+    assert result.code == 6
+    assert "error[output.is-input]" in result.err
+    assert source.read_bytes() == before
+
+
+def test_link_is_written_through(source: Path, tmp_path: Path, ckconv) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "m.bump").symlink_to("there/real.bump")
+    assert ckconv("convert", source, tmp_path / "m.bump").code == 0
+    assert (tmp_path / "m.bump").is_symlink()
+    assert (tmp_path / "there" / "real.bump").read_bytes() == expected_bump3(source)
+
+
+def test_permissions_follow_the_umask(source: Path, tmp_path: Path, ckconv) -> None:
+    old = os.umask(0o027)
+    try:
+        assert ckconv("convert", source, f"{tmp_path}/out/", "--to", "bump").code == 0
+    finally:
+        os.umask(old)
+    for path, mode in (("out", 0o750), ("out/weights.bump", 0o640), ("out/config.json", 0o640)):
+        assert stat.S_IMODE((tmp_path / path).stat().st_mode) == mode
+
+
+# --- standard output
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "ckconv", *map(str, arguments)]
+
+
+def test_stdout_holds_the_model_and_nothing_else(source: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        command("convert", source, "-", "--to", "bump", "--config-out", tmp_path / "c.json"), capture_output=True
+    )
+    assert done.returncode == 0
+    assert done.stdout == expected_bump3(source)
+    assert b"not verified" in done.stderr
+    assert names(tmp_path) == ["c.json", "m.gguf"]
+    (tmp_path / "o.bump").write_bytes(done.stdout)
+    check = subprocess.run(
+        command("verify", tmp_path / "o.bump", source, "--config", tmp_path / "c.json"), capture_output=True
+    )
+    assert check.returncode == 0
+
+
+def test_stdout_needs_a_format(source: Path, ckconv) -> None:
+    result = ckconv("convert", source, "-")
+    assert result.code == 2
+    assert "name one with --to" in result.err
+
+
+@pytest.mark.parametrize("arguments", [("inspect",), ("convert", "-", "--to", "bump")])
+def test_reader_of_stdout_goes_away(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    source = replace(SMALL, vocab=20_000).write(tmp_path / "m.gguf")
+    with subprocess.Popen(
+        command(arguments[0], source, *arguments[1:]), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert child.wait(20) == 0
+        assert child.stderr.read() == b""
+    assert names(tmp_path) == ["m.gguf"]
+
+
+def test_full_stdout(source: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        for arguments in (("inspect", source), ("convert", source, "-", "--to", "bump")):
+            done = subprocess.run(command(*arguments), stdout=full, stderr=subprocess.PIPE)
+            assert done.returncode == 6
+            assert b"No space left on device" in done.stderr
+            assert b"Traceback" not in done.stderr
+            assert b"Exception" not in done.stderr
+
+
+def test_closed_standard_streams(source: Path, tmp_path: Path) -> None:
+    shell = f'{sys.executable} -m ckconv convert "$1" "$2"'
+    done = subprocess.run(["sh", "-c", f"{shell} >&- 2>&-", "sh", source, tmp_path / "m.bump"], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert (tmp_path / "m.bump").read_bytes() == expected_bump3(source)
+    done = subprocess.run(["sh", "-c", f"{shell} 2>&-", "sh", source, tmp_path / "m.bump"], capture_output=True)
+    assert (done.returncode, done.stdout) == (6, b"")
+
+
+def test_stdout_that_cannot_say_everything(tmp_path: Path) -> None:
+    source = Model(extra_keys={"general.name": "naïve \u2713 \x1b[31m"}).write(tmp_path / "m.gguf")
+    done = subprocess.run(
+        command("inspect", source), capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    assert done.returncode == 0
+    assert rb"na\xefve \u2713 \x1b[31m" in done.stdout
+
+
+# --- what it says
+
+
+def test_report(source: Path, tmp_path: Path, ckconv) -> None:
+    result = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", "3")
+    first, second, third, last = result.out.splitlines()
+    assert result.err == ""
+    assert first.startswith(f"{tmp_path / 'm.bump'}  bump v3  ")
+    assert first.endswith(" 20 tensors from m.gguf (llama, 2 layers)")
+    assert second.startswith("  copied 20 byte for byte (4 of them in split RoPE row order")
+    assert second.endswith("dropped 0")
+    assert third == "  beside it: config.json"
+    assert last.startswith("  verified 20/20   sha256 ")
+
+
+def test_widening_and_no_verification_are_reported(tmp_path: Path, ckconv) -> None:
+    source = replace(SMALL, matrix=Q.F16, norm=Q.BF16).write(tmp_path / "m.gguf")
+    result = ckconv("convert", source, tmp_path / "m.bump", "--no-verify")
+    assert "widened 20 BF16, F16 -> F32 (4 of them in split RoPE row order)" in result.out
+    assert "  not verified   sha256 " in result.out
+
+
+def test_quiet(source: Path, tmp_path: Path, ckconv) -> None:
+    result = ckconv("convert", source, tmp_path / "m.bump", "-q")
+    assert (result.code, result.out, result.err) == (0, "", "")
+    assert ckconv("-q", "convert", source, tmp_path / "m.bump").err.startswith("ckconv: error[output.exists]")
+
+
+def test_verbose_lists_every_step(source: Path, tmp_path: Path, ckconv) -> None:
+    out = ckconv("-v", "convert", source, tmp_path / "m.bump").out
+    assert "  copy    F32             layer.0.wq  <- blk.0.attn_q.weight" in out
+    assert "  zero    F32             layer.1.b2" in out
+    digest = (tmp_path / "m.bump").read_bytes()[0x40:0x60].hex()
+    assert f"sha256 {digest} " in out
+
+
+def test_json_report(source: Path, tmp_path: Path, ckconv) -> None:
+    shown = ckconv("convert", source, tmp_path / "m.bump", "--json").json
+    assert next(iter(shown)) == "schema"
+    data = (tmp_path / "m.bump").read_bytes()
+    expected = {
+        "schema": 1,
+        "target": str(tmp_path / "m.bump"),
+        "side_files": [str(tmp_path / "config.json")],
+        "sha256": data[0x40:0x60].hex(),
+        "verified": 20,
+        "changed_values": {},
+        "format": "bump",
+        "version": 3,
+        "bytes": len(data),
+        "reordered": 4,
+        "placeholders": 16,
+        "left_out": [],
+        "rope_layout": "split",
+    }
+    assert {key: shown[key] for key in expected} == expected
+    assert {action: n for action, n in shown["tensors"].items() if n} == {"copy": 20}
+    assert {"seconds", "peak_memory", "source", "notes"} <= set(shown)
+
+
+def test_json_plan_and_error(source: Path, tmp_path: Path, ckconv) -> None:
+    shown = ckconv("--json", "convert", source, tmp_path / "m.bump", "--dry-run").json
+    assert (shown["schema"], shown["dry_run"]) == (1, True)
+    assert len(shown["steps"]) == 2 + 2 * 16 + 2
+    step = next(step for step in shown["steps"] if step["slot"] == "layer.1.wq")
+    assert (step["tensor"], step["source"]) == ("layers.1.attention.q.weight", "blk.1.attn_q.weight")
+    assert (step["action"], step["dtype"], step["reordered"]) == ("copy", "F32", True)
+    result = ckconv("--json", "convert", tmp_path / "nowhere.gguf", tmp_path / "m.bump")
+    assert (result.code, result.out) == (3, "")
+    error = json.loads(result.err.splitlines()[-1])["error"]
+    assert error["code"] == "input.missing"
+    assert error["path"] == str(tmp_path / "nowhere.gguf")
+    assert set(error) == {"code", "path", "tensor", "offset", "message", "details", "hint"}
+
+
+USAGE = {
+    "nothing": (),
+    "no such verb": ("explode",),
+    "no arguments": ("convert",),
+    "one argument": ("convert", "m.gguf"),
+    "three arguments": ("convert", "m.gguf", "a.bump", "b.bump"),
+    "no such flag": ("convert", "m.gguf", "a.bump", "--explode"),
+    "no such format": ("convert", "m.gguf", "a.bump", "--to", "onnx"),
+    "no such dtype": ("convert", "m.gguf", "a.bump", "--dtype", "f8"),
+    "context 0": ("convert", "m.gguf", "a.bump", "--context", "0"),
+    "context as a word": ("convert", "m.gguf", "a.bump", "--context", "many"),
+    "context beyond all": ("convert", "m.gguf", "a.bump", "--context", str(1 << 40)),
+    "decode and keep": ("convert", "m.gguf", "a.bump", "--dequantize", "--dtype", "keep"),
+    "flag without a value": ("convert", "m.gguf", "a.bump", "--drop"),
+    "verify nothing": ("verify",),
+    "hash of a pipe": ("inspect", "-", "--hash"),
+    "no such shell": ("completion", "tcsh"),
+}
+
+
+@pytest.mark.parametrize("arguments", USAGE.values(), ids=USAGE)
+def test_usage_errors(arguments: tuple[str, ...], ckconv) -> None:
+    result = ckconv(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err
+
+
+# --- element types
+
+
+def rounded(values: np.ndarray, kind: str) -> np.ndarray:
+    """To nearest, ties to even, as float32: an independent way for BF16 through float64."""
+    if kind == "f16":
+        return values.astype(np.float16).astype(np.float32)
+    return gguf.quants.dequantize(gguf.quants.quantize(values, Q.BF16), Q.BF16)
+
+
+def embedding(path: Path, size: int) -> bytes:
+    data = path.read_bytes()
+    return data[0x84 + 32 :][:size]
+
+
+@pytest.mark.parametrize(("kind", "code", "size"), [("f16", 2, 2), ("bf16", 1, 2)])
+def test_narrowing_is_refused_with_counts_and_done_when_allowed(
+    kind: str, code: int, size: int, source: Path, tmp_path: Path, ckconv
+) -> None:
+    result = ckconv("convert", source, tmp_path / "m.bump", "--dtype", kind)
+    values = next(t for t in gguf.GGUFReader(source).tensors if t.name == "token_embd.weight").data
+    changed = int(np.count_nonzero(rounded(values, kind) != values))
+    assert 0 < changed <= values.size
+    assert result.code == 4
+    assert f"error[plan.lossy]: {source}: {kind} cannot hold " in result.err
+    assert f"token_embd.weight: {changed:,} values" in result.err
+    assert "hint: --allow-lossy rounds them" in result.err
+    assert names(tmp_path) == ["m.gguf"]
+    result = ckconv("convert", source, tmp_path / "m.bump", "--dtype", kind, "--allow-lossy")
+    assert result.code == 0
+    assert f"token_embd.weight: {changed:,} values rounded" in result.out
+    data = embedding(tmp_path / "m.bump", values.size * size)
+    got = np.frombuffer(data, np.float16).astype(np.float32) if kind == "f16" else (
+        np.frombuffer(data, np.uint16).astype(np.uint32) << 16
+    ).view(np.float32)  # fmt: skip
+    assert np.array_equal(got, rounded(values, kind).reshape(-1))
+    assert (tmp_path / "m.bump").read_bytes()[0x84] == code
+
+
+@pytest.mark.parametrize(("kind", "source_type"), [("f16", Q.F16), ("bf16", Q.BF16)])
+def test_narrowing_that_changes_nothing_needs_no_leave(kind: str, source_type: Q, tmp_path: Path, ckconv) -> None:
+    source = replace(SMALL, matrix=source_type, norm=Q.F32).write(tmp_path / "m.gguf")
+    assert ckconv("convert", source, tmp_path / "m.bump", "--dtype", kind).code == 0
+    values = next(t for t in gguf.GGUFReader(source).tensors if t.name == "token_embd.weight").data
+    assert embedding(tmp_path / "m.bump", values.nbytes) == values.tobytes()
+
+
+def test_keep_keeps_types_and_bytes(tmp_path: Path, ckconv) -> None:
+    model = replace(SMALL, matrix=Q.F16, types={"attn_v.weight": Q.BF16}, norm=Q.F32)
+    source = model.write(tmp_path / "m.gguf")
+    assert ckconv("convert", source, tmp_path / "m.bump", "--dtype", "keep").code == 0
+    table = (tmp_path / "m.bump").read_bytes()[0x84:][:8]
+    assert table == bytes([2, 0, 0, 0, 2, 0, 2, 0])
+    assert ckconv("verify", tmp_path / "m.bump", source).code == 0
+    blocks = replace(K, matrix=Q.Q8_0).write(tmp_path / "q.gguf")
+    kept = ckconv("convert", blocks, f"{tmp_path}/q/", "--to", "bump", "--dtype", "keep")
+    assert kept.code == 0
+    assert "copied 20 byte for byte" in kept.out
+    blocks = replace(K, matrix=Q.Q5_K).write(tmp_path / "5.gguf")
+    result = ckconv("convert", blocks, tmp_path / "5.bump", "--dtype", "keep", "--bump-version", "3")
+    assert result.code == 4
+    assert "Q5_K has no code in the dtype table: token_embd.weight and 14 more" in result.err
+    assert "--dequantize" not in result.err, "it excludes --dtype keep"
+
+
+def test_f32_widens_everything_but_blocks(tmp_path: Path, ckconv) -> None:
+    source = replace(SMALL, matrix=Q.BF16).write(tmp_path / "m.gguf")
+    assert ckconv("convert", source, tmp_path / "m.bump", "--dtype", "f32").code == 0
+    assert (tmp_path / "m.bump").read_bytes() == expected_bump3(source)
+
+
+DECODED = {
+    "Q4_0": Q.Q4_0, "Q4_1": Q.Q4_1, "Q5_0": Q.Q5_0, "Q5_1": Q.Q5_1, "Q8_0": Q.Q8_0, "Q2_K": Q.Q2_K, "Q3_K": Q.Q3_K,
+    "Q4_K": Q.Q4_K, "Q5_K": Q.Q5_K, "Q6_K": Q.Q6_K, "IQ2_XXS": Q.IQ2_XXS, "IQ2_XS": Q.IQ2_XS, "IQ3_XXS": Q.IQ3_XXS,
+    "IQ1_S": Q.IQ1_S, "IQ4_NL": Q.IQ4_NL, "IQ3_S": Q.IQ3_S, "IQ2_S": Q.IQ2_S, "IQ4_XS": Q.IQ4_XS, "IQ1_M": Q.IQ1_M,
+    "TQ1_0": Q.TQ1_0, "TQ2_0": Q.TQ2_0, "MXFP4": Q.MXFP4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_dequantize_gives_the_blocks_own_values(
+    name: str, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = DECODED[name]
+    monkeypatch.setitem(BLOCKS, kind, gguf.GGML_QUANT_SIZES[kind])
+    model = Model(layers=1, hidden=256, ffn=256, vocab=7, context=3, kv_heads=4, types={"token_embd.weight": kind})
+    source = model.write(tmp_path / "m.gguf")
+    three = ("--bump-version", "3")
+    refused = ckconv("convert", source, tmp_path / "m.bump", *three)
+    assert (refused.code == 4) == (name not in ("Q4_K", "Q6_K"))
+    result = ckconv("convert", source, tmp_path / "m.bump", *three, "--dequantize", "--force")
+    assert result.code == 0
+    assert f"decoded 1 {name} -> F32" in result.out
+    blocks = next(t for t in gguf.GGUFReader(source).tensors if t.name == "token_embd.weight").data
+    with np.errstate(all="ignore"):
+        values = gguf.quants.dequantize(np.array(blocks), kind).astype(np.float32)
+    assert (tmp_path / "m.bump").read_bytes()[0x84 + 18 :][: values.nbytes] == values.tobytes()
+    assert ckconv("verify", tmp_path / "m.bump", source).code == 0
+
+
+def test_dequantize_to_half_counts_what_does_not_fit(tmp_path: Path, ckconv) -> None:
+    source = replace(SMALL, types={"token_embd.weight": Q.Q8_0}).write(tmp_path / "m.gguf")
+    result = ckconv("convert", source, tmp_path / "m.bump", "--dequantize", "--dtype", "bf16")
+    assert result.code == 4
+    assert "token_embd.weight: " in result.err
+    assert ckconv("convert", source, tmp_path / "m.bump", "--dequantize", "--dtype", "bf16", "--allow-lossy").code == 0
+
+
+def test_input_that_changes_meanwhile(source: Path, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckconv import convert
+
+    real = convert._settle
+
+    def slow(*arguments, **named):
+        os.utime(source, ns=(1, 1))
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(convert, "_settle", slow)
+    result = ckconv("convert", source, tmp_path / "m.bump")
+    assert result.code == 6
+    assert "error[input.changed]" in result.err
+    assert names(tmp_path) == ["m.gguf"]

@@ -1,0 +1,144 @@
+"""Peak memory does not grow with the model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from gguf_builder import BLOCKS, F16, F32, Q4_K, Tensor, gguf
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc for the peak")
+
+ROOT = Path(__file__).parent.parent
+MB = 1 << 20
+
+#: What the process itself ever held, unlike ru_maxrss, which begins with what its parent held.
+PEAK = """
+with open("/proc/self/status") as file:
+    print(next(line.split()[1] for line in file if line.startswith("VmHWM")), file=sys.stderr)
+"""
+
+COMMAND = f"""
+import sys
+from ckconv.__main__ import run
+status = run(sys.argv[1:])
+{PEAK}
+sys.exit(status)
+"""
+
+#: Widens a matrix that is stored transposed: into its rows, or as it lies.
+TRANSPOSED = f"""
+import sys
+from pathlib import Path
+from ckconv.conversions import Conversion
+from ckconv.dtypes import F16, F32
+from ckconv.files import Files
+from ckconv.model.index import Extent, Tensor
+from ckconv.model.layouts import plain, transposed
+from ckconv.rows import RowReader, stored_chunks
+path, rows, cols = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+layout = {{"plain": plain, "transposed": transposed}}[sys.argv[4]](rows, cols)
+tensor = Tensor("t", "t", F16, (rows, cols), (Extent(path, 0, rows * cols * 2),), transposed(rows, cols))
+with Files() as files:
+    written = sum(chunk.nbytes for chunk, _ in stored_chunks(RowReader(tensor, files), layout, Conversion(F16, F32)))
+assert written == rows * cols * 4
+{PEAK}
+"""
+
+
+def peak(program: str, *arguments: object) -> int:
+    """Bytes that the process held at most."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stderr.split()[-1]) * 1024
+
+
+def llama(path: Path, kind: int, *, hidden: int, ffn: int, heads: int, vocab: int) -> int:
+    """A model of zeros that takes no space on the disk; returns its bytes."""
+    numbers = {
+        "block_count": 1,
+        "context_length": 64,
+        "embedding_length": hidden,
+        "feed_forward_length": ffn,
+        "attention.head_count": heads,
+        "attention.head_count_kv": heads,
+    }
+    metadata: list[tuple[str, str, object]] = [
+        ("general.architecture", "str", "llama"),
+        *((f"llama.{key}", "u32", value) for key, value in numbers.items()),
+        ("llama.attention.layer_norm_rms_epsilon", "f32", 1e-5),
+    ]
+    matrices = {
+        "token_embd": (hidden, vocab),
+        **{f"blk.0.attn_{name}": (hidden, hidden) for name in ("q", "k", "v", "output")},
+        "blk.0.ffn_gate": (hidden, ffn),
+        "blk.0.ffn_up": (hidden, ffn),
+        "blk.0.ffn_down": (ffn, hidden),
+    }
+    vectors = ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")
+    tensors, at = [], 0
+    shapes: Sequence[tuple[str, tuple[int, ...], int]] = [
+        *((name, dims, kind) for name, dims in matrices.items()),
+        *((name, (hidden,), F32) for name in vectors),
+    ]
+    for name, dims, type_id in shapes:
+        tensors.append(Tensor(f"{name}.weight", dims, type_id, offset=at, data=b""))
+        elements, nbytes = BLOCKS[type_id]
+        size = dims[0] * (dims[1] if len(dims) > 1 else 1) // elements * nbytes
+        at += -(-size // 32) * 32
+    header = gguf(metadata, tensors)
+    path.write_bytes(header)
+    os.truncate(path, len(header) + at)
+    return len(header) + at
+
+
+#: Blocks are copied, but for Q and K, whose rows change places.
+QUANTISED = (
+    Q4_K,
+    {"hidden": 256, "ffn": 256, "heads": 4, "vocab": 64},
+    {"hidden": 4096, "ffn": 6144, "heads": 32, "vocab": 32_000},
+)
+#: Everything is widened and padded, and wo packed head by head.
+WIDENED = (
+    F16,
+    {"hidden": 40, "ffn": 88, "heads": 4, "vocab": 50},
+    {"hidden": 2040, "ffn": 5500, "heads": 20, "vocab": 2_000},
+)
+
+
+@pytest.mark.parametrize(("kind", "small", "large"), [QUANTISED, WIDENED], ids=["quantised", "widened"])
+def test_convert_and_verify_hold_a_bounded_part_of_the_model(
+    tmp_path: Path, kind: int, small: dict[str, int], large: dict[str, int]
+) -> None:
+    llama(tmp_path / "small.gguf", kind, **small)
+    nbytes = llama(tmp_path / "large.gguf", kind, **large)
+    assert nbytes > 100 * MB
+    peaks = {}
+    for size in ("small", "large"):
+        source, out = tmp_path / f"{size}.gguf", tmp_path / size / "out.bump"
+        out.parent.mkdir()
+        peaks[f"convert {size}"] = peak(COMMAND, "convert", "-q", source, out)
+        peaks[f"verify {size}"] = peak(COMMAND, "verify", "-q", out, source)
+    assert peaks["convert large"] - peaks["convert small"] < 40 * MB, peaks
+    assert peaks["verify large"] - peaks["verify small"] < 32 * MB, peaks
+    assert max(peaks.values()) < 96_000_000, peaks
+
+
+@pytest.mark.parametrize("layout", ["plain", "transposed"])
+def test_transposing_holds_a_bounded_part_of_a_matrix(tmp_path: Path, layout: str) -> None:
+    path, rows, cols = tmp_path / "matrix", 6144, 4096
+    path.touch()
+    os.truncate(path, rows * cols * 2)
+    small, large = peak(TRANSPOSED, path, 64, 64, layout), peak(TRANSPOSED, path, rows, cols, layout)
+    assert large - small < 40 * MB, (small, large)

@@ -1,0 +1,522 @@
+"""Outputs: complete under their names or not there at all, and what was there before stays until then."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from ckconv import output
+from ckconv.errors import CkconvError, Interrupted, OutputError
+from ckconv.output import Outputs
+from ckconv.signals import interruptible
+
+
+def write(outputs: Outputs, data: bytes) -> None:
+    os.pwrite(outputs.fd, data, 0)
+    outputs.sync()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@contextmanager
+def refused(code: str, message: str | None = None) -> Iterator[list[CkconvError]]:
+    caught: list[CkconvError] = []
+    with pytest.raises(OutputError, match=message) as info:
+        yield caught
+    assert (info.value.code, info.value.exit_code) == (code, 6)
+    caught.append(info.value)
+
+
+@pytest.fixture
+def main(tmp_path: Path) -> Path:
+    return tmp_path / "out.bump"
+
+
+@pytest.fixture
+def side(tmp_path: Path) -> Path:
+    return tmp_path / "config.json"
+
+
+def test_until_published_there_are_only_temporary_names(main: Path, side: Path) -> None:
+    with Outputs({side: b"{}"}, main=main, nbytes=5) as outputs:
+        write(outputs, b"model")
+        assert outputs.path is not None
+        assert names(main.parent) == [outputs.path.name]
+        assert outputs.path.name.startswith(".out.bump.")
+        assert outputs.path.name.endswith(".tmp")
+        outputs.publish()
+    assert (main.read_bytes(), side.read_bytes()) == (b"model", b"{}")
+    assert names(main.parent) == ["config.json", "out.bump"]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o000])
+def test_new_files_have_the_permissions_of_any_new_file(main: Path, side: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with Outputs({side: b"{}"}, main=main, nbytes=1) as outputs:
+            outputs.publish()
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (main, side)] == [0o666 & ~mask] * 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_any_exception_leaves_nothing(main: Path, side: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), Outputs({side: b"{}"}, main=main, nbytes=5):
+        raise error
+    assert names(main.parent) == []
+
+
+def test_a_block_that_does_not_publish_leaves_nothing(main: Path) -> None:
+    with Outputs({}, main=main, nbytes=5) as outputs:
+        write(outputs, b"model")
+    assert names(main.parent) == []
+
+
+def test_what_exists_is_refused_before_anything_is_written(main: Path) -> None:
+    main.write_bytes(b"old")
+    with refused("output.exists", "exists already") as caught, Outputs({}, main=main, nbytes=1):
+        pass
+    assert caught[0].hint == "--force replaces it"
+    assert names(main.parent) == ["out.bump"]
+    assert main.read_bytes() == b"old"
+
+
+def test_a_side_file_with_the_same_content_is_left_alone(main: Path, side: Path) -> None:
+    side.write_bytes(b"{}")
+    before = side.stat()
+    with Outputs({side: b"{}"}, main=main, nbytes=1) as outputs:
+        outputs.publish()
+    assert (side.stat().st_ino, side.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_such_a_side_file_survives_a_failure(main: Path, side: Path) -> None:
+    side.write_bytes(b"{}")
+    with Outputs({side: b"{}"}, main=main, nbytes=1) as outputs:
+        main.write_bytes(b"theirs")
+        with refused("output.exists"):
+            outputs.publish()
+    assert (side.read_bytes(), main.read_bytes()) == (b"{}", b"theirs")
+
+
+def test_a_side_file_with_other_content_is_refused_with_a_way_out(main: Path, side: Path) -> None:
+    side.write_bytes(b"{ }")
+    with refused("output.exists") as caught, Outputs({side: b"{}"}, main=main, nbytes=1):
+        pass
+    assert caught[0].path == str(side)
+    assert "--config-out" in (caught[0].hint or "")
+    assert names(main.parent) == ["config.json"]
+
+
+def test_force_replaces_all_of_it(main: Path, side: Path) -> None:
+    main.write_bytes(b"old model")
+    side.write_bytes(b"old")
+    with Outputs({side: b"{}"}, main=main, nbytes=5, force=True) as outputs:
+        write(outputs, b"model")
+        assert (main.read_bytes(), side.read_bytes()) == (b"old model", b"old")
+        outputs.publish()
+    assert (main.read_bytes(), side.read_bytes()) == (b"model", b"{}")
+    assert names(main.parent) == ["config.json", "out.bump"]
+
+
+def test_a_replaced_file_keeps_its_permissions(main: Path) -> None:
+    main.write_bytes(b"secret")
+    main.chmod(0o600)
+    with Outputs({}, main=main, nbytes=1, force=True) as outputs:
+        outputs.publish()
+    assert main.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_with_force_a_failing_model_brings_the_old_side_files_back(
+    main: Path, tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main.write_bytes(b"old model")
+    old, same, new = (tmp_path / name for name in ("config.json", "tokens.json", "new.json"))
+    old.write_bytes(b"old")
+    same.write_bytes(b"same")
+    if not links:
+        monkeypatch.setattr(output.os, "link", no_links)
+    with Outputs({old: b"new", same: b"same", new: b"new"}, main=main, nbytes=5, force=True) as outputs:
+        write(outputs, b"model")
+        main.unlink()
+        main.mkdir()
+        with refused("output.write", "Is a directory"):
+            outputs.publish()
+    main.rmdir()
+    assert (old.read_bytes(), same.read_bytes()) == (b"old", b"same")
+    assert names(tmp_path) == ["config.json", "tokens.json"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_the_directories_reach_the_disk(
+    main: Path, tmp_path: Path, force: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    synced: list[Path] = []
+    monkeypatch.setattr(output, "_sync_directory", synced.append)
+    with Outputs({tmp_path / "there" / "c": b""}, main=main, nbytes=1, force=force) as outputs:
+        outputs.publish()
+    assert set(synced) == {tmp_path, tmp_path / "there"}
+
+
+def test_a_new_directory_and_its_place_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(output, "_sync_directory", lambda path: synced.append(path.name))
+    place = tmp_path / "dst"
+    with Outputs({}, main=place / "weights.bump", nbytes=1, directory=place) as outputs:
+        outputs.publish()
+    assert [name.startswith(".dst.") for name in synced] == [True, False]
+    assert synced[1] == tmp_path.name
+
+
+def test_a_signal_while_publishing_waits_for_its_end(main: Path, side: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def interrupted(source: Path, target: Path) -> None:
+        link(source, target)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(output.os, "link", interrupted)
+    with (
+        pytest.raises(Interrupted, match="the output was complete") as caught,
+        interruptible(),
+        Outputs({side: b"{}"}, main=main, nbytes=5) as outputs,
+    ):
+        outputs.publish()
+    assert caught.value.exit_code == 143
+    assert names(main.parent) == ["config.json", "out.bump"]
+
+
+def no_links(source: object, target: object) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_somebody_makes_meanwhile_is_not_touched(
+    main: Path, side: Path, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not links:
+        monkeypatch.setattr(output.os, "link", no_links)
+    with Outputs({side: b"{}"}, main=main, nbytes=5) as outputs:
+        write(outputs, b"model")
+        main.write_bytes(b"theirs")
+        with refused("output.exists", "was made by somebody else meanwhile"):
+            outputs.publish()
+    assert main.read_bytes() == b"theirs"
+    assert names(main.parent) == ["out.bump"]
+
+
+def test_without_hard_links_files_are_published_all_the_same(
+    main: Path, side: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output.os, "link", no_links)
+    with Outputs({side: b"{}"}, main=main, nbytes=5) as outputs:
+        write(outputs, b"model")
+        outputs.publish()
+    assert (main.read_bytes(), side.read_bytes()) == (b"model", b"{}")
+    assert names(main.parent) == ["config.json", "out.bump"]
+
+
+@pytest.mark.parametrize("step", range(12))
+@pytest.mark.parametrize("force", [False, True])
+def test_a_failure_at_any_step_of_publishing_leaves_all_or_nothing(
+    main: Path, side: Path, step: int, force: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The n-th link, rename or sync fails: afterwards everything is new or everything is as before."""
+    before = {}
+    if force:
+        before = {"out.bump": b"old model", "config.json": b"old"}
+        for name, data in before.items():
+            (main.parent / name).write_bytes(data)
+    count = itertools.count()
+
+    def failing(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            if next(count) == step:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*arguments, **options)
+
+        return call
+
+    with Outputs({side: b"{}"}, main=main, nbytes=5, force=force) as outputs:
+        write(outputs, b"model")
+        with monkeypatch.context() as patch:
+            for name in ("link", "replace", "fsync"):
+                patch.setattr(output.os, name, failing(getattr(os, name)))
+            with suppress(OutputError):
+                outputs.publish()
+    after = {name: (main.parent / name).read_bytes() for name in names(main.parent)}
+    assert after in (before, {"out.bump": b"model", "config.json": b"{}"})
+
+
+def test_a_link_is_followed_and_stays(main: Path, tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (real / "model").write_bytes(b"old")
+    main.symlink_to(real / "model")
+    with refused("output.exists"), Outputs({}, main=main, nbytes=1):
+        pass
+    with Outputs({}, main=main, nbytes=3, force=True) as outputs:
+        write(outputs, b"new")
+        assert outputs.path is not None
+        assert outputs.path.parent == real
+        outputs.publish()
+    assert main.is_symlink()
+    assert (real / "model").read_bytes() == b"new"
+
+
+def test_a_circle_of_links_is_refused(main: Path) -> None:
+    main.symlink_to(main.name)
+    with refused("output.special"), Outputs({}, main=main, nbytes=1, force=True):
+        pass
+
+
+@pytest.mark.parametrize("as_what", ["same", "link", "hard link", "side"])
+def test_the_input_is_never_written_even_with_force(main: Path, tmp_path: Path, as_what: str) -> None:
+    source = tmp_path / "model.gguf"
+    source.write_bytes(b"GGUF")
+    target = source if as_what == "same" else main
+    if as_what == "link":
+        main.symlink_to(source)
+    elif as_what in ("hard link", "side"):
+        os.link(source, main)
+    others = {main: b"x"} if as_what == "side" else {}
+    wanted = tmp_path / "other" if as_what == "side" else target
+    with (
+        refused("output.is-input", "model.gguf"),
+        Outputs(others, main=wanted, nbytes=1, force=True, inputs=[source]),
+    ):
+        pass
+    assert source.read_bytes() == b"GGUF"
+
+
+def test_a_directory_is_no_file(main: Path) -> None:
+    main.mkdir()
+    with refused("output.directory", "is a directory") as caught, Outputs({}, main=main, nbytes=1, force=True):
+        pass
+    assert f"{main}/" in (caught[0].hint or "")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket"])
+def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if kind == "fifo":
+        os.mkfifo("x")
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("x")
+    with refused("output.special"), Outputs({}, main=tmp_path / "x", nbytes=1, force=True):
+        pass
+
+
+def test_a_device_is_refused() -> None:
+    with refused("output.special"), Outputs({}, main=Path("/dev/null"), nbytes=1, force=True):
+        pass
+
+
+@pytest.mark.parametrize("make_file", [False, True])
+def test_the_parent_must_be_a_directory(tmp_path: Path, make_file: bool) -> None:
+    if make_file:
+        (tmp_path / "a").write_bytes(b"")
+    with refused("output.parent"), Outputs({}, main=tmp_path / "a" / "b", nbytes=1):
+        pass
+
+
+@pytest.mark.parametrize("length", [200, 250, 255])
+def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path, length: int) -> None:
+    with Outputs({}, main=tmp_path / ("n" * length), nbytes=1) as outputs:
+        outputs.publish()
+    assert names(tmp_path) == ["n" * length]
+
+
+def test_a_longer_name_is_refused(tmp_path: Path) -> None:
+    with refused("output.write", "File name too long"), Outputs({}, main=tmp_path / ("n" * 300), nbytes=1):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_directory_that_may_not_be_written_is_refused(main: Path) -> None:
+    main.parent.chmod(0o555)
+    with refused("output.write", "Permission denied"), Outputs({}, main=main, nbytes=1):
+        pass
+    main.parent.chmod(0o755)
+
+
+def test_too_little_space_is_found_with_both_numbers(main: Path) -> None:
+    filesystem = os.statvfs(main.parent)
+    need = filesystem.f_blocks * filesystem.f_frsize + 1000
+    with refused("output.space", rf"needs {need:,} bytes, [\d,]+ are free") as caught:
+        Outputs({}, main=main, nbytes=need + 50, holes=[(10, 50)]).__enter__()
+    assert caught[0].allowed == need
+    assert names(main.parent) == []
+
+
+def test_holes_need_no_space(main: Path) -> None:
+    hole = os.statvfs(main.parent).f_blocks
+    with Outputs({}, main=main, nbytes=hole + 8192, holes=[(4096, hole)]) as outputs:
+        assert os.fstat(outputs.fd).st_size == hole + 8192
+        assert os.fstat(outputs.fd).st_blocks * 512 < 1 << 20
+
+
+def test_the_blocks_are_taken_before_the_work(main: Path) -> None:
+    with Outputs({}, main=main, nbytes=8 << 20) as outputs:
+        if output._allocates(outputs.fd):
+            assert os.fstat(outputs.fd).st_blocks * 512 >= 8 << 20
+
+
+def test_a_file_system_that_cannot_set_blocks_aside_is_not_made_to(main: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """glibc would then write into every block, and every byte would be written twice."""
+    asked: list[int] = []
+
+    def emulated(fd: int, offset: int, nbytes: int) -> None:
+        asked.append(nbytes)
+        os.pwrite(fd, b"\0", offset + nbytes - 1)
+
+    monkeypatch.setattr(output.os, "posix_fallocate", emulated)
+    with Outputs({}, main=main, nbytes=8 << 20):
+        pass
+    assert asked == [1]
+
+
+def test_a_limit_of_the_file_size_is_found_before_the_work(main: Path) -> None:
+    code = f"""
+from pathlib import Path
+from ckconv.errors import OutputError
+from ckconv.output import Outputs
+try:
+    Outputs({{}}, main=Path({str(main)!r}), nbytes=1 << 20).__enter__()
+except OutputError as error:
+    print(error.code, error.message)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19)),
+    )
+    assert result.stdout == "output.space cannot be written: File too large\n"
+    assert names(main.parent) == []
+
+
+def test_a_new_directory_appears_complete(tmp_path: Path) -> None:
+    place = tmp_path / "dst"
+    with Outputs({place / "config.json": b"{}"}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
+        write(outputs, b"model")
+        assert not place.exists()
+        outputs.publish()
+    assert names(place) == ["config.json", "weights.bump"]
+    assert names(tmp_path) == ["dst"]
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_an_empty_directory_is_filled(tmp_path: Path, through_link: bool) -> None:
+    place = tmp_path / "dst"
+    place.mkdir()
+    if through_link:
+        (tmp_path / "link").symlink_to(place)
+        place = tmp_path / "link"
+    with Outputs({}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
+        outputs.publish()
+    assert names(tmp_path / "dst") == ["weights.bump"]
+
+
+def test_a_directory_with_files_is_refused_and_with_force_keeps_the_others(tmp_path: Path) -> None:
+    place = tmp_path / "dst"
+    place.mkdir()
+    (place / "notes.txt").write_bytes(b"mine")
+    (place / "weights.bump").write_bytes(b"old")
+    with refused("output.exists", "not empty"), Outputs({}, main=place / "weights.bump", nbytes=5, directory=place):
+        pass
+    with Outputs({}, main=place / "weights.bump", nbytes=5, directory=place, force=True) as outputs:
+        write(outputs, b"model")
+        outputs.publish()
+    assert names(place) == ["notes.txt", "weights.bump"]
+    assert (place / "weights.bump").read_bytes() == b"model"
+
+
+def test_a_side_file_outside_the_new_directory_goes_where_it_belongs(tmp_path: Path) -> None:
+    place = tmp_path / "dst"
+    with Outputs({tmp_path / "c.json": b"{}"}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
+        outputs.publish()
+    assert names(tmp_path) == ["c.json", "dst"]
+
+
+def test_a_directory_that_somebody_makes_meanwhile_is_not_touched(tmp_path: Path) -> None:
+    place = tmp_path / "dst"
+    side = tmp_path / "c.json"
+    with Outputs({side: b"{}"}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
+        place.mkdir()
+        (place / "theirs").write_bytes(b"")
+        with refused("output.exists", "somebody else meanwhile"):
+            outputs.publish()
+    assert names(tmp_path) == ["dst"]
+    assert names(place) == ["theirs"]
+
+
+def test_a_failing_directory_leaves_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "dst"
+    with pytest.raises(RuntimeError), Outputs({}, main=place / "weights.bump", nbytes=5, directory=place):
+        raise RuntimeError
+    assert names(tmp_path) == []
+
+
+CHILD = """
+import os, sys
+from pathlib import Path
+from ckconv.errors import Interrupted
+from ckconv.output import Outputs
+from ckconv.signals import interruptible
+from ckconv.stream import Pipeline
+place = Path(sys.argv[1])
+data = bytes(range(256)) * 4096
+try:
+    with interruptible():
+        sys.stdout.write("ready\\n"); sys.stdout.flush()
+        while True:
+            main = place / "out.bump"
+            with Outputs({place / "config.json": b"{}"}, main=main, nbytes=4 << 20, force=True) as outputs:
+                with Pipeline(outputs.fd) as pipeline:
+                    for _ in range(4):
+                        pipeline.put(data)
+                    pipeline.finish()
+                outputs.publish()
+except Interrupted as error:
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_at_any_moment_leaves_complete_files_only(tmp_path: Path, number: signal.Signals) -> None:
+    for turn in range(6):
+        place = tmp_path / str(turn)
+        place.mkdir()
+        with subprocess.Popen([sys.executable, "-c", CHILD, str(place)], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            time.sleep(turn * 0.0137)
+            child.send_signal(number)
+            status = child.wait(20)
+        assert status == (-number if number == signal.SIGKILL else 128 + number)
+        left = {path.name: path.read_bytes() for path in place.iterdir()}
+        for name in list(left):
+            if number == signal.SIGKILL and name.startswith(".") and name.endswith(".tmp"):
+                del left[name]
+        whole = {"out.bump": bytes(range(256)) * 16384, "config.json": b"{}"}
+        allowed = [{}, whole] + ([{"config.json": b"{}"}] if number == signal.SIGKILL else [])
+        assert left in allowed

@@ -1,0 +1,189 @@
+"""Bytes out of rows and rows out of bytes, for every layout, against the plainest possible packing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_layouts import row_layouts
+
+from ckconv import rows as rows_module
+from ckconv.conversions import Conversion
+from ckconv.dtypes import BF16, DTYPES, F16, F32, DType
+from ckconv.files import Files
+from ckconv.model.index import Extent, Tensor
+from ckconv.model.layouts import Layout, column_blocks, plain, transposed
+from ckconv.rows import RowReader, canonical_pieces, stored_chunks
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    rows, cols = draw(st.integers(1, 20)), draw(st.integers(1, 9))
+    heads = draw(st.integers(1, 4))
+    kind = draw(st.sampled_from(("rows", "rows", "blocks", "transposed")))
+    if kind == "rows":
+        return draw(row_layouts())
+    if kind == "transposed":
+        return transposed(rows, cols)
+    extra = draw(st.integers(0, 3))
+    return column_blocks(rows, heads, cols, block_rows=rows + extra, stored_cols=cols + draw(st.integers(0, 3)))
+
+
+def packed(matrix: np.ndarray, layout: Layout) -> np.ndarray:
+    """The stored matrix of a canonical one, element by element."""
+    out = np.zeros((layout.stored_rows, layout.stored_cols), matrix.dtype)
+    for r in range(layout.rows):
+        for c in range(layout.cols):
+            if layout.transposed:
+                out[c, r] = matrix[r, c]
+            elif layout.column_head:
+                head, column = divmod(c, layout.column_head)
+                out[head * layout.block_rows + r, column] = matrix[r, c]
+            elif layout.head_rows:
+                head, row = divmod(r, layout.head_rows)
+                half = layout.head_rows // 2
+                if layout.interleaved:
+                    row = 2 * row if row < half else 2 * (row - half) + 1
+                out[head * layout.head_stride + row, c] = matrix[r, c]
+            else:
+                out[r, c] = matrix[r, c]
+    return out
+
+
+def stored(folder: Path, data: bytes, layout: Layout, dtype: DType, cuts: tuple[int, ...] = ()) -> Tensor:
+    """A tensor whose bytes lie in a file, in as many runs as there are cuts (in stored rows), with rubbish between."""
+    row = dtype.nbytes(layout.stored_cols)
+    edges = [0, *(cut * row for cut in sorted(cuts)), len(data)]
+    path = folder / "tensor.bin"
+    extents = []
+    with path.open("wb") as file:
+        for low, high in itertools.pairwise(edges):
+            file.write(b"\xee" * 13)
+            extents.append(Extent(path, file.tell(), high - low))
+            file.write(data[low:high])
+    return Tensor("t", "t", dtype, (layout.rows, layout.cols), tuple(extents), layout)
+
+
+def values(layout: Layout) -> np.ndarray:
+    return np.arange(1, layout.rows * layout.cols + 1, dtype=np.float32).reshape(layout.rows, layout.cols)
+
+
+def read(tensor: Tensor) -> np.ndarray:
+    with Files() as files:
+        pieces = list(canonical_pieces(RowReader(tensor, files)))
+    at = 0
+    for start, piece in pieces:
+        assert start == at
+        at += len(piece)
+    assert at == tensor.layout.rows
+    return np.concatenate([piece for _, piece in pieces])
+
+
+def written(tensor: Tensor, layout: Layout, conversion: Conversion) -> tuple[bytes, int]:
+    with Files() as files:
+        chunks = list(stored_chunks(RowReader(tensor, files), layout, conversion))
+    return b"".join(chunk.tobytes() for chunk, _ in chunks), sum(changed for _, changed in chunks)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rows")
+
+
+@pytest.fixture(scope="module", params=[1 << 20, 64, 1], ids=["one piece", "64 bytes a piece", "a row a piece"])
+def small_pieces(request: pytest.FixtureRequest):
+    """The same work in pieces of other sizes."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(rows_module, "CHUNK", request.param)
+    patch.setattr(rows_module, "SCRATCH", request.param)
+    yield
+    patch.undo()
+
+
+@given(layout=layouts(), data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_reader_undoes_every_layout(small_pieces: None, folder: Path, layout: Layout, data: st.DataObject) -> None:
+    matrix = values(layout)
+    cuts = data.draw(st.sets(st.integers(1, max(1, layout.stored_rows - 1)), max_size=3))
+    tensor = stored(folder, packed(matrix, layout).tobytes(), layout, F32, tuple(cuts))
+    assert np.array_equal(read(tensor).view(np.float32), matrix)
+
+
+@given(layout=layouts())
+@settings(deadline=None, max_examples=60)
+def test_chunks_are_the_packed_matrix(small_pieces: None, folder: Path, layout: Layout) -> None:
+    matrix = values(layout)
+    tensor = stored(folder, matrix.tobytes(), plain(layout.rows, layout.cols), F32)
+    data, changed = written(tensor, layout, Conversion(F32, F32))
+    assert data == packed(matrix, layout).tobytes()
+    assert changed == 0
+
+
+@given(source=layouts(), target=layouts(), kind=st.sampled_from((F32, F16, BF16)))
+@settings(deadline=None, max_examples=60)
+def test_from_any_layout_and_float_to_any_other(
+    small_pieces: None, folder: Path, source: Layout, target: Layout, kind: DType
+) -> None:
+    if (source.rows, source.cols) != (target.rows, target.cols):
+        source = plain(target.rows, target.cols)
+    matrix = values(target) % 128
+    small = {F32: matrix, F16: matrix.astype(np.float16), BF16: (matrix.view(np.uint32) >> 16).astype(np.uint16)}[kind]
+    tensor = stored(folder, packed(small, source).tobytes(), source, kind)
+    data, changed = written(tensor, target, Conversion(kind, F32))
+    assert data == packed(matrix, target).tobytes()
+    assert changed == 0
+    back = stored(folder, data, target, F32)
+    data, changed = written(back, source, Conversion(F32, kind))
+    assert data == packed(small, source).tobytes()
+    assert changed == 0
+
+
+@given(rows=st.integers(1, 12), blocks=st.integers(1, 4), data=st.data())
+@settings(deadline=None, max_examples=40)
+def test_rows_of_blocks_move_whole(
+    small_pieces: None, folder: Path, rows: int, blocks: int, data: st.DataObject
+) -> None:
+    kind = DTYPES["Q4_0"]
+    layout = data.draw(row_layouts().filter(lambda found: found.stored_cols == found.cols))
+    wide = Layout(
+        **{**{f: getattr(layout, f) for f in layout.__slots__}, "cols": 32 * blocks, "stored_cols": 32 * blocks}
+    )
+    raw = np.random.default_rng(rows).integers(0, 256, (wide.rows, 18 * blocks), dtype=np.uint8)
+    tensor = stored(folder, raw.tobytes(), plain(wide.rows, wide.cols), kind)
+    data_out, _ = written(tensor, wide, Conversion(kind, kind))
+    expected = np.zeros((wide.stored_rows, 18 * blocks), np.uint8)
+    expected[wide.stored_index(np.arange(wide.rows))] = raw
+    assert data_out == expected.tobytes()
+    assert np.array_equal(read(stored(folder, data_out, wide, kind)), raw)
+
+
+def test_counts_of_changed_values_add_up_over_pieces(small_pieces: None, folder: Path) -> None:
+    matrix = np.full((7, 5), 1 + 2**-20, np.float32)
+    matrix[::2] = 1
+    tensor = stored(folder, matrix.tobytes(), plain(7, 5), F32)
+    targets: tuple[Layout, ...] = (plain(7, 5, stored_cols=8), transposed(7, 5), column_blocks(7, 5, 1, stored_cols=2))
+    for layout in targets:
+        _, changed = written(tensor, layout, Conversion(F32, F16))
+        assert changed == 15
+
+
+Read = Callable[[RowReader], object]
+
+
+@pytest.mark.parametrize(
+    "layout", [plain(30, 4), transposed(30, 4), column_blocks(30, 2, 2)], ids=["plain", "transposed", "blocks"]
+)
+def test_any_range_and_any_choice_of_rows(layout: Layout, folder: Path) -> None:
+    matrix = values(layout)
+    with Files() as files:
+        reader = RowReader(stored(folder, packed(matrix, layout).tobytes(), layout, F32), files)
+        assert np.array_equal(reader.rows(7, 19).view(np.float32), matrix[7:19])
+        assert reader.rows(5, 5).shape == (0, 16)
+        for index in ([29, 0], [3], [5, 4, 4, 28], []):
+            chosen = np.array(index, np.int64)
+            assert np.array_equal(reader.gather(chosen).view(np.float32), matrix[chosen])

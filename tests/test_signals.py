@@ -1,0 +1,125 @@
+"""Signals become one exception, are held back where that matters, and the old handlers return."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ckconv import signals
+from ckconv.errors import Interrupted
+from ckconv.signals import deferred, interruptible
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.fixture(autouse=True)
+def handlers_return() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in signals.ENDING]
+    yield
+    assert [signal.getsignal(number) for number in signals.ENDING] == before
+    assert (signals._State.depth, signals._State.pending) == (0, None)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_is_an_exception_with_the_exit_status_of_a_shell(number: int, status: int) -> None:
+    with pytest.raises(Interrupted) as caught, interruptible():
+        send(number)
+    assert (caught.value.code, caught.value.exit_code) == ("interrupted", status)
+
+
+def test_an_impatient_second_signal_does_not_break_the_clean_up() -> None:
+    cleaned = []
+
+    def work() -> None:
+        try:
+            send(signal.SIGINT)
+        finally:
+            send(signal.SIGINT)
+            send(signal.SIGTERM)
+            cleaned.append("all")
+
+    with pytest.raises(Interrupted) as caught, interruptible():
+        work()
+    assert cleaned == ["all"]
+    assert caught.value.exit_code == 130
+
+
+def test_a_later_signal_counts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "GRACE", -1.0)
+    with interruptible():
+        for _ in range(3):
+            with pytest.raises(Interrupted):
+                send(signal.SIGTERM)
+
+
+def test_each_block_starts_afresh() -> None:
+    for _ in range(2):
+        with pytest.raises(Interrupted), interruptible():
+            send(signal.SIGINT)
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible():
+            send(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_held_back_signal_comes_when_the_block_ends() -> None:
+    done = []
+
+    def work() -> None:
+        with deferred():
+            with deferred():
+                send(signal.SIGTERM)
+                done.append("inner")
+            done.append("outer")
+        done.append("after")
+
+    with pytest.raises(Interrupted, match="nothing was left behind") as caught, interruptible():
+        work()
+    assert done == ["inner", "outer"]
+    assert caught.value.exit_code == 143
+
+
+def test_a_signal_during_a_block_that_succeeds_says_what_the_caller_wants() -> None:
+    with pytest.raises(Interrupted) as caught, interruptible(), deferred(late="it is all there"):
+        send(signal.SIGTERM)
+    assert str(caught.value) == "[interrupted] it is all there"
+
+
+def test_a_signal_during_a_block_that_fails_does_not() -> None:
+    def work() -> None:
+        with deferred(late="it is all there"):
+            send(signal.SIGTERM)
+            raise OSError
+
+    with pytest.raises(Interrupted, match="nothing was left behind"), interruptible():
+        work()
+
+
+def test_other_threads_change_nothing() -> None:
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            before = signal.getsignal(signal.SIGINT)
+            with interruptible(), deferred():
+                assert signal.getsignal(signal.SIGINT) is before
+                assert signals._State.depth == 0
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failures

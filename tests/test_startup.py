@@ -1,0 +1,78 @@
+"""What a command imports before it does anything: heavy packages only where they are used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = {"numpy", "rich", "tqdm", "gguf", "safetensors"}
+
+#: Runs the command line, then names the packages that were imported on the last line of stderr.
+PROGRAM = """
+import sys
+from ckconv.__main__ import run
+status = run(sys.argv[1:])
+print(*{name.partition(".")[0] for name in sys.modules}, file=sys.stderr)
+sys.exit(status)
+"""
+
+MODEL = "gguf/llama-tied-bf16.auto.gguf"
+ROOT = Path(__file__).parent.parent
+
+
+def imported(*arguments: object) -> tuple[int, str, set[str]]:
+    """Exit status, stdout and the heavy packages that a command imported, all its streams being pipes."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, HEAVY & set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        ([], 2),
+        (["nonsense"], 2),
+        (["--nonsense"], 2),
+        (["convert", "--help"], 0),
+        (["convert"], 2),
+        (["convert", "a.gguf", "b.bump", "--dtype", "f64"], 2),
+        (["convert", "missing.gguf", "b.bump"], 3),
+        (["inspect", "--help"], 0),
+        (["inspect", "missing.gguf"], 3),
+        (["verify", "--help"], 0),
+    ],
+)
+def test_help_version_and_wrong_use_import_nothing_heavy(arguments: list[str], status: int) -> None:
+    code, _, heavy = imported(*arguments)
+    assert (code, heavy) == (status, set())
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",), ("--metadata",), ("--tensors", "*attn*")])
+def test_inspect_into_a_pipe_imports_nothing_heavy(fixtures: Path, flags: tuple[str, ...]) -> None:
+    code, out, heavy = imported("inspect", fixtures / MODEL, *flags)
+    assert (code, heavy) == (0, set())
+    assert "general.architecture" in out or "blk.0.attn_q.weight" in out
+
+
+def test_dry_run_imports_nothing_heavy(fixtures: Path, tmp_path: Path) -> None:
+    code, out, heavy = imported("convert", fixtures / MODEL, tmp_path / "out.bump", "--dry-run")
+    assert (code, heavy) == (0, set())
+    assert "nothing written" in out
+
+
+def test_widening_needs_numpy_and_nothing_else(fixtures: Path, tmp_path: Path) -> None:
+    code, _, heavy = imported("convert", fixtures / MODEL, tmp_path / "out.bump", "--no-verify")
+    assert (code, heavy) == (0, {"numpy"})

@@ -1,0 +1,42 @@
+"""Whether the head is the embedding: by its bytes, and by nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Q
+from models import Model
+
+from ckconv.files import Files
+from ckconv.readers.detect import open_index
+from ckconv.tied import head_is_embedding
+
+SMALL = Model(layers=1, hidden=32, ffn=32, vocab=40)
+
+
+@pytest.mark.parametrize(
+    ("model", "tied"),
+    [
+        (SMALL, False),
+        (replace(SMALL, head="copy"), True),
+        (replace(SMALL, head="own"), False),
+        (replace(SMALL, head="copy", types={"token_embd.weight": Q.Q8_0, "output.weight": Q.Q8_0}), True),
+        (replace(SMALL, head="own", types={"output.weight": Q.F16}), False),
+    ],
+    ids=["no head", "copy", "own", "copy of blocks", "own of another type"],
+)
+def test_head(model: Model, tied: bool, tmp_path: Path) -> None:
+    assert head_is_embedding(open_index(model.write(tmp_path / "m.gguf"))) is tied
+
+
+@pytest.mark.parametrize("byte", [0, 1, 2500, 5119])
+def test_one_bit_makes_it_a_head_of_its_own(byte: int, tmp_path: Path) -> None:
+    path = replace(SMALL, head="copy").write(tmp_path / "m.gguf")
+    tensor = open_index(path).tensors["output.weight"]
+    data = bytearray(path.read_bytes())
+    data[tensor.extents[0].offset + byte] ^= 1
+    path.write_bytes(data)
+    with Files() as files:
+        assert not head_is_embedding(open_index(path), files)
