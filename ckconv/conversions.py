@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckconv.dtypes import F32, WIDENS_TO_F32, DType, Kind
-from ckconv.repack import Recipe, find
 from ckconv.triples import split_planes, triple_of
 from ckconv.values import from_float32, to_float32
 
 if TYPE_CHECKING:
+    from ckconv.repack import Recipe
     from ckconv.values import Floats, Rows
 
 #: Block types for which the gguf package has no decoder.
@@ -101,6 +101,8 @@ def recipe_between(source: DType, target: DType) -> Recipe | None:
     for one, other in ((source, target), (target, source)):
         triple = triple_of(one)
         if triple is not None and other is not one:
+            from ckconv.repack import find
+
             return find(triple.quantization, other)
     return None
 

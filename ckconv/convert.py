@@ -247,7 +247,7 @@ def _stream(plan: Plan, container: Container, files: Files, pipeline: Pipeline, 
         faults = [f"{name}: {count:,} groups" for name, count in misfits.items()]
         raise UnsupportedError(
             "plan.repack",
-            f"{sum(misfits.values()):,} groups of {len(misfits)} tensors have numbers that no block of the target holds",
+            f"{sum(misfits.values()):,} groups of {len(misfits)} tensors have numbers that no block holds",
             path=plan.index.path,
             tensor=next(iter(misfits)),
             hint="--dequantize decodes them",

@@ -8,6 +8,7 @@ and where a layout turns rows into columns they are up to ``SCRATCH`` bytes, so 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,12 +68,12 @@ class RowReader:
         stored = self.layout.stored_index(canonical)
         low, high = int(stored.min()), int(stored.max()) + 1
         if high - low <= 4 * len(stored):
-            block = _take(self._stored(low, high), stored - low)
+            block = _take(self.stored(low, high), stored - low)
         else:
-            block = np.concatenate([self._stored(int(row), int(row) + 1) for row in stored])
+            block = np.concatenate([self.stored(int(row), int(row) + 1) for row in stored])
         return block if self.row_bytes == self._stored_row_bytes else np.ascontiguousarray(block[:, : self.row_bytes])
 
-    def _stored(self, start: int, stop: int) -> Rows:
+    def stored(self, start: int, stop: int) -> Rows:
         """Stored rows, padding included. Rows of several extents follow each other; no row crosses two."""
         out = np.empty((stop - start, self._stored_row_bytes), np.uint8)
         begin, end = start * self._stored_row_bytes, stop * self._stored_row_bytes
@@ -92,7 +93,7 @@ class RowReader:
         width = self.layout.column_head * size
         for head in range(self.layout.heads):
             first = head * self.layout.block_rows
-            out[:, head * width : (head + 1) * width] = self._stored(first + start, first + stop)[:, :width]
+            out[:, head * width : (head + 1) * width] = self.stored(first + start, first + stop)[:, :width]
         return out
 
     def _rows_of_transposed(self, start: int, stop: int) -> Rows:
@@ -102,7 +103,7 @@ class RowReader:
         step = max(1, CHUNK // self._stored_row_bytes)
         for low in range(0, self.layout.cols, step):
             high = min(low + step, self.layout.cols)
-            tile = self._stored(low, high).reshape(high - low, self.layout.stored_cols, size)
+            tile = self.stored(low, high).reshape(high - low, self.layout.stored_cols, size)
             first = self.layout.column_offset
             out[:, low:high] = tile[:, first + start : first + stop].swapaxes(0, 1)
         return out.reshape(stop - start, self.row_bytes)
@@ -134,12 +135,27 @@ def stored_chunks(reader: RowReader, layout: Layout, conversion: Conversion) -> 
     Yields:
         contiguous uint8 arrays, and how many values in each are not what they were (see :class:`Conversion`).
     """
-    if layout.column_head:
+    if _same_places(reader, layout, conversion):
+        yield from _elements(reader, layout, conversion)
+    elif layout.column_head:
         yield from _blocks(reader, layout, conversion)
     elif layout.transposed:
         yield from _transposed(reader, layout, conversion)
     else:
         yield from _rows(reader, layout, conversion)
+
+
+def _same_places(reader: RowReader, layout: Layout, conversion: Conversion) -> bool:
+    """Every element stays where it is, so that rows need not be put together, whatever they are to either side."""
+    elementwise = conversion.source.block == conversion.target.block == 1
+    complete = layout.elements == layout.rows * layout.cols
+    return elementwise and complete and replace(reader.layout, shift=layout.shift).same_bytes_as(layout)
+
+
+def _elements(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
+    step = max(1, CHUNK // conversion.target.nbytes(layout.stored_cols))
+    for start in range(0, layout.stored_rows, step):
+        yield conversion.apply(reader.stored(start, min(start + step, layout.stored_rows)))
 
 
 def _rows(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:

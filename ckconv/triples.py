@@ -10,10 +10,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ckconv.dtypes import DType, Kind
-from ckconv.mlxquant import Quantization
-from ckconv.repack import Triple
 
 if TYPE_CHECKING:
+    from ckconv.mlxquant import Quantization
+    from ckconv.repack import Triple
     from ckconv.values import Rows
 
 

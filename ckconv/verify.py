@@ -178,7 +178,6 @@ class _Comparison:
                     faults.append(_Fault("verify.tensor", text, tensor.source))
                 else:
                     blank += 1
-        faults += self._tokenizer()
         return faults, len(self.out.tensors) + len(self.out.unknown) - blank, blank
 
     def _absent(self) -> Iterator[_Fault]:
@@ -192,24 +191,6 @@ class _Comparison:
             if tensor.name == "output.weight" and head_is_embedding(self.source, self.files):
                 continue
             yield _Fault("verify.tensor", f"{tensor.source} of the source is not in the output", tensor.source)
-
-    def _tokenizer(self) -> Iterator[_Fault]:
-        """Tokenizer content that differs from what the source's tokenizer makes."""
-        stored = self.out.facts.get("tokenizer")
-        if not stored or self.source is None or self.out.config is None:
-            return
-        from ckconv.plan.tokenizer import tokenizer_of
-
-        content = tokenizer_of(self.source, self.out.config.vocab_size) or {}
-        for item in stored:
-            wanted = content.get(item.name)
-            if wanted is None:
-                continue
-            found = bytearray(item.extent.nbytes)
-            self.files.read_into(item.extent.path, item.extent.offset, found)
-            if found != wanted:
-                text = f"{item.name} is not what the tokenizer of the source makes"
-                yield _Fault("verify.tokenizer", text, item.name)
 
     def _may_be_left_out(self, tensor: Tensor) -> bool:
         """A name stands for itself too: what a file calls a tensor may hold the brackets of a glob."""

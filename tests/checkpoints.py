@@ -51,7 +51,11 @@ def save(root: Path, config: Mapping[str, Any] | None, tensors: Mapping[str, Arr
     if config is not None:
         (root / "config.json").write_text(json.dumps(config))
     names = list(tensors)
-    files = ["model.safetensors"] if shards == 1 else [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]  # noqa: E501
+    files = (
+        ["model.safetensors"]
+        if shards == 1
+        else [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    )
     weight_map = {name: files[i % shards] for i, name in enumerate(names)}
     for file in files:
         save_file(root / file, {name: tensors[name] for name in names if weight_map[name] == file}, metadata)

@@ -16,6 +16,8 @@ BLOCKS = {
     Q.Q4_0: (32, 18),
     Q.Q5_K: (256, 176),
     Q.Q4_1: (32, 20),
+    Q.Q5_0: (32, 22),
+    Q.Q5_1: (32, 24),
 }
 
 
@@ -37,29 +39,34 @@ class Model:
     qkv_bias: bool = False
     all_bias: bool = False
     head: str = "tied"  # tied, copy or own
+    head_dim: int = 0  # hidden / heads
+    qk_norm: bool = False
+    post_norms: bool = False
+    tokens: tuple[str, ...] = ()
+    merges: tuple[str, ...] = ()
     extra_keys: dict[str, object] = field(default_factory=dict)
     extra_tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
     seed: int = 1
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        head = self.hidden // self.heads
-        kv = self.kv_heads * head
+        head = self.head_dim or self.hidden // self.heads
+        kv, q = self.kv_heads * head, self.heads * head
         shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (self.vocab, self.hidden)}
         for n in range(self.layers):
             b = f"blk.{n}."
             shapes |= {
                 b + "attn_norm.weight": (self.hidden,),
-                b + "attn_q.weight": (self.hidden, self.hidden),
+                b + "attn_q.weight": (q, self.hidden),
                 b + "attn_k.weight": (kv, self.hidden),
                 b + "attn_v.weight": (kv, self.hidden),
-                b + "attn_output.weight": (self.hidden, self.hidden),
+                b + "attn_output.weight": (self.hidden, q),
                 b + "ffn_norm.weight": (self.hidden,),
                 b + "ffn_gate.weight": (self.ffn, self.hidden),
                 b + "ffn_up.weight": (self.ffn, self.hidden),
                 b + "ffn_down.weight": (self.hidden, self.ffn),
             }
             if self.qkv_bias or self.all_bias:
-                shapes |= {b + "attn_q.bias": (self.hidden,), b + "attn_k.bias": (kv,), b + "attn_v.bias": (kv,)}
+                shapes |= {b + "attn_q.bias": (q,), b + "attn_k.bias": (kv,), b + "attn_v.bias": (kv,)}
             if self.all_bias:
                 shapes |= {
                     b + "attn_output.bias": (self.hidden,),
@@ -67,6 +74,10 @@ class Model:
                     b + "ffn_up.bias": (self.ffn,),
                     b + "ffn_down.bias": (self.hidden,),
                 }
+            if self.qk_norm:
+                shapes |= {b + "attn_q_norm.weight": (head,), b + "attn_k_norm.weight": (head,)}
+            if self.post_norms:
+                shapes |= {b + f"post_{what}_norm.weight": (self.hidden,) for what in ("attention", "ffw")}
         shapes["output_norm.weight"] = (self.hidden,)
         if self.head != "tied":
             shapes["output.weight"] = (self.vocab, self.hidden)
@@ -89,6 +100,18 @@ class Model:
         writer.add_head_count_kv(self.kv_heads)
         writer.add_layer_norm_rms_eps(1e-5)
         writer.add_rope_freq_base(10000.0)
+        if self.head_dim:
+            writer.add_key_length(self.head_dim)
+            writer.add_value_length(self.head_dim)
+        if self.tokens:
+            writer.add_tokenizer_model("gpt2")
+            writer.add_token_list(self.tokens)
+            writer.add_token_scores([-0.5 * n for n in range(len(self.tokens))])
+            writer.add_token_types([1 + n % 6 for n in range(len(self.tokens))])
+            writer.add_token_merges(self.merges)
+            writer.add_eos_token_id(2)
+            writer.add_add_bos_token(False)
+            writer.add_chat_template("{{ messages }}")
         for key, value in self.extra_keys.items():
             if isinstance(value, str):
                 writer.add_string(key, value)

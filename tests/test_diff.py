@@ -124,7 +124,11 @@ def test_shapes_that_differ_are_not_compared(tmp_path: Path) -> None:
     ("one", "other", "reason"),
     [
         (np.array([1], np.int32), np.array([1], np.float32), "I32 and F32"),
-        (np.array([1, 2, 3], np.int32), np.array([1, 2, 4], np.int32), "1 rows differ, and there is no decoder for I32"),
+        (
+            np.array([1, 2, 3], np.int32),
+            np.array([1, 2, 4], np.int32),
+            "1 rows differ, and there is no decoder for I32",
+        ),
         (Raw("F8_E4M3", (2,), b"\1\2"), Raw("F8_E5M2", (2,), b"\1\2"), "F8_E4M3 and F8_E5M2"),
     ],
 )
@@ -229,7 +233,11 @@ def test_rope_frequencies_follow_from_a_configuration_that_scales_so(
 
 def test_an_unknown_tensor_does_not_pass_for_the_one_whose_canonical_name_it_has(tmp_path: Path) -> None:
     plain = SMALL.tensors()
-    changed = {**plain, "model.norm.weight": plain["model.norm.weight"] + 1, "output_norm.weight": plain["model.norm.weight"]}
+    changed = {
+        **plain,
+        "model.norm.weight": plain["model.norm.weight"] + 1,
+        "output_norm.weight": plain["model.norm.weight"],
+    }
     found = diff(small(tmp_path / "a"), small(tmp_path / "b", changed))
 
     assert [item.name for item in found.different] == ["output_norm.weight"]

@@ -101,7 +101,9 @@ def test_exact_widening_makes_no_difference_and_rounding_does(tmp_path: Path) ->
 
 @pytest.mark.parametrize("at", [0, -1])
 @pytest.mark.parametrize("bit", [0, 31])
-@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.0.self_attn.k_proj.weight", "model.norm.weight"])
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.layers.0.self_attn.k_proj.weight", "model.norm.weight"]
+)
 def test_one_bit_changes_one_tensor_and_the_model(tmp_path: Path, name: str, bit: int, at: int) -> None:
     tensors = SMALL.tensors()
     flipped = tensors[name].copy()
@@ -119,7 +121,9 @@ def test_a_shape_is_part_of_the_hash(tmp_path: Path) -> None:
         return hash_index(open_index(save(tmp_path / folder, None, {"w": array})))
 
     values = np.arange(6, dtype=np.float32)
-    assert len({alone(f"{i}", a).model for i, a in enumerate((values, values.reshape(2, 3), values.reshape(3, 2)))}) == 3
+    assert (
+        len({alone(f"{i}", a).model for i, a in enumerate((values, values.reshape(2, 3), values.reshape(3, 2)))}) == 3
+    )
     assert alone("f", values) == alone("g", values)
 
 

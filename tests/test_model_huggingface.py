@@ -283,7 +283,11 @@ LLAMA3 = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "origi
 
 @pytest.mark.parametrize(
     ("kind", "facts"),
-    [("llama3", LLAMA3), ("yarn", {"factor": 4.0, "original_max_position_embeddings": 64}), ("linear", {"factor": 2.0})],
+    [
+        ("llama3", LLAMA3),
+        ("yarn", {"factor": 4.0, "original_max_position_embeddings": 64}),
+        ("linear", {"factor": 2.0}),
+    ],
 )
 def test_a_scaling_is_recorded_in_every_style(tmp_path: Path, kind: str, facts: dict[str, Any]) -> None:
     styles = (
@@ -390,7 +394,9 @@ def test_unknown_tensors_are_listed_and_described(tmp_path: Path) -> None:
     assert not set(extra) & set(index.canonical_of)
 
 
-@pytest.mark.parametrize("config", [{}, {"model_type": "mamba", "num_hidden_layers": "many"}, {"model_type": ["x"]}, None])
+@pytest.mark.parametrize(
+    "config", [{}, {"model_type": "mamba", "num_hidden_layers": "many"}, {"model_type": ["x"]}, None]
+)
 def test_what_has_no_rules_still_opens(tmp_path: Path, ckconv: Run, config: dict[str, Any] | None) -> None:
     path = save(tmp_path / "m", config, {"a.weight": np.ones((2, 3), np.float32), "b": np.array(1.0, np.float32)})
     index = open_index(path)
@@ -455,12 +461,12 @@ WHISPER = {"model_type": "whisper", "decoder_layers": 1, "d_model": 8, "decoder_
         (PLAIN.config(hidden_size=True), "hidden_size must be a whole number, got True"),
         (PLAIN.config(num_attention_heads=0), "num_attention_heads is 0"),
         (PLAIN.config(num_key_value_heads=3), "num_attention_heads is 4, not a multiple of num_key_value_heads, 3"),
-        (PLAIN.config(num_attention_heads=6, head_dim=...), "hidden_size is 64, not a multiple of num_attention_heads, 6"),
+        (PLAIN.config(num_attention_heads=6, head_dim=...), "hidden_size is 64, not a multiple of num_attention"),
         (PLAIN.config(vocab_size=41), "vocab_size is 41, the embedding has 40 rows"),
         (PLAIN.config(rms_norm_eps=[1]), "rms_norm_eps must be a finite number, got [1]"),
         (PLAIN.config(rope_theta=-1.0), "rope_theta must be a finite number, got -1.0"),
-        (PLAIN.config(rope_theta=..., rope_parameters={"rope_theta": -5}), "rope_parameters.rope_theta must be a finite"),
-        (PLAIN.config(rope_theta=..., rope_parameters={"rope_theta": "x"}), "rope_parameters.rope_theta must be a finite"),
+        (PLAIN.config(rope_theta=..., rope_parameters={"rope_theta": -5}), "rope_parameters.rope_theta must be a"),
+        (PLAIN.config(rope_theta=..., rope_parameters={"rope_theta": "x"}), "rope_parameters.rope_theta must be a"),
         (PLAIN.config(rope_parameters=[1]), "rope_parameters must be an object, got list"),
         ({**WHISPER, "encoder_layers": "two"}, "encoder_layers must be a whole number, got 'two'"),
         ({**WHISPER, "encoder_layers": 10**9}, "encoder_layers is 1,000,000,000, outside 0 to 65,536"),

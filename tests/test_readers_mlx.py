@@ -270,7 +270,10 @@ mx.save_safetensors(folder + "/dense/model.safetensors", dense, metadata={"forma
 def _python_with_mlx() -> str | None:
     """This interpreter, or the one that ``MLX_PYTHON`` names, if mlx can be imported there."""
     for python in (os.environ.get("MLX_PYTHON"), sys.executable):
-        if python and not subprocess.run([python, "-c", "import mlx.core"], capture_output=True, check=False).returncode:
+        if (
+            python
+            and not subprocess.run([python, "-c", "import mlx.core"], capture_output=True, check=False).returncode
+        ):
             return python
     return None
 
@@ -306,5 +309,3 @@ def test_mlx_itself_decodes_to_the_same_values(
     assert found.same
     assert len(found.retyped) == 9, "all matrices"
     assert all(ours.startswith("MLX") and theirs == "BF16" for _, ours, theirs in found.retyped)
-
-

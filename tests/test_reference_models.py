@@ -76,7 +76,7 @@ def test_a_split_gguf_is_its_mlx_source_but_for_the_quantised_matrices() -> None
     assert all(0 < item.relative_error < 0.12 for item in found.different), "a permuted row would be off by 1.4"
 
 
-@pytest.fixture()
+@pytest.fixture
 def whole_gpt2(tmp_path: Path) -> Path:
     """gpt2-f32 as transformers names it, put together from the hub's copy of the same weights."""
     names = json.loads((FIXTURES / "hf" / "gpt2-f32" / "names.json").read_text())

@@ -82,6 +82,29 @@ def test_f16_is_the_standard_librarys(values: np.ndarray) -> None:
     assert changed == np.count_nonzero(wide.view(np.uint32) != values.view(np.uint32))
 
 
+@pytest.mark.parametrize("low", [0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+def test_bf16_ties_go_to_even_at_every_value(low: int) -> None:
+    values = ((ALL.astype(np.uint32) << 16) | np.uint32(low)).view(np.float32).reshape(1, -1)
+    values = values[~np.isnan(values)].reshape(1, -1)
+    with np.errstate(all="ignore"):
+        want = gguf.quants.quantize(values, gguf.GGMLQuantizationType.BF16)
+    got, changed = from_float32(values, BF16)
+    assert got.tobytes() == want.tobytes()
+    assert changed == values.size
+
+
+@pytest.mark.parametrize("step", [-1, 0, 1])
+def test_f16_ties_go_to_even_at_every_value(step: int) -> None:
+    """Half-way between every two neighbours, and one float32 to either side of it."""
+    grid = np.array([half_value(bits) for bits in range(0x7C00)])
+    between = ((grid[:-1] + grid[1:]) / 2).astype(np.float32)
+    values = (between.view(np.uint32) + np.uint32(step % (1 << 32))).view(np.float32).reshape(1, -1)
+    got, _ = from_float32(values, F16)
+    lower = np.arange(0x7C00 - 1)
+    want = lower + (1 if step > 0 else 0 if step < 0 else lower % 2)
+    assert np.array_equal(got.view(np.uint16)[0], want)
+
+
 @pytest.mark.parametrize(
     ("value", "f16", "bf16"),
     [

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.formats.bump import HeaderV3, HeaderV4
 from ckconv.model.index import StoredTensor, TensorIndex
+from ckconv.plan.facts import SourceFacts
 from ckconv.plan.steps import Reason
 from ckconv.plan.targets import TARGETS, refusals
 from ckconv.readers.gguf import ArrayRef, MetaValue
@@ -199,8 +200,8 @@ def describe(index: TensorIndex, *, tensors: str | None, hashes: Hashes | None, 
     shown = tuple(t for t in index.stored if tensors is None or _matches(t, index, tensors))
     targets: tuple[Target, ...] = ()
     if index.facts.get("kind", "model") == "model" and index.format != "bump":
-        tied = not piped and head_is_embedding(index)
-        targets = tuple(Target(name, refusals(index, name, head_is_embedding=tied)) for name in TARGETS)
+        source = SourceFacts(not piped and head_is_embedding(index))
+        targets = tuple(Target(name, refusals(index, name, source)) for name in TARGETS)
     return Description(index, shown, targets, hashes)
 
 

@@ -156,8 +156,8 @@ class TensorIndex:
 
     @property
     def parameters(self) -> int:
-        """Elements of all stored tensors."""
-        return sum(math.prod(t.shape) for t in self.stored)
+        """Elements of all tensors: codes of a quantised matrix unpacked, padding and dropped tensors not counted."""
+        return sum(tensor.elements for tensor in self.everything.values())
 
     @property
     def nbytes(self) -> int:

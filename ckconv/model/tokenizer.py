@@ -118,10 +118,11 @@ def huggingface_entries(document: Mapping[str, Any], vocab_size: int) -> dict[st
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(vocab, dict) or not vocab:
         return None
-    by_id: dict[int, str] = {}
-    for token, number in [*vocab.items(), *_added(document)]:
-        if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < vocab_size:
-            by_id[number] = token
+    by_id: dict[int, str] = {
+        number: token
+        for token, number in (*vocab.items(), *_added(document))
+        if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < vocab_size
+    }
     unknown = _unknown(model)
     tokens = [by_id.get(n) or unknown or f"<|ck_missing_{n}|>" for n in range(vocab_size)]
     merges = model.get("merges")

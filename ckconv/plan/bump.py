@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from ckconv.conversions import Conversion, convertible, decodable, recipe_between
+from ckconv.conversions import Conversion, convertible, decodable
 from ckconv.dtypes import DTYPES, F32, WIDENS_TO_F32, DType
 from ckconv.formats.bump import TABLE_LENGTH
 from ckconv.formats.bump_slots import Slot, SlotTable, table_entries
@@ -20,11 +20,10 @@ from ckconv.model.config import ModelConfig
 from ckconv.model.index import Extent, Tensor, TensorIndex
 from ckconv.model.names import parse, pattern_of, with_layer
 from ckconv.model.placement import Geometry, geometry, place, slots_of
+from ckconv.plan.facts import SourceFacts
 from ckconv.plan.steps import Left, Options, Plan, Reason, Step
-
-#: What an MLX triple is re-packed to, the first that can hold its codes; whether its numbers fit is known when they
-#: are read.
-_REPACKED_TO = ("Q5_1", "Q8_0")
+from ckconv.repack import candidates
+from ckconv.triples import triple_of
 
 ROPE_FREQUENCIES = "rope_frequencies"
 
@@ -53,9 +52,8 @@ class BumpPlanner(ABC):
     #: Float rows and heads are padded to this many elements.
     step: int
 
-    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, *, head_is_embedding: bool) -> None:
-        self.index, self.config, self.options = index, config, options
-        self.head_is_embedding = head_is_embedding
+    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, source: SourceFacts) -> None:
+        self.index, self.config, self.options, self.source = index, config, options, source
         self.family = FAMILIES[config.family]
         self.notes: list[str] = []
         self.left_out: list[Left] = []
@@ -114,7 +112,7 @@ class BumpPlanner(ABC):
         for tensor in self.index.tensors.values():
             if self._dropped(tensor.name, tensor.source):
                 self.left_out.append(Left(tensor.name, "--drop", tensor.nbytes))
-            elif tensor.name == "output.weight" and self.head_is_embedding:
+            elif tensor.name == "output.weight" and self.source.head_is_embedding:
                 self.left_out.append(Left(tensor.name, "byte for byte the embedding: tied", tensor.nbytes))
                 self.notes.append("output.weight is byte for byte token_embedding.weight: written as tied")
             elif pattern_of(tensor.name) in slotted:
@@ -190,7 +188,10 @@ class BumpPlanner(ABC):
             here = [self.tensors[c] for part in slot.parts if (c := with_layer(part.canonical, layer)) in self.tensors]
             chosen = []
             for tensor in here:
-                dtype, why, hint = self._type(tensor.dtype, slot)
+                if triple_of(tensor.dtype) and self.options.dtype == "engine" and not self.options.dequantize:
+                    dtype, why, hint = *self._repacked(here, tensor.dtype, slot), "--dequantize"
+                else:
+                    dtype, why, hint = self._type(tensor.dtype, slot)
                 if why:
                     refused.setdefault((why, hint), []).append(tensor.source)
                 chosen.append(dtype)
@@ -218,12 +219,32 @@ class BumpPlanner(ABC):
             known = getattr(source, f"bump_{self.numbering}") is not None
             return source, "" if known else f"{source} has no code in the dtype table", ""
         if source.block > 1:
-            target = next((DTYPES[name] for name in _REPACKED_TO if recipe_between(source, DTYPES[name])), source)
-            return target, self._refused_type(target, slot), "--dequantize"
+            return source, self._refused_type(source, slot), "--dequantize"
         target = F32 if asked == "engine" else DTYPES[asked.upper()]
         if not convertible(source, target):
             return source, f"{source} cannot become {target} exactly", ""
         return target, "", ""
+
+    def _repacked(self, tensors: Sequence[Tensor], source: DType, slot: Slot) -> tuple[DType, str]:
+        """(block type of an MLX triple in the output, reason to refuse or ""): the smallest that holds every number.
+
+        Args:
+            tensors: all that share the slot, and so its type.
+        """
+        triple = triple_of(source)
+        assert triple is not None
+        blocks = [recipe.block for recipe in candidates(triple.quantization)]
+        loaded = [block for block in blocks if not self._refused_type(block, slot)]
+        if not loaded:
+            return source, self._refused_type(source, slot)
+        counts: Counter[DType] = Counter()
+        for tensor in tensors:
+            counts.update(self.source.misfits.get(tensor.name, {}))
+        best = min(loaded, key=lambda block: (counts[block], block.size))
+        if counts[best]:
+            names = " or ".join(block.name for block in loaded)
+            return source, f"{counts[best]:,} groups have numbers that no {names} block holds"
+        return best, ""
 
     def _check_missing(self) -> None:
         missing: Counter[str] = Counter()

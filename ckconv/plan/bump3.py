@@ -16,6 +16,7 @@ from ckconv.model.config import ModelConfig
 from ckconv.model.index import TensorIndex
 from ckconv.model.placement import Geometry
 from ckconv.plan.bump import BumpPlanner
+from ckconv.plan.facts import SourceFacts
 from ckconv.plan.steps import Options, Plan
 
 _K_QUANT_BLOCK = 256
@@ -38,8 +39,8 @@ class Bump3Planner(BumpPlanner):
     data_start = HEADER_BYTES
     step = ALIGN_ELEMENTS
 
-    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, *, head_is_embedding: bool) -> None:
-        super().__init__(index, config, options, head_is_embedding=head_is_embedding)
+    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, source: SourceFacts) -> None:
+        super().__init__(index, config, options, source)
         self.numbering = options.dtype_codes
 
     def _check_engine(self) -> None:

@@ -26,6 +26,7 @@ from ckconv.model.placement import Geometry
 from ckconv.model.tokenizer import MERGE_BYTES
 from ckconv.plan import bump5_documents as documents
 from ckconv.plan.bump import BumpPlanner
+from ckconv.plan.facts import SourceFacts
 from ckconv.plan.steps import Options, Plan
 from ckconv.plan.tokenizer import special_tokens_of, texts_of, tokenizer_of
 from ckconv.readers.template import read_template, template_interleaves
@@ -75,10 +76,11 @@ class Bump5Planner(BumpPlanner):
     data_start = EXTENDED_HEADER_BYTES
     step = 1
 
-    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, *, head_is_embedding: bool) -> None:
-        super().__init__(index, config, options, head_is_embedding=head_is_embedding)
+    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, source: SourceFacts) -> None:
+        super().__init__(index, config, options, source)
         self.present = set(TEMPLATES.get(config.family, ()))
-        if _HEAD in index.tensors and not head_is_embedding and not self._dropped(_HEAD, index.tensors[_HEAD].source):
+        head = index.tensors.get(_HEAD)
+        if head is not None and not source.head_is_embedding and not self._dropped(head.name, head.source):
             self.present.add(_HEAD)
         self.table = with_optional(SLOTS_V5, self.present)
         self._template: dict[str, Any] | None = None

@@ -8,8 +8,8 @@ from ckconv.model.index import TensorIndex
 from ckconv.plan.bump import BumpPlanner, unknown_architecture
 from ckconv.plan.bump3 import Bump3Planner
 from ckconv.plan.bump5 import Bump4Planner, Bump5Planner
+from ckconv.plan.facts import SourceFacts, gather
 from ckconv.plan.steps import Options, Plan, Reason
-from ckconv.tied import head_is_embedding
 
 PLANNERS: dict[str, type[BumpPlanner]] = {"bump 3": Bump3Planner, "bump 4": Bump4Planner, "bump 5": Bump5Planner}
 
@@ -20,13 +20,9 @@ TARGETS = ("bump 3", "bump 5")
 _AUTO = (3, 5)
 
 
-def refusals(index: TensorIndex, target: str, *, head_is_embedding: bool) -> tuple[Reason, ...]:
-    """Why a target cannot hold a model as it is; nothing of the model but its headers is looked at.
-
-    Args:
-        head_is_embedding: ``output.weight`` is byte for byte the embedding.
-    """
-    return _plan(index, target, Options(), head_is_embedding, only_reasons=True).refusals
+def refusals(index: TensorIndex, target: str, source: SourceFacts) -> tuple[Reason, ...]:
+    """Why a target cannot hold a model as it is; nothing of the model but its headers is looked at."""
+    return _plan(index, target, Options(), source, only_reasons=True).refusals
 
 
 def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
@@ -35,16 +31,16 @@ def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
     Raises:
         InputError: the engine template or the source's tokenizer is malformed.
     """
-    tied = head_is_embedding(index)
+    source = gather(index)
     if options.bump_version:
-        plan = _plan(index, f"{to} {options.bump_version}", options, tied)
+        plan = _plan(index, f"{to} {options.bump_version}", options, source)
         if plan.refusals and options.bump_version == 3:
-            newer = _plan(index, f"{to} 5", options, tied, only_reasons=True)
+            newer = _plan(index, f"{to} 5", options, source, only_reasons=True)
             return plan if newer.refusals else replace(plan, alternative="--bump-version 5 holds it")
         return plan
     plans: list[Plan] = []
     for version in _AUTO:
-        plan = _plan(index, f"{to} {version}", options, tied)
+        plan = _plan(index, f"{to} {version}", options, source)
         if not plan.refusals:
             return replace(plan, notes=(*plan.notes, _why(plan, plans)))
         plans.append(plan)
@@ -52,13 +48,12 @@ def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
 
 
 def _plan(
-    index: TensorIndex, target: str, options: Options, head_is_embedding: bool, *, only_reasons: bool = False
+    index: TensorIndex, target: str, options: Options, source: SourceFacts, *, only_reasons: bool = False
 ) -> Plan:
     planner = PLANNERS[target]
     if index.config is None:
         return Plan(index, "bump", planner.version, options, 0, (), refusals=(unknown_architecture(index),))
-    made = planner(index, index.config, options, head_is_embedding=head_is_embedding)
-    return made.plan(only_reasons=only_reasons)
+    return planner(index, index.config, options, source).plan(only_reasons=only_reasons)
 
 
 def _why(plan: Plan, refused: list[Plan]) -> str:

@@ -53,8 +53,9 @@ def read_bump3(path: Path, source: ByteSource, head: bytes) -> Bump3File:
 
 
 def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -> TensorIndex:
-    """The index; without a configuration it has no tensors, for the file names neither the key/value heads nor the
-    feed-forward size.
+    """The index of a file, without tensors where there is no configuration.
+
+    The file itself names neither the key/value heads nor the feed-forward size.
 
     Raises:
         InputError: ``bump.dtype-table``, ``bump.extent`` or ``model.config``.

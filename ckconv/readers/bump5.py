@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from ckconv.formats.bump import (
 )
 from ckconv.formats.bump_flavours import FLAVOURS, PAIRWISE_FAMILIES, Flavour
 from ckconv.formats.bump_slots import table_entries, with_optional
-from ckconv.model.architectures import FAMILIES
+from ckconv.model.architectures import FAMILIES, family_of_model_type
 from ckconv.model.config import MAX_LAYERS, ModelConfig
 from ckconv.model.index import Checksum, Extent, TensorIndex
-from ckconv.model.placement import Geometry, Placed
+from ckconv.model.placement import Geometry
 from ckconv.readers.bump_config import CONFIG_NAME, model_config
 from ckconv.readers.bump_manifest import Manifest, checked_manifest
 from ckconv.readers.bump_metadata import Metadata, huggingface_config, read_metadata
@@ -284,8 +284,6 @@ def _merged(
 
 def _family(config: Mapping[str, Any]) -> str:
     """The family that a configuration names, empty where it names none that is known."""
-    from ckconv.model.architectures import family_of_model_type
-
     return family_of_model_type(str(config.get("model_type", ""))) or ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def checked_manifest(document: Mapping[str, Any], path: Path, *, start: int, end
         entry = _entry(item)
         if entry is None:
             faults.add(
-                CODE, f"{MANIFEST_NAME}: entry #{number + 1:,} has no name, dtype, file_offset and size", hint=_HINT
+                CODE, f"{MANIFEST_NAME}: entry #{number + 1:,} lacks name, dtype, file_offset or size", hint=_HINT
             )
         elif entry.name in entries:
             faults.add(CODE, f"{MANIFEST_NAME}: {quoted(entry.name)} is listed twice", tensor=entry.name, hint=_HINT)
@@ -79,7 +80,7 @@ def checked_manifest(document: Mapping[str, Any], path: Path, *, start: int, end
                     hint=_HINT,
                 )
     ordered = sorted(entries.values(), key=lambda entry: (entry.offset, entry.offset + entry.nbytes))
-    for one, other in zip(ordered, ordered[1:], strict=False):
+    for one, other in pairwise(ordered):
         if one.offset + one.nbytes > other.offset:
             faults.add(
                 CODE,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.dtypes import BUMP_CODES, F32, DType
-from ckconv.formats.bump_flavours import Flavour
 from ckconv.errors import InputError
+from ckconv.formats.bump_flavours import Flavour
 from ckconv.formats.bump_slots import CONTENT, TYPE_WORDS, SlotTable, key_of, table_entries, with_optional
 from ckconv.model.architectures import Family
 from ckconv.model.names import with_layer

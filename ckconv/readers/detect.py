@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from ckconv.errors import CkconvError, InputError, quoted
@@ -10,18 +11,16 @@ from ckconv.formats.bump import VERSIONS
 from ckconv.formats.gguf import MAGIC as GGUF_MAGIC
 from ckconv.formats.safetensors import INDEX_SUFFIX
 from ckconv.model.index import TensorIndex
-from ckconv.readers.bump import open_bump
 from ckconv.readers.bytesource import ByteSource, open_source
-from ckconv.readers.gguf_index import open_gguf
-from ckconv.readers.huggingface import open_checkpoint
 
 Reader = Callable[..., TensorIndex]
 
-READERS: dict[str, Reader] = {
-    "gguf": open_gguf,
-    "safetensors": open_checkpoint,
-    "mlx": open_checkpoint,
-    "bump": open_bump,
+#: Format -> module and function that read it; a module is imported when there is something for it to read.
+READERS: dict[str, tuple[str, str]] = {
+    "gguf": ("ckconv.readers.gguf_index", "open_gguf"),
+    "safetensors": ("ckconv.readers.huggingface", "open_checkpoint"),
+    "mlx": ("ckconv.readers.huggingface", "open_checkpoint"),
+    "bump": ("ckconv.readers.bump", "open_bump"),
 }
 
 #: File name endings, for content that no magic number names.
@@ -85,8 +84,14 @@ def _open(path: Path, format: str | None, source: ByteSource | None, config_path
         if source is None:
             opened.close()
     if name == "bump":
-        return open_bump(path, source=source, config_path=config_path)
-    return READERS[name](path, source=source)
+        return _reader(name)(path, source=source, config_path=config_path)
+    return _reader(name)(path, source=source)
+
+
+def _reader(format: str) -> Reader:
+    module, function = READERS[format]
+    reader: Reader = getattr(import_module(module), function)
+    return reader
 
 
 def _open_directory(path: Path, format: str | None, config_path: Path | None) -> TensorIndex:
@@ -95,5 +100,5 @@ def _open_directory(path: Path, format: str | None, config_path: Path | None) ->
     if format == "bump" or (format is None and len(bumps) == 1 and not any(path.glob("*.safetensors"))):
         if len(bumps) != 1:
             raise InputError("input.format", f"holds {len(bumps)} bump files; name one of them", path=path)
-        return open_bump(bumps[0], config_path=config_path)
-    return open_checkpoint(path)
+        return _reader("bump")(bumps[0], config_path=config_path)
+    return _reader("safetensors")(path)

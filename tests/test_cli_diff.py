@@ -1,0 +1,190 @@
+"""``ckconv diff``: what it prints and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import Decoder, Tensors, save
+from conftest import FIXTURES, Result
+from models import Model
+
+Run = Callable[..., Result]
+SMALL = Decoder(layers=1)
+
+
+def small(folder: Path, tensors: Tensors | None = None, **config: object) -> Path:
+    return save(folder, SMALL.config(**config), SMALL.tensors() if tensors is None else tensors)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """Two models that share 12 of 14 tensors; a value differs by 3, each has a bias of its own, and a base differs."""
+    tensors: Tensors = dict(SMALL.tensors())
+    bias = "model.layers.0.self_attn.{}_proj.bias"
+    norm = np.full(64, 2, np.float32)
+    other = norm.copy()
+    other[5] = 5
+    a = small(tmp_path / "a", {**tensors, "model.norm.weight": norm, bias.format("q"): np.ones(64, np.float32)})
+    b = small(
+        tmp_path / "b",
+        {**tensors, "model.norm.weight": other, bias.format("v"): np.ones(32, np.float32)},
+        rope_theta=5e5,
+    )
+    return a, b
+
+
+def test_equal_models_end_with_0(ckconv: Run) -> None:
+    a, b = FIXTURES / "hf" / "llama-tied-bf16", FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
+    found = ckconv("diff", a, b)
+
+    assert (found.code, found.err) == (0, "")
+    assert found.out.splitlines() == [
+        f"{a}  {b}",
+        "  20 tensors equal (5 of them of another type)",
+        "the same model",
+    ]
+
+
+def test_verbose_names_the_tensors_that_changed_their_type(ckconv: Run) -> None:
+    found = ckconv("diff", "-v", FIXTURES / "hf" / "llama-tied-bf16", FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf")
+    assert "    layers.0.attention_norm.weight  BF16 | F32" in found.out.splitlines()
+    assert found.out.count("BF16 | F32") == 5
+
+
+def test_different_models_end_with_5(ckconv: Run, pair: tuple[Path, Path]) -> None:
+    a, b = pair
+    found = ckconv("diff", a, b)
+
+    assert (found.code, found.err) == (5, "")
+    assert found.out.splitlines() == [
+        f"{a}  {b}",
+        "  11 tensors equal",
+        "  1 differ",
+        "    output_norm.weight  F32  1 of 64 values, max |d| 3, relative 0.188",
+        f"  1 only in {a}",
+        "    layers.0.attention.q.bias",
+        f"  1 only in {b}",
+        "    layers.0.attention.v.bias",
+        "  config rope_theta: 10000.0 | 500000.0",
+        "not the same model",
+    ]
+
+
+def test_quiet_says_it_with_the_exit_status_only(ckconv: Run, pair: tuple[Path, Path]) -> None:
+    a, b = pair
+    assert ckconv("diff", "-q", a, b) == Result(5, "", "")
+    assert ckconv("-q", "diff", a, a) == Result(0, "", "")
+
+
+def test_json_is_one_document(ckconv: Run, pair: tuple[Path, Path]) -> None:
+    a, b = pair
+    found = ckconv("diff", "--json", a, b)
+
+    assert (found.code, found.err) == (5, "")
+    document = found.json
+    assert document["different"][0].pop("relative_error") == pytest.approx(3 / 16, rel=0.01)
+    assert document == {
+        "schema": 1,
+        "a": str(a),
+        "b": str(b),
+        "same": False,
+        "equal": 11,
+        "retyped": [],
+        "different": [
+            {
+                "tensor": "output_norm.weight",
+                "a": "F32",
+                "b": "F32",
+                "values": 1,
+                "elements": 64,
+                "max_error": 3.0,
+                "reason": None,
+            }
+        ],
+        "only_in_a": ["layers.0.attention.q.bias"],
+        "only_in_b": ["layers.0.attention.v.bias"],
+        "config": {"rope_theta": {"a": 10000.0, "b": 500000.0}},
+    }
+
+
+def test_json_of_equal_models(ckconv: Run) -> None:
+    document = ckconv(
+        "diff",
+        "--json",
+        FIXTURES / "mlx" / "qwen3-tied-bf16.q4g64",
+        FIXTURES / "mlx-dequantized" / "qwen3-tied-bf16.q4g64.dequantized",
+    ).json
+    assert (document["same"], document["equal"], document["different"], document["config"]) == (True, 24, [], {})
+    assert len(document["retyped"]) == 15
+    assert {"tensor": "layers.0.ffn.up.weight", "a": "MLX 4-bit group 64 BF16", "b": "BF16"} in document["retyped"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_json_has_no_nan_and_no_infinity(ckconv: Run, tmp_path: Path, value: float) -> None:
+    tensors: Tensors = dict(SMALL.tensors())
+    odd = tensors["model.norm.weight"].copy()
+    odd[0] = value
+    a, b = small(tmp_path / "a"), small(tmp_path / "b", {**tensors, "model.norm.weight": odd})
+
+    (item,) = ckconv("diff", "--json", a, b).json["different"]
+    assert (item["values"], item["max_error"], item["relative_error"]) == (1, None, None)
+    assert f"1 of 64 values, max |d| {value:g}, relative {value:g}" in ckconv("diff", a, b).out
+
+
+def test_long_lists_are_cut_unless_verbose(ckconv: Run, tmp_path: Path) -> None:
+    decoder = Decoder(layers=3)
+    a = save(tmp_path / "a", decoder.config(), decoder.tensors())
+    b = save(tmp_path / "b", decoder.config(), {name: array + 1 for name, array in decoder.tensors().items()})
+
+    short, long = ckconv("diff", a, b), ckconv("diff", "-v", a, b)
+    assert short.code == long.code == 5
+    assert "  0 tensors equal\n  30 differ\n" in short.out
+    assert "    ... and 10 more (-v lists them)" in short.out
+    assert short.out.count("max |d|") == 20
+    assert long.out.count("max |d|") == 30
+    assert "more" not in long.out
+
+
+def test_names_that_would_act_on_a_terminal_are_escaped(ckconv: Run, tmp_path: Path) -> None:
+    one = save(tmp_path / "a", {}, {"w\x1b[31m\n": np.ones(2, np.float32)})
+    other = save(tmp_path / "b", {}, {"w": np.ones(2, np.float32)})
+    found = ckconv("diff", one, other)
+
+    assert found.code == 5
+    assert r"w\x1b[31m\n" in found.out
+    assert "\x1b" not in found.out
+
+
+def test_a_converted_model_is_the_same_model(ckconv: Run, tmp_path: Path) -> None:
+    """bump 3 packs heads, pads rows and has placeholders for biases and positions."""
+    source = Model(hidden=48, heads=4, kv_heads=2, ffn=72, vocab=33, context=7).write(tmp_path / "m.gguf")
+    assert ckconv("convert", "-q", source, tmp_path / "m.bump").code == 0
+
+    found = ckconv("diff", source, tmp_path / "m.bump")
+    assert (found.code, found.out.splitlines()[1:]) == (0, ["  20 tensors equal", "the same model"])
+    hashes = [ckconv("inspect", "--json", "--hash", path).json["hash"] for path in (source, tmp_path / "m.bump")]
+    assert hashes[0] == hashes[1]
+
+
+def test_a_missing_or_broken_input_is_no_difference(ckconv: Run, tmp_path: Path) -> None:
+    good = small(tmp_path / "a")
+    found = ckconv("diff", good, tmp_path / "none")
+    assert found.code in (3, 6)
+    assert str(tmp_path / "none") in found.err
+
+    other = small(tmp_path / "b", intermediate_size=1)
+    found = ckconv("diff", good, other)
+    assert (found.code, found.out) == (3, "")
+    assert found.err.startswith(f"ckconv: error[model.config]: {other}: tensor 'model.layers.0.mlp.gate_proj.weight'")
+
+
+def test_a_model_without_rules_is_refused_against_one_with_rules(ckconv: Run, tmp_path: Path) -> None:
+    good, bare = small(tmp_path / "a"), save(tmp_path / "b", {"model_type": "x\x1b"}, {"w": np.ones(2, np.float32)})
+    found = ckconv("diff", good, bare)
+
+    assert (found.code, found.out) == (4, "")
+    assert r"error[model.architecture]" in found.err
+    assert r"architecture 'x\x1b' has no rules" in found.err
