@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,13 +36,12 @@ def run_block(block: str, directory: Path) -> str:
     for command in (line[2:] for line in block.splitlines() if line.startswith("$ ")):
         environment = {
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "COLUMNS": "100",
             "NO_COLOR": "1",
         }
         done = subprocess.run(
-            ["bash", "-c", command],
+            ["bash", "-c", f'ckconv() {{ {shlex.quote(sys.executable)} -m ckconv "$@"; }}; {command}'],
             cwd=directory,
             env=environment,
             stdout=subprocess.PIPE,

@@ -155,6 +155,16 @@ def test_blocks_without_a_decoder_are_compared_as_bytes(tmp_path: Path) -> None:
     assert only_difference(diff(one, other)).reason == "1 rows differ, and there is no decoder for Q8_K"
 
 
+def test_a_block_of_nan_is_equal_to_decoded_nan(tmp_path: Path) -> None:
+    block = np.array([np.nan], np.float16).tobytes() + bytes(range(1, 33))
+    files = {"q.gguf": (8, block), "f.gguf": (0, np.full(32, np.nan, np.float32).tobytes())}
+    for name, (kind, data) in files.items():
+        tensors = [Tensor("w", (32,), kind, data=data)]
+        (tmp_path / name).write_bytes(gguf_file([("general.architecture", "str", "other")], tensors))
+
+    assert diff(*(open_index(tmp_path / name) for name in files)).same
+
+
 def test_missing_and_extra_tensors_are_named_in_order(tmp_path: Path) -> None:
     one = np.ones(2, np.float32)
     found = diff(bare(tmp_path / "a", x=one, w=one, y=one), bare(tmp_path / "b", z=one, w=one))

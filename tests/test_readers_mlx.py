@@ -104,6 +104,8 @@ BROKEN: list[tuple[str, dict[str, Any], object, str]] = [
      "weight [96, 8] U32 with scales [48, 2] F32"),
     ("vector", changed(weight=SOUND["weight"][0].copy()), SETTINGS, "weight [8] U32 with scales [96, 2]"),
     ("flat scales", changed(scales=SOUND["scales"].reshape(-1)), SETTINGS, "with scales [192] F32"),
+    ("all flat", {kind: array.reshape(-1) for kind, array in SOUND.items()}, SETTINGS,
+     "weight [768] U32 with scales [192] F32"),
     ("number", changed(weight=np.array(1, np.uint32)), SETTINGS, "weight [] U32 with scales"),
     ("empty rows", changed(weight=np.zeros((96, 0), np.uint32)), SETTINGS, "weight [96, 0] U32 with scales"),
     ("nothing said", SOUND, None, "has scales, config.json has no quantization"),

@@ -54,6 +54,7 @@ TARGETS = ["bump"]
     help="Numbering of the bump 3 dtype table: v3 has Q4_K 6 and Q6_K 7, v4 has 7 and 8.",
 )
 @click.option("--dequantize", is_flag=True, help="Decode quantised matrices to --dtype.")
+@click.option("--decode", multiple=True, metavar="GLOB", help="Decode only the quantised matrices named; repeatable.")
 @click.option("--allow-lossy", is_flag=True, help="Let --dtype f16 or bf16 change values.")
 @click.option("--context", "context_length", type=click.IntRange(1, 1 << 30), help="Context length in the output.")
 @click.option(
@@ -79,7 +80,7 @@ TARGETS = ["bump"]
 def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> None:
     """Convert SRC to DST; DST's format from its name, or --to.
 
-    Quantised blocks are never decoded unless --dequantize says so; F16 and BF16 widen to FP32 exactly where the
+    Quantised blocks are never decoded unless --dequantize or --decode says so; F16 and BF16 widen to FP32 exactly where the
     target's engine wants that. What the target cannot hold exactly is refused (exit 4) before anything is written.
     DST may be - for stdout, or end in / for a directory.
     """
@@ -91,8 +92,8 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     from ckconv.signals import interruptible
 
     settings = settings_of(context)
-    if flags["dequantize"] and flags["dtype"] == "keep":
-        raise UsageError("usage.dtype", "--dequantize and --dtype keep exclude each other")
+    if (flags["dequantize"] or flags["decode"]) and flags["dtype"] == "keep":
+        raise UsageError("usage.dtype", "--dequantize, --decode and --dtype keep exclude each other")
     to = target_format(dst, flags["to"])
     if dst == STDOUT and sys.stdout.isatty():
         raise UsageError("usage.target", "refusing to write a model to a terminal", hint="pipe it somewhere")
@@ -100,6 +101,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         dtype=flags["dtype"],
         rope_layout=flags["rope_layout"],
         dequantize=flags["dequantize"],
+        decode=flags["decode"],
         allow_lossy=flags["allow_lossy"],
         context=flags["context_length"] or 0,
         drop=flags["drop"],

@@ -26,6 +26,8 @@ from ckconv.repack import candidates
 from ckconv.triples import triple_of
 
 ROPE_FREQUENCIES = "rope_frequencies"
+_HEAD = "output.weight"
+_DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
 
 
 def unknown_architecture(index: TensorIndex) -> Reason:
@@ -112,12 +114,12 @@ class BumpPlanner(ABC):
         for tensor in self.index.tensors.values():
             if self._dropped(tensor.name, tensor.source):
                 self.left_out.append(Left(tensor.name, "--drop", tensor.nbytes))
-            elif tensor.name == "output.weight" and self.source.head_is_embedding:
+            elif tensor.name == _HEAD and self.source.head_is_embedding:
                 self.left_out.append(Left(tensor.name, "byte for byte the embedding: tied", tensor.nbytes))
                 self.notes.append("output.weight is byte for byte token_embedding.weight: written as tied")
             elif pattern_of(tensor.name) in slotted:
                 self.tensors[tensor.name] = tensor
-            elif tensor.name == "output.weight":
+            elif tensor.name == _HEAD:
                 self.refuse(f"the output head is not tied to the embeddings and bump {self.version} has no slot for it")
             elif tensor.name == ROPE_FREQUENCIES:
                 self._refuse_rope_scaling(tensor.source)
@@ -155,6 +157,13 @@ class BumpPlanner(ABC):
                 f"attention slides over {c.sliding_window:,} tokens, the engine attends to all {g.context:,}",
                 f"--context {c.sliding_window} makes them the same",
             )
+        if c.tied and _HEAD in self.index.tensors and not self.source.head_is_embedding and not self._dropped(_HEAD):
+            self.refuse(
+                "the configuration ties the output head to the embeddings, but another matrix is stored as the head",
+                "--drop output.weight ties it, as transformers does",
+            )
+        if c.tied is False and _HEAD not in self.index.tensors:
+            self.refuse("the configuration says that the output head is not tied to the embeddings, but there is none")
         for modifier in c.modifiers:
             self.refuse(f"{modifier} changes the computation; the engine does not know it")
         if not c.norm_eps:
@@ -188,38 +197,44 @@ class BumpPlanner(ABC):
             here = [self.tensors[c] for part in slot.parts if (c := with_layer(part.canonical, layer)) in self.tensors]
             chosen = []
             for tensor in here:
-                if triple_of(tensor.dtype) and self.options.dtype == "engine" and not self.options.dequantize:
-                    dtype, why, hint = *self._repacked(here, tensor.dtype, slot), "--dequantize"
+                if triple_of(tensor.dtype) and self.options.dtype == "engine" and not self._decoded(tensor):
+                    dtype, why, hint = *self._repacked(here, tensor.dtype, slot), _DECODE
                 else:
-                    dtype, why, hint = self._type(tensor.dtype, slot)
+                    dtype, why, hint = self._type(tensor, slot)
                 if why:
                     refused.setdefault((why, hint), []).append(tensor.source)
                 chosen.append(dtype)
             types[name] = chosen[0] if chosen else F32
             if len(set(chosen)) > 1:
                 mixed = " and ".join(f"{tensor.source} is {tensor.dtype}" for tensor in here)
-                refused.setdefault(
-                    (f"gate and up share one type in {pattern_of(slot.name)}", "--dequantize"), []
-                ).append(mixed)
+                refused.setdefault((f"gate and up share one type in {pattern_of(slot.name)}", _DECODE), []).append(
+                    mixed
+                )
         for (why, hint), names in refused.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            self.refuse(f"{why}: {names[0]}{more}", hint and f"{hint} decodes them to FP32")
+            self.refuse(f"{why}: {names[0]}{more}", hint)
         return types
 
-    def _type(self, source: DType, slot: Slot) -> tuple[DType, str, str]:
+    def _decoded(self, tensor: Tensor) -> bool:
+        """A flag asks for this tensor's blocks to be decoded."""
+        return self.options.dequantize or any(
+            fnmatchcase(name, glob) for name in (tensor.name, tensor.source) for glob in self.options.decode
+        )
+
+    def _type(self, tensor: Tensor, slot: Slot) -> tuple[DType, str, str]:
         """(type in the output, reason to refuse or "", flag that would change it)."""
-        asked = self.options.dtype
+        asked, source = self.options.dtype, tensor.dtype
         if slot.fp32:
             ok = source in WIDENS_TO_F32
             return F32, "" if ok else f"{source} in an FP32 slot", ""
-        if source.block > 1 and self.options.dequantize:
+        if source.block > 1 and self._decoded(tensor):
             target = F32 if asked in ("engine", "keep") else DTYPES[asked.upper()]
             return target, "" if decodable(source) else f"no decoder for {source}", ""
         if asked == "keep":
             known = getattr(source, f"bump_{self.numbering}") is not None
             return source, "" if known else f"{source} has no code in the dtype table", ""
         if source.block > 1:
-            return source, self._refused_type(source, slot), "--dequantize"
+            return source, self._refused_type(source, slot), _DECODE
         target = F32 if asked == "engine" else DTYPES[asked.upper()]
         if not convertible(source, target):
             return source, f"{source} cannot become {target} exactly", ""

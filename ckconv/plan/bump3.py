@@ -70,16 +70,19 @@ class Bump3Planner(BumpPlanner):
             for what, size in (("hidden", g.hidden), ("feed-forward", g.ffn)):
                 if size % _K_QUANT_BLOCK:
                     self.refuse(
-                        f"{what} size {size} is no multiple of 256, which the loader wants of K-quants", "--dequantize"
+                        f"{what} size {size} is no multiple of 256, which the loader wants of K-quants",
+                        "--dequantize decodes them to FP32",
                     )
         flat = [n for n in range(self.config.num_layers) if types[f"layer.{n}.wo"].block > 1]
         if flat and g.heads * g.aligned_head != g.aligned_hidden:
             self.refuse(
                 f"a quantised wo must have heads x padded head size = hidden, not {g.heads} x {g.aligned_head}",
-                "--dequantize",
+                "--dequantize decodes them to FP32",
             )
         if any(t.block > 1 and (g.hidden % t.block or g.ffn % t.block) for t in types.values()):
-            self.refuse(f"hidden {g.hidden} and feed-forward {g.ffn} must be whole blocks", "--dequantize")
+            self.refuse(
+                f"hidden {g.hidden} and feed-forward {g.ffn} must be whole blocks", "--dequantize decodes them to FP32"
+            )
 
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
         steps = self.steps(types, interleaved=interleaved)

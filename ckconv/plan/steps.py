@@ -19,6 +19,7 @@ class Options:
         dtype: ``engine``, ``keep``, ``f32``, ``f16`` or ``bf16``.
         rope_layout: ``engine``, ``source``, ``split`` or ``interleaved``.
         dequantize: decode quantised matrices.
+        decode: globs over canonical and source names of quantised matrices to decode.
         allow_lossy: steps may change values.
         context: context length in the output, 0 for the source's.
         drop: globs over canonical and source names of tensors to leave out.
@@ -31,6 +32,7 @@ class Options:
     dtype: str = "engine"
     rope_layout: str = "engine"
     dequantize: bool = False
+    decode: tuple[str, ...] = ()
     allow_lossy: bool = False
     context: int = 0
     drop: tuple[str, ...] = ()

@@ -11,9 +11,6 @@ from ckconv.model.architectures import FAMILIES, Family, family_of_model_type
 from ckconv.model.config import PARAMETERS, ModelConfig, build_config, checked_number
 from ckconv.model.index import StoredTensor
 
-#: Families whose classes tie the head unless the configuration says otherwise (transformers' defaults).
-_TIED_BY_DEFAULT = frozenset({"gemma3", "gpt2", "whisper"})
-
 _BY_FIELD = {parameter.field: parameter for parameter in PARAMETERS}
 
 #: Keys that change the computation, each with the values that change nothing.
@@ -83,7 +80,7 @@ def huggingface_config(
         values["rotary_dim"] = int(head * factor)
     if own.get("use_sliding_window") is False:
         values.pop("sliding_window", None)
-    tied = own.get("tie_word_embeddings", config.get("tie_word_embeddings", family.name in _TIED_BY_DEFAULT))
+    tied = own.get("tie_word_embeddings")  # classes and libraries differ in what its absence means
     return build_config(
         family.name,
         str(own.get("model_type", "")),
@@ -94,7 +91,7 @@ def huggingface_config(
         position_rows=_rows(stored, ("wpe.weight", "decoder.embed_positions.weight")),
         rope=family.rope,
         rope_scaling=_scaling(own, rope),
-        tied=bool(tied),
+        tied=tied if isinstance(tied, bool) else None,
         modifiers=_modifiers(own, family),
         raw=config,
     )

@@ -1,0 +1,217 @@
+"""Which bump version is chosen, what versions 4 and 5 refuse and why, and what they make of each type."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import FIXTURES
+from gguf import GGMLQuantizationType as Q
+from models import Model
+
+QK = {"head_dim": 16, "qk_norm": True}
+UNTIED = "the output head is not tied to the embeddings and bump 3 has no slot for it"
+
+
+def convert(ckconv, model: Model, folder: Path, *flags: object):
+    source = model.write(folder / "m.gguf")
+    return ckconv("convert", source, folder / "m.bump", *flags)
+
+
+def test_auto_takes_3_where_it_holds_the_model(tmp_path: Path, ckconv) -> None:
+    result = convert(ckconv, Model(), tmp_path)
+    assert result.code == 0
+    assert "note: bump 3 was chosen: it holds the model without loss" in result.out
+
+
+def test_auto_takes_5_where_3_does_not_and_says_why(tmp_path: Path, ckconv) -> None:
+    result = convert(ckconv, Model(arch="qwen3", **QK, head="own"), tmp_path)
+    assert result.code == 0
+    assert "bump v5" in result.out
+    assert f"note: bump 5 was chosen; bump 3 cannot hold the model: {UNTIED} (and 2 more)" in result.out
+
+
+def test_neither_holds_it_and_both_say_why(tmp_path: Path, ckconv) -> None:
+    model = Model(head="own", types={"ffn_down.weight": Q.Q4_0}, extra_tensors={"rope_freqs.weight": (8,)})
+    result = convert(ckconv, model, tmp_path)
+    assert result.code == 4
+    for text in (
+        "bump cannot hold this model, for 4 reasons",
+        "  rope_freqs.weight scales RoPE (Llama 3.1 style), which the engine does not do",
+        f"  bump 3: {UNTIED}",
+        "  bump 3: the engine loads F32, Q4_K and Q6_K matrices, not Q4_0: blk.0.ffn_down.weight and 1 more",
+        "  bump 5: the engine computes nothing right with Q4_0 matrices: blk.0.ffn_down.weight and 1 more",
+        "--drop rope_frequencies leaves it out",
+        "--dequantize decodes them to FP32",
+    ):
+        assert text in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_version_3_names_the_version_that_holds_the_model(tmp_path: Path, ckconv) -> None:
+    result = convert(ckconv, Model(head="own"), tmp_path, "--bump-version", 3)
+    assert (result.code, UNTIED in result.err) == (4, True)
+    assert "hint: --bump-version 5 holds it" in result.err
+
+
+def test_version_3_names_none_where_5_does_not_hold_it(tmp_path: Path, ckconv) -> None:
+    result = convert(ckconv, Model(extra_tensors={"odd.weight": (3,)}), tmp_path, "--bump-version", 3)
+    assert (result.code, "--bump-version" in result.err) == (4, False)
+
+
+REFUSED: dict[str, tuple[Model, str]] = {
+    "Q4_0": (
+        Model(matrix=Q.Q4_0),
+        "the engine computes nothing right with Q4_0 matrices: token_embd.weight and 14 more",
+    ),
+    "Q4_1": (
+        Model(types={"attn_k.weight": Q.Q4_1}),
+        "nothing right with Q4_1 matrices: blk.0.attn_k.weight and 1 more",
+    ),
+    "Q5_K": (
+        Model(hidden=256, ffn=256, types={"ffn_down.weight": Q.Q5_K}),
+        "nothing right with Q5_K matrices: blk.0.ffn_down.weight",
+    ),
+    "Q5_0 embedding": (
+        Model(types={"token_embd.weight": Q.Q5_0}),
+        "the engine computes nothing right with a Q5_0 token_emb: token_embd.weight",
+    ),
+    "Q5_1 head": (
+        Model(head="own", types={"output.weight": Q.Q5_1}),
+        "the engine computes nothing right with a Q5_1 output.weight: output.weight",
+    ),
+    "Q5_0 beside a Q6_K embedding": (
+        Model(hidden=256, ffn=256, matrix=Q.Q5_0, types={"token_embd.weight": Q.Q6_K}),
+        "token_emb is Q6_K; beside Q5_0 and Q5_1 matrices it must be FP32 or Q8_0",
+    ),
+    "Q5_1 beside a Q4_K head": (
+        Model(
+            hidden=256,
+            ffn=256,
+            head="own",
+            types={"ffn_up.weight": Q.Q5_1, "ffn_gate.weight": Q.Q5_1, "output.weight": Q.Q4_K},
+        ),
+        "output.weight is Q4_K; beside Q5_0 and Q5_1 matrices it must be FP32 or Q8_0",
+    ),
+    "gate and up of two types": (
+        Model(types={"ffn_up.weight": Q.Q8_0}),
+        "gate and up share one type in layer.{n}.w1: blk.0.ffn_gate.weight is F32 and blk.0.ffn_up.weight is Q8_0",
+    ),
+    "QK-norm in a llama": (Model(qk_norm=True), "no slot for layers.{n}.attention.q_norm.weight (2 tensors)"),
+    "qwen3 without QK-norm": (Model(arch="qwen3"), "no tensor for layers.{n}.attention.k_norm.weight in 2 layers"),
+    "gemma3 without post norms": (
+        Model(arch="gemma3", **QK),
+        "no tensor for layers.{n}.post_ffn_norm.weight in 2 layers",
+    ),
+    "sliding window": (
+        Model(arch="qwen2", extra_keys={"qwen2.attention.sliding_window": 16}),
+        "attention slides over 16 tokens, the engine attends to all 40",
+    ),
+    "rope scaling": (
+        Model(extra_keys={"llama.rope.scaling.type": "linear"}),
+        "llama.rope.scaling.type = linear changes the computation",
+    ),
+    "rope frequencies": (Model(extra_tensors={"rope_freqs.weight": (8,)}), "rope_freqs.weight scales RoPE"),
+    "partial rotation": (
+        Model(extra_keys={"llama.rope.dimension_count": 8}),
+        "RoPE turns 8 of 16 elements of a head; the engine turns all",
+    ),
+}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, version: int, tmp_path: Path, ckconv) -> None:
+    model, text = REFUSED[name]
+    result = convert(ckconv, model, tmp_path, "--bump-version", version)
+    assert result.code == 4
+    assert f"error[plan.refused]: {tmp_path}/m.gguf: bump {version} cannot hold this model" in result.err
+    assert text in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+@pytest.mark.parametrize(("name", "family"), [("phi3-bf16.auto", "phi3"), ("gpt2-f32.f32", "gpt2")])
+def test_families_without_a_template(name: str, family: str, tmp_path: Path, ckconv) -> None:
+    source = FIXTURES / "gguf" / f"{name}.gguf"
+    result = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5)
+    assert result.code == 4
+    assert f"the engine has no template for {family} (it has llama, qwen2, qwen3, gemma3)" in result.err
+
+
+def entries(folder: Path) -> dict[str, str]:
+    manifest = json.loads((folder / "weights_manifest.json").read_text())
+    return {entry["name"]: entry["dtype"] for entry in manifest["entries"]}
+
+
+@pytest.mark.parametrize("kind", [Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.F16, Q.BF16])
+def test_keep_writes_any_type_that_has_a_code(kind: Q, tmp_path: Path, ckconv) -> None:
+    result = convert(ckconv, Model(matrix=kind, head="own"), tmp_path, "--bump-version", 5, "--dtype", "keep")
+    assert result.code == 0
+    word = {"F16": "fp16"}.get(kind.name, kind.name.lower())
+    assert {entries(tmp_path)[name] for name in ("token_emb", "output.weight", "layer.1.w1")} == {word}
+
+
+def test_keep_refuses_a_type_without_a_code(tmp_path: Path, ckconv) -> None:
+    (source,) = (FIXTURES / "mlx").glob("llama-tied-bf16.q4g64")
+    result = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5, "--dtype", "keep")
+    assert result.code == 4
+    assert "MLX 4-bit group 64 BF16 has no code in the dtype table" in result.err
+
+
+@pytest.mark.parametrize("kind", [Q.Q4_0, Q.Q5_K])
+def test_dequantize_decodes_what_is_refused(kind: Q, tmp_path: Path, ckconv) -> None:
+    model = Model(hidden=256, ffn=256, matrix=kind, head="own")
+    result = convert(ckconv, model, tmp_path, "--bump-version", 5, "--dequantize")
+    assert result.code == 0
+    assert set(entries(tmp_path).values()) == {"fp32"}
+
+
+def test_drop_rope_frequencies(tmp_path: Path, ckconv) -> None:
+    model = Model(head="own", extra_tensors={"rope_freqs.weight": (8,)})
+    result = convert(ckconv, model, tmp_path, "--drop", "rope_frequencies")
+    assert result.code == 0
+    assert "left out rope_frequencies: --drop" in result.out
+
+
+def test_head_that_is_the_embedding_is_tied(tmp_path: Path, ckconv) -> None:
+    assert convert(ckconv, Model(head="copy"), tmp_path, "--bump-version", 5).code == 0
+    assert "output.weight" not in entries(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is True
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_template_has_a_place_in_version_5_only(version: int, tmp_path: Path, ckconv) -> None:
+    template = tmp_path / "t.json"
+    template.write_text("{}")
+    result = convert(ckconv, Model(), tmp_path, "--bump-version", version, "--template", template)
+    assert (result.code, f"bump {version} has no place for an engine template" in result.err) == (4, True)
+    assert convert(ckconv, Model(), tmp_path, "--template", template).code == 0
+    assert "bump v5" in ckconv("verify", tmp_path / "m.bump").out
+
+
+def test_inspect_says_what_each_version_does_not_hold(tmp_path: Path, ckconv) -> None:
+    source = Model(head="own").write(tmp_path / "m.gguf")
+    lines = ckconv("inspect", source).out.splitlines()
+    assert [line for line in lines if line.startswith("target\t")] == ["target\tbump 3\tno", "target\tbump 5\tyes"]
+    assert f"reason\tbump 3\t{UNTIED}\t" in lines
+
+
+def test_mlx_triples_whose_numbers_fit_are_repacked(tmp_path: Path, ckconv) -> None:
+    """4-bit groups with bfloat16 scales: Q5_1 holds their very numbers; an embedding may not be Q5_1."""
+    source = FIXTURES / "mlx/llama-tied-bf16.q4g64"
+    refused = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5)
+    assert refused.code == 4
+    assert "384 groups have numbers that no Q8_0 block holds: model.embed_tokens.weight" in refused.err
+    flags = ("--bump-version", 5, "--decode", "token_embedding.weight")
+    result = ckconv("convert", source, tmp_path / "m.bump", *flags)
+    assert result.code == 0
+    assert (entries(tmp_path)["token_emb"], entries(tmp_path)["layer.1.wq"]) == ("fp32", "q5_1")
+    assert "verified 20/20" in result.out
+
+
+def test_mlx_triples_whose_numbers_do_not_fit_are_counted(tmp_path: Path, ckconv) -> None:
+    source = FIXTURES / "mlx/llama-untied-f32.q4g32"
+    result = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5)
+    assert result.code == 4
+    assert "groups have numbers that no Q5_0 or Q5_1 or Q8_0 block holds: model.layers.0." in result.err
