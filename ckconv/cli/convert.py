@@ -80,8 +80,8 @@ TARGETS = ["bump"]
 def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> None:
     """Convert SRC to DST; DST's format from its name, or --to.
 
-    Quantised blocks are never decoded unless --dequantize or --decode says so; F16 and BF16 widen to FP32 exactly where the
-    target's engine wants that. What the target cannot hold exactly is refused (exit 4) before anything is written.
+    Quantised blocks are never decoded unless --dequantize or --decode says so; F16 and BF16 widen to FP32 exactly where
+    the target's engine wants that. What the target cannot hold exactly is refused (exit 4) before anything is written.
     DST may be - for stdout, or end in / for a directory.
     """
     from ckconv.cli.report import print_plan, print_report

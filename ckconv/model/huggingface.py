@@ -85,9 +85,9 @@ class _Rules:
         self.faults.add("model.config", message, tensor=tensor)
 
     def _look_up(self, stored: str) -> tuple[Name, str | None]:
-        for prefix in ("", *self.naming.prefixes):
+        for prefix, instead in {"": "", **self.naming.prefixes}.items():
             if stored.startswith(prefix):
-                name = parse(stored[len(prefix) :])
+                name = parse(instead + stored[len(prefix) :])
                 pattern = self.naming.names.get(name.pattern)
                 if pattern is not None or name.pattern in self.naming.dropped:
                     return name, pattern

@@ -134,14 +134,14 @@ class Naming:
 
     Attributes:
         names: pattern -> canonical pattern.
-        prefixes: what may stand before every name; each is cut before the table is asked.
+        prefixes: what may stand before every name -> what the table has in its place.
         fused: stem of a fused tensor -> stems of its parts, in row order.
         transposed: canonical patterns of matrices that transformers stores ``[in, out]`` (MLX does not).
         dropped: pattern -> why the tensor is no part of the model.
     """
 
     names: Mapping[str, str]
-    prefixes: tuple[str, ...] = ()
+    prefixes: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     transposed: frozenset[str] = frozenset()
     dropped: Mapping[str, str] = field(default_factory=dict)
@@ -158,13 +158,13 @@ NAMINGS: dict[str, Naming] = {
     "llama": Naming(_DECODER, dropped=_INV_FREQ),
     "qwen2": Naming(_DECODER, dropped=_INV_FREQ),
     "qwen3": Naming(_DECODER, dropped=_INV_FREQ),
-    "gemma3": Naming(_GEMMA3, prefixes=("language_model.",), dropped=_INV_FREQ),
+    "gemma3": Naming(_GEMMA3, prefixes={"language_model.": "", "model.language_model.": "model."}, dropped=_INV_FREQ),
     "phi3": Naming(_PHI3, fused={**_QKV, **_GATE_UP}, dropped=_INV_FREQ),
     "mixtral": Naming(_MIXTRAL, dropped=_INV_FREQ),
     "qwen3moe": Naming(_QWEN3MOE, dropped=_INV_FREQ),
     "gpt2": Naming(
         _GPT2,
-        prefixes=("transformer.", "model."),
+        prefixes={"transformer.": "", "model.": ""},
         fused=_QKV,
         transposed=frozenset(
             f"{_OURS}.{matrix}.weight" for matrix in ("attention.qkv", "attention.output", "ffn.up", "ffn.down")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckconv.errors import InputError
 from ckconv.model.architectures import FAMILIES, Family, family_of_model_type
-from ckconv.model.config import PARAMETERS, ModelConfig, build_config, checked_number
+from ckconv.model.config import DEFAULT_ROPE_THETA, PARAMETERS, ModelConfig, build_config, checked_number
 from ckconv.model.index import StoredTensor
 
 _BY_FIELD = {parameter.field: parameter for parameter in PARAMETERS}
@@ -25,6 +25,10 @@ _MODIFIERS: dict[str, tuple[object, ...]] = {
     "use_bidirectional_attention": (None, False),
     "hidden_act": (None, "silu", "swish"),
 }
+
+
+#: What the classes of transformers take where a configuration names no base.
+_ROPE_THETA = {"gemma3": 1_000_000.0, "mixtral": 1_000_000.0}
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,9 +73,12 @@ def huggingface_config(
     if family.name == "gpt2" and "ffn_size" not in values and "hidden_size" in values:
         values["ffn_size"] = 4 * values["hidden_size"]  # transformers' meaning of n_inner: null
     rope = _rope(own, fail)
-    if "rope_theta" not in values and rope.get("rope_theta") is not None:
-        name = names["rope_theta"] = "rope_parameters.rope_theta"
-        values["rope_theta"] = checked_number(name, rope["rope_theta"], _BY_FIELD["rope_theta"], fail)
+    if rope.get("rope_theta") is not None:
+        name = "rope_parameters.rope_theta"
+        theta = checked_number(name, rope["rope_theta"], _BY_FIELD["rope_theta"], fail)
+        if values.setdefault("rope_theta", theta) != theta:
+            raise fail(f"{names['rope_theta']} is {values['rope_theta']:,}, {name} is {theta:,}")
+    values.setdefault("rope_theta", _ROPE_THETA.get(family.name, DEFAULT_ROPE_THETA))
     if own.get("encoder_layers") is not None:
         checked_number("encoder_layers", own["encoder_layers"], _BY_FIELD["num_layers"], fail)
     factor = own.get("partial_rotary_factor", rope.get("partial_rotary_factor"))
