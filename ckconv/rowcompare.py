@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ckconv.conversions import Action
 from ckconv.files import CHUNK, Files
 from ckconv.rows import RowReader, canonical_pieces
 
@@ -33,9 +34,11 @@ def wrong_rows(
     for start, rows in canonical_pieces(piece, max(mine.row_bytes, theirs.row_bytes)):
         more = other.rows(start, start + len(rows))
         got, source_rows = (rows, more) if piece is mine else (more, rows)
-        want, _ = conversion.apply(source_rows)
+        want, changed = conversion.apply(source_rows)
         progress(got.nbytes)
-        if not np.array_equal(_words(got), _words(want)):
+        if changed and conversion.action is Action.REPACK:
+            wrong += range(start, start + len(rows))  # no block holds the source's numbers, so these cannot
+        elif not np.array_equal(_words(got), _words(want)):
             wrong += [start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]]
     return wrong
 

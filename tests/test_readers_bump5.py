@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from bump4_builder import Built, Sizes, build, with_footer
 from gguf import GGMLQuantizationType as Q
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Model
 
@@ -394,6 +394,7 @@ def test_a_pipe_shows_the_header(tmp_path: Path) -> None:
     assert not index.tensors
 
 
+@settings(deadline=None)
 @given(st.integers(0, 0xC0), st.binary(min_size=1, max_size=4))
 def test_no_header_makes_it_stumble(tmp_path_factory: pytest.TempPathFactory, at: int, junk: bytes) -> None:
     path = tmp_path_factory.mktemp("junk") / "m.bump"

@@ -22,7 +22,6 @@ from ckconv.model.names import parse, pattern_of, with_layer
 from ckconv.model.placement import Geometry, geometry, place, slots_of
 from ckconv.plan.facts import SourceFacts
 from ckconv.plan.steps import Left, Options, Plan, Reason, Step
-from ckconv.repack import candidates
 from ckconv.triples import triple_of
 
 ROPE_FREQUENCIES = "rope_frequencies"
@@ -145,6 +144,8 @@ class BumpPlanner(ABC):
     def _check_model(self) -> None:
         c, g = self.config, self.geometry
         self._check_engine()
+        if self.family.rope and c.head_dim % 2:
+            self.refuse(f"heads of {c.head_dim} elements cannot form RoPE pairs")
         if self.family.rope and c.rotary_dim != c.head_dim:
             self.refuse(f"RoPE turns {c.rotary_dim} of {c.head_dim} elements of a head; the engine turns all")
         if c.rope_scaling is not None and ROPE_FREQUENCIES not in self.index.tensors:
@@ -181,12 +182,8 @@ class BumpPlanner(ABC):
         """Whether Q and K rows are written with RoPE pairs as neighbours."""
         asked = self.options.rope_layout
         if asked == "source":
-            interleaved = any(tensor.layout.interleaved for tensor in self.tensors.values())
-        else:
-            interleaved = self._rotates_pairs() if asked == "engine" else asked == "interleaved"
-        if interleaved and self.geometry.head % 2:
-            self.refuse(f"heads of {self.geometry.head} elements cannot form RoPE pairs")
-        return interleaved
+            return any(tensor.layout.interleaved for tensor in self.tensors.values())
+        return self._rotates_pairs() if asked == "engine" else asked == "interleaved"
 
     def _types(self) -> dict[str, DType]:
         """Slot name -> type; a refused one stands for itself so that planning goes on to find every reason."""
@@ -246,6 +243,8 @@ class BumpPlanner(ABC):
         Args:
             tensors: all that share the slot, and so its type.
         """
+        from ckconv.repack import candidates
+
         triple = triple_of(source)
         assert triple is not None
         blocks = [recipe.block for recipe in candidates(triple.quantization)]

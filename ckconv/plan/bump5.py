@@ -23,13 +23,9 @@ from ckconv.formats.bump_slots import (
 from ckconv.model.config import ModelConfig
 from ckconv.model.index import TensorIndex
 from ckconv.model.placement import Geometry
-from ckconv.model.tokenizer import MERGE_BYTES
-from ckconv.plan import bump5_documents as documents
 from ckconv.plan.bump import BumpPlanner
 from ckconv.plan.facts import SourceFacts
 from ckconv.plan.steps import Options, Plan
-from ckconv.plan.tokenizer import special_tokens_of, texts_of, tokenizer_of
-from ckconv.readers.template import read_template, template_interleaves
 
 _QK_NORM = ("layers.{n}.attention.q_norm.weight", "layers.{n}.attention.k_norm.weight")
 _POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")
@@ -85,6 +81,8 @@ class Bump5Planner(BumpPlanner):
         self.table = with_optional(SLOTS_V5, self.present)
         self._template: dict[str, Any] | None = None
         if options.template is not None and self.version == 5:
+            from ckconv.readers.template import read_template
+
             self._template = read_template(options.template, self.family.gguf)
 
     def _check_engine(self) -> None:
@@ -116,9 +114,18 @@ class Bump5Planner(BumpPlanner):
 
     def _rotates_pairs(self) -> bool:
         default = self.config.family in ROTATES_PAIRS
-        return template_interleaves(self._template, default) if self._template is not None else default
+        if self._template is None:
+            return default
+        from ckconv.readers.template import template_interleaves
+
+        return template_interleaves(self._template, default)
 
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
+        # What only a plan needs that is going to be carried out: `inspect` asks no more than whether there is one.
+        from ckconv.model.tokenizer import MERGE_BYTES
+        from ckconv.plan import bump5_documents as documents
+        from ckconv.plan.tokenizer import special_tokens_of, texts_of, tokenizer_of
+
         content = tokenizer_of(self.index, self.geometry.vocab) or {}
         table = with_optional(SLOTS_V5, self.present | content.keys())
         steps = tuple(self.steps(types, interleaved=interleaved, table=table, content=content))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from ckconv.dtypes import DType
 from ckconv.files import Files
 from ckconv.model.index import Tensor, TensorIndex
-from ckconv.repack import candidates
 from ckconv.tied import head_is_embedding
 from ckconv.triples import triple_of
 
@@ -39,6 +38,7 @@ def gather(index: TensorIndex) -> SourceFacts:
 
 
 def _misfits(tensor: Tensor, files: Files) -> dict[DType, int]:
+    from ckconv.repack import candidates
     from ckconv.rows import RowReader, canonical_pieces
 
     triple = triple_of(tensor.dtype)
