@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ckconv.conversions import decode
 from ckconv.files import CHUNK, Files
 from ckconv.model.layouts import Layout
+from ckconv.triples import triple_of
+from ckconv.values import from_float32
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -184,42 +187,45 @@ def _rows(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator
 def _blocks(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
     """One block of columns per head, a few heads at a time so that the source is read only a few times."""
     size = conversion.target.size
-    width, source_width = layout.column_head * size, layout.column_head * conversion.source.size
-    block_bytes = layout.block_rows * layout.stored_cols * size
-    group = max(1, SCRATCH // block_bytes)
+    width = layout.column_head * size
+    group = max(1, SCRATCH // (layout.block_rows * layout.stored_cols * size))
     for first in range(0, layout.heads, group):
         heads = min(group, layout.heads - first)
         out = np.zeros((heads, layout.block_rows, layout.stored_cols * size), np.uint8)
         changed = 0
         for start, rows in canonical_pieces(reader):
-            if conversion.source.block > 1:
-                floats, some = conversion.apply(rows)
-                cut = floats[:, first * width : (first + heads) * width]
-            else:
-                part = np.ascontiguousarray(rows[:, first * source_width : (first + heads) * source_width])
-                cut, some = conversion.apply(part)
+            cut, some = _columns(rows, conversion, first * layout.column_head, (first + heads) * layout.column_head)
             changed += some
-            tile = cut.reshape(len(rows), heads, width)
-            out[:, start : start + len(rows), :width] = tile.swapaxes(0, 1)
+            out[:, start : start + len(rows), :width] = cut.reshape(len(rows), heads, width).swapaxes(0, 1)
         yield out.reshape(-1, layout.stored_cols * size), changed
 
 
 def _transposed(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
     """Stored rows are canonical columns: a group of columns at a time."""
-    size, source_size = conversion.target.size, conversion.source.size
+    size = conversion.target.size
     group = max(1, SCRATCH // (layout.rows * size))
     for low in range(0, layout.cols, group):
         high = min(low + group, layout.cols)
         out = np.empty((high - low, layout.rows, size), np.uint8)
         changed = 0
         for start, rows in canonical_pieces(reader):
-            if conversion.source.block > 1:
-                converted, some = conversion.apply(rows)
-                part = converted.reshape(len(rows), layout.cols, size)[:, low:high]
-            else:
-                cut = np.ascontiguousarray(rows[:, low * source_size : high * source_size])
-                converted, some = conversion.apply(cut)
-                part = converted.reshape(len(rows), high - low, size)
+            cut, some = _columns(rows, conversion, low, high)
             changed += some
-            out[:, start : start + len(rows)] = part.swapaxes(0, 1)
+            out[:, start : start + len(rows)] = cut.reshape(len(rows), high - low, size).swapaxes(0, 1)
         yield out.reshape(high - low, layout.rows * size), changed
+
+
+def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[Rows, int]:
+    """Columns ``low`` to ``high`` of whole source rows, converted: ``[n, bytes]`` and how many values changed.
+
+    Of blocks only those are decoded that hold one of the columns; the planes of an MLX triple cannot be cut.
+    """
+    source, target = conversion.source, conversion.target
+    if source.block == 1:
+        return conversion.apply(np.ascontiguousarray(rows[:, low * source.size : high * source.size]))
+    first, last = 0, rows.shape[1] // source.size
+    if triple_of(source) is None:
+        first, last = low // source.block, -(-high // source.block)
+    floats = decode(np.ascontiguousarray(rows[:, first * source.size : last * source.size]), source)
+    left = first * source.block
+    return from_float32(floats[:, low - left : high - left], target)
