@@ -13,10 +13,9 @@ def main() -> None:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # before there was anything to clean up
         status = 130
-    if status > 128:
-        from ckconv.signals import ignore
+    from ckconv.signals import ignore
 
-        ignore()
+    ignore()  # the status stands; the interpreter's own end would give the signals their defaults back
     sys.exit(status)
 
 
@@ -54,7 +53,10 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         if settings.debug:
             raise
-        return print_error(OutputError("system", error.strerror or str(error), path=error.filename), settings)
+        reason = error.strerror or str(error)
+        if error.filename is None:  # what works with files names them: this is what was printed
+            return print_error(OutputError("output.write", f"stdout cannot be written: {reason}"), settings)
+        return print_error(OutputError("system", reason, path=error.filename), settings)
     except Exception as error:
         if settings.debug:
             raise

@@ -80,7 +80,7 @@ def target_format(target: str, to: str | None) -> str:
     if to:
         return to
     path = Path(target)
-    if target.endswith("/") or path.is_dir() or target == STDOUT:
+    if target.endswith("/") or os.path.isdir(target) or target == STDOUT:  # noqa: PTH112 - Path.is_dir raises for long names
         raise UsageError("usage.target", f"{target!r} does not say which format to write", hint="name one with --to")
     found = TARGET_SUFFIXES.get(path.suffix.lower())
     if found is None:
@@ -164,7 +164,7 @@ def _place(plan: Plan, target: str) -> tuple[Path | None, Path | None]:
     """The model file, and the directory that is made for it where the target is one."""
     if target == STDOUT:
         return None, None
-    if target.endswith("/") or Path(target).is_dir():
+    if target.endswith("/") or os.path.isdir(target):  # noqa: PTH112
         return Path(target) / MODEL_NAMES[plan.format], Path(target)
     return Path(target), None
 

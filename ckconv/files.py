@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckconv.errors import InputError, OutputError
+from ckconv.signals import check
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -39,6 +40,7 @@ class Files:
 
     def read_into(self, path: Path, offset: int, buffer: Buffer) -> None:
         """Fill ``buffer`` (contiguous) from byte ``offset``."""
+        check()
         view = memoryview(buffer).cast("B")
         done = 0
         while done < len(view):

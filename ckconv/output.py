@@ -16,9 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ckconv.errors import CkconvError, OutputError
-from ckconv.signals import deferred
-
-_LATE = "interrupted when the output was complete; it is there"
+from ckconv.signals import LATE, check, deferred
 
 #: What a file system says that cannot make hard links (FAT, some network mounts).
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -77,6 +75,7 @@ class Outputs:
             OutputError: ``output.exists``, ``output.directory``, ``output.parent``, ``output.special``,
                 ``output.is-input``, ``output.space`` or ``output.write``.
         """
+        check()
         try:
             if self._directory is not None:
                 self._check_directory(self._directory)
@@ -87,7 +86,7 @@ class Outputs:
                 self._check_space(targets)
             if self._main is not None:
                 self.path = self._temporary(self._main)
-                self.fd = self._create(self.path)
+                self.fd = self._create(self.path, self._main)
                 self._allocate()
         except BaseException:
             self._clean_up()
@@ -112,7 +111,8 @@ class Outputs:
         Raises:
             OutputError: ``output.exists``, somebody else made one of the files meanwhile; ``output.write``.
         """
-        with deferred(late=_LATE):
+        check()
+        with deferred(late=LATE):
             self._publish()
             self._complete = True
 
@@ -225,14 +225,14 @@ class Outputs:
         """``target`` is made inside the new directory, not in a place that is there already."""
         return self._staging is not None and target in self._inside
 
-    def _create(self, path: Path) -> int:
-        """A new file, never one that is there, with the permissions that the user's mask gives any new file."""
+    def _create(self, path: Path, target: Path) -> int:
+        """A new file that is going to be ``target``: never one that is there, and as the user's mask has new files."""
         self._temps.append(path)  # before it is there: a signal may come between any two steps
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except OSError as error:
             self._temps.remove(path)
-            raise _write_error(error, path) from error
+            raise _write_error(error, target) from error
 
     def _allocate(self) -> None:
         """Take the blocks now: a full disk is found before the work, and not in the middle of it."""
@@ -255,7 +255,7 @@ class Outputs:
         if not self._staged(path) and path.is_file() and _holds(path, content):
             return
         temp = self._temporary(path)
-        fd = self._create(temp)
+        fd = self._create(temp, path)
         try:
             view = memoryview(content)
             while len(view):
@@ -310,7 +310,7 @@ class Outputs:
 
     def _clean_up(self) -> None:
         """Remove everything that has no business to stay, whatever signal comes meanwhile."""
-        with deferred(late=_LATE if self._complete else None):
+        with deferred(late=LATE if self._complete else None):
             self._remove_all()
 
     def _remove_all(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: the unwinding that the first one began.
 GRACE = 2.0
 
+#: What is said of a signal that came when there was nothing left to undo.
+LATE = "interrupted when the output was complete; it is there"
+
 
 class _State:
     """What the handler knows; changed by the main thread only, where Python runs handlers."""
@@ -25,14 +29,35 @@ class _State:
     depth = 0
     pending: int | None = None
     raised_at = float("-inf")
+    raised: int | None = None
+    over = False
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
+    if _State.over:
+        return
     if _State.depth:
         _State.pending = number
     elif time.monotonic() - _State.raised_at > GRACE:
         _State.raised_at = time.monotonic()
+        _State.raised = number
         raise Interrupted(number)
+
+
+def check() -> None:
+    """Raise a signal's exception once more where it was lost, as the interpreter loses one that a destructor raises.
+
+    For places that begin or carry on with work, in the main thread: they are only reached if it was lost.
+    """
+    number = _State.raised
+    if number is not None and not _State.depth and threading.current_thread() is threading.main_thread():
+        raise Interrupted(number)
+
+
+def _report_lost(unraisable: sys.UnraisableHookArgs) -> None:
+    """Say nothing of a signal's exception that was lost: :func:`check` raises it again."""
+    if not isinstance(unraisable.exc_value, Interrupted):
+        sys.__unraisablehook__(unraisable)
 
 
 @contextmanager
@@ -43,24 +68,30 @@ def interruptible(*, last: bool = False) -> Iterator[None]:
     Python cannot set handlers, this does nothing.
 
     Args:
-        last: only the end of the process comes after it: once a signal came the handlers stay, so that a second
-            Ctrl-C does not break into the error's report.
+        last: only the end of the process comes after it. Once a signal came the handlers stay, so that a second
+            Ctrl-C does not break into the error's report; when all is done, a signal no longer changes the exit status.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _State.raised_at = float("-inf")
+    _State.raised_at, _State.raised, _State.over = float("-inf"), None, False
     old = {number: signal.getsignal(number) for number in ENDING}
     # None: a handler that C code installed, which Python could not put back.
     old = {number: handler for number, handler in old.items() if handler not in (signal.SIG_IGN, None)}
+    hook = sys.unraisablehook
     try:
+        sys.unraisablehook = _report_lost
         for number in old:
             signal.signal(number, _handle)
         yield
     finally:
-        interrupted = _State.raised_at > float("-inf")
-        for number, handler in ({} if last and interrupted else old).items():
-            signal.signal(number, handler)
+        sys.unraisablehook = hook
+        _State.raised = None
+        if not last:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+        else:
+            _State.over = _State.raised_at == float("-inf")
 
 
 def ignore() -> None:
@@ -97,6 +128,7 @@ class deferred:  # noqa: N801 - used as a statement, like contextlib's own
         if number is not None and self_is_last:
             _State.pending = None
             _State.raised_at = time.monotonic()
+            _State.raised = number
             interrupted = Interrupted(number)
             if kind is None and self._late is not None:
                 interrupted.message = self._late

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckconv.errors import InputError, OutputError
-from ckconv.signals import deferred
+from ckconv.signals import check, deferred
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -222,6 +222,7 @@ class Pipeline:
             self._end()
 
     def _started(self) -> list[_Stage]:
+        check()
         if not self._stages:
             work = [self._hash] if self._fd is None or not self._seekable else [self._hash, self._write]
             stages = [_Stage(function, len(self._ring)) for function in work]

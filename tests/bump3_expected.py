@@ -1,6 +1,7 @@
 """A BUMPWGT3 file computed from scratch: the gguf package reads, plain numpy packs, nothing of ckconv is used.
 
-Written from the description of the loader: 14 slots a layer, heads and rows padded to 16 elements, FP32 Wo one block a head.
+Written from the description of the loader: 14 slots a layer, heads and rows padded to 16 elements,
+FP32 Wo one block a head.
 """
 
 from __future__ import annotations

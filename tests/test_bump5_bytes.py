@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 from bump5_expected import expected_bump5
 from conftest import FIXTURES
@@ -270,6 +272,24 @@ def test_pairwise_rows_of_a_split_family_are_recorded(tmp_path: Path, ckconv) ->
     source = MODELS["qwen2"].write(tmp_path / "m.gguf")
     assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5, "--rope-layout", "interleaved").code == 0
     assert manifest_of(tmp_path)["config"]["rope_layout"] == "pairwise"
+    assert ckconv("verify", tmp_path / "m.bump", source).code == 0
+
+
+def test_norms_of_q_and_k_go_where_the_rows_of_their_heads_go(tmp_path: Path, ckconv) -> None:
+    """Rows of a head and elements of its norm meet before RoPE, so an order of the one is an order of the other."""
+    source = MODELS["qwen3"].write(tmp_path / "m.gguf")
+    tensors = gguf.GGUFReader(source).tensors
+    norms = {t.name: t.data for t in tensors if t.name.endswith(("q_norm.weight", "k_norm.weight"))}
+    assert len(norms) == 4
+    assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5, "--rope-layout", "interleaved").code == 0
+    file = (tmp_path / "m.bump").read_bytes()
+    entries = {e["name"]: e for e in manifest_of(tmp_path)["entries"]}
+    for name, data in norms.items():
+        _, layer, which, _ = name.split(".")
+        entry = entries[f"layer.{layer}.{which.removeprefix('attn_')}"]
+        stored = np.frombuffer(file, "<f4", entry["size"] // 4, entry["file_offset"])
+        assert stored[0::2].tolist() == data[: len(data) // 2].tolist()
+        assert stored[1::2].tolist() == data[len(data) // 2 :].tolist()
     assert ckconv("verify", tmp_path / "m.bump", source).code == 0
 
 

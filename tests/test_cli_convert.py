@@ -346,7 +346,7 @@ def test_directory_targets(source: Path, tmp_path: Path, ckconv, monkeypatch: py
     [
         ("nowhere/m.bump", 6, "output.parent"),
         ("m.gguf/m.bump", 6, "output.parent"),
-        ("x" * 300 + ".bump", 6, "system"),
+        ("x" * 300 + ".bump", 6, "output.write"),
         ("folder.bump/m.txt", 2, "usage.target"),
         ("m.txt", 2, "usage.target"),
         ("m", 2, "usage.target"),
@@ -613,7 +613,7 @@ def test_narrowing_is_refused_with_counts_and_done_when_allowed(
     assert f"token_embd.weight: {changed:,} values" in result.err
     assert "hint: --allow-lossy rounds them" in result.err
     assert names(tmp_path) == ["m.gguf"]
-    result = ckconv("convert", source, tmp_path / "m.bump", "--dtype", kind, "--allow-lossy")
+    result = ckconv("-v", "convert", source, tmp_path / "m.bump", "--dtype", kind, "--allow-lossy")
     assert result.code == 0
     assert f"token_embd.weight: {changed:,} values rounded" in result.out
     data = embedding(tmp_path / "m.bump", values.size * size)

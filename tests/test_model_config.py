@@ -61,6 +61,13 @@ def test_sound(tmp_path: Path, ckconv) -> None:
 
 
 CONTRADICTIONS = {
+    "two stored names for one tensor": (
+        {key.replace("llama.", "phi3."): value for key, value in KEYS.items()}
+        | {"general.architecture": ("str", "phi3")},
+        {"blk.0.ffn_up.weight": (8, 24), "blk.1.ffn_up.weight": (8, 24)},
+        "'blk.0.ffn_gate.weight' and 'blk.0.ffn_up.weight' are both layers.0.ffn.gate.weight",
+    ),
+    "no base for the rotary positions": ({"llama.rope.freq_base": ("f32", 0.0)}, {}, "llama.rope.freq_base is 0"),
     "a layer beyond the count": (
         {}, {"blk.40.attn_norm.weight": (8,)}, "the number of layers is 2, tensors name layer 40",
     ),

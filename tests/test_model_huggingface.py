@@ -522,3 +522,39 @@ def test_bfloat16_values_are_those_of_float32_cut_in_half(tmp_path: Path) -> Non
 
     assert found.same
     assert len(found.retyped) == found.equal == 21
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rope_scaling": "linear"}, "rope_scaling must be an object, got str"),
+        ({"rope_scaling": [2.0]}, "rope_scaling must be an object, got list"),
+        ({"partial_rotary_factor": 0}, "partial_rotary_factor must be a number above 0 and at most 1, got 0"),
+        ({"partial_rotary_factor": 2}, "partial_rotary_factor must be a number above 0 and at most 1, got 2"),
+        ({"partial_rotary_factor": "half"}, "got 'half'"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, got 'false'"),
+        ({"tie_word_embeddings": 0}, "tie_word_embeddings must be true or false, got 0"),
+        ({"rope_theta": 0}, "rope_theta is 0"),
+    ],
+)
+def test_what_is_not_understood_is_not_ignored(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, **keys)
+    assert (caught.value.code, message in str(caught.value)) == ("model.config", True)
+
+
+def test_a_factor_without_a_type_scales(tmp_path: Path) -> None:
+    assert read(tmp_path, rope_scaling={"factor": 2.0}).rope_scaling == {"factor": 2.0, "rope_type": "unnamed"}
+    assert read(tmp_path, rope_scaling={"factor": 1.0}).rope_scaling is None
+
+
+def test_gemma3_has_modifiers_of_its_own(tmp_path: Path) -> None:
+    decoder = Decoder(layers=1)
+    plain = {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": decoder.head_dim}
+    assert read(tmp_path, decoder, "gemma3_text", **plain).modifiers == ()
+    other = {"final_logit_softcapping": 30.0, "hidden_activation": "silu", "query_pre_attn_scalar": 168}
+    assert read(tmp_path, decoder, "gemma3_text", **other).modifiers == (
+        "final_logit_softcapping = 30.0",
+        "hidden_activation = 'silu'",
+        "query_pre_attn_scalar = 168 beside head_dim = 16",
+    )

@@ -167,10 +167,11 @@ def test_dequantize_decodes_what_is_refused(kind: Q, tmp_path: Path, ckconv) -> 
     assert set(entries(tmp_path).values()) == {"fp32"}
 
 
+@pytest.mark.parametrize("layout", ["engine", "interleaved"])
 @pytest.mark.parametrize("version", [3, 5])
-def test_odd_heads_form_no_pairs(version: int, tmp_path: Path, ckconv) -> None:
+def test_odd_heads_form_no_pairs(version: int, layout: str, tmp_path: Path, ckconv) -> None:
     model = Model(arch="qwen2", hidden=36, ffn=40)
-    result = convert(ckconv, model, tmp_path, "--bump-version", version, "--rope-layout", "interleaved")
+    result = convert(ckconv, model, tmp_path, "--bump-version", version, "--rope-layout", layout)
     assert (result.code, "heads of 9 elements cannot form RoPE pairs" in result.err) == (4, True)
 
 

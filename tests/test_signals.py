@@ -11,7 +11,7 @@ import pytest
 
 from ckconv import signals
 from ckconv.errors import Interrupted
-from ckconv.signals import deferred, interruptible
+from ckconv.signals import check, deferred, interruptible
 
 
 def send(number: int) -> None:
@@ -105,6 +105,25 @@ def test_a_signal_during_a_block_that_fails_does_not() -> None:
 
     with pytest.raises(Interrupted, match="nothing was left behind"), interruptible():
         work()
+
+
+class Dying:
+    """Its destructor is where the signal comes, and the interpreter swallows what a destructor raises."""
+
+    def __del__(self) -> None:
+        send(signal.SIGTERM)
+
+
+def test_what_the_interpreter_swallowed_is_raised_where_work_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        Dying()
+        check()
+
+    with pytest.raises(Interrupted) as caught, interruptible():
+        work()
+    assert caught.value.exit_code == 143
+    assert capsys.readouterr().err == ""
+    check()  # another day
 
 
 def test_other_threads_change_nothing() -> None:

@@ -89,7 +89,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     from ckconv.plan.steps import Options
     from ckconv.plan.targets import make_plan
     from ckconv.readers.detect import open_index
-    from ckconv.signals import interruptible
+    from ckconv.signals import LATE, deferred, interruptible
 
     settings = settings_of(context)
     if (flags["dequantize"] or flags["decode"]) and flags["dtype"] == "keep":
@@ -129,7 +129,8 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
                 stdout=sys.stdout.fileno() if dst == STDOUT else None,
                 watcher=line,
             )
-        print_report(report, settings, err=dst == STDOUT)
+        with deferred(late=LATE):
+            print_report(report, settings, err=dst == STDOUT)
 
 
 def _source_date() -> int | None:

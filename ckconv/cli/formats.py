@@ -14,17 +14,17 @@ from ckconv.cli.settings import CONTEXT, common_options, settings_of
 def command(context: click.Context) -> None:
     """List the directions, architectures and tensor types of this build, from the tables it works with."""
     from ckconv.conversions import decodable
-    from ckconv.dtypes import DTYPES, Kind
-    from ckconv.formats.bump_slots import LOADED_BY_V3
+    from ckconv.dtypes import DTYPES, F32, WIDENS_TO_F32, Kind
+    from ckconv.formats.bump_slots import LOADED_BY_V3, LOADED_BY_V5, LOADED_BY_V5_IN_LAYERS
     from ckconv.model.architectures import FAMILIES
-    from ckconv.plan.targets import TARGETS
+    from ckconv.plan.targets import PLANNERS
     from ckconv.readers.detect import READERS
 
     if settings_of(context).json:
         print_json(
             {
                 "reads": list(READERS),
-                "writes": list(TARGETS),
+                "writes": list(PLANNERS),
                 "architectures": [
                     {
                         "name": f.name,
@@ -44,6 +44,7 @@ def command(context: click.Context) -> None:
                         "bump_v3": t.bump_v3,
                         "bump_v4": t.bump_v4,
                         "bump3_engine_loads": t.name in LOADED_BY_V3,
+                        "bump5_engine_computes": t.name in (*LOADED_BY_V5, *LOADED_BY_V5_IN_LAYERS),
                         "decodes": decodable(t) or t.kind is Kind.FLOAT,
                     }
                     for t in DTYPES.values()
@@ -51,16 +52,22 @@ def command(context: click.Context) -> None:
             }
         )
         return
-    lines = [f"reads   {', '.join(READERS)}", f"writes  {', '.join(TARGETS)}", "", "architectures"]
-    lines += [f"  {f.name:<10} GGUF {f.gguf:<10} Hugging Face {f.model_type}" for f in FAMILIES.values()]
+    lines = [f"reads   {', '.join(READERS)}", f"writes  {', '.join(PLANNERS)}", "", "architectures"]
+    lines += [f"  {f.name:<10} GGUF {f.gguf or '-':<10} Hugging Face {f.model_type}" for f in FAMILIES.values()]
     lines += [
         "",
         f"  {'type':<12}{'block':>6}{'bytes':>7}{'ggml':>6}"
-        f"  {'safetensors':<12}{'bump v3':>8}{'bump v4':>8}  bump 3 engine",
+        f"  {'safetensors':<12}{'bump v3':>8}{'bump v4':>8}  bump 3 engine    bump 5 engine",
     ]
     for t in DTYPES.values():
         cells = ("-" if value is None else str(value) for value in (t.ggml, t.safetensors, t.bump_v3, t.bump_v4))
         ggml, st, v3, v4 = cells
-        loads = "loads it" if t.name in LOADED_BY_V3 else "widened exactly" if t.name in ("F16", "BF16") else ""
-        lines.append(f"  {t.name:<12}{t.block:>6}{t.size:>7}{ggml:>6}  {st:<12}{v3:>8}{v4:>8}  {loads}".rstrip())
+        older, newer = (
+            "widened exactly" if t in WIDENS_TO_F32 - {F32} else word if t.name in loaded else ""
+            for word, loaded in (("loads it", LOADED_BY_V3), ("computes it", LOADED_BY_V5))
+        )
+        newer = "in layers" if t.name in LOADED_BY_V5_IN_LAYERS else newer
+        lines.append(
+            f"  {t.name:<12}{t.block:>6}{t.size:>7}{ggml:>6}  {st:<12}{v3:>8}{v4:>8}  {older:<17}{newer}".rstrip()
+        )
     print_lines(lines)

@@ -48,10 +48,10 @@ def print_error(error: CkconvError, settings: Settings) -> int:
     return error.exit_code
 
 
-def print_json(document: Mapping[str, Any]) -> None:
-    """Write one JSON document to stdout."""
+def print_json(document: Mapping[str, Any], *, err: bool = False) -> None:
+    """Write one JSON document to stdout, or to stderr where stdout is the model."""
     text = json.dumps({"schema": SCHEMA, **document}, indent=2, ensure_ascii=True, allow_nan=False, default=str)
-    sys.stdout.write(text + "\n")
+    (sys.stderr if err else sys.stdout).write(text + "\n")
 
 
 def print_lines(lines: list[str], *, err: bool = False) -> None:

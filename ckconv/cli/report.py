@@ -9,6 +9,8 @@ from ckconv.cli.render import count, print_json, print_lines, size
 from ckconv.cli.settings import Settings
 from ckconv.conversions import Action
 from ckconv.convert import Report
+from ckconv.dtypes import F32
+from ckconv.errors import MAX_LISTED
 from ckconv.model.index import TensorIndex
 from ckconv.plan.steps import Plan, Step
 
@@ -37,7 +39,7 @@ def print_plan(plan: Plan, target: str, settings: Settings) -> None:
 def print_report(report: Report, settings: Settings, *, err: bool) -> None:
     """What was done, in three lines; ``err`` where stdout is the model itself."""
     plan = report.plan
-    if settings.json and not err:
+    if settings.json:
         print_json(
             {
                 "target": report.target,
@@ -48,7 +50,8 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
                 "peak_memory": _peak_memory(),
                 "changed_values": dict(report.changed),
                 **_plan_facts(plan),
-            }
+            },
+            err=err,
         )
         return
     if settings.quiet:
@@ -62,7 +65,7 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
         f"  {total} tensors from {plan.index.path.name}"
         f" ({plan.index.architecture}, {plan.index.config.num_layers if plan.index.config else '?'} layers)",
         f"  {_summary(plan)}",
-        *(f"  {name}: {changed:,} values rounded" for name, changed in report.changed.items()),
+        *_rounded_lines(report, settings),
         *(f"  left out {left.name}: {left.reason}" for left in plan.left_out),
         *(f"  note: {note}" for note in plan.notes),
         f"  {verified}   sha256 {_short(report.sha256, settings)}"
@@ -73,6 +76,15 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
     if settings.verbose:
         lines += [_step_line(step) for step in plan.steps]
     print_lines(lines, err=err)
+
+
+def _rounded_lines(report: Report, settings: Settings) -> list[str]:
+    """The tensors that lost precision, named as far as somebody reads."""
+    lines = [f"  {name}: {changed:,} values rounded" for name, changed in report.changed.items()]
+    if settings.verbose or len(lines) <= MAX_LISTED:
+        return lines
+    total = sum(report.changed.values())
+    return [f"  {total:,} values of {len(lines)} tensors rounded (-v lists them)"]
 
 
 def _short(digest: str, settings: Settings) -> str:
@@ -155,7 +167,7 @@ def _action_lines(plan: Plan) -> list[str]:
         Action.COPY: "bytes unchanged",
         Action.WIDEN: "exact",
         Action.NARROW: "rounded",
-        Action.DECODE: "the blocks' own values",
+        Action.DECODE: "the blocks' own values" + (", rounded" if _decoded_to_fewer_bits(plan) else ""),
         Action.REPACK: "the same numbers in other blocks",
         Action.SHIFT: "norm convention",
     }
@@ -173,6 +185,11 @@ def _action_lines(plan: Plan) -> list[str]:
         f"  {len(plan.left_out):>4}  drop    {', '.join(f'{t.name} ({t.reason})' for t in plan.left_out)}".rstrip()
     )
     return lines
+
+
+def _decoded_to_fewer_bits(plan: Plan) -> bool:
+    """Blocks are decoded to a type that does not hold every value they may have."""
+    return any(s.action is Action.DECODE and s.target.dtype is not F32 for s in plan.steps)
 
 
 def _layout_line(plan: Plan) -> str:

@@ -202,6 +202,8 @@ def canonicalise_gguf(
             continue
         parts = _split(item, Name(pattern, name.layer), fused.get(pattern), dims, faults)
         for tensor, part in parts:
+            if tensor.name in tensors:
+                faults.append(f"{tensors[tensor.name].source!r} and {item.name!r} are both {tensor.name}")
             shift = norm_shift(family, part)
             layout = _gguf_layout(tensor, part, family, config)
             tensors[tensor.name] = replace(tensor, layout=shifted(layout, shift) if shift else layout)

@@ -74,6 +74,7 @@ DEFAULT_ROPE_THETA = 10_000.0
 GGUF_MODIFIERS: dict[str, tuple[object, ...]] = {
     "rope.scaling.type": ("none", ""),
     "rope.scaling.factor": (0.0, 1.0),
+    "rope.scaling.attn_factor": (0.0, 1.0),
     "rope.scale_linear": (0.0, 1.0),
     "attention.causal": (True,),
     "attention.scale": (0.0,),
@@ -200,6 +201,8 @@ def build_config(
         head_dim = hidden // heads
     if vocab_size and got["vocab_size"] and vocab_size != got["vocab_size"]:
         raise fail(f"{names['vocab_size']} is {got['vocab_size']:,}, the embedding has {vocab_size:,} rows")
+    if rope and values.get("rope_theta") == 0:
+        raise fail(f"{names['rope_theta']} is 0")
     context = int(got["context_length"]) or position_rows
     if position_rows and context != position_rows:
         raise fail(f"{names['context_length']} is {context:,}, the position embedding has {position_rows:,} rows")

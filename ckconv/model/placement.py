@@ -71,7 +71,8 @@ LAYOUTS: dict[str, Callable[[Geometry, DType, bool], Layout]] = {
     "embedding": lambda g, t, i: plain(g.vocab, g.hidden, stored_cols=g.aligned_hidden),
     "positions": lambda g, t, i: plain(g.context, g.hidden, stored_cols=g.aligned_hidden),
     "hidden_vector": lambda g, t, i: plain(g.hidden, 1, stored_rows=g.aligned_hidden),
-    "head_vector": lambda g, t, i: plain(g.head, 1, stored_rows=g.aligned_head),
+    # The norms of Q and K stand before RoPE: their elements go where the rows of every head go.
+    "head_vector": lambda g, t, i: _headed(g, 1, cols=1, stored_cols=1, interleaved=i),
     "q_rows": lambda g, t, i: _headed(g, g.heads, cols=g.hidden, stored_cols=g.aligned_hidden, interleaved=i),
     "k_rows": lambda g, t, i: _headed(g, g.kv_heads, cols=g.hidden, stored_cols=g.aligned_hidden, interleaved=i),
     "v_rows": lambda g, t, i: _headed(g, g.kv_heads, cols=g.hidden, stored_cols=g.aligned_hidden, interleaved=False),
@@ -133,6 +134,7 @@ def place(
         content: bytes of each tokenizer slot in the table, by name.
     """
     placed: list[Placed] = []
+    kinds: dict[tuple[Part, DType], _Kind] = {}
     offset = start
     for slot, layer in slots_of(table, g.num_layers):
         if not slot.stored:
@@ -142,39 +144,34 @@ def place(
             offset += placed[-1].nbytes
             continue
         dtype = dtype_of(slot, layer)
+        name = with_layer(slot.name, layer)
         for part in slot.parts:
-            placed.append(_place_part(slot, part, layer, g, dtype, offset, interleaved, family))
-            offset += placed[-1].nbytes
+            kind = kinds.get((part, dtype)) or kinds.setdefault(
+                (part, dtype), _kind(part, dtype, g, interleaved, family)
+            )
+            canonical = with_layer(part.canonical, layer)
+            placed.append(Placed(slot, name, canonical, dtype, kind.shape, kind.layout, offset, kind.nbytes))
+            offset += kind.nbytes
     return placed
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a part of a slot is in every layer in which it has one type."""
+
+    layout: Layout
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def _kind(part: Part, dtype: DType, g: Geometry, interleaved: bool, family: Family | None) -> _Kind:
+    layout = LAYOUTS[part.layout](g, dtype, interleaved)
+    shift = norm_shift(family, part.canonical) if family else 0
+    shape = (layout.rows,) if part.layout in _VECTORS else (layout.rows, layout.cols)
+    return _Kind(shifted(layout, shift) if shift else layout, shape, dtype.nbytes(layout.elements))
 
 
 def _place_content(slot: Slot, offset: int, nbytes: int) -> Placed:
     dtype = DTYPES[slot.content]
     elements = nbytes // dtype.size
     return Placed(slot, slot.name, "", dtype, (elements,), plain(elements, 1), offset, nbytes)
-
-
-def _place_part(
-    slot: Slot,
-    part: Part,
-    layer: int | None,
-    g: Geometry,
-    dtype: DType,
-    offset: int,
-    interleaved: bool,
-    family: Family | None,
-) -> Placed:
-    layout = LAYOUTS[part.layout](g, dtype, interleaved)
-    canonical = with_layer(part.canonical, layer)
-    shift = norm_shift(family, canonical) if family else 0
-    shape = (layout.rows,) if part.layout in _VECTORS else (layout.rows, layout.cols)
-    return Placed(
-        slot,
-        with_layer(slot.name, layer),
-        canonical,
-        dtype,
-        shape,
-        shifted(layout, shift) if shift else layout,
-        offset,
-        dtype.nbytes(layout.elements),
-    )

@@ -5,9 +5,9 @@ Source: ``load_tokenizer_from_gguf`` and ``load_tokenizer_json`` of the engine's
 
 from __future__ import annotations
 
-import struct
+import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckconv.errors import UnsupportedError
@@ -20,7 +20,7 @@ _MAX_STRINGS = (1 << 31) - 1
 
 def tokenizer_entries(
     tokens: Sequence[bytes],
-    merges: Sequence[tuple[bytes, bytes]],
+    merges: Iterable[tuple[bytes, bytes]],
     *,
     vocab_size: int,
     scores: Sequence[float] = (),
@@ -30,7 +30,7 @@ def tokenizer_entries(
 
     Args:
         tokens: by id; ids beyond them are filled with ``<|pad_ID|>``, tokens beyond ``vocab_size`` left out.
-        merges: (left, right); one whose parts or result are no tokens is left out.
+        merges: (left, right), read once; one whose parts or result are no tokens is left out.
         scores, types: one a token, or none; what is missing is 0.
 
     Raises:
@@ -53,25 +53,23 @@ def tokenizer_entries(
     return {
         "vocab_offsets": _little(offsets),
         "vocab_strings": b"\0".join([*kept, b""]),
-        "vocab_scores": struct.pack(f"<{vocab_size}f", *_padded(scores, vocab_size)),
-        "vocab_types": bytes(_padded(types, vocab_size)),
+        "vocab_scores": _little(array("f", scores[:vocab_size])).ljust(4 * vocab_size, b"\0"),
+        "vocab_types": bytes(types[:vocab_size]).ljust(vocab_size, b"\0"),
         "vocab_merges": _little(array("i", (number for merge in _triples(merges, ids) for number in merge))),
     }
 
 
-def _padded(values: Sequence[Any], count: int) -> list[Any]:
-    return [*values[:count], *[0] * (count - len(values))]
-
-
-def _triples(merges: Sequence[tuple[bytes, bytes]], ids: Mapping[bytes, int]) -> Iterator[tuple[int, int, int]]:
+def _triples(merges: Iterable[tuple[bytes, bytes]], ids: Mapping[bytes, int]) -> Iterator[tuple[int, int, int]]:
     for left, right in merges:
         found = ids.get(left), ids.get(right), ids.get(left + right)
         if None not in found:
             yield found  # type: ignore[misc]
 
 
-def _little(numbers: array[int]) -> bytes:
-    return struct.pack(f"<{len(numbers)}i", *numbers)
+def _little(numbers: array[Any]) -> bytes:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
 
 
 def gguf_entries(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, bytes] | None:
@@ -81,13 +79,13 @@ def gguf_entries(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, byte
         metadata: key -> value; an array has a ``type`` and ``decode()``, as those of
             :class:`ckconv.readers.gguf_values.ArrayRef`. One of another type than llama.cpp's counts as missing.
     """
-    tokens = _array(metadata, "tokenizer.ggml.tokens", "str")
+    tokens = [_bytes(token) for token in _array(metadata, "tokenizer.ggml.tokens", "str")]
     if not tokens:
         return None
-    merges = [_halves(_bytes(merge)) for merge in _array(metadata, "tokenizer.ggml.merges", "str")]
+    merges = (_halves(_bytes(merge)) for merge in _array(metadata, "tokenizer.ggml.merges", "str"))
     return tokenizer_entries(
-        [_bytes(token) for token in tokens],
-        [merge for merge in merges if merge],
+        tokens,
+        (merge for merge in merges if merge),
         vocab_size=vocab_size,
         scores=_array(metadata, "tokenizer.ggml.scores", "f32"),
         types=_array(metadata, "tokenizer.ggml.token_type", "i32"),
@@ -126,9 +124,9 @@ def huggingface_entries(document: Mapping[str, Any], vocab_size: int) -> dict[st
     unknown = _unknown(model)
     tokens = [by_id.get(n) or unknown or f"<|ck_missing_{n}|>" for n in range(vocab_size)]
     merges = model.get("merges")
-    pairs = [_pair(merge) for merge in merges] if isinstance(merges, list) else []
+    pairs = (_pair(merge) for merge in (merges if isinstance(merges, list) else ()))
     return tokenizer_entries(
-        [token.encode("utf-8", "replace") for token in tokens], [pair for pair in pairs if pair], vocab_size=vocab_size
+        [token.encode("utf-8", "replace") for token in tokens], (pair for pair in pairs if pair), vocab_size=vocab_size
     )
 
 

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 
 from ckconv.conversions import Conversion, convertible, decodable
 from ckconv.dtypes import DTYPES, F32, WIDENS_TO_F32, DType
+from ckconv.errors import quoted
 from ckconv.formats.bump import TABLE_LENGTH
 from ckconv.formats.bump_slots import Slot, SlotTable, table_entries
 from ckconv.model.architectures import FAMILIES
@@ -32,7 +33,11 @@ _DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it n
 def unknown_architecture(index: TensorIndex) -> Reason:
     """Why a model without rules cannot be planned for."""
     known = ", ".join(FAMILIES)
+    if index.facts.get("kind", "model") != "model":
+        return Reason(f"it is no model but {quoted(str(index.facts['kind']))}, which this version does not convert")
     what = f"architecture {index.architecture!r} has no rules" if index.architecture else "no architecture is named"
+    if index.format == "safetensors" and not index.metadata:
+        what = "no config.json beside the tensors names an architecture"
     return Reason(f"{what} (known: {known})")
 
 
@@ -69,7 +74,7 @@ class BumpPlanner(ABC):
         # What follows is work for every layer that the header claims, whatever the size of the file.
         bare = self.config.num_layers - len({parse(name).layer for name in self.tensors} - {None})
         if bare > 0:
-            self.refuse(f"{bare:,} of {self.config.num_layers:,} layers have no tensors")
+            self.refuse(f"{bare:,} of {self.config.num_layers:,} layers {'has' if bare == 1 else 'have'} no tensors")
             return Plan(self.index, "bump", self.version, self.options, 0, (), refusals=tuple(self._reasons))
         types = self._types()
         self._check_missing()

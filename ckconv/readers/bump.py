@@ -10,7 +10,8 @@ from ckconv.errors import InputError
 from ckconv.formats.bump import HEADER_BYTES, MAGIC, VERSIONS
 from ckconv.model.index import TensorIndex
 from ckconv.readers.bump3 import index_bump3, read_bump3
-from ckconv.readers.bump5 import index_bump5, read_bump5
+from ckconv.readers.bump5 import index_bump5
+from ckconv.readers.bump5_header import read_bump5
 from ckconv.readers.bump_config import CONFIG_NAME, load_config
 from ckconv.readers.bump_manifest import MANIFEST_NAME, load_manifest
 from ckconv.readers.bytesource import ByteSource, open_source

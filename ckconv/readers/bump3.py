@@ -66,6 +66,8 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
     payload = Extent(path, HEADER_BYTES, (size or HEADER_BYTES) - HEADER_BYTES)
     checksums = (Checksum("payload", payload, header.sha256),)
     if config is None:
+        if all(types_of(SLOTS_V3, codes, header.num_layers, numbering) is None for numbering in BUMP_CODES):
+            raise code_error(path, SLOTS_V3, codes, header.num_layers, HEADER_BYTES + TABLE_LENGTH.size)
         return TensorIndex("bump", 3, path, (path,), "", None, (), {}, facts=facts, checksums=checksums)
     fields = ("num_layers", "hidden_size", "num_heads", "vocab_size", "context_length", "head_dim")
     model = model_config(path, config, {field: getattr(header, field) for field in fields})

@@ -11,22 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckconv.dtypes import BUMP_CODES, F32, DType
-from ckconv.errors import InputError
 from ckconv.formats.bump_flavours import Flavour
 from ckconv.formats.bump_slots import CONTENT, TYPE_WORDS, SlotTable, key_of, table_entries, with_optional
 from ckconv.model.architectures import Family
 from ckconv.model.names import with_layer
 from ckconv.model.placement import Geometry, Placed, place, slots_of
 from ckconv.model.tokenizer import MERGE_BYTES
+from ckconv.readers.bump5_header import Bump5File
 from ckconv.readers.bump_manifest import Manifest, mismatch_error, relocated, slots_named
 from ckconv.readers.bump_table import by_slot, check_room, code_error, extent_error, misfit, misfit_error, types_of
 from ckconv.readers.bytesource import ByteSource
-
-if TYPE_CHECKING:
-    from ckconv.readers.bump5 import Bump5File
 
 _QK_NORM = ("layers.{n}.attention.q_norm.weight", "layers.{n}.attention.k_norm.weight")
 _POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")
@@ -98,17 +94,13 @@ def resolve(path: Path, source: ByteSource, file: Bump5File, manifest: Manifest 
         for present in _coded(flavour, file)
         for resolved in _by_size(path, source, file, flavour, present, family)
     ]
-    first: InputError | None = None
-    for resolved in sorted(tried, key=lambda r: r.nbytes != file.end - file.start):
-        placed = resolved.place()
-        item = misfit(placed)
-        if item is None and resolved.nbytes == file.end - file.start:
-            return resolved
-        first = first or (extent_error(path, placed, file.end) if item is None else misfit_error(path, item))
-        if item is None:
-            raise first
-    if first:
-        raise first
+    if tried:
+        closest = min(tried, key=lambda choice: abs(choice.nbytes - (file.end - file.start)))
+        if closest.nbytes != file.end - file.start:
+            placed = closest.place()
+            item = misfit(placed)
+            raise extent_error(path, placed, file.end) if item is None else misfit_error(path, item)
+        return closest
     flavour = file.flavours[0]
     table = with_optional(flavour.slots, next(iter(_coded(flavour, file)), set()))
     raise code_error(path, table, file.codes, file.header.num_layers, file.start - len(file.codes))

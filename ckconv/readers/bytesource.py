@@ -175,7 +175,8 @@ def _open_regular(path: Path) -> tuple[int, os.stat_result]:
         status = os.fstat(fd)
         _require_regular(path, status)
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError("input.missing", "there is no such file", path=path) from None
+        hint = "only inspect reads from a pipe; save the input to a file" if str(path) == "-" else None
+        raise InputError("input.missing", "there is no such file", path=path, hint=hint) from None
     except OSError as error:
         raise _unreadable(path, error) from None
     except ValueError:

@@ -23,9 +23,15 @@ _MODIFIERS: dict[str, tuple[object, ...]] = {
     "attention_multiplier": (None, 1, 1.0),
     "scale_attn_by_inverse_layer_idx": (None, False),
     "use_bidirectional_attention": (None, False),
+    "logits_scaling": (None, 1, 1.0),
     "hidden_act": (None, "silu", "swish"),
 }
 
+#: Gemma 3's class reads its activation under another name.
+_GEMMA3_MODIFIERS = {
+    **{key: harmless for key, harmless in _MODIFIERS.items() if key != "hidden_act"},
+    "hidden_activation": (None, "gelu_pytorch_tanh"),
+}
 
 #: What the classes of transformers take where a configuration names no base.
 _ROPE_THETA = {"gemma3": 1_000_000.0, "mixtral": 1_000_000.0}
@@ -82,12 +88,16 @@ def huggingface_config(
     if own.get("encoder_layers") is not None:
         checked_number("encoder_layers", own["encoder_layers"], _BY_FIELD["num_layers"], fail)
     factor = own.get("partial_rotary_factor", rope.get("partial_rotary_factor"))
-    if isinstance(factor, int | float) and not isinstance(factor, bool) and 0 < factor < 1:
+    if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1):
+        raise fail(f"partial_rotary_factor must be a number above 0 and at most 1, got {factor!r}")
+    if factor is not None and factor < 1:
         head = values.get("head_dim") or values.get("hidden_size", 0) / max(values.get("num_heads", 1), 1)
         values["rotary_dim"] = int(head * factor)
     if own.get("use_sliding_window") is False:
         values.pop("sliding_window", None)
     tied = own.get("tie_word_embeddings")  # classes and libraries differ in what its absence means
+    if tied is not None and not isinstance(tied, bool):
+        raise fail(f"tie_word_embeddings must be true or false, got {tied!r}")
     return build_config(
         family.name,
         str(own.get("model_type", "")),
@@ -97,8 +107,8 @@ def huggingface_config(
         vocab_size=_rows(stored, ("embed_tokens.weight", "wte.weight")),
         position_rows=_rows(stored, ("wpe.weight", "decoder.embed_positions.weight")),
         rope=family.rope,
-        rope_scaling=_scaling(own, rope),
-        tied=tied if isinstance(tied, bool) else None,
+        rope_scaling=_scaling(own, rope, fail),
+        tied=tied,
         modifiers=_modifiers(own, family),
         raw=config,
     )
@@ -122,19 +132,27 @@ def _rope(own: Mapping[str, Any], fail: Any) -> Mapping[str, Any]:
     return full if isinstance(full, dict) else parameters
 
 
-def _scaling(own: Mapping[str, Any], rope: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What scales RoPE, from either style; type ``default`` scales nothing."""
-    for found in (own.get("rope_scaling"), rope):
-        if isinstance(found, dict):
-            kind = found.get("rope_type", found.get("type", "default"))
-            if kind not in ("default", None):
-                return {**found, "rope_type": kind}
+def _scaling(own: Mapping[str, Any], rope: Mapping[str, Any], fail: Any) -> Mapping[str, Any] | None:
+    """What scales RoPE, from either style; type ``default`` scales nothing, and a factor without a type is one."""
+    scaling = own.get("rope_scaling")
+    if scaling is not None and not isinstance(scaling, dict):
+        raise fail(f"rope_scaling must be an object, got {type(scaling).__name__}")
+    for found in (scaling or {}, rope):
+        kind = found.get("rope_type", found.get("type"))
+        if kind is None and found.get("factor") not in (None, 1):
+            kind = "unnamed"
+        if kind not in ("default", None):
+            return {**found, "rope_type": kind}
     return None
 
 
 def _modifiers(own: Mapping[str, Any], family: Family) -> tuple[str, ...]:
-    if not family.rms_swiglu:
+    gemma3 = family.name == "gemma3"
+    if not family.rms_swiglu and not gemma3:
         return ()
-    return tuple(
-        f"{key} = {own[key]!r}" for key, harmless in _MODIFIERS.items() if key in own and own[key] not in harmless
-    )
+    table = _GEMMA3_MODIFIERS if gemma3 else _MODIFIERS
+    found = [f"{key} = {own[key]!r}" for key, harmless in table.items() if key in own and own[key] not in harmless]
+    scalar = own.get("query_pre_attn_scalar")
+    if gemma3 and scalar is not None and scalar != own.get("head_dim", scalar):
+        found.append(f"query_pre_attn_scalar = {scalar!r} beside head_dim = {own['head_dim']!r}")
+    return tuple(found)
