@@ -15,7 +15,7 @@ import pytest
 from checkpoints import Array, Decoder, Raw, Tensors, as_mixtral, bf16, dequantised, quantised, save, save_gguf, stacked
 from conftest import Result
 
-from ckconv.diff import diff
+from ckconv.comparison import diff
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.model.huggingface_names import NAMINGS
 from ckconv.model.index import TensorIndex

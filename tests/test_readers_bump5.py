@@ -25,7 +25,7 @@ from ckconv.model.index import TensorIndex
 from ckconv.readers.bump import open_bump
 from ckconv.readers.bytesource import PipeSource
 from ckconv.rows import RowReader, canonical_pieces
-from ckconv.verify import verify_index
+from ckconv.verification import verify_index
 
 EVEN = Sizes(hidden=32, ffn=48, heads=4, kv=2, head=16)
 

@@ -13,8 +13,8 @@ import pytest
 from checkpoints import Decoder, Raw, Tensors, bf16, quantised, save
 from mlx_vectors import CASES, COLUMNS, Case, stored
 
+from ckconv.comparison import diff
 from ckconv.conversions import decode
-from ckconv.diff import diff
 from ckconv.dtypes import BF16, F16, F32, DType
 from ckconv.errors import InputError
 from ckconv.files import Files

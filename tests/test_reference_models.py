@@ -13,8 +13,8 @@ from checkpoints import Raw, save
 from conftest import FIXTURES
 from mlx_vectors import raw_tensors
 
+from ckconv.comparison import diff
 from ckconv.conversions import decode
-from ckconv.diff import diff
 from ckconv.files import Files
 from ckconv.hashing import hash_index
 from ckconv.model.index import TensorIndex

@@ -85,7 +85,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     DST may be - for stdout, or end in / for a directory.
     """
     from ckconv.cli.report import print_plan, print_report
-    from ckconv.convert import STDOUT, run, target_format
+    from ckconv.execute import STDOUT, run, target_format
     from ckconv.plan.steps import Options
     from ckconv.plan.targets import make_plan
     from ckconv.readers.detect import open_index

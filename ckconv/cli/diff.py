@@ -13,7 +13,7 @@ from ckconv.cli.render import print_json, print_lines
 from ckconv.cli.settings import CONTEXT, Settings, common_options, settings_of
 
 if TYPE_CHECKING:
-    from ckconv.diff import Comparison, Difference
+    from ckconv.comparison import Comparison, Difference
 
 #: Names of one kind that are listed before the rest is counted.
 _SHOWN = 20
@@ -30,7 +30,7 @@ def command(context: click.Context, a: Path, b: Path) -> int:
     Permuted, packed, fused, transposed and widened tensors are compared as what they stand for; tensors that only
     changed their type without changing a value are equal.
     """
-    from ckconv.diff import diff, require_comparable
+    from ckconv.comparison import diff, require_comparable
     from ckconv.readers.detect import open_index
     from ckconv.signals import interruptible
 

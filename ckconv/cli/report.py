@@ -8,9 +8,9 @@ from typing import Any
 from ckconv.cli.render import count, print_json, print_lines, size
 from ckconv.cli.settings import Settings
 from ckconv.conversions import Action
-from ckconv.convert import Report
 from ckconv.dtypes import F32
 from ckconv.errors import MAX_LISTED
+from ckconv.execute import Report
 from ckconv.model.index import TensorIndex
 from ckconv.plan.steps import Plan, Step
 

@@ -26,7 +26,7 @@ def command(context: click.Context, path: Path, src: Path | None, config: Path |
     not what it should be, with every tensor at fault named.
     """
     from ckconv.readers.detect import open_index
-    from ckconv.verify import verify_index
+    from ckconv.verification import verify_index
 
     settings = settings_of(context)
     source = open_index(src) if src else None

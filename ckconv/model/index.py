@@ -125,6 +125,8 @@ class TensorIndex:
         metadata: the format's own key/value pairs, lazily decoded where they are long.
         facts: what `inspect` prints about the container, in order.
         checksums: what the file says about its own bytes, for `verify`.
+        side_files: configuration, tokenizer and documentation files that belong to the model, in order; of some of
+            them readers open what they need, the others are carried.
     """
 
     format: str
@@ -141,6 +143,7 @@ class TensorIndex:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     checksums: tuple[Checksum, ...] = ()
+    side_files: tuple[Path, ...] = ()
 
     @property
     def everything(self) -> dict[str, Tensor]:

@@ -6,14 +6,12 @@ What the versions share is here; their engines' rules are in the subclasses (:mo
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 
 from ckconv.conversions import Conversion, convertible, decodable
 from ckconv.dtypes import DTYPES, F32, WIDENS_TO_F32, DType
-from ckconv.errors import quoted
 from ckconv.formats.bump import TABLE_LENGTH
 from ckconv.formats.bump_slots import Slot, SlotTable, table_entries
 from ckconv.model.architectures import FAMILIES
@@ -22,27 +20,18 @@ from ckconv.model.index import Extent, Tensor, TensorIndex
 from ckconv.model.names import parse, pattern_of, with_layer
 from ckconv.model.placement import Geometry, geometry, place, slots_of
 from ckconv.plan.facts import SourceFacts
-from ckconv.plan.steps import Left, Options, Plan, Reason, Step
+from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner
+from ckconv.plan.steps import Options, OutputFile, Plan, Step
 from ckconv.triples import triple_of
 
-ROPE_FREQUENCIES = "rope_frequencies"
-_HEAD = "output.weight"
 _DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
 
-
-def unknown_architecture(index: TensorIndex) -> Reason:
-    """Why a model without rules cannot be planned for."""
-    known = ", ".join(FAMILIES)
-    if index.facts.get("kind", "model") != "model":
-        return Reason(f"it is no model but {quoted(str(index.facts['kind']))}, which this version does not convert")
-    what = f"architecture {index.architecture!r} has no rules" if index.architecture else "no architecture is named"
-    if index.format == "safetensors" and not index.metadata:
-        what = "no config.json beside the tensors names an architecture"
-    return Reason(f"{what} (known: {known})")
+#: What the file is called in a directory.
+MODEL_NAME = "weights.bump"
 
 
-class BumpPlanner(ABC):
-    """Collects every reason before it gives up, so that a user sees them all at once.
+class BumpPlanner(Planner):
+    """What the versions share.
 
     Attributes:
         version: the file's.
@@ -51,7 +40,7 @@ class BumpPlanner(ABC):
         data_start: where the dtype table begins, in bytes.
     """
 
-    version: int
+    format = "bump"
     table: SlotTable
     numbering: str
     data_start: int
@@ -59,13 +48,11 @@ class BumpPlanner(ABC):
     step: int
 
     def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, source: SourceFacts) -> None:
-        self.index, self.config, self.options, self.source = index, config, options, source
+        super().__init__(index, options, source)
+        self.config = config
         self.family = FAMILIES[config.family]
-        self.notes: list[str] = []
-        self.left_out: list[Left] = []
         self.tensors: dict[str, Tensor] = {}
         self.geometry: Geometry = geometry(config, context=options.context or config.context_length, step=self.step)
-        self._reasons: list[Reason] = []
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """The plan; with reasons to refuse, or with ``only_reasons``, without steps."""
@@ -75,14 +62,14 @@ class BumpPlanner(ABC):
         bare = self.config.num_layers - len({parse(name).layer for name in self.tensors} - {None})
         if bare > 0:
             self.refuse(f"{bare:,} of {self.config.num_layers:,} layers {'has' if bare == 1 else 'have'} no tensors")
-            return Plan(self.index, "bump", self.version, self.options, 0, (), refusals=tuple(self._reasons))
+            return self.refused()
         types = self._types()
         self._check_missing()
         interleaved = self._interleaved()
-        if not self._reasons:
+        if not self.reasons:
             self._check_types(types)
-        if self._reasons or only_reasons:
-            return Plan(self.index, "bump", self.version, self.options, 0, (), refusals=tuple(self._reasons))
+        if self.reasons or only_reasons:
+            return self.refused()
         return self._finish(types, interleaved)
 
     @abstractmethod
@@ -105,40 +92,33 @@ class BumpPlanner(ABC):
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
         """The plan of a model that nothing speaks against."""
 
-    def refuse(self, text: str, hint: str = "") -> None:
-        """Note a reason."""
-        self._reasons.append(Reason(text, hint))
-
     def _select(self) -> None:
         """Every source tensor goes into a slot, or is left out by a rule or a flag, or is a reason to refuse."""
         slotted = {part.canonical for group in self.table for slot in group if slot.stored for part in slot.parts}
         homeless: Counter[str] = Counter()
         for dropped in self.index.dropped:
-            self.left_out.append(Left(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes))
+            self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
         for tensor in self.index.tensors.values():
-            if self._dropped(tensor.name, tensor.source):
-                self.left_out.append(Left(tensor.name, "--drop", tensor.nbytes))
-            elif tensor.name == _HEAD and self.source.head_is_embedding:
-                self.left_out.append(Left(tensor.name, "byte for byte the embedding: tied", tensor.nbytes))
+            if self.dropped(tensor.name, tensor.source):
+                self.leave_out(tensor.name, "--drop", tensor.nbytes)
+            elif tensor.name == HEAD and self.source.head_is_embedding:
+                self.leave_out(tensor.name, "byte for byte the embedding: tied", tensor.nbytes)
                 self.notes.append("output.weight is byte for byte token_embedding.weight: written as tied")
             elif pattern_of(tensor.name) in slotted:
                 self.tensors[tensor.name] = tensor
-            elif tensor.name == _HEAD:
+            elif tensor.name == HEAD:
                 self.refuse(f"the output head is not tied to the embeddings and bump {self.version} has no slot for it")
             elif tensor.name == ROPE_FREQUENCIES:
                 self._refuse_rope_scaling(tensor.source)
             else:
                 homeless[pattern_of(tensor.name)] += 1
         for stored in self.index.unknown:
-            if self._dropped(stored.name, stored.name):
-                self.left_out.append(Left(stored.name, "--drop", stored.extent.nbytes))
+            if self.dropped(stored.name, stored.name):
+                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             else:
                 homeless[pattern_of(stored.name)] += 1
         for pattern, count in homeless.items():
             self.refuse(f"no slot for {pattern}" + (f" ({count} tensors)" if count > 1 else ""))
-
-    def _dropped(self, *names: str) -> bool:
-        return any(fnmatchcase(name, glob) for name in names for glob in self.options.drop)
 
     def _refuse_rope_scaling(self, what: str, kind: str = "Llama 3.1 style") -> None:
         self.refuse(
@@ -154,8 +134,8 @@ class BumpPlanner(ABC):
         if self.family.rope and c.rotary_dim != c.head_dim:
             self.refuse(f"RoPE turns {c.rotary_dim} of {c.head_dim} elements of a head; the engine turns all")
         if c.rope_scaling is not None and ROPE_FREQUENCIES not in self.index.tensors:
-            if self._dropped(ROPE_FREQUENCIES):
-                self.left_out.append(Left(ROPE_FREQUENCIES, "--drop", 0))
+            if self.dropped(ROPE_FREQUENCIES):
+                self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
             else:
                 self._refuse_rope_scaling("the configuration", str(c.rope_scaling.get("rope_type", "")))
         if c.sliding_window and c.sliding_window < g.context and not self._slides():
@@ -163,12 +143,12 @@ class BumpPlanner(ABC):
                 f"attention slides over {c.sliding_window:,} tokens, the engine attends to all {g.context:,}",
                 f"--context {c.sliding_window} makes them the same",
             )
-        if c.tied and _HEAD in self.index.tensors and not self.source.head_is_embedding and not self._dropped(_HEAD):
+        if c.tied and HEAD in self.index.tensors and not self.source.head_is_embedding and not self.dropped(HEAD):
             self.refuse(
                 "the configuration ties the output head to the embeddings, but another matrix is stored as the head",
                 "--drop output.weight ties it, as transformers does",
             )
-        if c.tied is False and _HEAD not in self.index.tensors:
+        if c.tied is False and HEAD not in self.index.tensors:
             self.refuse("the configuration says that the output head is not tied to the embeddings, but there is none")
         for modifier in c.modifiers:
             self.refuse(f"{modifier} changes the computation; the engine does not know it")
@@ -199,7 +179,7 @@ class BumpPlanner(ABC):
             here = [self.tensors[c] for part in slot.parts if (c := with_layer(part.canonical, layer)) in self.tensors]
             chosen = []
             for tensor in here:
-                if triple_of(tensor.dtype) and self.options.dtype == "engine" and not self._decoded(tensor):
+                if triple_of(tensor.dtype) and self.options.dtype == "engine" and not self.decoded(tensor):
                     dtype, why, hint = *self._repacked(here, tensor.dtype, slot), _DECODE
                 else:
                     dtype, why, hint = self._type(tensor, slot)
@@ -217,19 +197,13 @@ class BumpPlanner(ABC):
             self.refuse(f"{why}: {names[0]}{more}", hint)
         return types
 
-    def _decoded(self, tensor: Tensor) -> bool:
-        """A flag asks for this tensor's blocks to be decoded."""
-        return self.options.dequantize or any(
-            fnmatchcase(name, glob) for name in (tensor.name, tensor.source) for glob in self.options.decode
-        )
-
     def _type(self, tensor: Tensor, slot: Slot) -> tuple[DType, str, str]:
         """(type in the output, reason to refuse or "", flag that would change it)."""
         asked, source = self.options.dtype, tensor.dtype
         if slot.fp32:
             ok = source in WIDENS_TO_F32
             return F32, "" if ok else f"{source} in an FP32 slot", ""
-        if source.block > 1 and self._decoded(tensor):
+        if source.block > 1 and self.decoded(tensor):
             target = F32 if asked in ("engine", "keep") else DTYPES[asked.upper()]
             return target, "" if decodable(source) else f"no decoder for {source}", ""
         if asked == "keep":
@@ -273,6 +247,11 @@ class BumpPlanner(ABC):
                     missing[part.canonical] += 1
         for pattern, count in missing.items():
             self.refuse(f"no tensor for {pattern}" + (f" in {count} layers" if "{n}" in pattern else ""))
+
+    def file(self, steps: Sequence[Step], epilogue: int = 0) -> OutputFile:
+        """The one file; ``epilogue`` bytes stand behind the last step."""
+        nbytes = steps[-1].offset + steps[-1].nbytes + epilogue
+        return OutputFile(self.options.file_name or MODEL_NAME, nbytes, tuple(steps))
 
     def codes(self, types: Mapping[str, DType]) -> bytes:
         """The dtype table."""

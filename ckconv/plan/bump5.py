@@ -25,6 +25,7 @@ from ckconv.model.index import TensorIndex
 from ckconv.model.placement import Geometry
 from ckconv.plan.bump import BumpPlanner
 from ckconv.plan.facts import SourceFacts
+from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Options, Plan
 
 _QK_NORM = ("layers.{n}.attention.q_norm.weight", "layers.{n}.attention.k_norm.weight")
@@ -42,7 +43,6 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 #: Families whose template rotates neighbouring rows (``rope_forward_qk_pairwise``); the others half against half.
 ROTATES_PAIRS = frozenset({"llama"})
 
-_HEAD = "output.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class Bump5Planner(BumpPlanner):
     def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, source: SourceFacts) -> None:
         super().__init__(index, config, options, source)
         self.present = set(TEMPLATES.get(config.family, ()))
-        head = index.tensors.get(_HEAD)
-        if head is not None and not source.head_is_embedding and not self._dropped(head.name, head.source):
-            self.present.add(_HEAD)
+        head = index.tensors.get(HEAD)
+        if head is not None and not source.head_is_embedding and not self.dropped(head.name, head.source):
+            self.present.add(HEAD)
         self.table = with_optional(SLOTS_V5, self.present)
         self._template: dict[str, Any] | None = None
         if options.template is not None and self.version == 5:
@@ -105,7 +105,7 @@ class Bump5Planner(BumpPlanner):
     def _check_types(self, types: Mapping[str, DType]) -> None:
         if self.options.dtype == "keep" or not any(t.name in LOADED_BY_V5_IN_LAYERS for t in types.values()):
             return
-        for name in ("token_emb", _HEAD):
+        for name in ("token_emb", HEAD):
             if name in types and types[name].name not in BESIDE_Q5:
                 self.refuse(
                     f"{name} is {types[name]}; beside Q5_0 and Q5_1 matrices it must be FP32 or Q8_0",
@@ -135,7 +135,7 @@ class Bump5Planner(BumpPlanner):
             config=self.config,
             geometry=self.geometry,
             steps=steps,
-            tied=_HEAD not in self.present,
+            tied=HEAD not in self.present,
             own_rope_layout="" if interleaved == self._rotates_pairs() else "pairwise" if interleaved else "split",
             num_merges=len(content.get("vocab_merges", b"")) // MERGE_BYTES,
             total_vocab_bytes=len(content.get("vocab_strings", b"")),
@@ -151,8 +151,7 @@ class Bump5Planner(BumpPlanner):
             "bump",
             self.version,
             self.options,
-            steps[-1].offset + steps[-1].nbytes + len(metadata),
-            steps,
+            (self.file(steps, len(metadata)),),
             tuple(self.left_out),
             notes=tuple(self.notes),
             rope_layout="interleaved" if interleaved else "split",

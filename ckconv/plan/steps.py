@@ -27,6 +27,15 @@ class Options:
         template: the engine's template, or a directory of them, to be embedded in a bump 5 file.
         created: seconds since 1970 that a bump 5 file is dated with; ``None`` leaves it undated.
         dtype_codes: numbering of the bump 3 dtype table, ``v3`` or ``v4``.
+        file_name: what the user calls the output file; empty where the output is a directory or standard output,
+            and files have the names that the format's readers look for.
+        max_shard_bytes: no output file holds more bytes of tensors than this, unless one tensor does; 0 for one file.
+        set_meta: (key, value) of metadata that the output has besides, or instead; GGUF values may name a type.
+        drop_meta: globs over keys of metadata that the output does not have.
+        fuse: which tensors are stored as one where the target may: ``qkv``, ``gate-up``.
+        names: ``hf``, ``canonical``, ``gguf`` or ``max``: what tensors are called in a safetensors or MLX output.
+        tie: ``untie`` stores a tied head as its own tensor, ``tie`` leaves out a head that is the embedding,
+            empty leaves it as it is.
     """
 
     dtype: str = "engine"
@@ -40,6 +49,23 @@ class Options:
     dtype_codes: str = "v3"
     template: Path | None = None
     created: int | None = None
+    file_name: str = ""
+    max_shard_bytes: int = 0
+    set_meta: tuple[tuple[str, str], ...] = ()
+    drop_meta: tuple[str, ...] = ()
+    fuse: tuple[str, ...] = ()
+    names: str = "hf"
+    tie: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Canonical rows ``start`` to ``stop`` of one source tensor, and what happens to their values."""
+
+    tensor: Tensor
+    conversion: Conversion
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +78,8 @@ class Step:
         source: where the rows come from; ``None`` writes ``content``, or zeros.
         conversion: what happens to the values, ``None`` with no source.
         content: the bytes themselves, for an entry that is no tensor.
+        runs: where the rows are not all rows of ``source``: those of several tensors, one after the other (q, k and v
+            that the target fuses), or some of one (an expert). ``source`` and ``conversion`` are then the first run's.
     """
 
     slot: str
@@ -59,6 +87,7 @@ class Step:
     source: Tensor | None
     conversion: Conversion | None
     content: bytes | None = None
+    runs: tuple[Run, ...] = ()
 
     @property
     def offset(self) -> int:
@@ -78,6 +107,13 @@ class Step:
         return self.conversion.action if self.conversion else Action.ZERO
 
     @property
+    def sources(self) -> tuple[Tensor, ...]:
+        """Every source tensor that the step reads."""
+        if self.runs:
+            return tuple(run.tensor for run in self.runs)
+        return (self.source,) if self.source is not None else ()
+
+    @property
     def blank(self) -> bool:
         """Zeros that stand for a tensor which the model does not have."""
         return self.action is Action.ZERO
@@ -87,6 +123,7 @@ class Step:
         """The source's bytes are the target's bytes: the fast path."""
         return (
             self.source is not None
+            and not self.runs
             and self.action is Action.COPY
             and not self.source.planes
             and self.source.layout.same_bytes_as(self.target.layout)
@@ -116,12 +153,26 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputFile:
+    """One file of tensors.
+
+    Attributes:
+        name: its name in the directory of the output.
+        nbytes: its exact size.
+        steps: its payload in file order; what is between two steps, or after the last, is zeros.
+    """
+
+    name: str
+    nbytes: int
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything about an output but its bytes.
 
     Attributes:
-        nbytes: exact size of the model file.
-        steps: the payload in file order, back to back.
+        files: what holds the tensors, in order; empty only where the plan refuses.
         left_out: source tensors not written.
         refusals: reasons not to do it; nothing may be written if there is one.
         notes: facts worth a line in the report.
@@ -134,14 +185,23 @@ class Plan:
     format: str
     version: int
     options: Options
-    nbytes: int
-    steps: tuple[Step, ...]
+    files: tuple[OutputFile, ...] = ()
     left_out: tuple[Left, ...] = ()
     refusals: tuple[Reason, ...] = ()
     notes: tuple[str, ...] = ()
     rope_layout: str = ""
     alternative: str = ""
     details: Any = field(default=None)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The payload of all files, in order."""
+        return tuple(step for file in self.files for step in file.steps)
+
+    @property
+    def nbytes(self) -> int:
+        """Exact size of all files together."""
+        return sum(file.nbytes for file in self.files)
 
     @property
     def target_name(self) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 
 from ckconv.model.index import TensorIndex
-from ckconv.plan.bump import BumpPlanner, unknown_architecture
-from ckconv.plan.bump3 import Bump3Planner
-from ckconv.plan.bump5 import Bump4Planner, Bump5Planner
 from ckconv.plan.facts import SourceFacts, gather
+from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.steps import Options, Plan, Reason
 
-PLANNERS: dict[str, type[BumpPlanner]] = {"bump 3": Bump3Planner, "bump 4": Bump4Planner, "bump 5": Bump5Planner}
+#: Target -> module and class that plan for it; a module is imported when there is something to plan.
+PLANNERS: dict[str, tuple[str, str]] = {
+    "bump 3": ("ckconv.plan.bump3", "Bump3Planner"),
+    "bump 4": ("ckconv.plan.bump5", "Bump4Planner"),
+    "bump 5": ("ckconv.plan.bump5", "Bump5Planner"),
+}
 
 #: What `inspect` judges a model by.
 TARGETS = ("bump 3", "bump 5")
@@ -32,6 +36,8 @@ def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
         InputError: the engine template or the source's tokenizer is malformed.
     """
     source = gather(index)
+    if to != "bump":
+        return _plan(index, to, options, source)
     if options.bump_version:
         plan = _plan(index, f"{to} {options.bump_version}", options, source)
         if plan.refusals and options.bump_version == 3:
@@ -50,10 +56,15 @@ def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
 def _plan(
     index: TensorIndex, target: str, options: Options, source: SourceFacts, *, only_reasons: bool = False
 ) -> Plan:
-    planner = PLANNERS[target]
-    if index.config is None:
-        return Plan(index, "bump", planner.version, options, 0, (), refusals=(unknown_architecture(index),))
-    return planner(index, index.config, options, source).plan(only_reasons=only_reasons)
+    module, name = PLANNERS[target]
+    format, _, version = target.partition(" ")
+    if format == "bump":
+        if index.config is None:
+            return Plan(index, format, int(version), options, refusals=(unknown_architecture(index),))
+        bump: Planner = getattr(import_module(module), name)(index, index.config, options, source)
+        return bump.plan(only_reasons=only_reasons)
+    planner: Planner = getattr(import_module(module), name)(index, options, source)
+    return planner.plan(only_reasons=only_reasons)
 
 
 def _why(plan: Plan, refused: list[Plan]) -> str:
@@ -71,4 +82,4 @@ def _refused(index: TensorIndex, options: Options, plans: list[Plan]) -> Plan:
     reasons = list(shared)
     for plan in plans:
         reasons += [replace(r, text=f"{plan.target_name}: {r.text}") for r in plan.refusals if r not in shared]
-    return Plan(index, "bump", 0, options, 0, (), refusals=tuple(reasons))
+    return Plan(index, "bump", 0, options, refusals=tuple(reasons))

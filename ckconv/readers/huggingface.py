@@ -56,6 +56,7 @@ def open_checkpoint(path: Path, *, source: ByteSource | None = None) -> TensorIn
         unknown=canonical.unknown,
         metadata=_metadata(checkpoint),
         facts=_facts(checkpoint, config),
+        side_files=checkpoint.side_files,
     )
 
 

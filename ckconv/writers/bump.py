@@ -9,7 +9,7 @@ from ckconv.formats.bump import HEADER_BYTES, TABLE_LENGTH, HeaderV3, align
 from ckconv.model.architectures import FAMILIES
 from ckconv.plan.bump3 import Bump3
 from ckconv.plan.steps import Plan
-from ckconv.writers.container import Container
+from ckconv.writers.container import Container, Frame
 
 #: The name the loader looks for, in the folder of the weights.
 CONFIG_NAME = "config.json"
@@ -18,9 +18,7 @@ CONFIG_NAME = "config.json"
 def container(plan: Plan) -> Container:
     """Everything in and beside a BUMPWGT3 file but its tensors."""
     return Container(
-        header_bytes=HEADER_BYTES,
-        header=lambda digest: header(plan, digest),
-        prologue=prologue(plan),
+        (Frame(prologue(plan), HEADER_BYTES, lambda digest: header(plan, digest)),),
         side_files={CONFIG_NAME: config_json(plan)},
     )
 

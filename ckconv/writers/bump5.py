@@ -10,7 +10,7 @@ from ckconv.formats.bump import EXTENDED_HEADER_BYTES, EXTENSION_BYTES, TABLE_LE
 from ckconv.plan.bump5 import Bump5
 from ckconv.plan.steps import Plan
 from ckconv.writers.bump import CONFIG_NAME
-from ckconv.writers.container import Container
+from ckconv.writers.container import Container, Frame
 
 #: What the engine's builder works from, and what its loader maps from; the map must lie in the bump's folder.
 MANIFEST_NAME = "weights_manifest.json"
@@ -20,11 +20,14 @@ MAP_NAME = "weights_manifest.map"
 def container(plan: Plan) -> Container:
     """Everything in and beside the file but its tensors. The digest begins at the dtype table."""
     details = _details(plan)
-    return Container(
-        header_bytes=EXTENDED_HEADER_BYTES,
-        header=lambda digest: header(plan, digest),
-        prologue=TABLE_LENGTH.pack(len(details.codes)) + details.codes,
+    frame = Frame(
+        TABLE_LENGTH.pack(len(details.codes)) + details.codes,
+        EXTENDED_HEADER_BYTES,
+        lambda digest: header(plan, digest),
         epilogue=details.metadata,
+    )
+    return Container(
+        (frame,),
         side_files={
             CONFIG_NAME: _json(details.config_json),
             MANIFEST_NAME: _json(details.manifest),

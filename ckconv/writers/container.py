@@ -7,21 +7,32 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Container:
-    """The bytes of an output file that are not tensors.
+class Frame:
+    """The bytes of one output file that are not tensors.
 
     Attributes:
+        prologue: what stands before the first tensor, after the header.
         header_bytes: bytes at the start that are only known at the end; the digest starts after them.
-        header: makes them out of the digest of prologue and tensors.
-        prologue: what stands between them and the first tensor.
+        header: makes them out of the digest of prologue and tensors; ``None`` where there are none.
         epilogue: what stands behind the last tensor, outside the digest.
+    """
+
+    prologue: bytes
+    header_bytes: int = 0
+    header: Callable[[bytes], bytes] | None = None
+    epilogue: bytes = b""
+
+
+@dataclass(frozen=True)
+class Container:
+    """Everything in an output but its tensors.
+
+    Attributes:
+        frames: one for each file of the plan, in the plan's order.
         side_files: name -> content of what is published beside the model; a name, not a path.
         on_request: names of side files that are only written where they are asked for.
     """
 
-    header_bytes: int
-    header: Callable[[bytes], bytes]
-    prologue: bytes
-    epilogue: bytes = b""
+    frames: tuple[Frame, ...]
     side_files: Mapping[str, bytes] = field(default_factory=dict)
     on_request: frozenset[str] = frozenset()

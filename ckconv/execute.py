@@ -294,7 +294,7 @@ def _settle(plan: Plan, container: Container, outputs: Outputs, watcher: Watcher
     if not verify:
         outputs.sync()
         return None
-    from ckconv.verify import verify_index
+    from ckconv.verification import verify_index
 
     assert outputs.path is not None
     failures: list[BaseException] = []

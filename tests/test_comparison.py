@@ -14,7 +14,7 @@ from checkpoints import Array, Decoder, Raw, Tensors, save, save_gguf
 from gguf_builder import Tensor
 from gguf_builder import gguf as gguf_file
 
-from ckconv.diff import Comparison, Difference, diff, require_comparable
+from ckconv.comparison import Comparison, Difference, diff, require_comparable
 from ckconv.errors import UnsupportedError
 from ckconv.mlxquant import pack
 from ckconv.model.index import TensorIndex

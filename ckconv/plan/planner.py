@@ -1,0 +1,67 @@
+"""What planning has in common, whatever the target: what flags leave out or decode, and reasons that are gathered."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from fnmatch import fnmatchcase
+
+from ckconv.errors import quoted
+from ckconv.model.architectures import FAMILIES
+from ckconv.model.index import Tensor, TensorIndex
+from ckconv.plan.facts import SourceFacts
+from ckconv.plan.steps import Left, Options, Plan, Reason
+
+ROPE_FREQUENCIES = "rope_frequencies"
+HEAD = "output.weight"
+EMBEDDING = "token_embedding.weight"
+
+
+def unknown_architecture(index: TensorIndex) -> Reason:
+    """Why a model without rules cannot be planned for."""
+    known = ", ".join(FAMILIES)
+    if index.facts.get("kind", "model") != "model":
+        return Reason(f"it is no model but {quoted(str(index.facts['kind']))}, which this version does not convert")
+    what = f"architecture {index.architecture!r} has no rules" if index.architecture else "no architecture is named"
+    if index.format == "safetensors" and not index.metadata:
+        what = "no config.json beside the tensors names an architecture"
+    return Reason(f"{what} (known: {known})")
+
+
+class Planner(ABC):
+    """Collects every reason before it gives up, so that a user sees them all at once."""
+
+    #: What the target is called in a plan; its version, 0 where it has none.
+    format: str
+    version: int = 0
+
+    def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
+        self.index, self.options, self.source = index, options, source
+        self.notes: list[str] = []
+        self.left_out: list[Left] = []
+        self.reasons: list[Reason] = []
+
+    @abstractmethod
+    def plan(self, *, only_reasons: bool = False) -> Plan:
+        """The plan; with reasons to refuse, or with ``only_reasons``, without files."""
+
+    def refuse(self, text: str, hint: str = "") -> None:
+        """Note a reason."""
+        self.reasons.append(Reason(text, hint))
+
+    def refused(self) -> Plan:
+        """The plan of a model that cannot be held."""
+        return Plan(self.index, self.format, self.version, self.options, refusals=tuple(self.reasons))
+
+    def dropped(self, *names: str) -> bool:
+        """A flag leaves the tensor with these names out."""
+        return any(fnmatchcase(name, glob) for name in names for glob in self.options.drop)
+
+    def leave_out(self, name: str, reason: str, nbytes: int) -> None:
+        """Note a source tensor that is not written."""
+        self.left_out.append(Left(name, reason, nbytes))
+
+    def decoded(self, tensor: Tensor) -> bool:
+        """A flag asks for this tensor's blocks to be decoded."""
+        return self.options.dequantize or any(
+            fnmatchcase(name, glob) for name in (tensor.name, tensor.source) for glob in self.options.decode
+        )
