@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckconv.dtypes import F32, WIDENS_TO_F32, DType, Kind
-from ckconv.triples import split_planes, triple_of
+from ckconv.triples import plane_types, split_planes, triple_of
 from ckconv.values import from_float32, to_float32
 
 if TYPE_CHECKING:
+    from ckconv.model.index import Tensor
     from ckconv.repack import Recipe
     from ckconv.values import Floats, Rows
 
@@ -38,11 +39,23 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """From ``source`` values to ``target`` values, adding ``shift`` to each in float32."""
+    """From ``source`` values to ``target`` values, adding ``shift`` to each in float32.
+
+    Attributes:
+        plane: of a target that is stored as several arrays (an MLX triple), the one that is written; ``None`` for all
+            of them side by side.
+    """
 
     source: DType
     target: DType
     shift: int = 0
+    plane: int | None = None
+
+    @property
+    def written(self) -> DType:
+        """The type of the rows that come out: the target's, or that of the one array."""
+        triple = triple_of(self.target)
+        return self.target if self.plane is None or triple is None else plane_types(triple)[self.plane]
 
     @property
     def action(self) -> Action:
@@ -68,9 +81,16 @@ class Conversion:
         """Convert ``rows`` ``[n, bytes of a source row]``.
 
         Returns:
-            ``[n, bytes of a target row]`` and the number of values that are not what they were; for a re-packing
-            the number of groups that do not fit, and unless it is 0 the rows are of no use.
+            ``[n, bytes of a row of the type written]`` and the number of values that are not what they were; for a
+            re-packing the number of groups that do not fit, and unless it is 0 the rows are of no use.
         """
+        made, changed = self._apply(rows)
+        triple = triple_of(self.target)
+        if self.plane is None or triple is None:
+            return made, changed
+        return split_planes(made, triple)[self.plane], changed
+
+    def _apply(self, rows: Rows) -> tuple[Rows, int]:
         import numpy as np
 
         if self.source is self.target and not self.shift:
@@ -79,9 +99,22 @@ class Conversion:
         if recipe is not None:
             return _repack(rows, recipe, self.source, self.target)
         floats = decode(rows, self.source)
-        if self.shift:
-            floats = floats + np.float32(self.shift)
-        return from_float32(floats, self.target)
+        if self.shift >= 0:
+            return from_float32(floats + np.float32(self.shift) if self.shift else floats, self.target)
+        # Values were stored higher than they are, which rounded them: what counts is that adding gives them again.
+        lower, _ = from_float32(floats + np.float32(self.shift), self.target)
+        again = to_float32(lower, self.target) - np.float32(self.shift)
+        return lower, int(np.count_nonzero(again.view(np.uint32) != floats.view(np.uint32)))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Canonical rows ``start`` to ``stop`` of one source tensor, and what happens to their values."""
+
+    tensor: Tensor
+    conversion: Conversion
+    start: int
+    stop: int
 
 
 def convertible(source: DType, target: DType) -> bool:

@@ -7,22 +7,22 @@ and where a layout turns rows into columns they are up to ``SCRATCH`` bytes, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ckconv.conversions import decode
 from ckconv.files import CHUNK, Files
-from ckconv.model.layouts import Layout
+from ckconv.model.layouts import Layout, plain
 from ckconv.triples import triple_of
 from ckconv.values import from_float32
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ckconv.conversions import Conversion
+    from ckconv.conversions import Conversion, Run
     from ckconv.model.index import Tensor
     from ckconv.values import Rows
 
@@ -30,6 +30,23 @@ if TYPE_CHECKING:
 
 #: Bytes of a piece where rows become columns: a compromise between memory and reading the source again.
 SCRATCH = 8 << 20
+
+
+class Reader(Protocol):
+    """Where canonical rows come from."""
+
+    layout: Layout
+    row_bytes: int
+
+    @property
+    def piece(self) -> int:
+        """Bytes worth asking for at once."""
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Canonical rows ``start`` to ``stop``: ``[stop - start, row_bytes]``."""
+
+    def gather(self, canonical: Index) -> Rows:
+        """The canonical rows at these indices: ``[len(canonical), row_bytes]``."""
 
 
 class RowReader:
@@ -112,6 +129,48 @@ class RowReader:
         return out.reshape(stop - start, self.row_bytes)
 
 
+class JoinedRows:
+    """The rows of several runs, already converted, one after the other: what a target stores as one tensor.
+
+    Args:
+        cols: elements of a row as it is written.
+    """
+
+    def __init__(self, runs: Sequence[Run], cols: int, files: Files) -> None:
+        self._runs = [(run, RowReader(run.tensor, files)) for run in runs]
+        self._first = np.cumsum([0, *(run.stop - run.start for run in runs)])
+        self._changed: dict[tuple[int, int, int], int] = {}
+        self.dtype = runs[0].conversion.written
+        self.layout = plain(int(self._first[-1]), cols)
+        self.row_bytes = self.dtype.nbytes(cols)
+
+    @property
+    def changed(self) -> int:
+        """Values that are not what they were, of all rows asked for so far; rows asked for again count once."""
+        return sum(self._changed.values())
+
+    @property
+    def piece(self) -> int:
+        """Bytes worth asking for at once."""
+        return max(reader.piece for _, reader in self._runs)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows ``start`` to ``stop``: ``[stop - start, row_bytes]``."""
+        return self.gather(np.arange(start, stop, dtype=np.int64))
+
+    def gather(self, canonical: Index) -> Rows:
+        """The rows at these indices: ``[len(canonical), row_bytes]``."""
+        out = np.empty((len(canonical), self.row_bytes), np.uint8)
+        for number, (run, reader) in enumerate(self._runs):
+            first, last = int(self._first[number]), int(self._first[number + 1])
+            mine = (canonical >= first) & (canonical < last)
+            if mine.any():
+                wanted = canonical[mine] - first + run.start
+                out[mine], changed = run.conversion.apply(reader.gather(wanted))
+                self._changed[number, int(wanted.min()), int(wanted.max())] = changed
+        return out
+
+
 def _take(block: Rows, index: Index) -> Rows:
     """``block[index]``, without a copy where that is the block itself."""
     if len(index) == len(block) and bool((index == np.arange(len(index))).all()):
@@ -119,7 +178,7 @@ def _take(block: Rows, index: Index) -> Rows:
     return block.take(index, axis=0)
 
 
-def canonical_pieces(reader: RowReader, row_bytes: int = 0) -> Iterator[tuple[int, Rows]]:
+def canonical_pieces(reader: Reader, row_bytes: int = 0) -> Iterator[tuple[int, Rows]]:
     """All canonical rows in order: (first row, rows), about ``reader.piece`` bytes each.
 
     ``row_bytes`` is the size of a row in whatever the caller turns it into, where that is larger.
@@ -132,13 +191,13 @@ def canonical_pieces(reader: RowReader, row_bytes: int = 0) -> Iterator[tuple[in
         yield start, reader.rows(start, min(start + step, layout.rows))
 
 
-def stored_chunks(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
+def stored_chunks(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
     """The bytes of a tensor as ``layout`` stores them, in order.
 
     Yields:
         contiguous uint8 arrays, and how many values in each are not what they were (see :class:`Conversion`).
     """
-    if _same_places(reader, layout, conversion):
+    if isinstance(reader, RowReader) and _same_places(reader, layout, conversion):
         yield from _elements(reader, layout, conversion)
     elif layout.column_head:
         yield from _blocks(reader, layout, conversion)
@@ -161,8 +220,8 @@ def _elements(reader: RowReader, layout: Layout, conversion: Conversion) -> Iter
         yield conversion.apply(reader.stored(start, min(start + step, layout.stored_rows)))
 
 
-def _rows(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
-    target = conversion.target
+def _rows(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
+    target = conversion.written
     stored_bytes, row_bytes = target.nbytes(layout.stored_cols), target.nbytes(layout.cols)
     step = max(1, reader.piece // max(stored_bytes, reader.row_bytes))
     if layout.head_stride and step > layout.head_stride:
@@ -184,7 +243,7 @@ def _rows(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator
         yield out, changed
 
 
-def _blocks(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
+def _blocks(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
     """One block of columns per head, a few heads at a time so that the source is read only a few times."""
     size = conversion.target.size
     width = layout.column_head * size
@@ -200,7 +259,7 @@ def _blocks(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterat
         yield out.reshape(-1, layout.stored_cols * size), changed
 
 
-def _transposed(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
+def _transposed(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
     """Stored rows are canonical columns: a group of columns at a time."""
     size = conversion.target.size
     group = max(1, SCRATCH // (layout.rows * size))

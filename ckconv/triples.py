@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ckconv.dtypes import DType, Kind
+from ckconv.dtypes import DTYPES, DType, Kind
 
 if TYPE_CHECKING:
     from ckconv.mlxquant import Quantization
@@ -36,6 +36,13 @@ _TRIPLES: dict[DType, Triple] = {}
 def triple_of(dtype: DType) -> Triple | None:
     """The triple that a type stands for, ``None`` for any other type."""
     return _TRIPLES.get(dtype)
+
+
+def plane_types(triple: Triple) -> tuple[DType, ...]:
+    """The types of the arrays: packed codes, scales and, where there are, biases."""
+    if triple.quantization.has_biases:
+        return DTYPES["U32"], triple.number, triple.number
+    return DTYPES["U32"], DTYPES["U8"]
 
 
 def split_planes(rows: Rows, triple: Triple) -> tuple[Rows, ...]:

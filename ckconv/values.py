@@ -53,10 +53,13 @@ def from_float32(floats: Floats, dtype: DType) -> tuple[Rows, int]:
         return np.ascontiguousarray(floats).view(np.uint8), 0
     bits = np.ascontiguousarray(floats).view(np.uint32)
     if dtype is BF16:
-        # Round to nearest even on the upper half; a NaN must not round up to infinity, so it is made quiet.
+        # Round to nearest even on the upper half. A NaN must not round up to infinity: its upper half stays as it is,
+        # and is made quiet where its payload was only in the lower one.
         rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
         is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-        narrow = np.where(is_nan, (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
+        upper = bits >> np.uint32(16)
+        quiet = np.where(upper & np.uint32(0x7F), upper, upper | np.uint32(0x40))
+        narrow = np.where(is_nan, quiet, rounded).astype(np.uint16)
         back = narrow.astype(np.uint32) << np.uint32(16)
     else:
         with np.errstate(over="ignore", under="ignore"):

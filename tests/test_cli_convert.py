@@ -694,15 +694,15 @@ def test_dequantize_to_half_counts_what_does_not_fit(tmp_path: Path, ckconv) -> 
 
 
 def test_input_that_changes_meanwhile(source: Path, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckconv import convert
+    from ckconv import execute
 
-    real = convert._settle
+    real = execute._settle
 
     def slow(*arguments, **named):
         os.utime(source, ns=(1, 1))
         return real(*arguments, **named)
 
-    monkeypatch.setattr(convert, "_settle", slow)
+    monkeypatch.setattr(execute, "_settle", slow)
     result = ckconv("convert", source, tmp_path / "m.bump")
     assert result.code == 6
     assert "error[input.changed]" in result.err

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,11 +14,28 @@ from ckconv.cli.progress import ProgressLine
 from ckconv.cli.settings import CONTEXT, common_options, settings_of
 from ckconv.errors import UsageError
 
-if TYPE_CHECKING:
-    from ckconv.model.index import TensorIndex
-
 FORMATS = ["gguf", "safetensors", "mlx", "bump"]
-TARGETS = ["bump"]
+TARGETS = ["gguf", "safetensors", "mlx", "bump"]
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+#: Side file -> the flag that says where it goes.
+_PLACES = {"config.json": "config_out", "weights_manifest.json": "manifest"}
+_MAP_NAME = "weights_manifest.map"
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes: ``5GB`` (5 x 10^9), ``512MiB`` (512 x 2^20) or plain digits."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The bytes; fails with a sentence."""
+        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?I?B|)", str(value).strip().upper())
+        if found is None or found[2] not in _UNITS or (size := int(float(found[1]) * _UNITS[found[2]])) < 1:
+            self.fail(f"{value!r} is no size; 5GB, 512MiB or a number of bytes expected", param, ctx)
+        return size
 
 
 @click.command("convert", context_settings=CONTEXT)
@@ -72,6 +90,29 @@ TARGETS = ["bump"]
     type=click.Path(path_type=Path, exists=True),
     help="The engine's template of the architecture, or their directory, to embed (bump 5).",
 )
+@click.option(
+    "--max-shard-size", type=Size(), metavar="SIZE", help="Split the output into files of at most SIZE (5GB)."
+)
+@click.option("--set-meta", multiple=True, metavar="KEY=VALUE", help="Metadata of the output; repeatable.")
+@click.option(
+    "--drop-meta", multiple=True, metavar="GLOB", help="Metadata keys that the output does not have; repeatable."
+)
+@click.option(
+    "--fuse",
+    multiple=True,
+    type=click.Choice(["qkv", "gate-up"]),
+    help="Store these matrices as one (safetensors, MLX); repeatable.",
+)
+@click.option(
+    "--names",
+    type=click.Choice(["hf", "canonical", "gguf", "max"]),
+    default="hf",
+    show_default=True,
+    help="What tensors are called (safetensors, MLX); max: as MAX declares GPT-2.",
+)
+@click.option("--untie", "tie", flag_value="untie", help="Store a tied output head as a tensor of its own.")
+@click.option("--tie", "tie", flag_value="tie", help="Leave out an output head that is byte for byte the embedding.")
+@click.option("--checksums", is_flag=True, help="Write DST.sha256 (in a directory: SHA256SUMS) for sha256sum -c.")
 @click.option("--no-verify", is_flag=True, help="Do not read the output again to compare every tensor.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan with exact sizes; write nothing.")
 @click.option("-f", "--force", is_flag=True, help="Replace an existing output, atomically.")
@@ -85,16 +126,15 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     DST may be - for stdout, or end in / for a directory.
     """
     from ckconv.cli.report import print_plan, print_report
-    from ckconv.execute import STDOUT, run, target_format
+    from ckconv.destination import STDOUT
+    from ckconv.execute import run
+    from ckconv.library import prepare, side_files
     from ckconv.plan.steps import Options
-    from ckconv.plan.targets import make_plan
-    from ckconv.readers.detect import open_index
     from ckconv.signals import LATE, deferred, interruptible
 
     settings = settings_of(context)
     if (flags["dequantize"] or flags["decode"]) and flags["dtype"] == "keep":
         raise UsageError("usage.dtype", "--dequantize, --decode and --dtype keep exclude each other")
-    to = target_format(dst, flags["to"])
     if dst == STDOUT and sys.stdout.isatty():
         raise UsageError("usage.target", "refusing to write a model to a terminal", hint="pipe it somewhere")
     options = Options(
@@ -109,10 +149,15 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         dtype_codes=flags["dtype_codes"],
         template=flags["template"],
         created=_source_date(),
+        max_shard_bytes=flags["max_shard_size"] or 0,
+        set_meta=tuple(_key_value(text) for text in flags["set_meta"]),
+        drop_meta=flags["drop_meta"],
+        fuse=flags["fuse"],
+        names=flags["names"],
+        tie=flags["tie"] or "",
     )
     with interruptible(last=True):
-        index: TensorIndex = open_index(src, format=flags["source_format"])
-        plan = make_plan(index, to, options)
+        plan, target = prepare(src, dst, to=flags["to"], source_format=flags["source_format"], options=options)
         if flags["dry_run"]:
             plan.check()
             print_plan(plan, dst, settings)
@@ -120,17 +165,24 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         with ProgressLine(settings) as line:
             report = run(
                 plan,
-                dst,
+                target,
                 force=flags["force"],
                 verify=not flags["no_verify"],
-                config_out=flags["config_out"],
-                manifest_out=flags["manifest"],
-                with_map=flags["with_map"],
+                places={name: flags[flag] for name, flag in _PLACES.items() if flags[flag]},
+                on_request=[_MAP_NAME] if flags["with_map"] else [],
+                late=side_files(plan, target, checksums=flags["checksums"]),
                 stdout=sys.stdout.fileno() if dst == STDOUT else None,
                 watcher=line,
             )
         with deferred(late=LATE):
             print_report(report, settings, err=dst == STDOUT)
+
+
+def _key_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UsageError("usage", f"--set-meta {text!r}: KEY=VALUE expected")
+    return key, value
 
 
 def _source_date() -> int | None:

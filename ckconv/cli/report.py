@@ -26,7 +26,7 @@ def print_plan(plan: Plan, target: str, settings: Settings) -> None:
     index = plan.index
     lines = [
         f"{index.path.name:<{left}}{_container(index)}  {_model(index)}",
-        f"{target:<{left}}{plan.format} v{plan.version}  {size(plan.nbytes)} ({plan.nbytes:,} bytes)",
+        f"{target:<{left}}{_format(plan)}  {size(plan.nbytes)} ({plan.nbytes:,} bytes)",
         *_action_lines(plan),
         f"  {_layout_line(plan)}",
         *(f"  note: {note}" for note in plan.notes),
@@ -44,7 +44,10 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
             {
                 "target": report.target,
                 "side_files": [str(path) for path in report.side_files],
-                "sha256": report.sha256,
+                "sha256": report.sha256 or None,
+                "files": [
+                    {"path": str(file.path), "bytes": file.nbytes, "sha256": file.sha256} for file in report.files
+                ],
                 "verified": report.verified,
                 "seconds": round(report.seconds, 3),
                 "peak_memory": _peak_memory(),
@@ -61,14 +64,14 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
     verified = "not verified" if report.verified is None else f"verified {report.verified}/{total}"
     rate = size(int(plan.nbytes / report.seconds)) if report.seconds else size(plan.nbytes)
     lines = [
-        f"{report.target}  {plan.format} v{plan.version}  {size(plan.nbytes)}"
+        f"{report.target}  {_format(plan)}  {size(plan.nbytes)}{_in_files(plan)}"
         f"  {total} tensors from {plan.index.path.name}"
         f" ({plan.index.architecture}, {plan.index.config.num_layers if plan.index.config else '?'} layers)",
         f"  {_summary(plan)}",
         *_rounded_lines(report, settings),
         *(f"  left out {left.name}: {left.reason}" for left in plan.left_out),
         *(f"  note: {note}" for note in plan.notes),
-        f"  {verified}   sha256 {_short(report.sha256, settings)}"
+        f"  {verified}{_digest(report, settings)}"
         f"   {report.seconds:.1f} s   {rate}/s   peak memory {size(_peak_memory())}",
     ]
     if report.side_files:
@@ -85,6 +88,18 @@ def _rounded_lines(report: Report, settings: Settings) -> list[str]:
         return lines
     total = sum(report.changed.values())
     return [f"  {total:,} values of {len(lines)} tensors rounded (-v lists them)"]
+
+
+def _format(plan: Plan) -> str:
+    return f"{plan.format} v{plan.version}" if plan.version else plan.format
+
+
+def _in_files(plan: Plan) -> str:
+    return f" in {len(plan.files)} files" if len(plan.files) > 1 else ""
+
+
+def _digest(report: Report, settings: Settings) -> str:
+    return f"   sha256 {_short(report.sha256, settings)}" if report.sha256 else ""
 
 
 def _short(digest: str, settings: Settings) -> str:
@@ -113,8 +128,21 @@ def _model(index: TensorIndex) -> str:
     return f"{index.architecture}  {sizes}  {count(index.parameters)} parameters"
 
 
+def _actions(plan: Plan) -> dict[str, Step]:
+    """Canonical name of every tensor that is written -> the first step that writes of it.
+
+    A step may write several (fused q, k and v), and several steps may write one (an MLX triple, single experts).
+    """
+    owners = {plane.name: tensor.name for tensor in plan.index.tensors.values() for plane in tensor.planes}
+    found: dict[str, Step] = {}
+    for step in plan.steps:
+        for tensor in step.sources:
+            found.setdefault(owners.get(tensor.name, tensor.name), step)
+    return found
+
+
 def _counts(plan: Plan) -> Counter[Action]:
-    return Counter(step.action for step in plan.steps if step.source is not None)
+    return Counter(step.action for step in _actions(plan).values())
 
 
 def _types(plan: Plan, action: Action) -> str:
@@ -128,9 +156,9 @@ def _types(plan: Plan, action: Action) -> str:
 
 def _moved(plan: Plan, action: Action) -> str:
     """How the rows of these steps move, for a bracket: empty where bytes are copied as they lie."""
-    steps = [step for step in plan.steps if step.source is not None and step.action is action]
+    steps = [step for step in _actions(plan).values() if step.action is action]
     reordered = sum(step.reordered for step in steps)
-    packed = sum(not step.one_run and not step.reordered for step in steps) if action is Action.COPY else 0
+    packed = sum(step.copied is None and not step.reordered for step in steps) if action is Action.COPY else 0
     words = []
     if reordered:
         words.append(f"{reordered} of them in {plan.rope_layout} RoPE row order")
@@ -177,10 +205,11 @@ def _action_lines(plan: Plan) -> list[str]:
         if counts[action]
     ]
     zero = [step for step in plan.steps if step.blank]
-    lines.append(f"  {len(zero):>4}  zero    {size(sum(step.nbytes for step in zero))} of placeholders")
+    if zero:
+        lines.append(f"  {len(zero):>4}  zero    {size(sum(step.nbytes for step in zero))} of placeholders")
     content = [step for step in plan.steps if step.content is not None]
     if content:
-        lines.append(f"  {len(content):>4}  content {size(sum(step.nbytes for step in content))} of tokenizer")
+        lines.append(f"  {len(content):>4}  content {size(sum(step.nbytes for step in content))} that is no tensor")
     lines.append(
         f"  {len(plan.left_out):>4}  drop    {', '.join(f'{t.name} ({t.reason})' for t in plan.left_out)}".rstrip()
     )
@@ -199,7 +228,8 @@ def _layout_line(plan: Plan) -> str:
         if any(step.target.name == "output.weight" for step in plan.steps)
         else "tied to the embeddings"
     )
-    return f"RoPE rows: {source} in the source, {plan.rope_layout} in the output   head: {head}"
+    rows = f"RoPE rows: {source} in the source, {plan.rope_layout} in the output   " if plan.rope_layout else ""
+    return f"{rows}head: {head}"
 
 
 def _step_line(step: Step) -> str:

@@ -7,7 +7,7 @@ architecture's rules turn them into canonical :class:`Tensor` s. No tensor data 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,17 @@ class Extent:
     path: Path
     offset: int
     nbytes: int
+
+
+def cut(extents: Iterable[Extent], start: int, stop: int) -> list[Extent]:
+    """Bytes ``start`` to ``stop`` of a run of bytes that is stored as several."""
+    found, at = [], 0
+    for extent in extents:
+        low, high = max(start, at), min(stop, at + extent.nbytes)
+        if low < high:
+            found.append(Extent(extent.path, extent.offset + low - at, high - low))
+        at += extent.nbytes
+    return found
 
 
 @dataclass(frozen=True, slots=True)

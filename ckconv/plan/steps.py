@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.conversions import Action, Conversion
+from ckconv.conversions import Run as Run
 from ckconv.errors import UnsupportedError, listed
-from ckconv.model.index import Tensor, TensorIndex
+from ckconv.model.index import Extent, Tensor, TensorIndex, cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +57,6 @@ class Options:
     fuse: tuple[str, ...] = ()
     names: str = "hf"
     tie: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Canonical rows ``start`` to ``stop`` of one source tensor, and what happens to their values."""
-
-    tensor: Tensor
-    conversion: Conversion
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +119,24 @@ class Step:
             and not self.source.planes
             and self.source.layout.same_bytes_as(self.target.layout)
         )
+
+    @property
+    def copied(self) -> tuple[Extent, ...] | None:
+        """The source's bytes that are the step's bytes, one run after the other; ``None`` where rows change."""
+        if self.one_run:
+            assert self.source is not None
+            return self.source.extents
+        if not self.runs or not self.target.layout.in_order:
+            return None
+        found: list[Extent] = []
+        for run in self.runs:
+            layout, conversion = run.tensor.layout, run.conversion
+            same = conversion.action is Action.COPY and conversion.plane is None and not run.tensor.planes
+            if not (same and layout.in_order and layout.shift == self.target.layout.shift):
+                return None
+            row_bytes = run.tensor.dtype.nbytes(layout.cols)
+            found += cut(run.tensor.extents, run.start * row_bytes, run.stop * row_bytes)
+        return tuple(found)
 
     @property
     def reordered(self) -> bool:

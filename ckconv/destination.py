@@ -1,0 +1,72 @@
+"""Where an output goes, and what its name says about its format."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckconv.errors import UsageError
+
+#: The name that writes to standard output.
+STDOUT = "-"
+
+#: File name endings -> output format.
+TARGET_SUFFIXES: dict[str, str] = {".bump": "bump", ".gguf": "gguf", ".safetensors": "safetensors"}
+
+#: Formats that may be a directory without its name ending in /: what their loaders open is one.
+_DIRECTORIES = frozenset({"safetensors", "mlx"})
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """What the user named.
+
+    Attributes:
+        format: what is written there.
+        directory: the directory that is made for it, ``None`` where the output is a file.
+        file: the file, ``None`` where the output is a directory or standard output.
+    """
+
+    name: str
+    format: str
+    directory: Path | None = None
+    file: Path | None = None
+
+    @property
+    def parent(self) -> Path | None:
+        """Where the files of the output go; ``None`` for standard output."""
+        return self.directory or (self.file.parent if self.file else None)
+
+    @property
+    def file_name(self) -> str:
+        """What the user calls the file; empty where nobody named one."""
+        return self.file.name if self.file else ""
+
+
+def destination(target: str, to: str | None) -> Destination:
+    """What ``target`` is to be: of the format asked for, or of the one that its name says.
+
+    Raises:
+        UsageError: ``usage.target``, neither says.
+    """
+    path = Path(target)
+    named = TARGET_SUFFIXES.get(path.suffix.lower())
+    is_directory = target.endswith("/") or (target != STDOUT and os.path.isdir(target))  # noqa: PTH112 - never raises
+    if to is None:
+        if is_directory or target == STDOUT:
+            raise UsageError(
+                "usage.target", f"{target!r} does not say which format to write", hint="name one with --to"
+            )
+        if named is None:
+            known = ", ".join(TARGET_SUFFIXES)
+            raise UsageError(
+                "usage.target", f"{path.name!r} ends in no known format ({known})", hint="name the format with --to"
+            )
+    format = to or named
+    assert format is not None
+    if target == STDOUT:
+        return Destination(target, format)
+    if is_directory or format == "mlx" or (format in _DIRECTORIES and named != format):
+        return Destination(target, format, directory=path)
+    return Destination(target, format, file=path)

@@ -1,0 +1,234 @@
+"""What a program does with ckconv: open a model, convert it, verify and compare. The command line uses it too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckconv.destination import Destination, destination
+from ckconv.execute import Report, run
+from ckconv.files import Files
+from ckconv.model.config import ModelConfig
+from ckconv.model.index import Tensor, TensorIndex
+from ckconv.plan.steps import Options, Plan
+from ckconv.plan.targets import make_plan
+from ckconv.readers.detect import open_index
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckconv.comparison import Comparison
+    from ckconv.execute import Late
+    from ckconv.transfer import Watcher
+    from ckconv.verification import Progress, Verified
+
+StrPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """One tensor of an open model; its data is read when it is asked for."""
+
+    tensor: Tensor
+
+    @property
+    def name(self) -> str:
+        """The canonical name, or the file's own where there is no rule for it."""
+        return self.tensor.name
+
+    @property
+    def source(self) -> str:
+        """The name in the file."""
+        return self.tensor.source
+
+    @property
+    def dtype(self) -> str:
+        """The stored type: ``F32``, ``BF16``, ``Q4_K``."""
+        return self.tensor.dtype.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Canonical shape in elements, outermost first."""
+        return self.tensor.shape
+
+    def rows(self) -> NDArray[np.uint8]:
+        """The canonical rows as stored bytes, ``[rows, bytes of a row]``: un-permuted, un-packed, blocks as they are.
+
+        Raises:
+            OutputError: ``input.changed``, the file is not what it was.
+        """
+        from ckconv.rows import RowReader
+
+        with Files() as files:
+            return RowReader(self.tensor, files).rows(0, self.tensor.layout.rows)
+
+    def values(self) -> NDArray[np.float32]:
+        """The canonical values, decoded exactly, in the tensor's shape.
+
+        What a format adds to its values (1 to every norm of a Gemma in GGUF) is in them.
+
+        Raises:
+            UnsupportedError: ``tensor.values``, the type has no float32 values.
+            OutputError: ``input.changed``, the file is not what it was.
+        """
+        from ckconv.conversions import decodable, decode
+        from ckconv.dtypes import WIDENS_TO_F32
+        from ckconv.errors import UnsupportedError
+
+        dtype = self.tensor.dtype
+        if dtype not in WIDENS_TO_F32 and not decodable(dtype):
+            raise UnsupportedError("tensor.values", f"{dtype} has no float32 values", tensor=self.name)
+        return decode(self.rows(), dtype).reshape(self.shape)
+
+
+class Metadata(Mapping[str, Any]):
+    """A file's own key/value pairs as Python values. An array of a GGUF is decoded when its key is asked for."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        return value.decode() if hasattr(value, "decode") else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class Model:
+    """A model of any format, opened: headers only. ``index`` is everything that is known of it."""
+
+    def __init__(self, index: TensorIndex) -> None:
+        self.index = index
+        self.metadata = Metadata(index.metadata)
+        self.tensors: Mapping[str, ModelTensor] = {name: ModelTensor(t) for name, t in index.everything.items()}
+
+    @property
+    def format(self) -> str:
+        """``gguf``, ``safetensors``, ``mlx`` or ``bump``."""
+        return self.index.format
+
+    @property
+    def version(self) -> int:
+        """The format's version, 0 where it has none."""
+        return self.index.version
+
+    @property
+    def architecture(self) -> str:
+        """The file's own word for it, empty where it has none."""
+        return self.index.architecture
+
+    @property
+    def config(self) -> ModelConfig | None:
+        """Canonical hyper-parameters, ``None`` where the architecture is not known."""
+        return self.index.config
+
+    def __repr__(self) -> str:
+        return f"<{self.format} {self.architecture or 'model'} of {len(self.tensors)} tensors: {self.index.path}>"
+
+
+def open_model(path: StrPath, *, format: str | None = None) -> Model:
+    """Open a model of any format: a file, a shard of a set, or a directory. No tensor data is read.
+
+    Args:
+        format: read it as this format, whatever it looks like.
+
+    Raises:
+        InputError: malformed, missing or unreadable; exit status 3 of the command line.
+        UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
+    """
+    return Model(open_index(Path(path), format=format))
+
+
+def prepare(
+    source: StrPath, target: str, *, to: str | None = None, source_format: str | None = None, options: Options
+) -> tuple[Plan, Destination]:
+    """The plan of a conversion and where its output goes; nothing is written. The plan may hold reasons to refuse."""
+    place = destination(target, to)
+    index = open_index(Path(source), format=source_format)
+    return make_plan(index, place.format, replace(options, file_name=place.file_name)), place
+
+
+def convert(
+    source: StrPath,
+    target: StrPath,
+    *,
+    to: str | None = None,
+    source_format: str | None = None,
+    options: Options | None = None,
+    force: bool = False,
+    verify: bool = True,
+    checksums: bool = False,
+    progress: Watcher | None = None,
+) -> Report:
+    """Convert a model; the output is complete and verified when this returns, or is not there.
+
+    Args:
+        target: a file whose name says its format, or a directory (ending in ``/``, or with ``to``).
+        to: the format to write: ``bump``, ``gguf``, ``safetensors`` or ``mlx``.
+        options: everything that changes what is written.
+        force: replace what is there.
+        verify: read the output again and compare every tensor with its source before it gets its name.
+        checksums: write a file for ``sha256sum -c`` beside it.
+        progress: hears of phases and bytes.
+
+    Raises:
+        UsageError: target and options say nothing that can be done.
+        InputError: the source is malformed.
+        UnsupportedError: the target cannot hold the model exactly; every reason is in ``details``.
+        OutputError: the output exists, does not fit or cannot be written.
+        VerifyError: the output is not what the source holds.
+    """
+    plan, place = prepare(source, os.fspath(target), to=to, source_format=source_format, options=options or Options())
+    return run(
+        plan, place, force=force, verify=verify, late=side_files(plan, place, checksums=checksums), watcher=progress
+    )
+
+
+def side_files(plan: Plan, place: Destination, *, checksums: bool) -> Sequence[Late]:
+    """The files beside the model whose content follows from what is written."""
+    from ckconv.checksums import checksum_file
+
+    plan.check()
+    return [checksum_file(plan, place)] if checksums else []
+
+
+def verify(
+    path: StrPath, source: StrPath | None = None, *, left_out: Sequence[str] = (), progress: Progress | None = None
+) -> Verified:
+    """Check a file's structure, padding and checksums; with ``source``, every tensor against it.
+
+    Args:
+        left_out: names or globs of source tensors that are not in the file on purpose.
+        progress: called with bytes just read and the tensor they belong to.
+
+    Raises:
+        VerifyError: something is not what it should be; every fault is in ``details``.
+        InputError: one of the two is malformed.
+    """
+    from ckconv.verification import verify_index
+
+    theirs = open_index(Path(source)) if source is not None else None
+    return verify_index(open_index(Path(path)), theirs, left_out=left_out, progress=progress)
+
+
+def diff(a: StrPath, b: StrPath, *, progress: Progress | None = None) -> Comparison:
+    """Compare two models of any formats, value by value.
+
+    Raises:
+        InputError: one of the two is malformed.
+        UnsupportedError: the two cannot be compared.
+    """
+    from ckconv.comparison import diff as compare
+    from ckconv.comparison import require_comparable
+
+    one, other = open_index(Path(a)), open_index(Path(b))
+    require_comparable(one, other)
+    return compare(one, other, progress=progress)

@@ -1,0 +1,189 @@
+"""Stream the steps of a plan into files or a pipe, and count what they could not keep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from ckconv.conversions import Action, Conversion
+from ckconv.errors import OutputError, UnsupportedError, UsageError, listed
+from ckconv.files import Files
+from ckconv.plan.steps import OutputFile, Plan, Step
+from ckconv.stream import Pipeline
+from ckconv.writers.container import Container, Frame
+
+
+class Watcher(Protocol):
+    """Hears of progress: a phase begins with its total bytes, then bytes are done, with the tensor they belong to."""
+
+    def begin(self, phase: str, total: int) -> None:
+        """A phase of ``total`` bytes begins."""
+
+    def __call__(self, nbytes: int, name: str) -> None:
+        """``nbytes`` more are done."""
+
+
+class Unwatched:
+    """A watcher for whom nothing is done."""
+
+    def begin(self, phase: str, total: int) -> None:
+        """Ignored."""
+
+    def __call__(self, nbytes: int, name: str) -> None:
+        """Ignored."""
+
+
+class Losses:
+    """What steps could not keep: values that changed, and groups that no block holds."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.changed: dict[str, int] = {}
+        self._misfits: dict[str, int] = {}
+
+    def add(self, step: Step, count: int) -> None:
+        """``count`` values of a step's source did not survive."""
+        if count and step.source is not None:
+            counts = self._misfits if step.action is Action.REPACK else self.changed
+            counts[step.source.source] = counts.get(step.source.source, 0) + count
+
+    def check(self) -> None:
+        """Raise what may not be lost.
+
+        Raises:
+            UnsupportedError: ``plan.repack`` or ``plan.lossy``, naming every tensor.
+        """
+        plan = self._plan
+        if self._misfits:
+            faults = [f"{name}: {count:,} groups" for name, count in self._misfits.items()]
+            raise UnsupportedError(
+                "plan.repack",
+                f"{sum(self._misfits.values()):,} groups of {len(faults)} tensors have numbers that no block holds",
+                path=plan.index.path,
+                tensor=next(iter(self._misfits)),
+                hint="--dequantize decodes them",
+                details=listed(faults),
+            )
+        if self.changed and not plan.options.allow_lossy:
+            faults = [f"{name}: {count:,} values" for name, count in self.changed.items()]
+            what = plan.options.dtype if plan.options.dtype not in ("engine", "keep") else plan.target_name
+            raise UnsupportedError(
+                "plan.lossy",
+                f"{what} cannot hold {sum(self.changed.values()):,} values of {len(faults)} tensors exactly",
+                path=plan.index.path,
+                tensor=next(iter(self.changed)),
+                hint="--allow-lossy rounds them",
+                details=listed(faults),
+            )
+
+
+def _stream(file: OutputFile, frame: Frame, files: Files, pipeline: Pipeline, watcher: Watcher, losses: Losses) -> None:
+    """Run every step of a file."""
+    pipeline.put(frame.prologue)
+    for step in file.steps:
+        _fill(pipeline, step.offset - frame.header_bytes, step.slot)
+        watcher(0, step.target.name)
+        losses.add(step, _run_step(step, files, pipeline))
+        watcher(step.nbytes, step.target.name)
+    _fill(pipeline, file.nbytes - len(frame.epilogue) - frame.header_bytes, "the end")
+
+
+def _fill(pipeline: Pipeline, until: int, what: str) -> None:
+    """Zeros up to where the next run of bytes begins."""
+    gap = until - pipeline.position
+    if gap < 0:
+        raise AssertionError(f"{what} is planned {-gap:,} bytes before the end of what is before it")
+    if gap:
+        pipeline.zeros(gap)
+
+
+def _run_step(step: Step, files: Files, pipeline: Pipeline) -> int:
+    """Append the step's bytes; returns how many values are not what they were."""
+    if step.content is not None:
+        pipeline.put(step.content)
+        return 0
+    if step.source is None:
+        pipeline.zeros(step.nbytes)
+        return 0
+    extents = step.copied
+    if extents is not None:
+        for extent in extents:
+            pipeline.copy(
+                files.fd(extent.path), extent.offset, extent.nbytes, path=extent.path, tensor=step.source.source
+            )
+        return 0
+    from ckconv.rows import JoinedRows, RowReader, stored_chunks
+
+    assert step.conversion is not None
+    joined = JoinedRows(step.runs, step.target.layout.cols, files) if step.runs else None
+    reader = joined or RowReader(step.source, files)
+    conversion = Conversion(joined.dtype, joined.dtype) if joined else step.conversion
+    changed = 0
+    for chunk, some in stored_chunks(reader, step.target.layout, conversion):
+        pipeline.put(chunk)
+        changed += some
+    return changed + (joined.changed if joined else 0)
+
+
+def write_files(
+    plan: Plan, container: Container, files: Files, fds: Sequence[int], watcher: Watcher
+) -> tuple[list[bytes], dict[str, int]]:
+    """Write every file; returns their digests and how many values changed, by source tensor."""
+    watcher.begin("writing", plan.nbytes)
+    losses = Losses(plan)
+    digests: list[bytes] = []
+    for file, frame, fd in zip(plan.files, container.frames, fds, strict=True):
+        with Pipeline(fd, offset=frame.header_bytes) as pipeline:
+            _stream(file, frame, files, pipeline, watcher, losses)
+            digests.append(pipeline.finish())
+        header = frame.header(digests[-1]) if frame.header else b""
+        end = file.nbytes - len(frame.epilogue)
+        for what, data, offset in (("header", header, 0), ("end", frame.epilogue, end)):
+            if data and os.pwrite(fd, data, offset) != len(data):
+                raise OutputError("output.write", f"the {what} could not be written")
+    losses.check()
+    return digests, losses.changed
+
+
+def write_stdout(
+    plan: Plan, container: Container, files: Files, fd: int, watcher: Watcher
+) -> tuple[bytes, dict[str, int]]:
+    """Two passes where a header holds the digest of what follows it: a pipe cannot be gone back in.
+
+    The first pass also finds what may not be lost, before anything is written.
+    """
+    if len(plan.files) != 1:
+        raise UsageError("usage.target", "several files cannot go to stdout", hint="leave out --max-shard-size")
+    file, frame = plan.files[0], container.frames[0]
+    losses = Losses(plan)
+    digest = b""
+    if frame.header or any(_may_lose(step) for step in file.steps):
+        watcher.begin("hashing", plan.nbytes)
+        with Pipeline(None) as pipeline:
+            _stream(file, frame, files, pipeline, watcher, losses)
+            digest = pipeline.finish()
+        losses.check()
+    watcher.begin("writing", plan.nbytes)
+    if frame.header:
+        _write_all(fd, frame.header(digest))
+    with Pipeline(fd, seekable=False) as pipeline:
+        _stream(file, frame, files, pipeline, watcher, Losses(plan))
+        again = pipeline.finish()
+    if digest and again != digest:
+        raise OutputError("input.changed", "the input changed between two passes over it", path=plan.index.path)
+    _write_all(fd, frame.epilogue)
+    files.check_unchanged()
+    return again, losses.changed
+
+
+def _may_lose(step: Step) -> bool:
+    """Whether all of the step's values survive is only known when they are converted."""
+    conversions = [run.conversion for run in step.runs] if step.runs else [step.conversion]
+    return any(c is not None and (not c.exact or c.action is Action.REPACK) for c in conversions)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[os.write(fd, view) :]
