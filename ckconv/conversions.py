@@ -33,13 +33,15 @@ class Action(str, enum.Enum):
     DECODE = "decode"
     REPACK = "repack"
     SHIFT = "shift"
+    SCALE = "scale"
+    MERGE = "merge"
     ZERO = "zero"
     CONTENT = "content"
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """From ``source`` values to ``target`` values, adding ``shift`` to each in float32.
+    """From ``source`` values to ``target`` values, adding ``shift`` to each in float32, or multiplying it by ``factor``.
 
     Attributes:
         plane: of a target that is stored as several arrays (an MLX triple), the one that is written; ``None`` for all
@@ -50,6 +52,7 @@ class Conversion:
     target: DType
     shift: int = 0
     plane: int | None = None
+    factor: float = 1.0
 
     @property
     def written(self) -> DType:
@@ -66,6 +69,8 @@ class Conversion:
             return Action.DECODE
         if self.shift:
             return Action.SHIFT
+        if self.factor != 1.0:
+            return Action.SCALE
         if self.source is self.target:
             return Action.COPY
         return Action.WIDEN if self.target is F32 else Action.NARROW
@@ -93,18 +98,26 @@ class Conversion:
     def _apply(self, rows: Rows) -> tuple[Rows, int]:
         import numpy as np
 
-        if self.source is self.target and not self.shift:
+        if self.source is self.target and not self.shift and self.factor == 1.0:
             return rows, 0
         recipe = recipe_between(self.source, self.target)
         if recipe is not None:
             return _repack(rows, recipe, self.source, self.target)
         floats = decode(rows, self.source)
+        if self.factor != 1.0:
+            return _scaled(floats, self.factor, self.target)
         if self.shift >= 0:
             return from_float32(floats + np.float32(self.shift) if self.shift else floats, self.target)
         # Values were stored higher than they are, which rounded them: what counts is that adding gives them again.
         lower, _ = from_float32(floats + np.float32(self.shift), self.target)
         again = to_float32(lower, self.target) - np.float32(self.shift)
         return lower, int(np.count_nonzero(again.view(np.uint32) != floats.view(np.uint32)))
+
+
+def between(source: Tensor, target: Tensor) -> Conversion:
+    """What makes the rows of ``target`` out of those of ``source``: another type, another convention of values."""
+    one, other = source.layout, target.layout
+    return Conversion(source.dtype, target.dtype, other.shift - one.shift, factor=one.scale / other.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +162,17 @@ def decode(rows: Rows, dtype: DType) -> Floats:
 
     weight, scales, *biases = split_planes(rows, triple)
     return mlxquant.decode(weight, scales, biases[0] if biases else None, triple.quantization, triple.number)
+
+
+def _scaled(floats: Floats, factor: float, target: DType) -> tuple[Rows, int]:
+    """Every value times ``factor``, rounded once to the target's type; a power of two rounds nothing."""
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        products = floats.astype(np.float64) * factor
+        made, _ = from_float32(products.astype(np.float32), target)
+        back = to_float32(made, target).astype(np.float64)
+    return made, int(np.count_nonzero((back != products) & ~(np.isnan(back) & np.isnan(products))))
 
 
 def _repack(rows: Rows, recipe: Recipe, source: DType, target: DType) -> tuple[Rows, int]:

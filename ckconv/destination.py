@@ -15,7 +15,7 @@ STDOUT = "-"
 TARGET_SUFFIXES: dict[str, str] = {".bump": "bump", ".gguf": "gguf", ".safetensors": "safetensors"}
 
 #: Formats that may be a directory without its name ending in /: what their loaders open is one.
-_DIRECTORIES = frozenset({"safetensors", "mlx"})
+_DIRECTORIES = frozenset({"safetensors", "mlx", "peft"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,6 @@ def destination(target: str, to: str | None) -> Destination:
     assert format is not None
     if target == STDOUT:
         return Destination(target, format)
-    if is_directory or format == "mlx" or (format in _DIRECTORIES and named != format):
+    if is_directory or format in ("mlx", "peft") or (format in _DIRECTORIES and named != format):
         return Destination(target, format, directory=path)
     return Destination(target, format, file=path)

@@ -24,7 +24,16 @@ CONTAINERS: dict[str, tuple[str, str]] = {
     "bump 3": ("ckconv.writers.bump", "container"),
     "bump 4": ("ckconv.writers.bump5", "container"),
     "bump 5": ("ckconv.writers.bump5", "container"),
+    "gguf": ("ckconv.writers.gguf", "container"),
+    "safetensors": ("ckconv.writers.safetensors", "container"),
+    "mlx": ("ckconv.writers.safetensors", "container"),
+    "peft": ("ckconv.writers.adapters", "container"),
+    "mlx adapter": ("ckconv.writers.adapters", "container"),
+    "gguf adapter": ("ckconv.writers.gguf", "container"),
 }
+
+#: The same for an output that is the source of a bump file again, whatever its format.
+_RESTORED = ("ckconv.writers.restore", "container")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,7 @@ class Report:
         verified: tensors compared, ``None`` where that was not asked for.
         seconds: wall time.
         changed: source tensor -> values that are not what they were.
+        merged: tensor that adapters change -> the largest difference that they made to a value.
     """
 
     plan: Plan
@@ -56,6 +66,7 @@ class Report:
     verified: int | None
     seconds: float
     changed: Mapping[str, int] = field(default_factory=dict)
+    merged: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def sha256(self) -> str:
@@ -103,23 +114,32 @@ def run(
     plan.check()
     started = time.monotonic()
     watcher = watcher or Unwatched()
-    module, function = CONTAINERS[plan.target_name]
+    module, function = _RESTORED if plan.restores else CONTAINERS[plan.target_name]
     container: Container = getattr(import_module(module), function)(plan)
     side = _side_files(plan, container, target.parent, places or {}, on_request)
     with Files() as files:
         if target.parent is None:
             assert stdout is not None
             with Outputs({}, side, force=force, inputs=_inputs(plan)) as outputs:
-                digest, changed = write_stdout(plan, container, files, stdout, watcher)
+                digest, losses = write_stdout(plan, container, files, stdout, watcher)
                 outputs.publish()
             whole = Written(Path(target.name), plan.nbytes, digest.hex())
-            return Report(plan, target.name, (whole,), tuple(side), None, time.monotonic() - started, changed)
+            return Report(
+                plan,
+                target.name,
+                (whole,),
+                tuple(side),
+                None,
+                time.monotonic() - started,
+                losses.changed,
+                losses.merged,
+            )
         paths = [target.parent / file.name for file in plan.files]
         rooms = {item.path: Room(item.nbytes) for item in late}
         rooms |= {path: Room(file.nbytes, tuple(_holes(file))) for path, file in zip(paths, plan.files, strict=True)}
         _check_apart([*side, *(item.path for item in late)], paths)
         with Outputs(rooms, side, directory=target.directory, force=force, inputs=_inputs(plan)) as outputs:
-            digests, changed = write_files(plan, container, files, [outputs.fds[path] for path in paths], watcher)
+            digests, losses = write_files(plan, container, files, [outputs.fds[path] for path in paths], watcher)
             written = tuple(
                 Written(path, file.nbytes, digest.hex())
                 for path, file, digest in zip(paths, plan.files, digests, strict=True)
@@ -134,7 +154,9 @@ def run(
             files.check_unchanged()
             outputs.publish()
     besides = (*side, *(item.path for item in late))
-    return Report(plan, target.name, written, besides, verified, time.monotonic() - started, changed)
+    return Report(
+        plan, target.name, written, besides, verified, time.monotonic() - started, losses.changed, losses.merged
+    )
 
 
 def _inputs(plan: Plan) -> tuple[Path, ...]:
@@ -197,9 +219,13 @@ def _settle(
     syncing = threading.Thread(target=_catching, args=(outputs.sync, failures), name="ckconv-sync", daemon=True)
     syncing.start()
     try:
-        out = open_index(_opened(plan, target, paths, outputs))
+        out = open_index(_opened(plan, target, paths, outputs), base=plan.options.base)
         watcher.begin("verifying", plan.nbytes)
-        found = verify_index(out, plan.index, left_out=[left.name for left in plan.left_out], progress=watcher)
+        if plan.restores:
+            # The comparison that was made when the bump was written: of the bump, its checksum too, with its source.
+            found = verify_index(plan.index, out, left_out=plan.details.left_out, progress=watcher)
+        else:
+            found = verify_index(out, plan.index, left_out=[left.name for left in plan.left_out], progress=watcher)
     finally:
         syncing.join()
     if failures:
@@ -209,7 +235,7 @@ def _settle(
 
 def _opened(plan: Plan, target: Destination, paths: Sequence[Path], outputs: Outputs) -> Path:
     """What a reader of the format opens: a checkpoint's directory, its index, or the first file."""
-    if plan.format in ("safetensors", "mlx"):
+    if plan.format in ("safetensors", "mlx", "peft", "mlx adapter"):
         if target.directory is not None:
             return outputs.staging
         if len(paths) > 1:

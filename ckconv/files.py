@@ -77,8 +77,25 @@ class Files:
 
 def pieces(tensor: Tensor) -> Iterator[tuple[Path, int, int]]:
     """(path, offset, bytes) of a tensor's stored bytes in pieces of at most ``CHUNK``, cut alike for alike tensors."""
+    if tensor.merge is not None:
+        raise AssertionError(f"{tensor.name} is computed; no file has its bytes")
     for plane in tensor.planes:
         yield from pieces(plane)
     for extent in tensor.extents:
         for at in range(0, extent.nbytes, CHUNK):
             yield extent.path, extent.offset + at, min(CHUNK, extent.nbytes - at)
+
+
+def paired_pieces(one: Tensor, other: Tensor) -> Iterator[tuple[tuple[Path, int], tuple[Path, int], int]]:
+    """((path, offset) in each, bytes) of two tensors of as many stored bytes, however either is cut into extents."""
+    left, right = pieces(one), pieces(other)
+    mine: tuple[Path, int, int] | None = None
+    theirs: tuple[Path, int, int] | None = None
+    while True:
+        mine, theirs = mine or next(left, None), theirs or next(right, None)
+        if mine is None or theirs is None:
+            return
+        n = min(mine[2], theirs[2])
+        yield mine[:2], theirs[:2], n
+        mine = (mine[0], mine[1] + n, mine[2] - n) if mine[2] > n else None
+        theirs = (theirs[0], theirs[1] + n, theirs[2] - n) if theirs[2] > n else None

@@ -112,7 +112,7 @@ def claim(temp: Path, target: Path) -> None:
 
 def sync_file(path: Path) -> None:
     """Bring a file that is closed already to the disk."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

@@ -58,7 +58,8 @@ def _hash_tensor(
     shift = 0
     if index.config is not None:
         shift = norm_shift(FAMILIES[index.config.family], tensor.name) - tensor.layout.shift
-    conversion = Conversion(tensor.dtype, F32 if exact else tensor.dtype, shift if exact else 0)
+    factor = tensor.layout.scale if exact else 1.0
+    conversion = Conversion(tensor.dtype, F32 if exact else tensor.dtype, shift if exact else 0, factor=factor)
     shape = "x".join(map(str, tensor.shape))
     digest = hashlib.sha256(f"{tensor.name}\n{shape}\n{conversion.target}\n".encode("utf-8", "surrogateescape"))
     blank = True

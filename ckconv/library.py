@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckconv.execute import Late
     from ckconv.transfer import Watcher
     from ckconv.verification import Progress, Verified
+    from ckconv.writers.record import PendingRecord
 
 StrPath = str | os.PathLike[str]
 
@@ -93,7 +94,12 @@ class Metadata(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         value = self._values[key]
+        value = getattr(value, "value", value)
         return value.decode() if hasattr(value, "decode") else value
+
+    def type(self, key: str) -> str:
+        """The type that the file gives a value (``u32``, ``str``, ``arr[i32]``); empty where it gives none."""
+        return str(getattr(self._values[key], "type", ""))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -148,12 +154,27 @@ def open_model(path: StrPath, *, format: str | None = None) -> Model:
 
 
 def prepare(
-    source: StrPath, target: str, *, to: str | None = None, source_format: str | None = None, options: Options
+    source: StrPath,
+    target: str,
+    *,
+    to: str | None = None,
+    source_format: str | None = None,
+    adapters: Sequence[tuple[StrPath, float]] = (),
+    options: Options,
 ) -> tuple[Plan, Destination]:
     """The plan of a conversion and where its output goes; nothing is written. The plan may hold reasons to refuse."""
     place = destination(target, to)
-    index = open_index(Path(source), format=source_format)
-    return make_plan(index, place.format, replace(options, file_name=place.file_name)), place
+    index = open_index(Path(source), format=source_format, base=options.base)
+    if adapters:
+        from ckconv.adapting import Adapting, merge_adapters
+
+        base = Path(source) if index.config is not None else None
+        opened = [Adapting(open_index(Path(path), base=base), weight) for path, weight in adapters]
+        index = merge_adapters(index, opened, decoded=options.decodes, unrounded=options.dtype == "f32")
+    # Beside standard output there is no place for a record.
+    record = options.source_record and (place.parent is not None or place.format != "bump")
+    options = replace(options, file_name=place.file_name, source_record=record)
+    return make_plan(index, place.format, options), place
 
 
 def convert(
@@ -162,6 +183,7 @@ def convert(
     *,
     to: str | None = None,
     source_format: str | None = None,
+    adapters: Sequence[tuple[StrPath, float]] = (),
     options: Options | None = None,
     force: bool = False,
     verify: bool = True,
@@ -173,6 +195,7 @@ def convert(
     Args:
         target: a file whose name says its format, or a directory (ending in ``/``, or with ``to``).
         to: the format to write: ``bump``, ``gguf``, ``safetensors`` or ``mlx``.
+        adapters: (path, weight) of each adapter that is merged into the model, in order.
         options: everything that changes what is written.
         force: replace what is there.
         verify: read the output again and compare every tensor with its source before it gets its name.
@@ -186,7 +209,9 @@ def convert(
         OutputError: the output exists, does not fit or cannot be written.
         VerifyError: the output is not what the source holds.
     """
-    plan, place = prepare(source, os.fspath(target), to=to, source_format=source_format, options=options or Options())
+    plan, place = prepare(
+        source, os.fspath(target), to=to, source_format=source_format, adapters=adapters, options=options or Options()
+    )
     return run(
         plan, place, force=force, verify=verify, late=side_files(plan, place, checksums=checksums), watcher=progress
     )
@@ -197,7 +222,18 @@ def side_files(plan: Plan, place: Destination, *, checksums: bool) -> Sequence[L
     from ckconv.checksums import checksum_file
 
     plan.check()
-    return [checksum_file(plan, place)] if checksums else []
+    late = [checksum_file(plan, place)] if checksums else []
+    return [*late, _record_file(plan.record, plan, place)] if plan.record else late
+
+
+def _record_file(record: PendingRecord, plan: Plan, place: Destination) -> Late:
+    """``DST.source.zip``."""
+    from ckconv.execute import Late
+    from ckconv.record import record_path
+
+    assert place.parent is not None
+    path = record_path(place.parent / plan.files[0].name)
+    return Late(path, record.nbytes, lambda written, _: record.content(bytes.fromhex(written[0].sha256)))
 
 
 def verify(

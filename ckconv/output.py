@@ -52,10 +52,11 @@ class Outputs:
             inputs: files that must not be overwritten whatever the flags say.
         """
         self._directory = through_link(directory) if directory else None
-        outputs: list[tuple[Path, Room | Small]] = [*small.items(), *large.items()]
+        outputs: list[tuple[Path, str, Room | Small]] = [(path, what.name, what) for path, what in small.items()]
+        outputs += [(path, path.name, room) for path, room in large.items()]
         self._files = {
-            path: File(through_link(path), what, inside=directory is not None and path.parent == directory)
-            for path, what in outputs
+            path: File(through_link(path), name, what, inside=directory is not None and path.parent == directory)
+            for path, name, what in outputs
         }
         self._force = force
         self._inputs = tuple(inputs)

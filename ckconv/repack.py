@@ -128,6 +128,18 @@ class Recipe:
         fits, _ = self._fitting(to_float32(scales, triple.number), to_float32(biases, triple.number))
         return int((~fits).sum())
 
+    def respelled(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> Flags:
+        """Groups ``[rows, groups]`` whose scale and bias do not come back out of blocks as the same bits.
+
+        ``scales`` and ``biases`` are raw bytes of some rows, of which every group fits, or says nothing by its scale.
+        """
+        import numpy as np
+
+        if biases is None:
+            return np.zeros(scales.shape, np.bool_)
+        fits, respelled = self._fitting(to_float32(scales, triple.number), to_float32(biases, triple.number))
+        return ~fits | respelled
+
     def to_blocks(self, planes: tuple[Bytes, ...], triple: Triple) -> Repacked:
         """MLX rows -> GGUF rows.
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckconv.conversions import Conversion, Run
+    from ckconv.merging import MergedRows
     from ckconv.model.index import Tensor
     from ckconv.values import Rows
 
@@ -58,8 +59,18 @@ class RowReader:
         self._files = files
         self._itemsize = tensor.dtype.size  # only meaningful for types of one element a block
         self._planes = [RowReader(plane, files) for plane in tensor.planes]
+        self._merged: MergedRows | None = None
+        if tensor.merge is not None:
+            from ckconv.merging import MergedRows
+
+            self._merged = MergedRows(tensor.merge, tensor.dtype, files)
         self.row_bytes = tensor.dtype.nbytes(self.layout.cols)
         self._stored_row_bytes = tensor.dtype.nbytes(self.layout.stored_cols)
+
+    @property
+    def max_change(self) -> float:
+        """The largest difference that adapters made to a value, of all rows read so far."""
+        return self._merged.max_change if self._merged else 0.0
 
     @property
     def piece(self) -> int:
@@ -68,6 +79,8 @@ class RowReader:
 
     def rows(self, start: int, stop: int) -> Rows:
         """Canonical rows ``start`` to ``stop``: ``[stop - start, row_bytes]``; planes stand side by side."""
+        if self._merged:
+            return self._merged.rows(start, stop)
         if self._planes:
             return np.concatenate([plane.rows(start, stop) for plane in self._planes], axis=1)
         if self.layout.transposed:
@@ -78,6 +91,8 @@ class RowReader:
 
     def gather(self, canonical: Index) -> Rows:
         """The canonical rows at these indices: ``[len(canonical), row_bytes]``."""
+        if self._merged:
+            return self._merged.gather(canonical)
         if self._planes:
             return np.concatenate([plane.gather(canonical) for plane in self._planes], axis=1)
         if not len(canonical):
@@ -154,6 +169,11 @@ class JoinedRows:
         """Bytes worth asking for at once."""
         return max(reader.piece for _, reader in self._runs)
 
+    @property
+    def max_change(self) -> float:
+        """The largest difference that adapters made to a value, of all rows read so far."""
+        return max(reader.max_change for _, reader in self._runs)
+
     def rows(self, start: int, stop: int) -> Rows:
         """Rows ``start`` to ``stop``: ``[stop - start, row_bytes]``."""
         return self.gather(np.arange(start, stop, dtype=np.int64))
@@ -210,8 +230,9 @@ def stored_chunks(reader: Reader, layout: Layout, conversion: Conversion) -> Ite
 def _same_places(reader: RowReader, layout: Layout, conversion: Conversion) -> bool:
     """Every element stays where it is, so that rows need not be put together, whatever they are to either side."""
     elementwise = conversion.source.block == conversion.target.block == 1
-    complete = layout.elements == layout.rows * layout.cols
-    return elementwise and complete and replace(reader.layout, shift=layout.shift).same_bytes_as(layout)
+    complete = layout.elements == layout.rows * layout.cols and reader.tensor.merge is None
+    alike = replace(reader.layout, shift=layout.shift, scale=layout.scale)
+    return elementwise and complete and alike.same_bytes_as(layout)
 
 
 def _elements(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:

@@ -14,7 +14,7 @@ def head_is_embedding(index: TensorIndex, files: Files | None = None) -> bool:
     head, embedding = index.tensors.get("output.weight"), index.tensors.get("token_embedding.weight")
     if head is None or embedding is None or (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
         return False
-    if not head.layout.same_bytes_as(embedding.layout):
+    if head.merge or embedding.merge or not head.layout.same_bytes_as(embedding.layout):
         return False
     if any(len(tensor.extents) > 1 for t in (head, embedding) for tensor in (t, *t.planes)):
         return False  # pieces of several extents are not cut alike

@@ -40,6 +40,8 @@ class Losses:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.changed: dict[str, int] = {}
+        #: Tensor that adapters change -> the largest difference that they made to a value.
+        self.merged: dict[str, float] = {}
         self._misfits: dict[str, int] = {}
 
     def add(self, step: Step, count: int) -> None:
@@ -84,7 +86,7 @@ def _stream(file: OutputFile, frame: Frame, files: Files, pipeline: Pipeline, wa
     for step in file.steps:
         _fill(pipeline, step.offset - frame.header_bytes, step.slot)
         watcher(0, step.target.name)
-        losses.add(step, _run_step(step, files, pipeline))
+        _run_step(step, files, pipeline, losses)
         watcher(step.nbytes, step.target.name)
     _fill(pipeline, file.nbytes - len(frame.epilogue) - frame.header_bytes, "the end")
 
@@ -98,38 +100,41 @@ def _fill(pipeline: Pipeline, until: int, what: str) -> None:
         pipeline.zeros(gap)
 
 
-def _run_step(step: Step, files: Files, pipeline: Pipeline) -> int:
-    """Append the step's bytes; returns how many values are not what they were."""
+def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> None:
+    """Append the step's bytes and count what they could not keep."""
     if step.content is not None:
         pipeline.put(step.content)
-        return 0
+        return
     if step.source is None:
         pipeline.zeros(step.nbytes)
-        return 0
+        return
     extents = step.copied
     if extents is not None:
         for extent in extents:
             pipeline.copy(
                 files.fd(extent.path), extent.offset, extent.nbytes, path=extent.path, tensor=step.source.source
             )
-        return 0
+        return
     from ckconv.rows import JoinedRows, RowReader, stored_chunks
 
     assert step.conversion is not None
     joined = JoinedRows(step.runs, step.target.layout.cols, files) if step.runs else None
     reader = joined or RowReader(step.source, files)
     conversion = Conversion(joined.dtype, joined.dtype) if joined else step.conversion
-    changed = 0
     for chunk, some in stored_chunks(reader, step.target.layout, conversion):
         pipeline.put(chunk)
-        changed += some
-    return changed + (joined.changed if joined else 0)
+        losses.add(step, some)
+    if joined:
+        losses.add(step, joined.changed)
+    if reader.max_change:
+        name = step.target.name
+        losses.merged[name] = max(losses.merged.get(name, 0.0), reader.max_change)
 
 
 def write_files(
     plan: Plan, container: Container, files: Files, fds: Sequence[int], watcher: Watcher
-) -> tuple[list[bytes], dict[str, int]]:
-    """Write every file; returns their digests and how many values changed, by source tensor."""
+) -> tuple[list[bytes], Losses]:
+    """Write every file; returns their digests."""
     watcher.begin("writing", plan.nbytes)
     losses = Losses(plan)
     digests: list[bytes] = []
@@ -143,12 +148,10 @@ def write_files(
             if data and os.pwrite(fd, data, offset) != len(data):
                 raise OutputError("output.write", f"the {what} could not be written")
     losses.check()
-    return digests, losses.changed
+    return digests, losses
 
 
-def write_stdout(
-    plan: Plan, container: Container, files: Files, fd: int, watcher: Watcher
-) -> tuple[bytes, dict[str, int]]:
+def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watcher: Watcher) -> tuple[bytes, Losses]:
     """Two passes where a header holds the digest of what follows it: a pipe cannot be gone back in.
 
     The first pass also finds what may not be lost, before anything is written.
@@ -156,7 +159,7 @@ def write_stdout(
     if len(plan.files) != 1:
         raise UsageError("usage.target", "several files cannot go to stdout", hint="leave out --max-shard-size")
     file, frame = plan.files[0], container.frames[0]
-    losses = Losses(plan)
+    losses = counted = Losses(plan)
     digest = b""
     if frame.header or any(_may_lose(step) for step in file.steps):
         watcher.begin("hashing", plan.nbytes)
@@ -164,17 +167,18 @@ def write_stdout(
             _stream(file, frame, files, pipeline, watcher, losses)
             digest = pipeline.finish()
         losses.check()
+        counted = Losses(plan)
     watcher.begin("writing", plan.nbytes)
     if frame.header:
         _write_all(fd, frame.header(digest))
     with Pipeline(fd, seekable=False) as pipeline:
-        _stream(file, frame, files, pipeline, watcher, Losses(plan))
+        _stream(file, frame, files, pipeline, watcher, counted)
         again = pipeline.finish()
     if digest and again != digest:
         raise OutputError("input.changed", "the input changed between two passes over it", path=plan.index.path)
     _write_all(fd, frame.epilogue)
     files.check_unchanged()
-    return again, losses.changed
+    return again, losses
 
 
 def _may_lose(step: Step) -> bool:

@@ -41,8 +41,14 @@ def _float16_values() -> Floats:
     """The value of each of the 65,536 float16 numbers: looking it up is twice as fast as numpy's own widening."""
     import numpy as np
 
-    with np.errstate(invalid="ignore"):  # signalling NaNs
-        return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    with np.errstate(invalid="ignore"):
+        values = halves.view(np.float16).astype(np.float32)
+    # A NaN keeps its bits whatever the processor does to signalling ones, so that every number comes back.
+    nan = halves[np.isnan(values)].astype(np.uint32)
+    sign, payload = nan & np.uint32(0x8000), nan & np.uint32(0x3FF)
+    values.view(np.uint32)[nan] = sign << np.uint32(16) | np.uint32(0x7F800000) | payload << np.uint32(13)
+    return values
 
 
 def from_float32(floats: Floats, dtype: DType) -> tuple[Rows, int]:
@@ -63,7 +69,12 @@ def from_float32(floats: Floats, dtype: DType) -> tuple[Rows, int]:
         back = narrow.astype(np.uint32) << np.uint32(16)
     else:
         with np.errstate(over="ignore", under="ignore"):
-            half = floats.astype(np.float16)
-        narrow = half.view(np.uint16)
-        back = half.astype(np.float32).view(np.uint32)
+            narrow = floats.astype(np.float16).view(np.uint16)
+        is_nan = np.isnan(floats)
+        if is_nan.any():
+            nan = bits[is_nan]
+            payload = nan >> np.uint32(13) & np.uint32(0x3FF)
+            quiet = np.where(payload, payload, np.uint32(0x200))
+            narrow[is_nan] = nan >> np.uint32(16) & np.uint32(0x8000) | np.uint32(0x7C00) | quiet
+        back = _float16_values().view(np.uint32).take(narrow)
     return np.ascontiguousarray(narrow).view(np.uint8), int(np.count_nonzero(back != bits))

@@ -12,10 +12,12 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ckconv.conversions import Conversion, convertible
+from ckconv.conversions import between, convertible
+from ckconv.dtypes import F32
 from ckconv.errors import InputError, VerifyError, listed
-from ckconv.files import CHUNK, Files, pieces
+from ckconv.files import CHUNK, Files, paired_pieces, pieces
 from ckconv.model.index import Checksum, Extent, Tensor, TensorIndex, plain_tensor
+from ckconv.model.rope_scaling import llama3_factors, same_factors
 from ckconv.tied import head_is_embedding
 
 #: Called with the bytes just read and the tensor they belong to.
@@ -166,10 +168,14 @@ class _Comparison:
             self.progress(0, tensor.name)
             faults += self._padding(tensor)
             twin = theirs.get(key)
+            if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
+                twin = theirs.get("token_embedding.weight")
             if twin is not None and tensor.may_be_absent and self._may_be_left_out(twin) and self._is_zero(tensor):
                 blank += 1
             elif twin is not None:
                 faults += self._rows(tensor, twin)
+            elif key == "rope_frequencies" and self._follows(tensor):
+                continue
             elif self.source is not None:
                 if not tensor.may_be_absent:
                     faults.append(_Fault("verify.tensor", f"{_label(tensor)} is not in the source", tensor.source))
@@ -206,8 +212,9 @@ class _Comparison:
         if not convertible(twin.dtype, tensor.dtype):
             text = f"{label} is {tensor.dtype}, {twin.source} is {twin.dtype}"
             return [_Fault("verify.tensor", text, tensor.source)]
-        conversion = Conversion(twin.dtype, tensor.dtype, tensor.layout.shift - twin.layout.shift)
+        conversion = between(twin, tensor)
         alike = tensor.dtype is twin.dtype and not conversion.shift and tensor.layout.same_bytes_as(twin.layout)
+        alike = alike and twin.merge is None
         if alike and self._same_bytes(tensor, twin):
             return []
         # Importing what computes with rows takes a while, in which the checksum gets ahead.
@@ -225,13 +232,23 @@ class _Comparison:
 
     def _same_bytes(self, tensor: Tensor, twin: Tensor) -> bool:
         mine, theirs = bytearray(CHUNK), bytearray(CHUNK)
-        for (path, at, n), (other, other_at, _) in zip(pieces(tensor), pieces(twin), strict=True):
+        for (path, at), (other, other_at), n in paired_pieces(tensor, twin):
             self.files.read_into(path, at, memoryview(mine)[:n])
             self.files.read_into(other, other_at, memoryview(theirs)[:n])
             self.progress(n, tensor.name)
             if (mine != theirs) if n == CHUNK else (mine[:n] != theirs[:n]):
                 return False
         return True
+
+    def _follows(self, tensor: Tensor) -> bool:
+        """The factors of Llama 3's RoPE, which the source's configuration says instead of a tensor."""
+        config = self.source.config if self.source else None
+        expected = llama3_factors(config) if config else None
+        if expected is None or len(expected) != tensor.nbytes or tensor.dtype is not F32:
+            return False
+        stored = bytearray(tensor.nbytes)
+        self.files.read_into(tensor.extents[0].path, tensor.extents[0].offset, stored)
+        return same_factors(bytes(stored), expected)
 
     def _padding(self, tensor: Tensor) -> list[_Fault]:
         """Padding is zero."""

@@ -11,34 +11,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from outputs import descriptor, names, no_links, one_file, refused, write
 
-from ckconv import output
-from ckconv.errors import CkconvError, Interrupted, OutputError
-from ckconv.output import Outputs
+from ckconv import filesystem, output, staging
+from ckconv.errors import Interrupted, OutputError
 from ckconv.signals import interruptible
-
-
-def write(outputs: Outputs, data: bytes) -> None:
-    os.pwrite(outputs.fd, data, 0)
-    outputs.sync()
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
-@contextmanager
-def refused(code: str, message: str | None = None) -> Iterator[list[CkconvError]]:
-    caught: list[CkconvError] = []
-    with pytest.raises(OutputError, match=message) as info:
-        yield caught
-    assert (info.value.code, info.value.exit_code) == (code, 6)
-    caught.append(info.value)
 
 
 @pytest.fixture
@@ -52,22 +34,24 @@ def side(tmp_path: Path) -> Path:
 
 
 def test_until_published_there_are_only_temporary_names(main: Path, side: Path) -> None:
-    with Outputs({side: b"{}"}, main=main, nbytes=5) as outputs:
+    with one_file({side: b"{}"}, main=main, nbytes=5) as outputs:
         write(outputs, b"model")
-        assert outputs.path is not None
-        assert names(main.parent) == [outputs.path.name]
-        assert outputs.path.name.startswith(".out.bump.")
-        assert outputs.path.name.endswith(".tmp")
+        assert names(main.parent) == [outputs.staging.name]
+        assert outputs.staging.name.startswith(".out.bump.")
+        assert outputs.staging.name.endswith(".tmp")
+        assert names(outputs.staging) == ["config.json", "out.bump"]
+        assert outputs.staged(main).read_bytes() == b"model"
+        assert outputs.staged(side).read_bytes() == b"{}"
         outputs.publish()
     assert (main.read_bytes(), side.read_bytes()) == (b"model", b"{}")
     assert names(main.parent) == ["config.json", "out.bump"]
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o077, 0o000])
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o000, 0o222])
 def test_new_files_have_the_permissions_of_any_new_file(main: Path, side: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        with Outputs({side: b"{}"}, main=main, nbytes=1) as outputs:
+        with one_file({side: b"{}"}, main=main, nbytes=1) as outputs:
             outputs.publish()
     finally:
         os.umask(before)
@@ -76,20 +60,20 @@ def test_new_files_have_the_permissions_of_any_new_file(main: Path, side: Path, 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_any_exception_leaves_nothing(main: Path, side: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), Outputs({side: b"{}"}, main=main, nbytes=5):
+    with pytest.raises(error), one_file({side: b"{}"}, main=main, nbytes=5):
         raise error
     assert names(main.parent) == []
 
 
 def test_a_block_that_does_not_publish_leaves_nothing(main: Path) -> None:
-    with Outputs({}, main=main, nbytes=5) as outputs:
+    with one_file({}, main=main, nbytes=5) as outputs:
         write(outputs, b"model")
     assert names(main.parent) == []
 
 
 def test_what_exists_is_refused_before_anything_is_written(main: Path) -> None:
     main.write_bytes(b"old")
-    with refused("output.exists", "exists already") as caught, Outputs({}, main=main, nbytes=1):
+    with refused("output.exists", "exists already") as caught, one_file({}, main=main, nbytes=1):
         pass
     assert caught[0].hint == "--force replaces it"
     assert names(main.parent) == ["out.bump"]
@@ -99,14 +83,14 @@ def test_what_exists_is_refused_before_anything_is_written(main: Path) -> None:
 def test_a_side_file_with_the_same_content_is_left_alone(main: Path, side: Path) -> None:
     side.write_bytes(b"{}")
     before = side.stat()
-    with Outputs({side: b"{}"}, main=main, nbytes=1) as outputs:
+    with one_file({side: b"{}"}, main=main, nbytes=1) as outputs:
         outputs.publish()
     assert (side.stat().st_ino, side.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_such_a_side_file_survives_a_failure(main: Path, side: Path) -> None:
     side.write_bytes(b"{}")
-    with Outputs({side: b"{}"}, main=main, nbytes=1) as outputs:
+    with one_file({side: b"{}"}, main=main, nbytes=1) as outputs:
         main.write_bytes(b"theirs")
         with refused("output.exists"):
             outputs.publish()
@@ -115,7 +99,7 @@ def test_such_a_side_file_survives_a_failure(main: Path, side: Path) -> None:
 
 def test_a_side_file_with_other_content_is_refused_with_a_way_out(main: Path, side: Path) -> None:
     side.write_bytes(b"{ }")
-    with refused("output.exists") as caught, Outputs({side: b"{}"}, main=main, nbytes=1):
+    with refused("output.exists") as caught, one_file({side: b"{}"}, main=main, nbytes=1):
         pass
     assert caught[0].path == str(side)
     assert "--config-out" in (caught[0].hint or "")
@@ -125,7 +109,7 @@ def test_a_side_file_with_other_content_is_refused_with_a_way_out(main: Path, si
 def test_force_replaces_all_of_it(main: Path, side: Path) -> None:
     main.write_bytes(b"old model")
     side.write_bytes(b"old")
-    with Outputs({side: b"{}"}, main=main, nbytes=5, force=True) as outputs:
+    with one_file({side: b"{}"}, main=main, nbytes=5, force=True) as outputs:
         write(outputs, b"model")
         assert (main.read_bytes(), side.read_bytes()) == (b"old model", b"old")
         outputs.publish()
@@ -136,7 +120,7 @@ def test_force_replaces_all_of_it(main: Path, side: Path) -> None:
 def test_a_replaced_file_keeps_its_permissions(main: Path) -> None:
     main.write_bytes(b"secret")
     main.chmod(0o600)
-    with Outputs({}, main=main, nbytes=1, force=True) as outputs:
+    with one_file({}, main=main, nbytes=1, force=True) as outputs:
         outputs.publish()
     assert main.stat().st_mode & 0o777 == 0o600
 
@@ -150,8 +134,8 @@ def test_with_force_a_failing_model_brings_the_old_side_files_back(
     old.write_bytes(b"old")
     same.write_bytes(b"same")
     if not links:
-        monkeypatch.setattr(output.os, "link", no_links)
-    with Outputs({old: b"new", same: b"same", new: b"new"}, main=main, nbytes=5, force=True) as outputs:
+        monkeypatch.setattr(os, "link", no_links)
+    with one_file({old: b"new", same: b"same", new: b"new"}, main=main, nbytes=5, force=True) as outputs:
         write(outputs, b"model")
         main.unlink()
         main.mkdir()
@@ -168,17 +152,18 @@ def test_the_directories_reach_the_disk(
 ) -> None:
     (tmp_path / "there").mkdir()
     synced: list[Path] = []
-    monkeypatch.setattr(output, "_sync_directory", synced.append)
-    with Outputs({tmp_path / "there" / "c": b""}, main=main, nbytes=1, force=force) as outputs:
+    monkeypatch.setattr(output, "sync_directory", synced.append)
+    with one_file({tmp_path / "there" / "c": b""}, main=main, nbytes=1, force=force) as outputs:
         outputs.publish()
     assert set(synced) == {tmp_path, tmp_path / "there"}
 
 
 def test_a_new_directory_and_its_place_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(output, "_sync_directory", lambda path: synced.append(path.name))
+    for module in (output, staging):
+        monkeypatch.setattr(module, "sync_directory", lambda path: synced.append(path.name))
     place = tmp_path / "dst"
-    with Outputs({}, main=place / "weights.bump", nbytes=1, directory=place) as outputs:
+    with one_file({}, main=place / "weights.bump", nbytes=1, directory=place) as outputs:
         outputs.publish()
     assert [name.startswith(".dst.") for name in synced] == [True, False]
     assert synced[1] == tmp_path.name
@@ -191,19 +176,15 @@ def test_a_signal_while_publishing_waits_for_its_end(main: Path, side: Path, mon
         link(source, target)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(output.os, "link", interrupted)
+    monkeypatch.setattr(os, "link", interrupted)
     with (
         pytest.raises(Interrupted, match="the output was complete") as caught,
         interruptible(),
-        Outputs({side: b"{}"}, main=main, nbytes=5) as outputs,
+        one_file({side: b"{}"}, main=main, nbytes=5) as outputs,
     ):
         outputs.publish()
     assert caught.value.exit_code == 143
     assert names(main.parent) == ["config.json", "out.bump"]
-
-
-def no_links(source: object, target: object) -> None:
-    raise OSError(errno.EPERM, "Operation not permitted")
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -211,8 +192,8 @@ def test_a_file_that_somebody_makes_meanwhile_is_not_touched(
     main: Path, side: Path, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not links:
-        monkeypatch.setattr(output.os, "link", no_links)
-    with Outputs({side: b"{}"}, main=main, nbytes=5) as outputs:
+        monkeypatch.setattr(os, "link", no_links)
+    with one_file({side: b"{}"}, main=main, nbytes=5) as outputs:
         write(outputs, b"model")
         main.write_bytes(b"theirs")
         with refused("output.exists", "was made by somebody else meanwhile"):
@@ -224,15 +205,15 @@ def test_a_file_that_somebody_makes_meanwhile_is_not_touched(
 def test_without_hard_links_files_are_published_all_the_same(
     main: Path, side: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output.os, "link", no_links)
-    with Outputs({side: b"{}"}, main=main, nbytes=5) as outputs:
+    monkeypatch.setattr(os, "link", no_links)
+    with one_file({side: b"{}"}, main=main, nbytes=5) as outputs:
         write(outputs, b"model")
         outputs.publish()
     assert (main.read_bytes(), side.read_bytes()) == (b"model", b"{}")
     assert names(main.parent) == ["config.json", "out.bump"]
 
 
-@pytest.mark.parametrize("step", range(12))
+@pytest.mark.parametrize("step", range(14))
 @pytest.mark.parametrize("force", [False, True])
 def test_a_failure_at_any_step_of_publishing_leaves_all_or_nothing(
     main: Path, side: Path, step: int, force: bool, monkeypatch: pytest.MonkeyPatch
@@ -253,11 +234,11 @@ def test_a_failure_at_any_step_of_publishing_leaves_all_or_nothing(
 
         return call
 
-    with Outputs({side: b"{}"}, main=main, nbytes=5, force=force) as outputs:
+    with one_file({side: b"{}"}, main=main, nbytes=5, force=force) as outputs:
         write(outputs, b"model")
         with monkeypatch.context() as patch:
             for name in ("link", "replace", "fsync"):
-                patch.setattr(output.os, name, failing(getattr(os, name)))
+                patch.setattr(os, name, failing(getattr(os, name)))
             with suppress(OutputError):
                 outputs.publish()
     after = {name: (main.parent / name).read_bytes() for name in names(main.parent)}
@@ -269,12 +250,11 @@ def test_a_link_is_followed_and_stays(main: Path, tmp_path: Path) -> None:
     real.mkdir()
     (real / "model").write_bytes(b"old")
     main.symlink_to(real / "model")
-    with refused("output.exists"), Outputs({}, main=main, nbytes=1):
+    with refused("output.exists"), one_file({}, main=main, nbytes=1):
         pass
-    with Outputs({}, main=main, nbytes=3, force=True) as outputs:
+    with one_file({}, main=main, nbytes=3, force=True) as outputs:
         write(outputs, b"new")
-        assert outputs.path is not None
-        assert outputs.path.parent == real
+        assert outputs.staging.parent == real
         outputs.publish()
     assert main.is_symlink()
     assert (real / "model").read_bytes() == b"new"
@@ -282,7 +262,7 @@ def test_a_link_is_followed_and_stays(main: Path, tmp_path: Path) -> None:
 
 def test_a_circle_of_links_is_refused(main: Path) -> None:
     main.symlink_to(main.name)
-    with refused("output.special"), Outputs({}, main=main, nbytes=1, force=True):
+    with refused("output.special"), one_file({}, main=main, nbytes=1, force=True):
         pass
 
 
@@ -299,7 +279,7 @@ def test_the_input_is_never_written_even_with_force(main: Path, tmp_path: Path, 
     wanted = tmp_path / "other" if as_what == "side" else target
     with (
         refused("output.is-input", "model.gguf"),
-        Outputs(others, main=wanted, nbytes=1, force=True, inputs=[source]),
+        one_file(others, main=wanted, nbytes=1, force=True, inputs=[source]),
     ):
         pass
     assert source.read_bytes() == b"GGUF"
@@ -307,7 +287,7 @@ def test_the_input_is_never_written_even_with_force(main: Path, tmp_path: Path, 
 
 def test_a_directory_is_no_file(main: Path) -> None:
     main.mkdir()
-    with refused("output.directory", "is a directory") as caught, Outputs({}, main=main, nbytes=1, force=True):
+    with refused("output.directory", "is a directory") as caught, one_file({}, main=main, nbytes=1, force=True):
         pass
     assert f"{main}/" in (caught[0].hint or "")
 
@@ -320,12 +300,12 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind: str, monkeypat
     else:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("x")
-    with refused("output.special"), Outputs({}, main=tmp_path / "x", nbytes=1, force=True):
+    with refused("output.special"), one_file({}, main=tmp_path / "x", nbytes=1, force=True):
         pass
 
 
 def test_a_device_is_refused() -> None:
-    with refused("output.special"), Outputs({}, main=Path("/dev/null"), nbytes=1, force=True):
+    with refused("output.special"), one_file({}, main=Path("/dev/null"), nbytes=1, force=True):
         pass
 
 
@@ -333,26 +313,26 @@ def test_a_device_is_refused() -> None:
 def test_the_parent_must_be_a_directory(tmp_path: Path, make_file: bool) -> None:
     if make_file:
         (tmp_path / "a").write_bytes(b"")
-    with refused("output.parent"), Outputs({}, main=tmp_path / "a" / "b", nbytes=1):
+    with refused("output.parent"), one_file({}, main=tmp_path / "a" / "b", nbytes=1):
         pass
 
 
 @pytest.mark.parametrize("length", [200, 250, 255])
 def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path, length: int) -> None:
-    with Outputs({}, main=tmp_path / ("n" * length), nbytes=1) as outputs:
+    with one_file({}, main=tmp_path / ("n" * length), nbytes=1) as outputs:
         outputs.publish()
     assert names(tmp_path) == ["n" * length]
 
 
 def test_a_longer_name_is_refused(tmp_path: Path) -> None:
-    with refused("output.write", "File name too long"), Outputs({}, main=tmp_path / ("n" * 300), nbytes=1):
+    with refused("output.write", "File name too long"), one_file({}, main=tmp_path / ("n" * 300), nbytes=1):
         pass
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
 def test_a_directory_that_may_not_be_written_is_refused(main: Path) -> None:
     main.parent.chmod(0o555)
-    with refused("output.write", "Permission denied"), Outputs({}, main=main, nbytes=1):
+    with refused("output.write", "Permission denied"), one_file({}, main=main, nbytes=1):
         pass
     main.parent.chmod(0o755)
 
@@ -361,22 +341,22 @@ def test_too_little_space_is_found_with_both_numbers(main: Path) -> None:
     filesystem = os.statvfs(main.parent)
     need = filesystem.f_blocks * filesystem.f_frsize + 1000
     with refused("output.space", rf"needs {need:,} bytes, [\d,]+ are free") as caught:
-        Outputs({}, main=main, nbytes=need + 50, holes=[(10, 50)]).__enter__()
+        one_file({}, main=main, nbytes=need + 50, holes=[(10, 50)]).__enter__()
     assert caught[0].allowed == need
     assert names(main.parent) == []
 
 
 def test_holes_need_no_space(main: Path) -> None:
     hole = os.statvfs(main.parent).f_blocks
-    with Outputs({}, main=main, nbytes=hole + 8192, holes=[(4096, hole)]) as outputs:
-        assert os.fstat(outputs.fd).st_size == hole + 8192
-        assert os.fstat(outputs.fd).st_blocks * 512 < 1 << 20
+    with one_file({}, main=main, nbytes=hole + 8192, holes=[(4096, hole)]) as outputs:
+        assert os.fstat(descriptor(outputs)).st_size == hole + 8192
+        assert os.fstat(descriptor(outputs)).st_blocks * 512 < 1 << 20
 
 
 def test_the_blocks_are_taken_before_the_work(main: Path) -> None:
-    with Outputs({}, main=main, nbytes=8 << 20) as outputs:
-        if output._allocates(outputs.fd):
-            assert os.fstat(outputs.fd).st_blocks * 512 >= 8 << 20
+    with one_file({}, main=main, nbytes=8 << 20) as outputs:
+        if filesystem.allocates(descriptor(outputs)):
+            assert os.fstat(descriptor(outputs)).st_blocks * 512 >= 8 << 20
 
 
 def test_a_file_system_that_cannot_set_blocks_aside_is_not_made_to(main: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,8 +367,8 @@ def test_a_file_system_that_cannot_set_blocks_aside_is_not_made_to(main: Path, m
         asked.append(nbytes)
         os.pwrite(fd, b"\0", offset + nbytes - 1)
 
-    monkeypatch.setattr(output.os, "posix_fallocate", emulated)
-    with Outputs({}, main=main, nbytes=8 << 20):
+    monkeypatch.setattr(os, "posix_fallocate", emulated)
+    with one_file({}, main=main, nbytes=8 << 20):
         pass
     assert asked == [1]
 
@@ -397,9 +377,9 @@ def test_a_limit_of_the_file_size_is_found_before_the_work(main: Path) -> None:
     code = f"""
 from pathlib import Path
 from ckconv.errors import OutputError
-from ckconv.output import Outputs
+from ckconv.output import Outputs, Room
 try:
-    Outputs({{}}, main=Path({str(main)!r}), nbytes=1 << 20).__enter__()
+    Outputs({{Path({str(main)!r}): Room(1 << 20)}}, {{}}).__enter__()
 except OutputError as error:
     print(error.code, error.message)
 """
@@ -416,7 +396,7 @@ except OutputError as error:
 
 def test_a_new_directory_appears_complete(tmp_path: Path) -> None:
     place = tmp_path / "dst"
-    with Outputs({place / "config.json": b"{}"}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
+    with one_file({place / "config.json": b"{}"}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
         write(outputs, b"model")
         assert not place.exists()
         outputs.publish()
@@ -431,7 +411,7 @@ def test_an_empty_directory_is_filled(tmp_path: Path, through_link: bool) -> Non
     if through_link:
         (tmp_path / "link").symlink_to(place)
         place = tmp_path / "link"
-    with Outputs({}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
+    with one_file({}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
         outputs.publish()
     assert names(tmp_path / "dst") == ["weights.bump"]
 
@@ -441,9 +421,9 @@ def test_a_directory_with_files_is_refused_and_with_force_keeps_the_others(tmp_p
     place.mkdir()
     (place / "notes.txt").write_bytes(b"mine")
     (place / "weights.bump").write_bytes(b"old")
-    with refused("output.exists", "not empty"), Outputs({}, main=place / "weights.bump", nbytes=5, directory=place):
+    with refused("output.exists", "not empty"), one_file({}, main=place / "weights.bump", nbytes=5, directory=place):
         pass
-    with Outputs({}, main=place / "weights.bump", nbytes=5, directory=place, force=True) as outputs:
+    with one_file({}, main=place / "weights.bump", nbytes=5, directory=place, force=True) as outputs:
         write(outputs, b"model")
         outputs.publish()
     assert names(place) == ["notes.txt", "weights.bump"]
@@ -452,7 +432,7 @@ def test_a_directory_with_files_is_refused_and_with_force_keeps_the_others(tmp_p
 
 def test_a_side_file_outside_the_new_directory_goes_where_it_belongs(tmp_path: Path) -> None:
     place = tmp_path / "dst"
-    with Outputs({tmp_path / "c.json": b"{}"}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
+    with one_file({tmp_path / "c.json": b"{}"}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
         outputs.publish()
     assert names(tmp_path) == ["c.json", "dst"]
 
@@ -460,7 +440,7 @@ def test_a_side_file_outside_the_new_directory_goes_where_it_belongs(tmp_path: P
 def test_a_directory_that_somebody_makes_meanwhile_is_not_touched(tmp_path: Path) -> None:
     place = tmp_path / "dst"
     side = tmp_path / "c.json"
-    with Outputs({side: b"{}"}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
+    with one_file({side: b"{}"}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
         place.mkdir()
         (place / "theirs").write_bytes(b"")
         with refused("output.exists", "somebody else meanwhile"):
@@ -471,7 +451,7 @@ def test_a_directory_that_somebody_makes_meanwhile_is_not_touched(tmp_path: Path
 
 def test_a_failing_directory_leaves_nothing(tmp_path: Path) -> None:
     place = tmp_path / "dst"
-    with pytest.raises(RuntimeError), Outputs({}, main=place / "weights.bump", nbytes=5, directory=place):
+    with pytest.raises(RuntimeError), one_file({}, main=place / "weights.bump", nbytes=5, directory=place):
         raise RuntimeError
     assert names(tmp_path) == []
 
@@ -480,7 +460,7 @@ CHILD = """
 import os, sys
 from pathlib import Path
 from ckconv.errors import Interrupted
-from ckconv.output import Outputs
+from ckconv.output import Outputs, Room, Small
 from ckconv.signals import interruptible
 from ckconv.stream import Pipeline
 place = Path(sys.argv[1])
@@ -489,9 +469,9 @@ try:
     with interruptible():
         sys.stdout.write("ready\\n"); sys.stdout.flush()
         while True:
-            main = place / "out.bump"
-            with Outputs({place / "config.json": b"{}"}, main=main, nbytes=4 << 20, force=True) as outputs:
-                with Pipeline(outputs.fd) as pipeline:
+            main, side = place / "out.bump", place / "config.json"
+            with Outputs({main: Room(4 << 20)}, {side: Small("config.json", b"{}")}, force=True) as outputs:
+                with Pipeline(outputs.fds[main]) as pipeline:
                     for _ in range(4):
                         pipeline.put(data)
                     pipeline.finish()
@@ -513,10 +493,11 @@ def test_a_signal_at_any_moment_leaves_complete_files_only(tmp_path: Path, numbe
             child.send_signal(number)
             status = child.wait(20)
         assert status == (-number if number == signal.SIGKILL else 128 + number)
-        left = {path.name: path.read_bytes() for path in place.iterdir()}
-        for name in list(left):
-            if number == signal.SIGKILL and name.startswith(".") and name.endswith(".tmp"):
-                del left[name]
+        left = {}
+        for path in place.iterdir():
+            if number == signal.SIGKILL and path.name.startswith(".") and path.name.endswith(".tmp"):
+                continue
+            left[path.name] = path.read_bytes()
         whole = {"out.bump": bytes(range(256)) * 16384, "config.json": b"{}"}
         allowed = [{}, whole] + ([{"config.json": b"{}"}] if number == signal.SIGKILL else [])
         assert left in allowed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -91,6 +92,13 @@ class Size(click.ParamType):  # type: ignore[type-arg]
     help="The engine's template of the architecture, or their directory, to embed (bump 5).",
 )
 @click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    metavar="PATH[=WEIGHT]",
+    help="Merge an adapter (PEFT, MLX or GGUF) into the float matrices of SRC, its change times WEIGHT; repeatable.",
+)
+@click.option(
     "--max-shard-size", type=Size(), metavar="SIZE", help="Split the output into files of at most SIZE (5GB)."
 )
 @click.option("--set-meta", multiple=True, metavar="KEY=VALUE", help="Metadata of the output; repeatable.")
@@ -113,6 +121,14 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 @click.option("--untie", "tie", flag_value="untie", help="Store a tied output head as a tensor of its own.")
 @click.option("--tie", "tie", flag_value="tie", help="Leave out an output head that is byte for byte the embedding.")
 @click.option("--checksums", is_flag=True, help="Write DST.sha256 (in a directory: SHA256SUMS) for sha256sum -c.")
+@click.option(
+    "--no-source-record",
+    "source_record",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Write no DST.source.zip, which makes SRC again byte for byte; and look at none beside SRC.",
+)
 @click.option("--no-verify", is_flag=True, help="Do not read the output again to compare every tensor.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan with exact sizes; write nothing.")
 @click.option("-f", "--force", is_flag=True, help="Replace an existing output, atomically.")
@@ -155,9 +171,13 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         fuse=flags["fuse"],
         names=flags["names"],
         tie=flags["tie"] or "",
+        source_record=flags["source_record"],
     )
+    adapters = [_adapter(text) for text in flags["adapters"]]
     with interruptible(last=True):
-        plan, target = prepare(src, dst, to=flags["to"], source_format=flags["source_format"], options=options)
+        plan, target = prepare(
+            src, dst, to=flags["to"], source_format=flags["source_format"], adapters=adapters, options=options
+        )
         if flags["dry_run"]:
             plan.check()
             print_plan(plan, dst, settings)
@@ -176,6 +196,20 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
             )
         with deferred(late=LATE):
             print_report(report, settings, err=dst == STDOUT)
+
+
+def _adapter(text: str) -> tuple[Path, float]:
+    """``PATH`` or ``PATH=WEIGHT``; what is there as it stands is a path."""
+    path, equals, weight = text.rpartition("=")
+    if not equals or os.path.lexists(text):
+        return Path(text), 1.0
+    try:
+        number = float(weight)
+    except ValueError:
+        number = math.nan
+    if not path or not math.isfinite(number):
+        raise UsageError("usage", f"--adapter {text!r}: PATH or PATH=WEIGHT expected, WEIGHT a number")
+    return Path(path), number
 
 
 def _key_value(text: str) -> tuple[str, str]:

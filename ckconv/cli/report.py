@@ -29,6 +29,7 @@ def print_plan(plan: Plan, target: str, settings: Settings) -> None:
         f"{target:<{left}}{_format(plan)}  {size(plan.nbytes)} ({plan.nbytes:,} bytes)",
         *_action_lines(plan),
         f"  {_layout_line(plan)}",
+        *([f"  source record beside it: {size(plan.record.nbytes)}"] if plan.record else []),
         *(f"  note: {note}" for note in plan.notes),
     ]
     if settings.verbose:
@@ -52,6 +53,7 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
                 "seconds": round(report.seconds, 3),
                 "peak_memory": _peak_memory(),
                 "changed_values": dict(report.changed),
+                "largest_changes": dict(report.merged),
                 **_plan_facts(plan),
             },
             err=err,
@@ -69,6 +71,7 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
         f" ({plan.index.architecture}, {plan.index.config.num_layers if plan.index.config else '?'} layers)",
         f"  {_summary(plan)}",
         *_rounded_lines(report, settings),
+        *_merged_lines(report, settings),
         *(f"  left out {left.name}: {left.reason}" for left in plan.left_out),
         *(f"  note: {note}" for note in plan.notes),
         f"  {verified}{_digest(report, settings)}"
@@ -88,6 +91,17 @@ def _rounded_lines(report: Report, settings: Settings) -> list[str]:
         return lines
     total = sum(report.changed.values())
     return [f"  {total:,} values of {len(lines)} tensors rounded (-v lists them)"]
+
+
+def _merged_lines(report: Report, settings: Settings) -> list[str]:
+    """How far adapters changed each tensor."""
+    if not report.merged:
+        return []
+    name, most = max(report.merged.items(), key=lambda item: item[1])
+    lines = [f"  adapters changed {len(report.merged)} tensors, at most by {most:.3g}, in {name} (-v lists all)"]
+    if settings.verbose:
+        lines += [f"    {name}: {change:.3g}" for name, change in report.merged.items()]
+    return lines
 
 
 def _format(plan: Plan) -> str:
@@ -174,6 +188,8 @@ _VERBS = {
     Action.DECODE: "decoded",
     Action.REPACK: "re-packed",
     Action.SHIFT: "shifted",
+    Action.SCALE: "scaled",
+    Action.MERGE: "merged",
 }
 
 
@@ -198,6 +214,8 @@ def _action_lines(plan: Plan) -> list[str]:
         Action.DECODE: "the blocks' own values" + (", rounded" if _decoded_to_fewer_bits(plan) else ""),
         Action.REPACK: "the same numbers in other blocks",
         Action.SHIFT: "norm convention",
+        Action.SCALE: "the scale that the target has no other place for",
+        Action.MERGE: "with adapters, computed in float32 and rounded once",
     }
     lines = [
         f"  {counts[action]:>4}  {action.value:<7} {_types(plan, action)}, {words[action]}{_moved(plan, action)}"
@@ -271,5 +289,6 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
         "placeholders": sum(step.blank for step in plan.steps),
         "left_out": [{"name": left.name, "reason": left.reason, "bytes": left.nbytes} for left in plan.left_out],
         "rope_layout": plan.rope_layout or None,
+        "source_record": plan.record.nbytes if plan.record else None,
         "notes": list(plan.notes),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,10 @@ from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import print_json, print_lines
 from ckconv.cli.settings import CONTEXT, common_options, settings_of
 from ckconv.errors import InputError, VerifyError
+
+if TYPE_CHECKING:
+    from ckconv.model.index import TensorIndex
+    from ckconv.readers.record import OpenRecord
 
 
 @click.command("verify", context_settings=CONTEXT)
@@ -43,6 +48,7 @@ def command(context: click.Context, path: Path, src: Path | None, config: Path |
     with ProgressLine(settings) as line:
         line.begin("verifying", out.nbytes + (source.nbytes if source else 0))
         found = verify_index(out, source, left_out=drop, progress=line)
+    record = _record(out)
     if settings.json:
         print_json(
             {
@@ -54,6 +60,7 @@ def command(context: click.Context, path: Path, src: Path | None, config: Path |
                 "placeholders": found.blank,
                 "compared": found.compared,
                 "sha256": found.sha256 or None,
+                "source_record": str(record.path) if record else None,
             }
         )
         return
@@ -64,4 +71,19 @@ def command(context: click.Context, path: Path, src: Path | None, config: Path |
     checks = "structure and padding right" + (
         f", sha256 {found.sha256}" if found.sha256 else ", the format has no checksum"
     )
-    print_lines([f"{path}  {out.format} v{out.version}  {against}{blank}", f"  {checks}"])
+    lines = [f"{path}  {out.format} v{out.version}  {against}{blank}", f"  {checks}"]
+    if record:
+        lines.append(f"  {record.path.name} belongs to it: {record.record.source} ({record.record.format})")
+    print_lines(lines)
+
+
+def _record(index: TensorIndex) -> OpenRecord | None:
+    """The record beside a bump file, checked whole."""
+    if index.format != "bump":
+        return None
+    from ckconv.readers.record import record_beside
+
+    record = record_beside(index)
+    if record is not None:
+        record.check()
+    return record

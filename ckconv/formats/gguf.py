@@ -21,11 +21,14 @@ first bullet of the former's "Version History".
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from struct import Struct
+from struct import Struct, pack
 
 MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)
+#: What is written.
+VERSION = 3
 
 #: version -> how it writes a count, a length or a dimension.
 LENGTH = {1: Struct("<I"), 2: Struct("<Q"), 3: Struct("<Q")}
@@ -137,3 +140,87 @@ def parse_shard_name(name: str) -> ShardName | None:
     """The parts of a shard's file name, or ``None`` where it is not one."""
     found = _SHARD_NAME.fullmatch(name)
     return ShardName(found[1], int(found[2]), int(found[3])) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A metadata value as it is written: its ``type`` (``u32``, ``arr[str]``), and the bytes behind the type's number.
+
+    Those of an array begin with the element type and the count.
+    """
+
+    type: str
+    payload: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file, the type's number included."""
+        return U32.size + len(self.payload)
+
+
+def scalar(type: str, value: str | int | float | bool) -> Value:
+    """A value of a scalar type.
+
+    Raises:
+        struct.error, OverflowError: the number does not fit into the type.
+    """
+    return Value(type, _elements(VALUE_TYPES_BY_NAME[type], (value,)))
+
+
+def array(type: str, values: Sequence[str | int | float | bool]) -> Value:
+    """An array of ``type`` elements.
+
+    Raises:
+        struct.error, OverflowError: as :func:`scalar`.
+    """
+    kind = VALUE_TYPES_BY_NAME[type]
+    return raw_array(type, len(values), _elements(kind, values))
+
+
+def raw_array(type: str, count: int, elements: bytes) -> Value:
+    """An array whose elements are there as a file of version 2 or 3 stores them."""
+    return Value(f"arr[{type}]", U32.pack(VALUE_TYPES_BY_NAME[type].id) + LENGTH[VERSION].pack(count) + elements)
+
+
+def _elements(kind: ValueType, values: Sequence[str | int | float | bool]) -> bytes:
+    if kind is STRING:
+        return b"".join(string(str(value)) for value in values)
+    return pack(f"<{len(values)}{kind.code}", *values)
+
+
+def string(text: str) -> bytes:
+    """A length and UTF-8; lone surrogates become the bytes that they stand for (``surrogateescape``)."""
+    data = text.encode("utf-8", "surrogateescape")
+    return LENGTH[VERSION].pack(len(data)) + data
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One tensor of a header: ``shape`` outermost first, ``offset`` in bytes from the start of the data section."""
+
+    name: str
+    shape: tuple[int, ...]
+    type_id: int
+    offset: int
+
+
+def header_bytes(metadata: Mapping[str, Value], tensors: Iterable[tuple[str, int]]) -> int:
+    """Bytes of a header before the padding; ``tensors`` are names and numbers of dimensions."""
+    width = LENGTH[VERSION].size
+    fixed = COUNTS_OFFSET + COUNTS[VERSION].size
+    pairs = sum(len(string(key)) + value.nbytes for key, value in metadata.items())
+    records = sum(len(string(name)) + U32.size + width * dims + TENSOR_TAIL.size for name, dims in tensors)
+    return fixed + pairs + records
+
+
+def header(metadata: Mapping[str, Value], records: Sequence[Record]) -> bytes:
+    """Everything before the padding that precedes the data section."""
+    parts = [MAGIC, U32.pack(VERSION), COUNTS[VERSION].pack(len(records), len(metadata))]
+    for key, value in metadata.items():
+        kind = ARRAY if value.type.startswith("arr[") else VALUE_TYPES_BY_NAME[value.type]
+        parts += [string(key), U32.pack(kind.id), value.payload]
+    for record in records:
+        parts += [string(record.name), U32.pack(len(record.shape))]
+        parts += [LENGTH[VERSION].pack(size) for size in reversed(record.shape)]
+        parts.append(TENSOR_TAIL.pack(record.type_id, record.offset))
+    return b"".join(parts)

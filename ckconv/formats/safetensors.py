@@ -12,7 +12,9 @@ parser keeps (a header that begins with ``{``, no duplicate keys); ckconv holds 
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 
 #: Bytes of the length field in front of the header.
 LENGTH_BYTES = 8
@@ -49,3 +51,20 @@ def parse_shard_name(name: str) -> tuple[str, int, int] | None:
     """``(stem, number, count)`` of a shard's file name, ``None`` for any other name."""
     match = _SHARD.fullmatch(name)
     return (match["stem"], int(match["number"]), int(match["count"])) if match else None
+
+
+def encode_header(tensors: Sequence[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
+    """Everything before the data, its length included, padded so that the data begins at a multiple of 8 bytes.
+
+    Args:
+        tensors: name, safetensors' name of the type, shape, bytes; one after the other in the file.
+        metadata: ``__metadata__``, which stands first and sorted, so that the same model gives the same bytes.
+    """
+    header: dict[str, object] = {METADATA: dict(sorted(metadata.items()))} if metadata else {}
+    at = 0
+    for name, dtype, shape, nbytes in tensors:
+        header[name] = dict(zip(FIELDS, (dtype, list(shape), [at, at + nbytes]), strict=True))
+        at += nbytes
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text

@@ -10,7 +10,7 @@ from pathlib import Path
 from ckconv.errors import Faults, UnsupportedError, quoted
 from ckconv.model.architectures import Canonical, Family, dimensions
 from ckconv.model.config import ModelConfig
-from ckconv.model.huggingface_names import FOREIGN_QUANTIZERS, NAMINGS, Naming
+from ckconv.model.huggingface_names import FOREIGN_QUANTIZERS, Naming, naming_of
 from ckconv.model.index import Dropped, Extent, StoredTensor, Tensor, matrix_of
 from ckconv.model.layouts import plain, transposed
 from ckconv.model.names import SHAPES, Name, parse, with_layer
@@ -27,28 +27,31 @@ class Item:
     stored: tuple[StoredTensor, ...]
 
 
-def canonicalise(items: Sequence[Item], family: Family, config: ModelConfig, path: Path, *, mlx: bool) -> Canonical:
+def canonicalise(
+    items: Sequence[Item], family: Family, config: ModelConfig, path: Path, *, mlx: bool, dialect: str = "hf"
+) -> Canonical:
     """Apply a family's rules.
 
     Args:
         path: the checkpoint, for errors.
         mlx: matrices are never stored transposed.
+        dialect: under which names the tensors are (:func:`ckconv.model.huggingface_names.naming_of`).
 
     Raises:
         InputError: ``model.config`` where a tensor's shape, layer or expert contradicts the configuration, or two
             tensors are one.
     """
-    rules = _Rules(family, config, path, mlx)
+    rules = _Rules(naming_of(family.name, dialect), config, path, mlx)
     for item in items:
         rules.add(item)
     return rules.finish()
 
 
 class _Rules:
-    def __init__(self, family: Family, config: ModelConfig, path: Path, mlx: bool) -> None:
+    def __init__(self, naming: Naming, config: ModelConfig, path: Path, mlx: bool) -> None:
         self.config = config
-        self.naming: Naming = NAMINGS[family.name]
-        self.transposed = frozenset() if mlx else self.naming.transposed
+        self.naming = naming
+        self.transposed = frozenset() if mlx else naming.transposed
         self.dims = dimensions(config)
         self.tensors: dict[str, Tensor] = {}
         self.canonical_of: dict[str, tuple[str, ...]] = {}

@@ -6,7 +6,9 @@ Sources: the modelling files of transformers (4.57, 5) and mlx-lm (0.32), checke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from ckconv.model.names import GGUF_NAMES
 
 
 def _both(theirs: str, ours: str) -> dict[str, str]:
@@ -38,10 +40,17 @@ _ENDS = {
     "lm_head.bias": "output.bias",
 }
 
+# Fused by Phi 3, and in any other decoder by who asks for it (``--fuse``, and runtimes that store them so).
+_FUSED = {
+    **_both(f"{_LAYER}.self_attn.qkv_proj", f"{_OURS}.attention.qkv"),
+    **_both(f"{_LAYER}.mlp.gate_up_proj", f"{_OURS}.ffn.gate_up"),
+}
+
 _DECODER = {
     **_ENDS,
     **_ATTENTION,
     **_DENSE,
+    **_FUSED,
     f"{_LAYER}.post_attention_layernorm.weight": f"{_OURS}.ffn_norm.weight",
 }
 
@@ -49,15 +58,10 @@ _GEMMA3 = {
     **_ENDS,
     **_ATTENTION,
     **_DENSE,
+    **_FUSED,
     f"{_LAYER}.post_attention_layernorm.weight": f"{_OURS}.post_attention_norm.weight",
     f"{_LAYER}.pre_feedforward_layernorm.weight": f"{_OURS}.ffn_norm.weight",
     f"{_LAYER}.post_feedforward_layernorm.weight": f"{_OURS}.post_ffn_norm.weight",
-}
-
-_PHI3 = {
-    **_DECODER,
-    **_both(f"{_LAYER}.self_attn.qkv_proj", f"{_OURS}.attention.qkv"),
-    **_both(f"{_LAYER}.mlp.gate_up_proj", f"{_OURS}.ffn.gate_up"),
 }
 
 
@@ -135,7 +139,8 @@ class Naming:
     Attributes:
         names: pattern -> canonical pattern.
         prefixes: what may stand before every name -> what the table has in its place.
-        fused: stem of a fused tensor -> stems of its parts, in row order.
+        fused: stem of a fused tensor -> stems of its parts, in row order, wherever one may be found.
+        always_fused: those of them that the family's classes store so.
         transposed: canonical patterns of matrices that transformers stores ``[in, out]`` (MLX does not).
         dropped: pattern -> why the tensor is no part of the model.
     """
@@ -143,6 +148,7 @@ class Naming:
     names: Mapping[str, str]
     prefixes: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    always_fused: tuple[str, ...] = ()
     transposed: frozenset[str] = frozenset()
     dropped: Mapping[str, str] = field(default_factory=dict)
 
@@ -151,21 +157,29 @@ _ROTARY = "rotary frequencies, which follow from the configuration"
 _INV_FREQ = {f"{_LAYER}.self_attn.rotary_emb.inv_freq": _ROTARY, "model.rotary_emb.inv_freq": _ROTARY}
 _MASK = "a causal mask, the same in every model"
 
-_QKV = {f"{_OURS}.attention.qkv": (f"{_OURS}.attention.q", f"{_OURS}.attention.k", f"{_OURS}.attention.v")}
-_GATE_UP = {f"{_OURS}.ffn.gate_up": (f"{_OURS}.ffn.gate", f"{_OURS}.ffn.up")}
+QKV, GATE_UP = f"{_OURS}.attention.qkv", f"{_OURS}.ffn.gate_up"
+
+#: Stem of a fused tensor -> stems of its parts, in row order.
+PARTS: dict[str, tuple[str, ...]] = {
+    QKV: (f"{_OURS}.attention.q", f"{_OURS}.attention.k", f"{_OURS}.attention.v"),
+    GATE_UP: (f"{_OURS}.ffn.gate", f"{_OURS}.ffn.up"),
+}
 
 NAMINGS: dict[str, Naming] = {
-    "llama": Naming(_DECODER, dropped=_INV_FREQ),
-    "qwen2": Naming(_DECODER, dropped=_INV_FREQ),
-    "qwen3": Naming(_DECODER, dropped=_INV_FREQ),
-    "gemma3": Naming(_GEMMA3, prefixes={"language_model.": "", "model.language_model.": "model."}, dropped=_INV_FREQ),
-    "phi3": Naming(_PHI3, fused={**_QKV, **_GATE_UP}, dropped=_INV_FREQ),
-    "mixtral": Naming(_MIXTRAL, dropped=_INV_FREQ),
-    "qwen3moe": Naming(_QWEN3MOE, dropped=_INV_FREQ),
+    "llama": Naming(_DECODER, fused=PARTS, dropped=_INV_FREQ),
+    "qwen2": Naming(_DECODER, fused=PARTS, dropped=_INV_FREQ),
+    "qwen3": Naming(_DECODER, fused=PARTS, dropped=_INV_FREQ),
+    "gemma3": Naming(
+        _GEMMA3, prefixes={"language_model.": "", "model.language_model.": "model."}, fused=PARTS, dropped=_INV_FREQ
+    ),
+    "phi3": Naming(_DECODER, fused=PARTS, always_fused=(QKV, GATE_UP), dropped=_INV_FREQ),
+    "mixtral": Naming(_MIXTRAL, fused=PARTS, dropped=_INV_FREQ),
+    "qwen3moe": Naming(_QWEN3MOE, fused=PARTS, dropped=_INV_FREQ),
     "gpt2": Naming(
         _GPT2,
         prefixes={"transformer.": "", "model.": ""},
-        fused=_QKV,
+        fused={QKV: PARTS[QKV]},
+        always_fused=(QKV,),
         transposed=frozenset(
             f"{_OURS}.{matrix}.weight" for matrix in ("attention.qkv", "attention.output", "ffn.up", "ffn.down")
         ),
@@ -173,6 +187,28 @@ NAMINGS: dict[str, Naming] = {
     ),
     "whisper": Naming(_WHISPER),
 }
+
+#: The key of a file's ``__metadata__`` that says under which names its tensors are, where not under the family's own.
+NAMES_KEY = "ckconv.names"
+
+_CANONICAL = {canonical: canonical for naming in NAMINGS.values() for canonical in naming.names.values()}
+_GGUF = {
+    **{theirs: ours for theirs, ours in GGUF_NAMES.items() if ours != "rope_frequencies"},
+    **_both("blk.{n}.ffn_gate_up", GATE_UP),
+}
+
+#: Names that are the same in every family: what :data:`NAMES_KEY` holds -> pattern -> canonical pattern. Only the
+#: names are other ones; rows and values are as Hugging Face stores them.
+DIALECTS: dict[str, Mapping[str, str]] = {"canonical": _CANONICAL, "gguf": _GGUF}
+
+
+def naming_of(family: str, dialect: str) -> Naming:
+    """How a family is named in a dialect: ``hf``, one of :data:`DIALECTS`, or ``max``: GPT-2 with linear layers."""
+    own = NAMINGS[family]
+    if dialect in DIALECTS:
+        return Naming(DIALECTS[dialect], fused=PARTS)
+    return replace(own, transposed=frozenset()) if dialect == "max" else own
+
 
 #: Endings of tensors that other quantisers write -> what they are called.
 FOREIGN_QUANTIZERS: tuple[tuple[str, str], ...] = (

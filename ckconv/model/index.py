@@ -16,6 +16,7 @@ from ckconv.model.layouts import Layout, plain
 
 if TYPE_CHECKING:
     from ckconv.dtypes import DType
+    from ckconv.model.adapter import Adapter
     from ckconv.model.config import ModelConfig
 
 
@@ -50,6 +51,42 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Delta:
+    """A low-rank change of a matrix ``[out, in]``: ``scale * b @ a`` is added.
+
+    Attributes:
+        a: ``[rank, in]``; ``None`` for a vector, to which ``scale * b`` is added.
+        b: ``[out, rank]``, rows in canonical order.
+        magnitude: DoRA's: after adding, every row is given this Euclidean length; one column, a row each.
+    """
+
+    a: Tensor | None
+    b: Tensor
+    scale: float
+    magnitude: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rescale:
+    """A change of a matrix ``[out, in]`` by factors: of its rows, or of its columns (IA3).
+
+    Attributes:
+        factors: one column, a row for each row, or column, of the matrix.
+    """
+
+    factors: Tensor
+    of_columns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """How the rows of a tensor are computed: those of ``base``, changed in order, in float32, rounded once."""
+
+    base: Tensor
+    changes: tuple[Delta | Rescale, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """One canonical tensor and where its rows are.
 
@@ -63,6 +100,8 @@ class Tensor:
         layout: how canonical rows lie in those bytes.
         planes: for a tensor stored as several parallel arrays (an MLX triple: weight, scales, biases), those
             arrays; row ``i`` is the rows ``i`` of all of them. ``extents`` is then empty.
+        merge: for a tensor that adapters change, what its rows are computed from. ``extents`` is then empty, and
+            ``layout`` plain.
         may_be_absent: an all-zero tensor stands for one that is not there (bump's bias and position slots).
     """
 
@@ -73,6 +112,7 @@ class Tensor:
     extents: tuple[Extent, ...]
     layout: Layout
     planes: tuple[Tensor, ...] = ()
+    merge: Merge | None = None
     may_be_absent: bool = False
 
     @property
@@ -138,6 +178,8 @@ class TensorIndex:
         checksums: what the file says about its own bytes, for `verify`.
         side_files: configuration, tokenizer and documentation files that belong to the model, in order; of some of
             them readers open what they need, the others are carried.
+        merged: the adapters that were merged into it, for people; what the files say is then not what the model is.
+        adapter: what changes another model, where the files hold no model of their own.
     """
 
     format: str
@@ -155,6 +197,8 @@ class TensorIndex:
     facts: Mapping[str, Any] = field(default_factory=dict)
     checksums: tuple[Checksum, ...] = ()
     side_files: tuple[Path, ...] = ()
+    merged: tuple[str, ...] = ()
+    adapter: Adapter | None = None
 
     @property
     def everything(self) -> dict[str, Tensor]:

@@ -41,6 +41,8 @@ class Layout:
         column_offset: where the first canonical row is among the stored columns of a ``transposed`` matrix that
             holds more than one tensor side by side (GPT-2's fused q, k and v).
         shift: what is added to every canonical value in the file (gemma norms hold 1 + w in GGUF).
+        scale: what every stored value is to be multiplied by (the B of a LoRA, whose scale its configuration holds);
+            a float32 number.
     """
 
     rows: int
@@ -55,6 +57,7 @@ class Layout:
     transposed: bool = False
     column_offset: int = 0
     shift: int = 0
+    scale: float = 1.0
 
     @property
     def in_order(self) -> bool:
@@ -84,7 +87,7 @@ class Layout:
 
     def same_bytes_as(self, other: Layout) -> bool:
         """Both put the same values at the same places, so a whole tensor is one run of bytes."""
-        if self.shift != other.shift or (self.rows, self.cols) != (other.rows, other.cols):
+        if (self.shift, self.scale) != (other.shift, other.scale) or (self.rows, self.cols) != (other.rows, other.cols):
             return False
         if self.in_order and other.in_order:
             return True

@@ -62,6 +62,4 @@ class Planner(ABC):
 
     def decoded(self, tensor: Tensor) -> bool:
         """A flag asks for this tensor's blocks to be decoded."""
-        return self.options.dequantize or any(
-            fnmatchcase(name, glob) for name in (tensor.name, tensor.source) for glob in self.options.decode
-        )
+        return self.options.decodes(tensor)

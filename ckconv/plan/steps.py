@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckconv.conversions import Action, Conversion
 from ckconv.conversions import Run as Run
 from ckconv.errors import UnsupportedError, listed
 from ckconv.model.index import Extent, Tensor, TensorIndex, cut
+
+if TYPE_CHECKING:
+    from ckconv.writers.record import PendingRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,9 @@ class Options:
         names: ``hf``, ``canonical``, ``gguf`` or ``max``: what tensors are called in a safetensors or MLX output.
         tie: ``untie`` stores a tied head as its own tensor, ``tie`` leaves out a head that is the embedding,
             empty leaves it as it is.
+        source_record: write the record that makes the source of a bump file again, and use the one that lies beside
+            a bump file.
+        base: the model that an adapter was made for.
     """
 
     dtype: str = "engine"
@@ -57,6 +64,14 @@ class Options:
     fuse: tuple[str, ...] = ()
     names: str = "hf"
     tie: str = ""
+    source_record: bool = True
+    base: Path | None = None
+
+    def decodes(self, tensor: Tensor) -> bool:
+        """A flag asks for this tensor's blocks to be decoded."""
+        return self.dequantize or any(
+            fnmatchcase(name, glob) for name in (tensor.name, tensor.source) for glob in self.decode
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +110,8 @@ class Step:
         """What happens to the values."""
         if self.content is not None:
             return Action.CONTENT
+        if any(tensor.merge for tensor in self.sources):
+            return Action.MERGE
         return self.conversion.action if self.conversion else Action.ZERO
 
     @property
@@ -117,6 +134,7 @@ class Step:
             and not self.runs
             and self.action is Action.COPY
             and not self.source.planes
+            and self.source.merge is None
             and self.source.layout.same_bytes_as(self.target.layout)
         )
 
@@ -132,6 +150,7 @@ class Step:
         for run in self.runs:
             layout, conversion = run.tensor.layout, run.conversion
             same = conversion.action is Action.COPY and conversion.plane is None and not run.tensor.planes
+            same = same and run.tensor.merge is None
             if not (same and layout.in_order and layout.shift == self.target.layout.shift):
                 return None
             row_bytes = run.tensor.dtype.nbytes(layout.cols)
@@ -188,6 +207,8 @@ class Plan:
         rope_layout: ``split`` or ``interleaved`` rows in the output, empty for a model without RoPE.
         alternative: the flag with which the model can be held, where this target refuses it.
         details: what the target's writer needs besides.
+        record: what makes the source of a bump file again, to be written beside it.
+        restores: the output is the source of the bump file ``index``, byte for byte.
     """
 
     index: TensorIndex
@@ -201,6 +222,8 @@ class Plan:
     rope_layout: str = ""
     alternative: str = ""
     details: Any = field(default=None)
+    record: PendingRecord | None = None
+    restores: bool = False
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -229,11 +252,13 @@ class Plan:
         hints += [self.alternative] if self.alternative else []
         texts = [reason.text for reason in self.refusals]
         one = len(texts) == 1
+        code, what = ("adapter.unsupported", "adapter") if self.index.adapter else ("plan.refused", "model")
+        target = self.target_name.removesuffix(" adapter")
         raise UnsupportedError(
-            "plan.refused",
-            f"{self.target_name} cannot hold this model: {texts[0]}"
+            code,
+            f"{target} cannot hold this {what}: {texts[0]}"
             if one
-            else f"{self.target_name} cannot hold this model, for {len(texts)} reasons",
+            else f"{target} cannot hold this {what}, for {len(texts)} reasons",
             path=self.index.path,
             hint="; ".join(hints) or None,
             details=() if one else listed(texts),

@@ -15,7 +15,16 @@ PLANNERS: dict[str, tuple[str, str]] = {
     "bump 3": ("ckconv.plan.bump3", "Bump3Planner"),
     "bump 4": ("ckconv.plan.bump5", "Bump4Planner"),
     "bump 5": ("ckconv.plan.bump5", "Bump5Planner"),
+    "gguf": ("ckconv.plan.gguf", "GgufPlanner"),
+    "safetensors": ("ckconv.plan.checkpoint", "CheckpointPlanner"),
+    "mlx": ("ckconv.plan.mlx", "MlxPlanner"),
+    "peft": ("ckconv.plan.adapter_peft", "PeftPlanner"),
+    "gguf adapter": ("ckconv.plan.adapter_gguf", "GgufAdapterPlanner"),
+    "mlx adapter": ("ckconv.plan.adapter_mlx", "MlxAdapterPlanner"),
 }
+
+#: What an adapter becomes where a target of this name is asked for.
+_ADAPTERS = {"peft": "peft", "gguf": "gguf adapter", "mlx": "mlx adapter"}
 
 #: What `inspect` judges a model by.
 TARGETS = ("bump 3", "bump 5")
@@ -35,9 +44,47 @@ def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
     Raises:
         InputError: the engine template or the source's tokenizer is malformed.
     """
-    source = gather(index)
+    if index.adapter is not None or to == "peft":
+        return _plan_adapter(index, to, options)
+    if index.merged:
+        plan = _make_bump(index, to, options) if to == "bump" else _plan(index, to, options, gather(index))
+        notes = [f"merged {adapter}" for adapter in index.merged]
+        if to == "bump" and options.source_record:
+            notes.append("no source record is written: the values are not those of the source")
+        return replace(plan, notes=(*plan.notes, *notes))
     if to != "bump":
-        return _plan(index, to, options, source)
+        return _back(index, to, options) if index.format == "bump" else _plan(index, to, options, gather(index))
+    plan = _make_bump(index, to, options)
+    if plan.refusals or not options.source_record:
+        return plan
+    from ckconv.plan.keep import with_record
+
+    return with_record(plan)
+
+
+def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
+    """An adapter's plan; for a target that holds models only, or a model that is to be an adapter, why there is none."""
+    if index.adapter is None:
+        return Plan(index, to, 0, options, refusals=(Reason("it holds adapters, and this is a model"),))
+    if to not in _ADAPTERS:
+        hint = f"--to {', '.join(_ADAPTERS)} convert it; --adapter merges it while a base model is converted"
+        return Plan(index, to, 0, options, refusals=(Reason("it holds models, and this is an adapter", hint),))
+    return _plan(index, _ADAPTERS[to], options, SourceFacts())
+
+
+def _back(index: TensorIndex, to: str, options: Options) -> Plan:
+    """Out of a bump file: its source again, where the record beside it makes that, else what the index says."""
+    from ckconv.plan.restore import restoring_plan
+
+    plan, note = restoring_plan(index, to, options)
+    if plan is None:
+        plan = _plan(index, to, options, gather(index))
+        plan = replace(plan, notes=(*plan.notes, note)) if note else plan
+    return plan
+
+
+def _make_bump(index: TensorIndex, to: str, options: Options) -> Plan:
+    source = gather(index)
     if options.bump_version:
         plan = _plan(index, f"{to} {options.bump_version}", options, source)
         if plan.refusals and options.bump_version == 3:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 
 from ckconv.errors import CkconvError, InputError, quoted
+from ckconv.formats.adapters import CONFIG_NAME, MLX_NAME, PEFT_NAME, PEFT_PICKLE
 from ckconv.formats.bump import VERSIONS
 from ckconv.formats.gguf import MAGIC as GGUF_MAGIC
 from ckconv.formats.safetensors import INDEX_SUFFIX
+from ckconv.model.config import ModelConfig
 from ckconv.model.index import TensorIndex
 from ckconv.readers.bytesource import ByteSource, open_source
 
@@ -21,7 +24,11 @@ READERS: dict[str, tuple[str, str]] = {
     "safetensors": ("ckconv.readers.huggingface", "open_checkpoint"),
     "mlx": ("ckconv.readers.huggingface", "open_checkpoint"),
     "bump": ("ckconv.readers.bump", "open_bump"),
+    "peft": ("ckconv.readers.peft", "open_peft"),
 }
+
+#: What reads an adapter of a format whose models have another reader.
+_MLX_ADAPTER = ("ckconv.readers.mlx_adapter", "open_mlx_adapter")
 
 #: File name endings, for content that no magic number names.
 SUFFIXES: dict[str, str] = {".gguf": "gguf", ".bump": "bump", ".safetensors": "safetensors"}
@@ -53,28 +60,40 @@ def detect(path: Path, source: ByteSource) -> str:
 
 
 def open_index(
-    path: Path, *, format: str | None = None, source: ByteSource | None = None, config_path: Path | None = None
+    path: Path,
+    *,
+    format: str | None = None,
+    source: ByteSource | None = None,
+    config_path: Path | None = None,
+    base: Path | None = None,
 ) -> TensorIndex:
-    """Open a model of any format: headers only.
+    """Open a model or an adapter of any format: headers only.
 
     Args:
         format: read it as this format, whatever it looks like.
         source: the bytes, where they are not a file (a pipe).
         config_path: the configuration of a bump file, if it is not ``config.json`` beside it.
+        base: the model that an adapter was made for, if not where the adapter says it is.
 
     Raises:
         InputError: malformed, missing or unreadable.
         UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
     """
     try:
-        return _open(path, format, source, config_path)
+        return _open(path, format, source, config_path, base)
     except CkconvError as error:
         if error.path is None:  # rules about tensors know no files
             error.path = str(path)
         raise
 
 
-def _open(path: Path, format: str | None, source: ByteSource | None, config_path: Path | None) -> TensorIndex:
+def _open(
+    path: Path, format: str | None, source: ByteSource | None, config_path: Path | None, base: Path | None
+) -> TensorIndex:
+    adapter = adapter_format(path, format) if source is None else None
+    if adapter:
+        reader = _load(*(READERS["peft"] if adapter == "peft" else _MLX_ADAPTER))
+        return reader(path, opener=_base_config, base=base)
     if source is None and path.is_dir():
         return _open_directory(path, format, config_path)
     opened = source or open_source(path)
@@ -85,11 +104,41 @@ def _open(path: Path, format: str | None, source: ByteSource | None, config_path
             opened.close()
     if name == "bump":
         return _reader(name)(path, source=source, config_path=config_path)
+    if name == "gguf":
+        return _reader(name)(path, source=source, opener=_base_config, base=base)
     return _reader(name)(path, source=source)
 
 
+def adapter_format(path: Path, format: str | None = None) -> str | None:
+    """``peft`` or ``mlx`` where the path is such an adapter, by the files that are there; else ``None``.
+
+    A directory that holds a whole model besides is a model.
+    """
+    if format not in (None, "peft", "mlx"):
+        return None
+    root = path if path.is_dir() else path.parent
+    names = {entry.name for entry in root.iterdir()} if root.is_dir() else set()
+    if path != root and path.name not in (PEFT_NAME, MLX_NAME, CONFIG_NAME):
+        return "peft" if format == "peft" else None
+    if path == root and format != "peft" and any(fnmatchcase(name, "model*.safetensors*") for name in names):
+        return None
+    if MLX_NAME in names and format != "peft" and (path == root or path.name != PEFT_NAME):
+        return "mlx"
+    if format == "peft" or names & {PEFT_NAME, PEFT_PICKLE, CONFIG_NAME}:
+        return "peft"
+    inside = path == root and not any(name.endswith((".safetensors", ".gguf", ".bump", ".bin")) for name in names)
+    return "peft" if inside and any((root / name / CONFIG_NAME).is_file() for name in sorted(names)) else None
+
+
+def _base_config(path: Path) -> ModelConfig | None:
+    return open_index(path).config
+
+
 def _reader(format: str) -> Reader:
-    module, function = READERS[format]
+    return _load(*READERS[format])
+
+
+def _load(module: str, function: str) -> Reader:
     reader: Reader = getattr(import_module(module), function)
     return reader
 

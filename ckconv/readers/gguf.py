@@ -89,9 +89,18 @@ def read_gguf(path: Path, *, source: ByteSource | None = None) -> GgufFile:
     count = _split_count(shard)
     if count == 1:
         return GgufFile(path, (shard,), 1)
-    shards = _read_set(shard, _shard_name(shard, count))
-    _check_set(shards)
-    return GgufFile(path, shards, count)
+    return join_shards(path, _read_set(shard, _shard_name(shard, count)))
+
+
+def join_shards(path: Path, shards: tuple[GgufShard, ...]) -> GgufFile:
+    """The model of all shards of a set, or of its only file.
+
+    Raises:
+        InputError: ``gguf.split`` or ``gguf.duplicate-tensor``, they do not belong together.
+    """
+    if len(shards) > 1:
+        _check_set(shards)
+    return GgufFile(path, shards, len(shards))
 
 
 def _read_file(path: Path) -> GgufShard:

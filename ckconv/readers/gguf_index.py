@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckconv.errors import InputError, UnsupportedError
+from ckconv.formats.adapters import GGUF_KIND
 from ckconv.model.architectures import Canonical, Family, canonicalise_gguf, family_of_gguf
 from ckconv.model.config import GGUF_MODIFIERS, PARAMETERS, ModelConfig, build_config, checked_number
 from ckconv.model.index import TensorIndex
@@ -14,14 +15,35 @@ from ckconv.model.names import GGUF_NAMES
 from ckconv.readers.bytesource import ByteSource
 from ckconv.readers.gguf import ArrayRef, GgufFile, MetaValue, read_gguf
 
+if TYPE_CHECKING:
+    from ckconv.readers.adapter_base import Opener
 
-def open_gguf(path: Path, *, source: ByteSource | None = None) -> TensorIndex:
+
+def open_gguf(
+    path: Path, *, source: ByteSource | None = None, opener: Opener | None = None, base: Path | None = None
+) -> TensorIndex:
     """Read the header of a GGUF (all shards of a split set) and apply its family's rules.
+
+    Args:
+        opener: reads the hyper-parameters of an adapter's ``base`` model.
 
     Raises:
         InputError: the file is malformed (``gguf.*``) or contradicts itself (``model.config``).
     """
     file = read_gguf(path, source=source)
+    if _value(file.metadata, "general.type") == GGUF_KIND:
+        from ckconv.readers.gguf_adapter import gguf_adapter
+
+        return gguf_adapter(file, path, opener=opener or (lambda path: None), base=base)
+    return index_gguf(path, file)
+
+
+def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
+    """The index of headers that were read.
+
+    Raises:
+        InputError: ``model.config``, they contradict themselves.
+    """
     architecture = str(_value(file.metadata, "general.architecture") or "")
     kind = str(_value(file.metadata, "general.type") or "model")
     family = _family(file, architecture) if kind == "model" else None

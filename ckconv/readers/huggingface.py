@@ -7,6 +7,7 @@ from typing import Any
 
 from ckconv.model.architectures import Canonical
 from ckconv.model.huggingface import canonicalise, refuse_foreign
+from ckconv.model.huggingface_names import NAMES_KEY
 from ckconv.model.index import TensorIndex
 from ckconv.readers.bytesource import ByteSource
 from ckconv.readers.huggingface_config import huggingface_config, huggingface_family
@@ -29,10 +30,21 @@ def open_checkpoint(path: Path, *, source: ByteSource | None = None) -> TensorIn
         checkpoint = CheckpointFiles(path.parent, None, (file,), file.tensors, None, ())
     else:
         checkpoint = read_checkpoint_files(path)
+    return index_checkpoint(path, checkpoint)
+
+
+def index_checkpoint(path: Path, checkpoint: CheckpointFiles) -> TensorIndex:
+    """The index of headers and a configuration that were read.
+
+    Raises:
+        InputError: ``mlx.quant`` or ``model.config``.
+        UnsupportedError: ``model.quantizer``.
+    """
     config = checkpoint.config
     mlx = is_mlx(config, checkpoint.shards[0].metadata)
     architecture = str(config.get("model_type", "")) if config else ""
     family = huggingface_family(config) if config else None
+    dialect = checkpoint.shards[0].metadata.get(NAMES_KEY, "hf")
     model = None
     canonical = Canonical({}, {}, (), checkpoint.tensors)
     if config is not None:
@@ -41,7 +53,7 @@ def open_checkpoint(path: Path, *, source: ByteSource | None = None) -> TensorIn
             if not mlx:
                 refuse_foreign(checkpoint.tensors, path)
             model = huggingface_config(config, family, checkpoint.tensors, path)
-            canonical = canonicalise(items, family, model, path, mlx=mlx)
+            canonical = canonicalise(items, family, model, path, mlx=mlx, dialect=dialect)
     return TensorIndex(
         format="mlx" if mlx else "safetensors",
         version=0,

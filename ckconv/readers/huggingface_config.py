@@ -36,6 +36,10 @@ _GEMMA3_MODIFIERS = {
 #: What the classes of transformers take where a configuration names no base.
 _ROPE_THETA = {"gemma3": 1_000_000.0, "mixtral": 1_000_000.0}
 
+#: Endings of the names of tables, in every dialect.
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "token_embedding.weight", "token_embd.weight")
+_POSITIONS = ("wpe.weight", "decoder.embed_positions.weight", "position_embd.weight")
+
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The decoder's own part of the configuration of a model of several modalities, else the whole."""
@@ -104,8 +108,8 @@ def huggingface_config(
         values,
         names,
         fail,
-        vocab_size=_rows(stored, ("embed_tokens.weight", "wte.weight")),
-        position_rows=_rows(stored, ("wpe.weight", "decoder.embed_positions.weight")),
+        vocab_size=_rows(stored, _EMBEDDINGS),
+        position_rows=_rows(stored, _POSITIONS),
         rope=family.rope,
         rope_scaling=_scaling(own, rope, fail),
         tied=tied,

@@ -106,6 +106,22 @@ def read_checkpoint_files(path: Path) -> CheckpointFiles:
     return CheckpointFiles(root, index_path, shards, tensors, config, _side_files(root, names) if belong else ())
 
 
+def find_index(path: Path) -> Path | None:
+    """The index file that :func:`read_checkpoint_files` takes, ``None`` where a single file needs none."""
+    if path.is_dir():
+        return _choose(path, _names(path))[0]
+    return path if path.name.endswith(INDEX_SUFFIX) else None
+
+
+def regular_file(root: Path, name: str) -> Path | None:
+    """The file of this name in a directory, ``None`` if there is none.
+
+    Raises:
+        InputError: ``index.path``, it is a link out of the directory, or no regular file.
+    """
+    return root / name if _is_there(root, name, "the directory holds") else None
+
+
 def _names(root: Path) -> tuple[str, ...]:
     """The names in a directory, sorted."""
     try:

@@ -1,0 +1,168 @@
+"""What llama.cpp loads and computes: which tensors of a family it looks for, and what it does not do.
+
+A tensor that llama.cpp does not look for stops it from loading a file ("wrong number of tensors"), a missing one too.
+Source: ``load_arch_tensors`` and ``load_arch_hparams`` of the files in llama.cpp's ``src/models``; what may be there
+besides was found by loading files that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckconv.model.architectures import FAMILIES, Family
+from ckconv.model.config import ModelConfig
+from ckconv.model.gguf_metadata import own_document
+from ckconv.model.rope_scaling import LLAMA3_NUMBERS, positive_numbers
+from ckconv.plan.steps import Reason
+
+#: Tensors outside the layers: those that must be there, and those that may.
+ENDS_REQUIRED = ("token_embedding.weight", "output_norm.weight")
+ENDS_OPTIONAL = ("output.weight",)
+
+
+def _biases(*stems: str) -> tuple[str, ...]:
+    return tuple(f"{stem}.bias" for stem in stems)
+
+
+_QKV = ("attention.q", "attention.k", "attention.v")
+_QK_NORM = ("attention.q_norm.weight", "attention.k_norm.weight")
+
+#: Family -> tensors of a layer, after ``layers.{n}.``, that llama.cpp wants besides :attr:`Family.required`.
+_WANTED: Mapping[str, tuple[str, ...]] = {
+    "qwen3": _QK_NORM,
+    "qwen3moe": _QK_NORM,
+    "gemma3": _QK_NORM,
+    "gpt2": _biases(*_QKV, "attention.output", "ffn.up", "ffn.down"),
+}
+
+#: Family -> tensors of a layer that it loads where they are, besides the biases of q, k and v, which it always does.
+_OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "llama": _biases("attention.output", "ffn.gate", "ffn.up", "ffn.down"),
+    "mixtral": _biases("attention.output"),
+}
+
+#: What a family has outside its layers besides.
+_ENDS: Mapping[str, tuple[str, ...]] = {"gpt2": ("output_norm.bias", "position_embedding.weight")}
+
+#: Families whose RoPE frequencies llama.cpp divides by ``rope_freqs.weight``.
+_DIVIDES_FREQUENCIES = frozenset({"llama", "mixtral"})
+
+#: Keys of a YaRN scaling that are said in GGUF or say what llama.cpp does anyway.
+_YARN_KEYS = frozenset(
+    {"rope_type", "type", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "rope_theta"}
+)
+
+#: Every n-th layer of gemma 3 attends to everything (``load_arch_hparams`` of llama.cpp's gemma3).
+_GEMMA3_PERIOD = 6
+#: Layers of the one gemma 3 whose attention llama.cpp scales by the model's width, not by its head.
+_GEMMA3_27B = 62
+
+
+def layer_required(family: Family) -> tuple[str, ...]:
+    """Tensors of every layer, after ``layers.{n}.``."""
+    return (*family.required, *_WANTED.get(family.name, ()))
+
+
+def known_patterns(family: Family) -> frozenset[str]:
+    """Every canonical pattern that llama.cpp loads for a family."""
+    layer = (*layer_required(family), *_biases(*_QKV), *_OPTIONAL.get(family.name, ()))
+    ends = (*ENDS_REQUIRED, *ENDS_OPTIONAL, *_ENDS.get(family.name, ()))
+    frequencies = ("rope_frequencies",) if family.name in _DIVIDES_FREQUENCIES else ()
+    return frozenset({*ends, *frequencies, *(f"layers.{{n}}.{name}" for name in layer)})
+
+
+def ends_required(family: Family) -> tuple[str, ...]:
+    """Tensors outside the layers that must be there."""
+    return (*ENDS_REQUIRED, *_ENDS.get(family.name, ()))
+
+
+def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool) -> Iterator[Reason]:
+    """Why llama.cpp would compute something else than the source's configuration says.
+
+    Args:
+        context: context length in the output.
+        rope_dropped: a flag leaves Llama 3's scaling out.
+    """
+    family = FAMILIES[config.family]
+    own = own_document(config)
+    for modifier in config.modifiers:
+        if not _gemma3_scale_fits(config, own, modifier):
+            yield Reason(f"{modifier} changes the computation, and llama.cpp computes {family.gguf} without it")
+    if config.rope_scaling is not None:
+        yield from _scaling_reasons(config, config.rope_scaling, rope_dropped)
+    if family.rope and config.head_dim % 2:
+        yield Reason(f"heads of {config.head_dim} elements cannot form RoPE pairs")
+    if family.rope and config.rotary_dim != config.head_dim and family.name not in ("llama", "phi3"):
+        yield Reason(f"RoPE turns {config.rotary_dim} of {config.head_dim} elements of a head; llama.cpp turns all")
+    if not config.norm_eps:
+        yield Reason("the source names no epsilon for its norms")
+    if not context:
+        yield Reason("the source names no context length", "--context N sets one")
+    if family.name == "gemma3":
+        yield from _gemma3_reasons(config, own)
+    elif config.sliding_window and config.sliding_window < context:
+        yield Reason(
+            f"attention slides over {config.sliding_window:,} tokens, llama.cpp attends to all {context:,}",
+            f"--context {config.sliding_window} makes them the same",
+        )
+    if family.name == "qwen3moe" and config.raw and own.get("norm_topk_prob") is not True:
+        yield Reason("the weights of the chosen experts are not renormalised (norm_topk_prob), which llama.cpp does")
+    activation = own.get("activation_function", "gelu_new")
+    if family.name == "gpt2" and activation not in ("gelu_new", "gelu_pytorch_tanh"):
+        yield Reason(f"activation_function = {activation!r} changes the computation, llama.cpp's gpt2 has gelu_new")
+    if family.name == "gpt2" and own.get("scale_attn_weights", True) is not True:
+        yield Reason("scale_attn_weights = False changes the computation, and llama.cpp computes gpt2 without it")
+    if family.name == "gpt2" and own.get("scale_attn_by_inverse_layer_idx", False) is not False:
+        yield Reason("scale_attn_by_inverse_layer_idx changes the computation, and llama.cpp's gpt2 does not know it")
+
+
+def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: bool) -> Iterator[Reason]:
+    kind = str(scaling.get("rope_type"))
+    if kind == "llama3":
+        if dropped:
+            return
+        if config.family not in _DIVIDES_FREQUENCIES:
+            yield Reason(f"RoPE is scaled (llama3), which llama.cpp does not do for {FAMILIES[config.family].gguf}")
+        elif positive_numbers(scaling, LLAMA3_NUMBERS) is None:
+            yield Reason("the scaling of RoPE (llama3) lacks one of its numbers: " + ", ".join(LLAMA3_NUMBERS))
+        return
+    if kind not in ("linear", "yarn"):
+        yield Reason(f"RoPE is scaled ({kind}), which this version does not write to GGUF")
+        return
+    if positive_numbers(scaling, ("factor",)) is None:
+        yield Reason(f"the scaling of RoPE ({kind}) names no factor")
+    if kind == "yarn":
+        further = sorted(key for key, value in scaling.items() if value is not None and key not in _YARN_KEYS)
+        for key in further:
+            yield Reason(f"the scaling of RoPE (yarn) has {key} = {scaling[key]!r}, which has no key in GGUF")
+        given = [key for key in ("beta_fast", "beta_slow", "original_max_position_embeddings") if key in scaling]
+        if positive_numbers(scaling, tuple(given)) is None:
+            yield Reason("the scaling of RoPE (yarn) has numbers that are none: " + ", ".join(given))
+
+
+def _gemma3_scale_fits(config: ModelConfig, own: Mapping[str, Any], modifier: str) -> bool:
+    """The scale of attention that is reported as unusual is the one that llama.cpp takes for this size."""
+    return (
+        modifier.startswith("query_pre_attn_scalar ")
+        and config.num_layers == _GEMMA3_27B
+        and own.get("query_pre_attn_scalar") == config.hidden_size // config.num_heads
+    )
+
+
+def _gemma3_reasons(config: ModelConfig, own: Mapping[str, Any]) -> Iterator[Reason]:
+    if config.sliding_window is None:
+        yield Reason("the source names no sliding window, which every other part of gemma3 depends on")
+    scalar = own.get("query_pre_attn_scalar")
+    width = config.hidden_size // config.num_heads
+    if config.num_layers == _GEMMA3_27B and scalar != width and (scalar or config.head_dim) != width:
+        yield Reason(f"query_pre_attn_scalar = {scalar!r}, llama.cpp takes {width} for {_GEMMA3_27B} layers")
+    full = [(n + 1) % _GEMMA3_PERIOD == 0 for n in range(config.num_layers)]
+    types = own.get("layer_types")
+    if isinstance(types, list):
+        same = [kind == "full_attention" for kind in types] == full
+    else:
+        period = own.get("sliding_window_pattern", own.get("_sliding_window_pattern", _GEMMA3_PERIOD))
+        same = period == _GEMMA3_PERIOD
+    if not same:
+        yield Reason(f"llama.cpp's gemma3 attends to everything in every {_GEMMA3_PERIOD}th layer, this one in others")

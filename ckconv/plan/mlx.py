@@ -1,0 +1,141 @@
+"""Planning an MLX directory as mlx-lm loads it: a checkpoint of other names, whose matrices may be quantised."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ckconv.dtypes import DTYPES, F32, DType, Kind
+from ckconv.mlxquant import Quantization
+from ckconv.model.architectures import Family
+from ckconv.model.huggingface_classes import CLASSES
+from ckconv.model.index import Tensor
+from ckconv.plan.checkpoint import DECODE, CheckpointPlanner
+from ckconv.plan.planner import HEAD
+from ckconv.plan.shards import Module
+from ckconv.triples import triple_of, triple_type
+
+#: Keys of a GPT-2's configuration that mlx-lm's class does not read -> values that it computes with.
+_GPT2_FIXED: dict[str, tuple[object, ...]] = {
+    "activation_function": (None, "gelu_new", "gelu_pytorch_tanh"),
+    "scale_attn_weights": (None, True),
+    "scale_attn_by_inverse_layer_idx": (None, False),
+}
+
+
+class MlxPlanner(CheckpointPlanner):
+    """What mlx-lm's loader and classes want."""
+
+    format = "mlx"
+    dialect = "mlx"
+    written_by = "mlx"
+    always_index = True
+
+    @property
+    def _loader(self) -> str:
+        return "mlx-lm"
+
+    def _plain_type(self, name: str, source: DType) -> DType:
+        dtype = super()._plain_type(name, source)
+        # Source: ``dtype_from_safetensor_str`` of mlx/io/safetensors.cpp, 0.32.
+        if dtype.kind is Kind.OPAQUE or dtype.name == "F64":
+            self._fault(f"mlx loads no {dtype} tensors", "--dtype f32" if dtype.name == "F64" else "", name)
+        return dtype
+
+    def _block_type(self, tensor: Tensor) -> DType:
+        """The triple that holds every number of the blocks.
+
+        Scales and biases are float32 unless another type is asked for: with those MLX computes the values that GGUF
+        holds, where with float16 it rounds every one of them.
+        """
+        if triple_of(tensor.dtype) is not None:
+            return tensor.dtype
+        from ckconv.repack import BY_BLOCK, natural_triple
+
+        asked = self.options.dtype
+        recipe = BY_BLOCK.get(tensor.dtype)
+        if recipe is None or asked == "keep":
+            why = "is no exact MLX quantisation" if recipe is None else "is another type in MLX"
+            self._fault(f"{tensor.dtype} {why}", DECODE, tensor.source)
+            return tensor.dtype
+        number = F32 if asked == "engine" else DTYPES[asked.upper()]
+        triple = natural_triple(tensor.dtype, number if recipe.mode == "affine" else None)
+        assert triple is not None
+        if not triple.quantization.divides(tensor.shape[-1]):
+            self._fault(f"rows are no whole groups of {triple.quantization}", DECODE, tensor.source)
+            return tensor.dtype
+        return triple_type(triple)
+
+    def _renamed(self) -> list[Module]:
+        modules = super()._renamed()
+        numbers = {t.number for dtype in self.types.values() if (t := triple_of(dtype)) is not None}
+        repacked = any(
+            triple_of(dtype) is not None and self.tensors[name].dtype is not dtype for name, dtype in self.types.items()
+        )
+        if repacked and F32 in numbers:
+            self.notes.append("scales and biases are float32, so that MLX computes exactly what the blocks hold")
+        return modules
+
+    def _check_class(self, family: Family) -> None:
+        super()._check_class(family)
+        config = self.config
+        assert config is not None
+        own = CLASSES.get(family.name)
+        if own is None or self.options.names in ("canonical", "gguf"):
+            return
+        if own.fixed_head and config.head_dim * config.num_heads != config.hidden_size:
+            self.refuse(f"mlx-lm's {family.name} takes hidden / heads for the size of a head, not {config.head_dim}")
+        if not own.head_of_its_own and HEAD in self.tensors:
+            hint = "--tie leaves it out, if it is the embedding" if HEAD in self.index.tensors else ""
+            self.refuse(f"mlx-lm's {family.name} has no output head of its own", hint)
+        if self.rope_scaling and not own.scales_rope:
+            self.refuse(f"mlx-lm's {family.name} does not scale RoPE")
+        if self.document:
+            for modifier in config.modifiers:
+                self.refuse(f"{modifier} changes the computation; mlx-lm does not know it")
+        if family.name == "gpt2":
+            self._check_gpt2()
+        if family.name == "gemma3":
+            self._check_layer_types()
+            return
+        context = self.options.context or config.context_length
+        if config.sliding_window and config.sliding_window < context:
+            self.refuse(
+                f"attention slides over {config.sliding_window:,} tokens, mlx-lm attends to all {context:,}",
+                f"--context {config.sliding_window} makes them the same",
+            )
+
+    def _check_gpt2(self) -> None:
+        config = self.config
+        assert config is not None
+        if config.ffn_size != 4 * config.hidden_size:
+            self.refuse(f"mlx-lm's gpt2 has a feed-forward of 4 x hidden, not {config.ffn_size:,}")
+        for key, harmless in _GPT2_FIXED.items():
+            if self.document.get(key) not in harmless:
+                self.refuse(f"mlx-lm's gpt2 does not know {key} = {self.document[key]!r}")
+
+    def _check_layer_types(self) -> None:
+        """mlx-lm's Gemma 3 has full attention in every nth layer, whatever the configuration lists."""
+        types = self.document.get("layer_types")
+        if not isinstance(types, list) or "full_attention" not in types:
+            return
+        period = types.index("full_attention") + 1
+        if any((kind == "full_attention") != (n % period == 0) for n, kind in enumerate(types, 1)):
+            self.refuse("mlx-lm's gemma3 has full attention in every nth layer, which layer_types does not say")
+
+    def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
+        """The most common quantisation, and by name the modules that have another."""
+        found: dict[str, Quantization] = {}
+        for piece in (module[0] for module in modules):
+            triple = triple_of(piece.module) if piece.module is not None else None
+            if triple is not None:
+                found[piece.name.removesuffix(".weight")] = triple.quantization
+        if not found:
+            return None
+        common = Counter(found.values()).most_common(1)[0][0]
+        return {**_entry(common), **{name: _entry(q) for name, q in sorted(found.items()) if q != common}}
+
+
+def _entry(quantization: Quantization) -> dict[str, Any]:
+    return {"group_size": quantization.group_size, "bits": quantization.bits, "mode": quantization.mode}

@@ -1,0 +1,82 @@
+"""The base model of an adapter: its hyper-parameters, and whether the adapter fits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, quoted
+from ckconv.model.adapter import AdapterModule, Role, matrix_shape
+from ckconv.model.config import ModelConfig
+from ckconv.model.index import Tensor
+from ckconv.readers.huggingface_config import huggingface_config, huggingface_family
+from ckconv.readers.huggingface_files import CONFIG_NAME
+from ckconv.readers.strictjson import Document, read_object
+
+#: Opens a model of any format: given by who opens an adapter, as no reader knows the others.
+Opener = Callable[[Path], ModelConfig | None]
+
+_DOCUMENT = Document("configuration", "model.config", "model.config", 16 << 20)
+
+
+def find_base(base: Path | None, named: str, opener: Opener) -> ModelConfig | None:
+    """The hyper-parameters of the base model: of the one asked for, else of the one that the adapter names.
+
+    Args:
+        base: a model of any format, or a directory that holds its ``config.json``.
+        named: what the adapter calls it; looked for in the file system, as peft does, and nowhere else.
+
+    Raises:
+        InputError: the model asked for cannot be read.
+        UnsupportedError: ``model.architecture``, no rules are known for it.
+    """
+    if base is not None:
+        config = _read(base, opener)
+        if config is None:
+            raise UnsupportedError("model.architecture", "its architecture has no rules", path=base)
+        return config
+    if not named or "\0" in named or not Path(named).is_dir():
+        return None
+    try:
+        return _read(Path(named), opener)
+    except CkconvError:
+        return None
+
+
+def _read(path: Path, opener: Opener) -> ModelConfig | None:
+    """A model's configuration; of a directory its ``config.json`` will do, without weights."""
+    try:
+        return opener(path)
+    except InputError as error:
+        if error.code != "hf.no-weights" or not (path / CONFIG_NAME).is_file():
+            raise
+    document = read_object(path / CONFIG_NAME, _DOCUMENT)
+    family = huggingface_family(document)
+    return huggingface_config(document, family, (), path) if family else None
+
+
+def check_fits(
+    modules: Mapping[str, AdapterModule], tensors: Mapping[str, Tensor], config: ModelConfig, path: Path
+) -> None:
+    """Every module is one of the base model's, and its LoRA has the base matrix's shape.
+
+    Raises:
+        InputError: ``adapter.base``, with every fault.
+    """
+    faults = Faults(path)
+    for module in modules.values():
+        shape = matrix_shape(module.name, config)
+        if ".experts." in module.name or (Role.B not in module.roles and shape is None):
+            continue  # one of many experts has no matrix of its own; a norm is none
+        if shape is None:
+            message = f"no base tensor for {quoted(module.path)}"
+            faults.add("adapter.base", message, tensor=module.path, hint="--base names the model it was made for")
+            continue
+        if Role.B not in module.roles:
+            continue
+        a, b = tensors[f"{module.name}.{Role.A.value}"], tensors[f"{module.name}.{Role.B.value}"]
+        made = (b.shape[0], a.shape[1])
+        if made != shape:
+            message = f"{quoted(module.path)} changes a matrix of {list(made)}, the base has {list(shape)}"
+            faults.add("adapter.base", message, tensor=module.path, found=list(made), allowed=list(shape))
+    faults.check()

@@ -1,0 +1,239 @@
+"""Reads a source record, and trusts nothing in it before it is checked."""
+
+from __future__ import annotations
+
+import os
+import string
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ckconv.errors import InputError, quoted
+from ckconv.formats import zipstore
+from ckconv.model.index import TensorIndex
+from ckconv.readers.bytesource import FileSource, open_source
+from ckconv.readers.strictjson import Document, parse_object, shown
+from ckconv.record import (
+    DOCUMENT_NAME,
+    FORMATS,
+    MAX_DOCUMENT,
+    MAX_KEPT,
+    SCHEMA,
+    Kept,
+    Record,
+    Run,
+    SourceFile,
+    plain_name,
+    record_path,
+)
+
+_DOCUMENT = Document(DOCUMENT_NAME, "record.json", "record.json", MAX_DOCUMENT)
+_MAX_SIZE = 1 << 62
+
+
+class OpenRecord:
+    """A record that was read and checked: every file is described, and every member is what it says."""
+
+    def __init__(self, path: Path, record: Record, source: FileSource, members: Mapping[str, zipstore.Stored]) -> None:
+        self.path, self.record = path, record
+        self._source, self._members = source, members
+
+    @property
+    def contents(self) -> Mapping[str, zipstore.Stored]:
+        """Every member but the document, by name."""
+        return {name: stored for name, stored in self._members.items() if name != DOCUMENT_NAME}
+
+    def check(self) -> None:
+        """Read every content, for the error of one that is not what is listed."""
+        for file in self.record.files:
+            for kept in file.kept:
+                self.content(file, kept)
+
+    def content(self, file: SourceFile, kept: Kept) -> bytes:
+        """The bytes that are kept.
+
+        Raises:
+            InputError: ``record.content``, they are not what ``record.json`` says.
+        """
+        name = file.member(kept)
+        stored = self._members.get(name)
+        if stored is None:
+            raise InputError("record.content", f"its member {quoted(name)} is missing", path=self.path)
+        data = self._source.read_at(stored.offset, stored.member.nbytes)
+        if len(data) != kept.nbytes:
+            message = f"its member {quoted(name)} has {len(data):,} bytes, {kept.nbytes:,} are listed"
+            raise InputError("record.content", message, path=self.path, found=len(data), allowed=kept.nbytes)
+        if sha256(data).hexdigest() != kept.sha256:
+            message = f"its member {quoted(name)} does not have the SHA-256 that is listed"
+            raise InputError("record.content", message, path=self.path, offset=stored.offset)
+        return data
+
+    def pieces(self, file: SourceFile) -> Iterator[tuple[Run, memoryview]]:
+        """Every run that is kept of a file, with its bytes, sorted."""
+        found = []
+        for kept in file.kept:
+            view = memoryview(self.content(file, kept))
+            for run in kept.runs:
+                found.append((run, view[: run[1]]))
+                view = view[run[1] :]
+        yield from sorted(found, key=lambda piece: piece[0])
+
+
+def open_record(path: Path) -> OpenRecord:
+    """Read and check a record. Contents are not read.
+
+    Raises:
+        InputError: ``record.zip``, it is truncated or no archive that ckconv writes; ``record.json``;
+            ``record.files``, files whose names or runs no source has; ``record.content``, missing or further members.
+    """
+    source = open_source(path)
+    if source.size > 2 * MAX_KEPT:
+        message = f"has {source.size:,} bytes; a record has at most {2 * MAX_KEPT:,}"
+        raise InputError("record.zip", message, path=path, found=source.size, allowed=2 * MAX_KEPT)
+    members = zipstore.read(source, "record.zip")
+    stored = members.get(DOCUMENT_NAME)
+    if stored is None or stored.member.nbytes > MAX_DOCUMENT:
+        what = "holds no" if stored is None else "holds too large a"
+        raise InputError("record.json", f"{what} {DOCUMENT_NAME}", path=path)
+    data = source.read_at(stored.offset, stored.member.nbytes)
+    if zlib.crc32(data) != stored.member.crc:
+        raise InputError("record.zip", f"the CRC-32 of {DOCUMENT_NAME} is wrong", path=path, offset=stored.offset)
+    record = _Checks(path, parse_object(data, _DOCUMENT, path, offset=stored.offset)).record()
+    wanted = {DOCUMENT_NAME, *(file.member(kept) for file in record.files for kept in file.kept)}
+    for name in sorted(members.keys() ^ wanted):
+        what = "is missing" if name in wanted else "is listed nowhere"
+        raise InputError("record.content", f"its member {quoted(name)} {what}", path=path)
+    return OpenRecord(path, record, source, members)
+
+
+def record_beside(index: TensorIndex) -> OpenRecord | None:
+    """The record that lies beside a bump file, ``None`` where there is none.
+
+    Raises:
+        InputError: ``record.*``: it is malformed, or belongs to another bump file.
+    """
+    path = record_path(index.path)
+    if not os.path.lexists(path):
+        return None
+    opened = open_record(path)
+    check_belongs(opened, index)
+    return opened
+
+
+def check_belongs(opened: OpenRecord, index: TensorIndex) -> None:
+    """The record was written with this bump file.
+
+    Raises:
+        InputError: ``record.foreign``.
+    """
+    record = opened.record
+    payload = index.checksums[0].stored if index.checksums else b""
+    hint = "move it away, or --no-source-record does not look at it"
+    if record.payload != payload:
+        message = (
+            f"it belongs to another bump file: to the payload {record.payload.hex()}, "
+            f"{index.path.name} says {payload.hex()}"
+        )
+        raise InputError(
+            "record.foreign", message, path=opened.path, found=record.payload.hex(), allowed=payload.hex(), hint=hint
+        )
+    if not index.tensors:
+        return
+    rope = "interleaved" if any(t.layout.interleaved for t in index.tensors.values()) else "split"
+    family = index.config.family if index.config else ""
+    for what, wrote, reads in (("rope_layout", record.rope_layout, rope), ("model", record.family, family)):
+        if wrote and wrote != reads:
+            message = (
+                f"the bump file was written with {what} {quoted(wrote)}, config.json beside it says {quoted(reads)}"
+            )
+            raise InputError("record.foreign", message, path=opened.path, found=reads, allowed=wrote)
+
+
+class _Checks:
+    """Turns the document into a record, or says what is wrong with it."""
+
+    def __init__(self, path: Path, document: Mapping[str, Any]) -> None:
+        self._path, self._document = path, document
+
+    def record(self) -> Record:
+        """The whole document, checked."""
+        d = self._document
+        schema = d.get("schema")
+        if schema != SCHEMA:
+            hint = "a newer ckconv may know it"
+            raise InputError("record.json", f"schema is {shown(schema)}, {SCHEMA} expected", path=self._path, hint=hint)
+        bump = self._of(d, "bump", dict)
+        format = self._of(d, "format", str)
+        if format not in FORMATS:
+            raise self._fault(f"format is {shown(format)}, one of {', '.join(FORMATS)} expected")
+        source = self._of(d, "source", str)
+        if not plain_name(source):
+            raise self._fault(f"the source is called {quoted(source)}, which is no plain file name", "record.files")
+        files = tuple(self._file(item) for item in self._of(d, "files", list))
+        self._check_names(files)
+        left_out, aliases = self._of(d, "left_out", list), self._of(d, "aliases", dict)
+        if not all(isinstance(name, str) for name in (*left_out, *aliases.values())):
+            raise self._fault("left_out and aliases must name tensors")
+        return Record(
+            format,
+            source,
+            bytes.fromhex(self._digest(bump, "payload_sha256")),
+            self._of(bump, "rope_layout", str),
+            self._of(bump, "family", str),
+            self._of(d, "options", dict),
+            tuple(left_out),
+            aliases,
+            files,
+        )
+
+    def _fault(self, message: str, code: str = "record.json") -> InputError:
+        return InputError(code, message, path=self._path)
+
+    def _of(self, holder: Any, key: str, kind: type[Any]) -> Any:
+        value = holder.get(key) if isinstance(holder, dict) else None
+        # Not isinstance: JSON's true would pass as 1.
+        if type(value) is not kind:
+            raise self._fault(f"{key} is {shown(value)}, which is no {kind.__name__}")
+        return value
+
+    def _digest(self, holder: Any, key: str) -> str:
+        text: str = self._of(holder, key, str)
+        if len(text) != 64 or not set(text) <= set(string.digits + "abcdef"):
+            raise self._fault(f"{key} is {shown(text)}, which is no SHA-256")
+        return text
+
+    def _file(self, item: Any) -> SourceFile:
+        name, size = self._of(item, "name", str), self._of(item, "size", int)
+        if not plain_name(name):
+            raise self._fault(f"a file is called {quoted(name)}, which is no plain file name", "record.files")
+        if not 0 <= size < _MAX_SIZE:
+            raise self._fault(f"{quoted(name)} is listed with {shown(size)} bytes", "record.files")
+        kept = tuple(self._kept(entry) for entry in self._of(item, "kept", list))
+        file = SourceFile(name, size, self._of(item, "tensors", bool), kept)
+        end = 0
+        for offset, nbytes in file.runs:
+            if offset < end or nbytes < 1 or nbytes > size - offset:
+                run = f"the run of {shown(nbytes)} bytes at byte {shown(offset)}"
+                message = f"{run} of {quoted(name)} overlaps another or is not in its {size:,} bytes"
+                raise self._fault(message, "record.files")
+            end = offset + nbytes
+        if not file.tensors and (len(kept) != 1 or kept[0].runs != (((0, size),) if size else ())):
+            raise self._fault(f"{quoted(name)} holds no tensors and is not kept whole", "record.files")
+        return file
+
+    def _kept(self, entry: Any) -> Kept:
+        runs = self._of(entry, "runs", list)
+        for run in runs:
+            if not isinstance(run, list) or [type(number) for number in run] != [int, int]:
+                raise self._fault(f"a run is {shown(run)}; [offset, bytes] expected", "record.files")
+        return Kept(tuple((offset, nbytes) for offset, nbytes in runs), self._digest(entry, "sha256"))
+
+    def _check_names(self, files: Sequence[SourceFile]) -> None:
+        twice = [name for name, count in Counter(file.name for file in files).items() if count > 1]
+        if twice:
+            raise self._fault(f"{quoted(twice[0])} is listed twice", "record.files")
+        if not any(file.tensors for file in files):
+            raise self._fault("no file holds tensors", "record.files")

@@ -1,0 +1,133 @@
+"""The source record: what a bump file does not hold of its source, so that the source can be made again byte for byte.
+
+``out.bump.source.zip`` lies beside ``out.bump`` and belongs to it by the SHA-256 that the bump's header stores of its
+payload. Its ``record.json`` lists every file of the source with its size, and *runs* of bytes (offset and length) that
+are kept verbatim: all that is no tensor, and tensors or rows of tensors that do not come back out of the bump. What no
+run keeps is the rest of the tensors, or zeros. Contents are members of the archive: a file that is kept whole under
+its own name in ``files/``, any other run, or several runs of one tensor, in ``parts/`` under its SHA-256.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: What the record of a bump file is called.
+SUFFIX = ".source.zip"
+
+SCHEMA = 1
+
+#: Bytes that a record keeps at most, and bytes of its ``record.json``.
+MAX_KEPT = 64 << 20
+MAX_DOCUMENT = 16 << 20
+
+#: Formats of a source.
+FORMATS = ("gguf", "safetensors", "mlx")
+
+#: The member that says what the others are.
+DOCUMENT_NAME = "record.json"
+
+_MAX_NAME_BYTES = 255
+
+#: (offset, bytes) in a source file.
+Run = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Runs of one file, sorted, and the SHA-256 (hex) of their bytes one after the other."""
+
+    runs: tuple[Run, ...]
+    sha256: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all runs together."""
+        return sum(nbytes for _, nbytes in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file of the source: ``tensors`` if it holds any, or could. ``kept`` runs do not overlap."""
+
+    name: str
+    size: int
+    tensors: bool
+    kept: tuple[Kept, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run that is kept, sorted."""
+        return sorted(run for kept in self.kept for run in kept.runs)
+
+    def member(self, kept: Kept) -> str:
+        """The archive's name of what is kept."""
+        whole = not self.tensors
+        return f"files/{self.name}" if whole else f"parts/{kept.sha256}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything in ``record.json``.
+
+    Attributes:
+        format: of the source: ``gguf``, ``safetensors`` or ``mlx``.
+        source: the name of the path that was converted.
+        payload: SHA-256 of the bump's payload, as its header stores it.
+        rope_layout: ``split`` or ``interleaved`` rows in the bump, empty for a model without RoPE.
+        family: of the model, as ckconv names families.
+        options: the flags that changed values or left tensors out.
+        left_out: names of source tensors that are not in the bump.
+        aliases: canonical tensor that is not in the bump -> the one that is byte for byte the same.
+        files: in the order in which a reader of the format reads them; side files last.
+    """
+
+    format: str
+    source: str
+    payload: bytes
+    rope_layout: str
+    family: str
+    options: Mapping[str, Any]
+    left_out: tuple[str, ...]
+    aliases: Mapping[str, str]
+    files: tuple[SourceFile, ...]
+
+    def to_json(self) -> bytes:
+        """``record.json``: its size does not depend on what ``payload`` is."""
+        document = {
+            "schema": SCHEMA,
+            "format": self.format,
+            "source": self.source,
+            "bump": {"payload_sha256": self.payload.hex(), "rope_layout": self.rope_layout, "family": self.family},
+            "options": dict(self.options),
+            "left_out": list(self.left_out),
+            "aliases": dict(self.aliases),
+            "files": [
+                {
+                    "name": file.name,
+                    "size": file.size,
+                    "tensors": file.tensors,
+                    "kept": [{"sha256": kept.sha256, "runs": kept.runs} for kept in file.kept],
+                }
+                for file in self.files
+            ],
+        }
+        return (json.dumps(document) + "\n").encode()
+
+
+def record_path(bump: Path) -> Path:
+    """Where the record of a bump file lies."""
+    return bump.with_name(bump.name + SUFFIX)
+
+
+def plain_name(name: str) -> bool:
+    """The name of a file directly in a directory, which any system can hold."""
+    if name in ("", ".", "..") or any(c in "/\\" or ord(c) < 32 or ord(c) == 127 for c in name):
+        return False
+    try:
+        return len(name.encode()) <= _MAX_NAME_BYTES
+    except UnicodeEncodeError:
+        return False

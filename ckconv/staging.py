@@ -1,0 +1,223 @@
+"""The directory with a temporary name in which an output grows until it is complete.
+
+Every file is in it under the name that it is going to have, a side file under the one that readers look for, so that
+readers find together what belongs together.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckconv.filesystem import (
+    allocate,
+    create,
+    failing,
+    holds,
+    made_meanwhile,
+    sync_directory,
+    sync_file,
+    temporary_name,
+    write_file,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A large file, written through a descriptor.
+
+    Attributes:
+        nbytes: its exact size.
+        holes: (offset, bytes) in it that are zeros and take no space, in order.
+    """
+
+    nbytes: int
+    holes: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """A side file.
+
+    Attributes:
+        name: what readers of the format look for, whatever the file is called in the end (``config.json``).
+    """
+
+    name: str
+    content: bytes
+
+
+@dataclass(slots=True)
+class File:
+    """One output: where it goes, and where it is until then.
+
+    Attributes:
+        target: its place, behind a symbolic link.
+        name: what it is called in the staging directory.
+        what: its content, or the room for it.
+        inside: it comes with the directory that is made for it.
+        staged: where readers find it meanwhile.
+        temp: what is going to be renamed; not in the staging directory if it goes elsewhere.
+    """
+
+    target: Path
+    name: str
+    what: Room | Small
+    inside: bool
+    staged: Path | None = None
+    temp: Path | None = None
+
+    @property
+    def content(self) -> bytes | None:
+        """``None`` for a large file."""
+        return self.what.content if isinstance(self.what, Small) else None
+
+    @property
+    def nbytes(self) -> int:
+        """The space that it takes."""
+        if isinstance(self.what, Small):
+            return len(self.what.content)
+        return self.what.nbytes - sum(nbytes for _, nbytes in self.what.holes)
+
+    def is_apart(self, parent: Path) -> bool:
+        """It goes to another directory than ``parent``, perhaps on another file system: no rename leads there."""
+        return not self.inside and not self.target.parent.samefile(parent)
+
+    @property
+    def is_there(self) -> bool:
+        """A side file that needs no writing: its place holds the same content."""
+        return self.content is not None and holds(self.target, self.content)
+
+
+class Staging:
+    """The directory and what is staged for other places; :meth:`remove` leaves nothing of it."""
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self._temps: list[Path] = []
+        self._unsynced: list[File] = []
+
+    @property
+    def _made(self) -> Path:
+        assert self.path is not None
+        return self.path
+
+    def make(self, place: Path, *, whole: bool) -> None:
+        """Make the directory beside ``place``.
+
+        Args:
+            whole: it is going to be ``place``, and gets the mode bits of an empty directory that is there.
+        """
+        self.path = temporary_name(place.parent, place.name)  # before it is there: a signal may come any time
+        try:
+            self.path.mkdir()
+        except FileExistsError:
+            self.path = None
+            raise
+        mode = stat.S_IMODE(self.path.stat().st_mode)
+        if mode & stat.S_IRWXU != stat.S_IRWXU:  # the user's mask may forbid what making files in it needs
+            self.path.chmod(mode | stat.S_IRWXU)
+        if whole:
+            with suppress(FileNotFoundError):
+                self.path.chmod(stat.S_IMODE(place.stat().st_mode))
+
+    def add_small(self, file: File, what: Small) -> None:
+        """Write a side file, and once more where it goes if a rename does not lead there."""
+        file.staged = self._free_name(file.name)
+        write_file(file.staged, what.content)
+        if file.is_apart(self._made.parent):
+            self.bring(file, what)
+        else:
+            file.temp = file.staged
+            self._unsynced.append(file)
+
+    def bring(self, file: File, what: Small) -> None:
+        """Write a side file beside its place, unless it is staged for it already or not needed there."""
+        if file.temp is None and not file.is_there:
+            file.temp = self._temporary(file.target)
+            write_file(file.temp, what.content)
+            self._unsynced.append(file)
+
+    def add_large(self, file: File, what: Room) -> int:
+        """Make a large file with room for all of it, beside its place if a rename does not lead there."""
+        staged = self._free_name(file.name)
+        file.staged = file.temp = staged
+        if file.is_apart(self._made.parent):
+            file.staged = file.temp = self._temporary(file.target)
+            with suppress(OSError):  # without links readers find it under its temporary name
+                staged.symlink_to(file.temp.absolute())
+                file.staged = staged
+        fd = create(file.temp)
+        try:
+            allocate(fd, what.nbytes, what.holes)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _free_name(self, name: str) -> Path:
+        """``name`` in the directory, unless another file has it there."""
+        path = self._made / name
+        return temporary_name(self._made, name) if os.path.lexists(path) else path
+
+    def _temporary(self, target: Path) -> Path:
+        temp = temporary_name(target.parent, target.name)
+        self._temps.append(temp)
+        return temp
+
+    def sync_small(self) -> None:
+        """Bring the side files to the disk, each once."""
+        while self._unsynced:
+            file = self._unsynced[-1]
+            assert file.temp is not None
+            with failing(file.target):
+                sync_file(file.temp)
+            self._unsynced.pop()
+
+    def become(self, directory: Path, files: Collection[File]) -> None:
+        """Put the directory in its place, where there is nothing, or an empty directory.
+
+        Raises:
+            OutputError: ``output.exists``, there is something meanwhile.
+        """
+        self._arrange(files)
+        sync_directory(self._made)
+        try:
+            self._made.rename(directory)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise made_meanwhile(directory) from None
+            raise
+        self.path = None
+
+    def _arrange(self, files: Collection[File]) -> None:
+        """Leave in the directory what belongs there, under the names that were asked for."""
+        moves: list[tuple[Path, Path]] = []
+        for file in files:
+            assert file.staged is not None
+            if not file.inside:
+                file.staged.unlink(missing_ok=True)
+            elif file.staged.name != file.target.name:
+                moves.append((file.staged, self._made / file.target.name))
+        # In two steps: a name may be free only when another file has moved.
+        between = [(old, temporary_name(self._made, place.name)) for old, place in moves]
+        after = [(temp, place) for (_, temp), (_, place) in zip(between, moves, strict=True)]
+        for old, new in (*between, *after):
+            old.rename(new)
+
+    def remove(self) -> None:
+        """Remove the directory and everything temporary, as far as it is there."""
+        while self._temps:
+            with suppress(OSError):
+                self._temps.pop().unlink()
+        if self.path is not None:
+            with suppress(OSError):
+                for path in list(self.path.iterdir()):
+                    path.unlink()
+                self.path.rmdir()
+                self.path = None

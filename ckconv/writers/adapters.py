@@ -1,0 +1,15 @@
+"""What stands in and beside an adapter's file of tensors: its header, and ``adapter_config.json``."""
+
+from __future__ import annotations
+
+from ckconv.formats.adapters import CONFIG_NAME
+from ckconv.plan.adapter_peft import AdapterFiles
+from ckconv.plan.steps import Plan
+from ckconv.writers.container import Container, Frame
+
+
+def container(plan: Plan) -> Container:
+    """One frame, and the configuration beside it."""
+    details = plan.details
+    assert isinstance(details, AdapterFiles)
+    return Container(tuple(Frame(header) for header in details.headers), side_files={CONFIG_NAME: details.config_json})

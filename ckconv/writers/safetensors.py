@@ -1,0 +1,33 @@
+"""What stands in and beside safetensors files but tensors: headers, the index, the configuration, carried files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ckconv.plan.checkpoint import Checkpoint
+from ckconv.plan.steps import Plan
+from ckconv.writers.container import Container, Frame
+
+
+def container(plan: Plan) -> Container:
+    """Everything in a checkpoint but its tensors.
+
+    Raises:
+        OSError: a file of the source that is carried cannot be read.
+    """
+    details = plan.details
+    assert isinstance(details, Checkpoint)
+    side: dict[str, bytes] = {path.name: path.read_bytes() for path in details.carried}
+    if details.config_json:
+        side["config.json"] = details.config_json
+    shards = details.shards
+    if shards.index_name:
+        metadata = {"total_parameters": details.parameters, "total_size": shards.nbytes}
+        side[shards.index_name] = _json({"metadata": metadata, "weight_map": shards.weight_map})
+    return Container(tuple(Frame(header) for header in shards.headers), side_files=dict(sorted(side.items())))
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

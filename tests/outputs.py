@@ -1,0 +1,55 @@
+"""What tests of outputs share."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ckconv.errors import CkconvError, OutputError
+from ckconv.output import Outputs, Room, Small
+
+
+def one_file(
+    side: Mapping[Path, bytes],
+    *,
+    main: Path,
+    nbytes: int,
+    holes: Sequence[tuple[int, int]] = (),
+    directory: Path | None = None,
+    force: bool = False,
+    inputs: Sequence[Path] = (),
+) -> Outputs:
+    """A model file and side files that are called as readers expect them."""
+    small = {path: Small(path.name, content) for path, content in side.items()}
+    return Outputs({main: Room(nbytes, tuple(holes))}, small, directory=directory, force=force, inputs=inputs)
+
+
+def descriptor(outputs: Outputs) -> int:
+    return next(iter(outputs.fds.values()))
+
+
+def write(outputs: Outputs, data: bytes) -> None:
+    os.pwrite(descriptor(outputs), data, 0)
+    outputs.sync()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@contextmanager
+def refused(code: str, message: str | None = None) -> Iterator[list[CkconvError]]:
+    caught: list[CkconvError] = []
+    with pytest.raises(OutputError, match=message) as info:
+        yield caught
+    assert (info.value.code, info.value.exit_code) == (code, 6)
+    caught.append(info.value)
+
+
+def no_links(*arguments: object) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")

@@ -1,0 +1,379 @@
+"""Outputs of several large files, and side files that belong elsewhere: all of them appear, or none."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from outputs import names, no_links, one_file, refused
+
+from ckconv.errors import OutputError
+from ckconv.output import Outputs, Room, Small
+
+SHARDS = [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+NEW = {**{name: name.encode() for name in SHARDS}, "config.json": b"{}"}
+OLD = {name: b"old " + content for name, content in NEW.items()}
+
+
+def shards(place: Path, *, directory: Path | None = None, force: bool = False) -> Outputs:
+    """Three files and a side file, to be filled by :func:`fill`."""
+    large = {place / name: Room(len(NEW[name])) for name in SHARDS}
+    small = {place / "config.json": Small("config.json", NEW["config.json"])}
+    return Outputs(large, small, directory=directory, force=force)
+
+
+def fill(outputs: Outputs) -> None:
+    for path, fd in outputs.fds.items():
+        os.pwrite(fd, NEW[path.name], 0)
+    outputs.sync()
+
+
+def put(place: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+
+
+def found(place: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in place.iterdir()}
+
+
+def test_all_lie_under_their_own_names_in_one_directory_until_they_are_published(tmp_path: Path) -> None:
+    with shards(tmp_path) as outputs:
+        fill(outputs)
+        assert names(tmp_path) == [outputs.staging.name]
+        assert found(outputs.staging) == NEW
+        assert outputs.staged(tmp_path / SHARDS[1]) == outputs.staging / SHARDS[1]
+        outputs.publish()
+    assert found(tmp_path) == NEW
+
+
+def test_side_files_get_their_names_first_and_the_last_file_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[str] = []
+    link = os.link
+
+    def linked(source: Path, target: Path) -> None:
+        link(source, target)
+        named.append(target.name)
+
+    monkeypatch.setattr(os, "link", linked)
+    with shards(tmp_path) as outputs:
+        fill(outputs)
+        outputs.publish()
+    assert named == ["config.json", *SHARDS]
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("force", [True, False])
+def test_failure_at_the_second_of_three_brings_the_first_back(
+    tmp_path: Path, force: bool, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if force:
+        put(tmp_path, OLD)
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    with shards(tmp_path, force=force) as outputs:
+        fill(outputs)
+        (tmp_path / SHARDS[1]).unlink(missing_ok=True)
+        (tmp_path / SHARDS[1]).mkdir()
+        with refused(*(("output.write", "Is a directory") if force else ("output.exists", "meanwhile"))) as caught:
+            outputs.publish()
+    assert caught[0].path == str(tmp_path / SHARDS[1])
+    (tmp_path / SHARDS[1]).rmdir()
+    assert found(tmp_path) == ({name: OLD[name] for name in OLD if name != SHARDS[1]} if force else {})
+
+
+@pytest.mark.parametrize("step", range(28))
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("before", [{}, OLD, {SHARDS[0]: b"old"}, {SHARDS[2]: b"old", "notes": b"mine"}])
+def test_failure_at_any_step_leaves_all_or_nothing(
+    tmp_path: Path, before: dict[str, bytes], links: bool, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The n-th link, rename, removal or sync fails: afterwards everything is new or everything is as before."""
+    put(tmp_path, before)
+    count = itertools.count()
+
+    def failing(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            if next(count) == step:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*arguments, **options)
+
+        return call
+
+    with shards(tmp_path, force=bool(before)) as outputs:
+        fill(outputs)
+        with monkeypatch.context() as patch:
+            for name in ("link", "replace", "rename", "unlink", "fsync"):
+                real = no_links if name == "link" and not links else getattr(os, name)
+                patch.setattr(os, name, failing(real))
+            with suppress(OutputError):
+                outputs.publish()
+    after = found(tmp_path)
+    if after not in (before, {**before, **NEW}):
+        left = [name for name in after if name.startswith(".") and name.endswith(".tmp")]
+        assert len(left) == 1, "one removal failed"
+        del after[left[0]]
+    assert after in (before, {**before, **NEW})
+
+
+def test_force_leaves_files_of_another_split_alone(tmp_path: Path) -> None:
+    put(tmp_path, {**OLD, "m-00001-of-00002.gguf": b"other"})
+    with shards(tmp_path, force=True) as outputs:
+        fill(outputs)
+        outputs.publish()
+    assert found(tmp_path) == {**NEW, "m-00001-of-00002.gguf": b"other"}
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_one_file_that_exists_refuses_the_set(tmp_path: Path, name: str) -> None:
+    put(tmp_path, {name: b"old"})
+    with refused("output.exists", "exists already") as caught, shards(tmp_path):
+        pass
+    assert caught[0].path == str(tmp_path / name)
+    assert found(tmp_path) == {name: b"old"}
+
+
+def test_directory_gets_its_name_by_one_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "dst"
+    with shards(place, directory=place) as outputs:
+        fill(outputs)
+        assert found(outputs.staging) == NEW
+        inode = outputs.staging.stat().st_ino
+        monkeypatch.setattr(os, "link", no_links)
+        monkeypatch.setattr(os, "replace", no_links)
+        outputs.publish()
+    assert place.stat().st_ino == inode
+    assert found(place) == NEW
+    assert names(tmp_path) == ["dst"]
+
+
+def test_empty_directory_keeps_its_permissions(tmp_path: Path) -> None:
+    place = tmp_path / "dst"
+    place.mkdir()
+    place.chmod(0o2750)
+    with shards(place, directory=place) as outputs:
+        fill(outputs)
+        outputs.publish()
+    assert place.stat().st_mode & 0o7777 == 0o2750
+    assert found(place) == NEW
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_directory_in_which_somebody_stands_is_filled_and_not_replaced(
+    tmp_path: Path, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    inode = tmp_path.stat().st_ino
+    with shards(Path(), directory=Path()) as outputs:
+        fill(outputs)
+        if not fails:
+            outputs.publish()
+    assert tmp_path.stat().st_ino == inode
+    assert found(tmp_path) == ({} if fails else NEW)
+
+
+def test_set_that_does_not_fit_is_refused_as_a_whole(tmp_path: Path) -> None:
+    filesystem = os.statvfs(tmp_path)
+    half = filesystem.f_blocks * filesystem.f_frsize // 2 + 1
+    with refused("output.space", rf"needs {3 * half:,} bytes"):
+        Outputs({tmp_path / name: Room(half) for name in SHARDS}, {}).__enter__()
+    assert names(tmp_path) == []
+
+
+def test_every_file_reaches_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def spied(fd: int) -> None:
+        synced.append(os.fstat(fd).st_ino)
+        fsync(fd)
+
+    with shards(tmp_path) as outputs:
+        monkeypatch.setattr(os, "fsync", spied)
+        fill(outputs)
+        staged = [path.stat().st_ino for path in outputs.staging.iterdir()]
+        assert sorted(synced) == sorted(staged)
+        outputs.publish()
+        assert synced[4:] == [tmp_path.stat().st_ino]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from ckconv.output import Outputs, Room, Small
+place = Path(sys.argv[1])
+large = {place / f"m-0000{n}-of-00003.gguf": Room(1 << 20) for n in (1, 2, 3)}
+outputs = Outputs(large, {place / "config.json": Small("config.json", b"{}")}, force=True)
+with outputs:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_killed_outright_leaves_one_temporary_name(tmp_path: Path) -> None:
+    put(tmp_path, OLD)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
+    assert done.returncode == -signal.SIGKILL
+    (left,) = set(names(tmp_path)) - OLD.keys()
+    assert left.startswith(".")
+    assert left.endswith(".tmp")
+    assert names(tmp_path / left) == sorted(NEW)
+    assert {name: (tmp_path / name).read_bytes() for name in OLD} == OLD
+    with shards(tmp_path, force=True) as outputs:
+        fill(outputs)
+        outputs.publish()
+    assert {name: (tmp_path / name).read_bytes() for name in NEW} == NEW, "what is left is in nobody's way"
+
+
+# --- side files and links that lead elsewhere
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A directory on another file system, where there is one; else just another directory."""
+    shared = Path("/dev/shm")
+    if not (shared.is_dir() and os.access(shared, os.W_OK) and shared.stat().st_dev != tmp_path.stat().st_dev):
+        (tmp_path / "elsewhere").mkdir()
+        yield tmp_path / "elsewhere"
+        return
+    with tempfile.TemporaryDirectory(dir=shared) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"
+
+
+@pytest.mark.parametrize("in_directory", [False, True])
+def test_side_file_elsewhere_is_staged_under_the_name_that_readers_know(
+    here: Path, elsewhere: Path, in_directory: bool
+) -> None:
+    place = here / "dst" if in_directory else here
+    side = elsewhere / "c.json"
+    small = {side: Small("config.json", b"{}")}
+    with Outputs({place / "m": Room(1)}, small, directory=place if in_directory else None) as outputs:
+        assert outputs.staged(side) == outputs.staging / "config.json"
+        assert outputs.staged(side).read_bytes() == b"{}"
+        assert len(names(elsewhere)) == 1
+        assert names(elsewhere)[0].startswith(".c.json.")
+        outputs.publish()
+    assert found(elsewhere) == {"c.json": b"{}"}
+    assert found(place) == {"m": b"\0"}
+    assert names(here) == (["dst"] if in_directory else ["m"])
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_side_file_elsewhere_that_is_there_is_neither_written_nor_removed(
+    here: Path, elsewhere: Path, force: bool
+) -> None:
+    side = elsewhere / "c.json"
+    side.write_bytes(b"{}")
+    before = side.stat()
+    with Outputs({here / "m": Room(1)}, {side: Small("config.json", b"{}")}, force=force) as outputs:
+        assert names(elsewhere) == ["c.json"]
+        assert outputs.staged(side).read_bytes() == b"{}"
+        outputs.publish()
+    assert (side.stat().st_ino, side.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_side_file_that_changed_meanwhile(here: Path, elsewhere: Path, force: bool) -> None:
+    side = elsewhere / "c.json"
+    side.write_bytes(b"{}")
+    with Outputs({here / "m": Room(1)}, {side: Small("config.json", b"{}")}, force=force) as outputs:
+        side.write_bytes(b"theirs")
+        if force:
+            outputs.publish()
+        else:
+            with refused("output.exists", "meanwhile"):
+                outputs.publish()
+    assert found(elsewhere) == {"c.json": b"{}" if force else b"theirs"}
+    assert names(here) == (["m"] if force else [])
+
+
+def test_failure_leaves_nothing_elsewhere(here: Path, elsewhere: Path) -> None:
+    with pytest.raises(RuntimeError), Outputs({here / "m": Room(1)}, {elsewhere / "c": Small("c", b"")}):
+        raise RuntimeError
+    assert names(here) + names(elsewhere) == []
+
+
+@pytest.mark.parametrize("symlinks", [True, False])
+def test_one_of_several_files_is_a_link_to_elsewhere(
+    here: Path, elsewhere: Path, symlinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes are written where the link points, and readers find it among the others all the same."""
+    put(here, OLD)
+    (here / SHARDS[1]).unlink()
+    (here / SHARDS[1]).symlink_to(elsewhere / "blob")
+    (elsewhere / "blob").write_bytes(b"old")
+    if not symlinks:
+        monkeypatch.setattr(os, "symlink", no_links)
+    with shards(here, force=True) as outputs:
+        fill(outputs)
+        assert outputs.staged(here / SHARDS[1]).read_bytes() == NEW[SHARDS[1]]
+        if symlinks:
+            assert found(outputs.staging) == NEW
+        outputs.publish()
+    assert (here / SHARDS[1]).is_symlink()
+    assert found(here) == NEW
+    assert found(elsewhere) == {"blob": NEW[SHARDS[1]]}
+
+
+def test_two_outputs_that_a_link_makes_one_are_refused(here: Path) -> None:
+    (here / "config.json").symlink_to(here / "m")
+    with (
+        refused("output.special", "is the same file as"),
+        one_file({here / "config.json": b"{}"}, main=here / "m", nbytes=1),
+    ):
+        pass
+    assert names(here) == ["config.json"]
+
+
+def test_model_that_is_called_like_a_side_file(here: Path, elsewhere: Path) -> None:
+    model = here / "config.json"
+    with Outputs({model: Room(5)}, {elsewhere / "c": Small("config.json", b"{}")}) as outputs:
+        os.pwrite(outputs.fds[model], b"model", 0)
+        assert (outputs.staging / "config.json").read_bytes() == b"{}"
+        assert outputs.staged(model).read_bytes() == b"model"
+        outputs.publish()
+    assert (found(here), found(elsewhere)) == ({"config.json": b"model"}, {"c": b"{}"})
+
+
+def test_side_files_of_a_directory_may_change_names(tmp_path: Path) -> None:
+    place = tmp_path / "dst"
+    small = {place / "b": Small("a", b"A"), place / "a": Small("b", b"B"), place / "z": Small("m", b"M")}
+    with Outputs({place / "m": Room(5)}, small, directory=place) as outputs:
+        os.pwrite(outputs.fds[place / "m"], b"model", 0)
+        assert (outputs.staging / "a").read_bytes() == b"A"
+        outputs.publish()
+    assert found(place) == {"a": b"B", "b": b"A", "z": b"M", "m": b"model"}
+
+
+def test_side_files_alone(here: Path) -> None:
+    """As beside a model that goes to a pipe."""
+    with Outputs({}, {here / "c.json": Small("config.json", b"{}")}) as outputs:
+        assert outputs.fds == {}
+        assert names(here) == [outputs.staging.name]
+        outputs.publish()
+    assert found(here) == {"c.json": b"{}"}
+    before = here.stat().st_mtime_ns
+    with Outputs({}, {here / "c.json": Small("config.json", b"{}")}) as outputs:
+        outputs.publish()
+    assert here.stat().st_mtime_ns == before, "nothing to write"
+
+
+def test_nothing_at_all() -> None:
+    with Outputs({}, {}) as outputs:
+        outputs.publish()
