@@ -30,7 +30,8 @@ FORMATS = ("gguf", "safetensors", "mlx")
 #: The member that says what the others are.
 DOCUMENT_NAME = "record.json"
 
-_MAX_NAME_BYTES = 255
+#: Bytes of a file's name, in almost every file system.
+MAX_NAME_BYTES = 255
 
 #: (offset, bytes) in a source file.
 Run = tuple[int, int]
@@ -124,10 +125,10 @@ def record_path(bump: Path) -> Path:
 
 
 def plain_name(name: str) -> bool:
-    """The name of a file directly in a directory, which any system can hold."""
-    if name in ("", ".", "..") or any(c in "/\\" or ord(c) < 32 or ord(c) == 127 for c in name):
+    """The name of a file directly in a directory, not hidden, which any system can hold."""
+    if not name or name.startswith(".") or any(c in "/\\" or ord(c) < 32 or ord(c) == 127 for c in name):
         return False
     try:
-        return len(name.encode()) <= _MAX_NAME_BYTES
+        return len(name.encode()) <= MAX_NAME_BYTES
     except UnicodeEncodeError:
         return False

@@ -211,7 +211,8 @@ class Recipe:
             bias = m[:, ::repeat].astype(np.float32)
             fits &= _same_in_group(m, repeat)
         else:
-            bias = scale * np.float32(-self.offset)
+            with np.errstate(invalid="ignore"):  # signalling NaNs
+                bias = scale * np.float32(-self.offset)
         fits &= holds(bias, triple.number)
         if quantization.bits < self.bits:
             fits &= codes.reshape(*fits.shape, -1).max(axis=-1) >> quantization.bits == 0

@@ -231,6 +231,7 @@ def test_without_map_there_is_none(tmp_path: Path, ckconv) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "config.json",
         "weights.bump",
+        "weights.bump.source.zip",
         "weights_manifest.json",
     ]
 

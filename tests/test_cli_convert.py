@@ -284,7 +284,7 @@ def test_nothing_is_overwritten_without_force(source: Path, tmp_path: Path, ckco
     assert ckconv("convert", source, out, "-f").code == 0
     assert out.read_bytes() == expected_bump3(source)
     assert ckconv("convert", source, out).code == 6
-    assert names(tmp_path) == ["config.json", "m.bump", "m.gguf"]
+    assert names(tmp_path) == ["config.json", "m.bump", "m.bump.source.zip", "m.gguf"]
 
 
 def test_configuration_of_something_else_is_kept(source: Path, tmp_path: Path, ckconv) -> None:
@@ -319,24 +319,24 @@ def test_model_and_configuration_cannot_be_one_file(source: Path, tmp_path: Path
 
 def test_directory_targets(source: Path, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ckconv("convert", source, f"{tmp_path}/new/", "--to", "bump").code == 0
-    assert names(tmp_path / "new") == ["config.json", "weights.bump"]
+    assert names(tmp_path / "new") == ["config.json", "weights.bump", "weights.bump.source.zip"]
     (tmp_path / "empty").mkdir()
     assert ckconv("convert", source, tmp_path / "empty", "--to", "bump").code == 0
-    assert names(tmp_path / "empty") == ["config.json", "weights.bump"]
+    assert names(tmp_path / "empty") == ["config.json", "weights.bump", "weights.bump.source.zip"]
     result = ckconv("convert", source, tmp_path / "empty", "--to", "bump")
     assert result.code == 6
     assert "the directory exists and is not empty" in result.err
     (tmp_path / "empty" / "other").write_text("kept")
     assert ckconv("convert", source, tmp_path / "empty", "--to", "bump", "--force").code == 0
-    assert names(tmp_path / "empty") == ["config.json", "other", "weights.bump"]
+    assert names(tmp_path / "empty") == ["config.json", "other", "weights.bump", "weights.bump.source.zip"]
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     assert ckconv("convert", source, f"{tmp_path}/link/", "--to", "bump").code == 0
-    assert names(tmp_path / "real") == ["config.json", "weights.bump"]
+    assert names(tmp_path / "real") == ["config.json", "weights.bump", "weights.bump.source.zip"]
     assert (tmp_path / "link").is_symlink()
     monkeypatch.chdir(tmp_path)
     assert ckconv("convert", source, "here/", "--to", "bump", "--config-out", "c.json").code == 0
-    assert names(tmp_path / "here") == ["weights.bump"]
+    assert names(tmp_path / "here") == ["weights.bump", "weights.bump.source.zip"]
     assert (tmp_path / "c.json").is_file()
     assert not [name for name in names(tmp_path) if name.startswith(".")]
 
@@ -361,8 +361,10 @@ def test_impossible_targets(target: str, code: int, error: str, source: Path, tm
 
 def test_longest_name_of_the_file_system(source: Path, tmp_path: Path, ckconv) -> None:
     name = "x" * 250 + ".bump"
-    assert ckconv("convert", source, tmp_path / name).code == 0
+    result = ckconv("convert", source, tmp_path / name)
+    assert result.code == 0
     assert names(tmp_path) == ["config.json", "m.gguf", name]
+    assert "note: no source record: its name would be longer than file systems have" in result.out
 
 
 def test_special_files_are_no_target(source: Path, tmp_path: Path, ckconv) -> None:
@@ -494,7 +496,7 @@ def test_report(source: Path, tmp_path: Path, ckconv) -> None:
     assert first.endswith(" 20 tensors from m.gguf (llama, 2 layers)")
     assert second.startswith("  copied 20 byte for byte (4 of them in split RoPE row order")
     assert second.endswith("dropped 0")
-    assert third == "  beside it: config.json"
+    assert third == "  beside it: config.json, m.bump.source.zip"
     assert last.startswith("  verified 20/20   sha256 ")
 
 
@@ -526,7 +528,7 @@ def test_json_report(source: Path, tmp_path: Path, ckconv) -> None:
     expected = {
         "schema": 1,
         "target": str(tmp_path / "m.bump"),
-        "side_files": [str(tmp_path / "config.json")],
+        "side_files": [str(tmp_path / "config.json"), str(tmp_path / "m.bump.source.zip")],
         "sha256": data[0x40:0x60].hex(),
         "verified": 20,
         "changed_values": {},

@@ -145,7 +145,7 @@ def test_truncated_and_longer_copies(cut: int | None, word: str, made: Case, tmp
 @pytest.fixture
 def plain(tmp_path: Path, ckconv) -> Case:
     source = FLOAT.write(tmp_path / "m.gguf")
-    assert ckconv("convert", source, tmp_path / "m.bump").code == 0
+    assert ckconv("convert", source, tmp_path / "m.bump", "--no-source-record").code == 0
     return Case(source, tmp_path / "m.bump", slots_of(FLOAT))
 
 
@@ -276,7 +276,7 @@ def test_source_that_is_no_model(plain: Case, tmp_path: Path, ckconv) -> None:
 
 def test_quantised_output_is_no_copy_of_floats(tmp_path: Path, ckconv) -> None:
     k = Model(hidden=256, ffn=256, heads=4, vocab=5, context=2, matrix=Q.Q4_K)
-    assert ckconv("convert", k.write(tmp_path / "k.gguf"), tmp_path / "m.bump").code == 0
+    assert ckconv("convert", k.write(tmp_path / "k.gguf"), tmp_path / "m.bump", "--no-source-record").code == 0
     result = ckconv("verify", tmp_path / "m.bump", replace(k, matrix=Q.F32).write(tmp_path / "f.gguf"))
     assert result.code == 5
     assert "token_emb (token_embedding.weight) is Q4_K, token_embd.weight is F32" in result.err

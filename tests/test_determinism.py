@@ -31,6 +31,9 @@ ENVIRONMENTS = (
 )
 
 
+RECORD = "weights.bump.source.zip"
+
+
 def ckconv(folder: Path, environment: dict[str, str], umask: int, cwd: str, *arguments: object) -> bytes:
     command = [sys.executable, "-m", "ckconv", *map(str, arguments)]
     path = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])][::-1])
@@ -52,14 +55,14 @@ def test_same_bytes_in_every_environment(name: str, tmp_path: Path) -> None:
     for number, (environment, umask, cwd) in enumerate(ENVIRONMENTS):
         out = tmp_path / f"out{number}"
         ckconv(tmp_path, environment, umask, cwd, "convert", source, f"{out}/", "--to", "bump")
-        made.add(((out / "weights.bump").read_bytes(), (out / "config.json").read_bytes()))
-        assert sorted(path.name for path in out.iterdir()) == ["config.json", "weights.bump"]
+        assert sorted(path.name for path in out.iterdir()) == ["config.json", "weights.bump", RECORD]
+        made.add(tuple((out / name).read_bytes() for name in ("weights.bump", "config.json", RECORD)))
         plans.add(ckconv(tmp_path, environment, umask, cwd, "convert", source, tmp_path / "x.bump", "-n", "--json"))
         described.add(ckconv(tmp_path, environment, umask, cwd, "inspect", source, "--json", "--hash"))
     assert (len(made), len(plans), len(described)) == (1, 1, 1)
     assert json.loads(plans.pop())["dry_run"]
-    (_, config) = made.pop()
-    assert str(tmp_path).encode() not in config
+    for content in made.pop():
+        assert str(tmp_path).encode() not in content
 
 
 def test_name_and_place_of_the_source_are_in_no_output(tmp_path: Path) -> None:

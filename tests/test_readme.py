@@ -53,7 +53,7 @@ def test_every_exit_status_is_described() -> None:
 def test_every_error_code_is_described() -> None:
     """A code is a promise: scripts branch on it."""
     source = "".join(path.read_text() for path in (ROOT / "ckconv").rglob("*.py"))
-    groups = "adapter|bump|gguf|hf|index|input|mlx|model|output|plan|repack|st|template|tokenizer|usage|verify"
+    groups = "adapter|bump|gguf|hf|index|input|mlx|model|output|plan|record|repack|st|template|tokenizer|usage|verify"
     pattern = rf'"((?:{groups})\.[a-z][a-z-]+)"'
     codes = set(re.findall(pattern, source)) - {"model.safetensors", "output.bias", "output.weight"}
     assert len(codes) > 40

@@ -103,15 +103,15 @@ def document() -> dict[str, Any]:
     """A file of 100 bytes of which the first 16 and the last 4 are kept, and a side file."""
     return {
         "schema": 1,
-        "format": "gguf",
-        "source": "m.gguf",
+        "format": "mlx",
+        "source": "m",
         "bump": {"payload_sha256": "00" * 32, "rope_layout": "split", "family": "llama"},
         "options": {},
         "left_out": [],
         "aliases": {},
         "files": [
             {
-                "name": "m.gguf",
+                "name": "model.safetensors",
                 "size": 100,
                 "tensors": True,
                 "kept": [{"sha256": sha256(HEAD + TAIL).hexdigest(), "runs": [[0, 16], [96, 4]]}],
@@ -140,7 +140,7 @@ def test_a_record_is_read(tmp_path: Path) -> None:
     found = open_record(write(tmp_path / "r.zip", document()))
     found.check()
     big, small = found.record.files
-    assert (found.record.format, found.record.source, big.runs) == ("gguf", "m.gguf", [(0, 16), (96, 4)])
+    assert (found.record.format, found.record.source, big.runs) == ("mlx", "m", [(0, 16), (96, 4)])
     assert [(run, bytes(view)) for run, view in found.pieces(big)] == [((0, 16), HEAD), ((96, 4), TAIL)]
     assert found.content(small, small.kept[0]) == b"{}"
     assert json.loads(found.record.to_json()) == document()
@@ -179,7 +179,10 @@ HOSTILE: dict[str, tuple[Change, str, str]] = {
     "control": (set_in("name", "a\nb", *FILE), "record.files", "no plain file name"),
     "too long a name": (set_in("name", "x" * 300, *FILE), "record.files", "no plain file name"),
     "source": (set_in("source", "a/b", *()), "record.files", "no plain file name"),
-    "one name twice": (set_in("name", "m.gguf", *SIDE), "record.files", "'m.gguf' is listed twice"),
+    "hidden": (set_in("name", ".bashrc", *FILE), "record.files", "no plain file name"),
+    "no side file of a model": (set_in("name", "Makefile", *SIDE), "record.files", "belongs to a model of mlx"),
+    "a side file of a GGUF": (set_in("format", "gguf"), "record.files", "belongs to a model of gguf"),
+    "one name twice": (set_in("name", "config.json", *FILE), "record.files", "'config.json' is listed twice"),
     "negative size": (set_in("size", -1, *FILE), "record.files", "-1 bytes"),
     "size beyond any file": (set_in("size", 1 << 70, *FILE), "record.files", "bytes"),
     "size true": (set_in("size", True, *FILE), "record.json", "size is true"),

@@ -15,8 +15,8 @@ from ckconv.cli.progress import ProgressLine
 from ckconv.cli.settings import CONTEXT, common_options, settings_of
 from ckconv.errors import UsageError
 
-FORMATS = ["gguf", "safetensors", "mlx", "bump"]
-TARGETS = ["gguf", "safetensors", "mlx", "bump"]
+FORMATS = ["gguf", "safetensors", "mlx", "bump", "peft"]
+TARGETS = ["gguf", "safetensors", "mlx", "bump", "peft"]
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
@@ -99,6 +99,11 @@ class Size(click.ParamType):  # type: ignore[type-arg]
     help="Merge an adapter (PEFT, MLX or GGUF) into the float matrices of SRC, its change times WEIGHT; repeatable.",
 )
 @click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    help="The model that an adapter was made for: any format, or a config.json.",
+)
+@click.option(
     "--max-shard-size", type=Size(), metavar="SIZE", help="Split the output into files of at most SIZE (5GB)."
 )
 @click.option("--set-meta", multiple=True, metavar="KEY=VALUE", help="Metadata of the output; repeatable.")
@@ -172,6 +177,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         names=flags["names"],
         tie=flags["tie"] or "",
         source_record=flags["source_record"],
+        base=flags["base"],
     )
     adapters = [_adapter(text) for text in flags["adapters"]]
     with interruptible(last=True):

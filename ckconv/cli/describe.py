@@ -13,7 +13,7 @@ from ckconv.formats.bump import HeaderV3, HeaderV4
 from ckconv.model.index import StoredTensor, TensorIndex
 from ckconv.plan.facts import SourceFacts
 from ckconv.plan.steps import Reason
-from ckconv.plan.targets import TARGETS, refusals
+from ckconv.plan.targets import ADAPTERS, TARGETS, refusals
 from ckconv.readers.gguf import ArrayRef, MetaValue
 from ckconv.tied import head_is_embedding
 
@@ -97,6 +97,15 @@ class Description:
             nbytes[tensor.dtype.name] += tensor.extent.nbytes
         return [(name, tensors[name], total) for name, total in nbytes.most_common()]
 
+    @property
+    def modules(self) -> list[tuple[str, str, str, int, str, str]]:
+        """(canonical module, its path, method, rank, alpha, effective scale) of an adapter."""
+        adapter = self.index.adapter
+        return [
+            (m.name, m.path, m.kind, m.rank, "-" if m.alpha is None else f"{m.alpha:g}", repr(m.scale))
+            for m in (adapter.modules.values() if adapter else ())
+        ]
+
     def canonical(self, tensor: StoredTensor) -> str:
         """Canonical names made from a stored tensor, joined."""
         return " + ".join(self.index.canonical_of.get(tensor.name, ()))
@@ -129,6 +138,7 @@ class Description:
             "bytes": index.nbytes,
             "container": self.facts,
             "config": self.config or None,
+            **self._adapter(),
             "types": [{"dtype": name, "tensors": n, "bytes": total} for name, n, total in self.types],
             "tensors": [self._tensor(tensor) for tensor in self.shown],
             "unknown_tensors": [tensor.name for tensor in index.unknown],
@@ -143,6 +153,26 @@ class Description:
             ],
             **({"hash": self.hashes.model} if self.hashes else {}),
         }
+
+    def _adapter(self) -> dict[str, Any]:
+        """What there is to say of an adapter; nothing of a model."""
+        adapter = self.index.adapter
+        if adapter is None:
+            return {}
+        modules = [
+            {
+                "module": m.name,
+                "path": m.path,
+                "method": m.kind,
+                "tensors": [role.value for role in m.roles],
+                "rank": m.rank or None,
+                "alpha": m.alpha,
+                "scale": m.scale if m.rank else None,
+            }
+            for m in adapter.modules.values()
+        ]
+        facts = {"method": adapter.method, "base": adapter.base_name or None, "unsupported": list(adapter.unsupported)}
+        return {"adapter": {**facts, "modules": modules}}
 
     def _tensor(self, tensor: StoredTensor) -> dict[str, Any]:
         names = self.index.canonical_of.get(tensor.name, ())
@@ -177,6 +207,8 @@ class Description:
             )
             rows += [("container", key, value) for key, value in self.facts.items()]
             rows += [("config", key, value) for key, value in self.config.items()]
+            rows += [("module", *row) for row in self.modules]
+            rows += [("unsupported", text) for text in (index.adapter.unsupported if index.adapter else ())]
             rows += [("type", *row) for row in self.types]
         if not only_metadata:
             rows += [
@@ -202,6 +234,8 @@ def describe(index: TensorIndex, *, tensors: str | None, hashes: Hashes | None, 
     if index.facts.get("kind", "model") == "model" and index.format != "bump":
         source = SourceFacts(not piped and head_is_embedding(index))
         targets = tuple(Target(name, refusals(index, name, source)) for name in TARGETS)
+    if index.adapter is not None:
+        targets = tuple(Target(name, refusals(index, name, SourceFacts())) for name in ADAPTERS)
     return Description(index, shown, targets, hashes)
 
 

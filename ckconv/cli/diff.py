@@ -22,9 +22,10 @@ _SHOWN = 20
 @click.command("diff", context_settings=CONTEXT)
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
+@click.option("--base", type=click.Path(path_type=Path), help="The model that an adapter was made for.")
 @common_options
 @click.pass_context
-def command(context: click.Context, a: Path, b: Path) -> int:
+def command(context: click.Context, a: Path, b: Path, base: Path | None) -> int:
     """Compare two models of any formats, value by value. Exit 0 if they are the same model, 5 if not.
 
     Permuted, packed, fused, transposed and widened tensors are compared as what they stand for; tensors that only
@@ -36,7 +37,7 @@ def command(context: click.Context, a: Path, b: Path) -> int:
 
     settings = settings_of(context)
     with interruptible():
-        one, other = open_index(a), open_index(b)
+        one, other = open_index(a, base=base), open_index(b, base=base)
         require_comparable(one, other)
         with ProgressLine(settings) as line:
             line.begin("comparing", one.nbytes)

@@ -15,13 +15,14 @@ from ckconv.cli.settings import CONTEXT, common_options, settings_of
 @click.option(
     "--from",
     "source_format",
-    type=click.Choice(["gguf", "safetensors", "mlx", "bump"]),
+    type=click.Choice(["gguf", "safetensors", "mlx", "bump", "peft"]),
     help="Read PATH as this format.",
 )
 @click.option("--tensors", metavar="GLOB", help="Only the tensors that match, by canonical or source name.")
 @click.option("--metadata", is_flag=True, help="Only the metadata.")
 @click.option("--hash", "hashes", is_flag=True, help="Add a content hash per tensor and one for the model.")
 @click.option("--config", type=click.Path(path_type=Path), help="The config.json of a bump file, if not beside it.")
+@click.option("--base", type=click.Path(path_type=Path), help="The model that an adapter was made for.")
 @common_options
 @click.pass_context
 def command(
@@ -32,6 +33,7 @@ def command(
     metadata: bool,
     hashes: bool,
     config: Path | None,
+    base: Path | None,
 ) -> None:
     """Show what is in a file: format, architecture, config, tensors, metadata. - reads a header from a pipe.
 
@@ -51,7 +53,7 @@ def command(
 
         index = open_index(Path("-"), format=source_format, source=PipeSource(sys.stdin.buffer))
     else:
-        index = open_index(Path(path), format=source_format, config_path=config)
+        index = open_index(Path(path), format=source_format, config_path=config, base=base)
     found = None
     if hashes:
         from ckconv.hashing import hash_index

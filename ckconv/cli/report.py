@@ -14,6 +14,9 @@ from ckconv.execute import Report
 from ckconv.model.index import TensorIndex
 from ckconv.plan.steps import Plan, Step
 
+#: Tensors left out for one reason that are named before they are counted.
+_LEFT_OUT_SHOWN = 3
+
 
 def print_plan(plan: Plan, target: str, settings: Settings) -> None:
     """``--dry-run``: what would be written, with exact sizes."""
@@ -28,6 +31,7 @@ def print_plan(plan: Plan, target: str, settings: Settings) -> None:
         f"{index.path.name:<{left}}{_container(index)}  {_model(index)}",
         f"{target:<{left}}{_format(plan)}  {size(plan.nbytes)} ({plan.nbytes:,} bytes)",
         *_action_lines(plan),
+        *_left_out_lines(plan, settings),
         f"  {_layout_line(plan)}",
         *([f"  source record beside it: {size(plan.record.nbytes)}"] if plan.record else []),
         *(f"  note: {note}" for note in plan.notes),
@@ -68,11 +72,11 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
     lines = [
         f"{report.target}  {_format(plan)}  {size(plan.nbytes)}{_in_files(plan)}"
         f"  {total} tensors from {plan.index.path.name}"
-        f" ({plan.index.architecture}, {plan.index.config.num_layers if plan.index.config else '?'} layers)",
+        f" ({_source(plan.index)})",
         f"  {_summary(plan)}",
         *_rounded_lines(report, settings),
         *_merged_lines(report, settings),
-        *(f"  left out {left.name}: {left.reason}" for left in plan.left_out),
+        *_left_out_lines(plan, settings),
         *(f"  note: {note}" for note in plan.notes),
         f"  {verified}{_digest(report, settings)}"
         f"   {report.seconds:.1f} s   {rate}/s   peak memory {size(_peak_memory())}",
@@ -91,6 +95,20 @@ def _rounded_lines(report: Report, settings: Settings) -> list[str]:
         return lines
     total = sum(report.changed.values())
     return [f"  {total:,} values of {len(lines)} tensors rounded (-v lists them)"]
+
+
+def _left_out_lines(plan: Plan, settings: Settings) -> list[str]:
+    """Every tensor that is not written; many with one reason in one line, unless everything is asked for."""
+    groups: dict[str, list[str]] = {}
+    for left in plan.left_out:
+        groups.setdefault(left.reason, []).append(left.name)
+    lines = []
+    for reason, names in groups.items():
+        if len(names) > _LEFT_OUT_SHOWN and not settings.verbose:
+            lines.append(f"  left out {names[0]} and {len(names) - 1} more: {reason} (-v lists them)")
+        else:
+            lines += [f"  left out {name}: {reason}" for name in names]
+    return lines
 
 
 def _merged_lines(report: Report, settings: Settings) -> list[str]:
@@ -133,8 +151,17 @@ def _container(index: TensorIndex) -> str:
     return f"{'GGUF' if index.format == 'gguf' else index.format} v{index.version}" if index.version else index.format
 
 
+def _source(index: TensorIndex) -> str:
+    if index.adapter is not None:
+        return f"{index.adapter.method}, {len(index.adapter.modules)} modules"
+    return f"{index.architecture}, {index.config.num_layers if index.config else '?'} layers"
+
+
 def _model(index: TensorIndex) -> str:
     c = index.config
+    if index.adapter is not None:
+        base = f"for {index.adapter.base_name}  " if index.adapter.base_name else ""
+        return f"{_source(index)}  {base}{count(index.parameters)} parameters"
     if c is None:
         return f"{index.architecture or 'no architecture named'}  {count(index.parameters)} parameters"
     heads = f"{c.num_heads}/{c.num_kv_heads} heads" if c.num_kv_heads != c.num_heads else f"{c.num_heads} heads"
@@ -228,9 +255,7 @@ def _action_lines(plan: Plan) -> list[str]:
     content = [step for step in plan.steps if step.content is not None]
     if content:
         lines.append(f"  {len(content):>4}  content {size(sum(step.nbytes for step in content))} that is no tensor")
-    lines.append(
-        f"  {len(plan.left_out):>4}  drop    {', '.join(f'{t.name} ({t.reason})' for t in plan.left_out)}".rstrip()
-    )
+    lines.append(f"  {len(plan.left_out):>4}  drop")
     return lines
 
 
@@ -247,7 +272,7 @@ def _layout_line(plan: Plan) -> str:
         else "tied to the embeddings"
     )
     rows = f"RoPE rows: {source} in the source, {plan.rope_layout} in the output   " if plan.rope_layout else ""
-    return f"{rows}head: {head}"
+    return rows.rstrip() if plan.index.adapter is not None else f"{rows}head: {head}"
 
 
 def _step_line(step: Step) -> str:

@@ -47,10 +47,24 @@ def _overview(console: Console, d: Description) -> None:
             )
             console.print(Text(printable(f"  {name}: {words}")), soft_wrap=False)
     console.print()
+    _modules(console, d)
     table = _table("type", "tensors", "bytes", right=("tensors", "bytes"))
     for name, tensors, nbytes in d.types:
         table.add_row(name, f"{tensors:,}", f"{nbytes:,}")
     console.print(table)
+    console.print()
+
+
+def _modules(console: Console, d: Description) -> None:
+    """What an adapter changes, and by how much."""
+    if d.index.adapter is None:
+        return
+    table = _table("module", "path", "method", "rank", "alpha", "scale", right=("rank", "alpha", "scale"))
+    for row in d.modules:
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
+    console.print(table)
+    for text in d.index.adapter.unsupported:
+        console.print(Text(printable(f"  unsupported: {text}"), style="yellow"))
     console.print()
 
 

@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 @click.argument("src", type=click.Path(path_type=Path), required=False)
 @click.option("--config", type=click.Path(path_type=Path), help="The config.json of a bump file, if not beside it.")
 @click.option("--drop", multiple=True, metavar="GLOB", help="A source tensor left out on purpose; repeatable.")
+@click.option("--base", type=click.Path(path_type=Path), help="The model that an adapter was made for.")
 @common_options
 @click.pass_context
-def command(context: click.Context, path: Path, src: Path | None, config: Path | None, drop: tuple[str, ...]) -> None:
+def command(
+    context: click.Context, path: Path, src: Path | None, config: Path | None, drop: tuple[str, ...], base: Path | None
+) -> None:
     """Check a file's structure and checksums; with SRC, every tensor against its source.
 
     Padding must be zero and so must placeholders of tensors that the source does not have. Exit 5 if anything is
@@ -34,17 +37,14 @@ def command(context: click.Context, path: Path, src: Path | None, config: Path |
     from ckconv.verification import verify_index
 
     settings = settings_of(context)
-    source = open_index(src) if src else None
+    source = open_index(src, base=base) if src else None
     try:
-        out = open_index(path, config_path=config)
+        out = open_index(path, config_path=config, base=base)
     except InputError as error:
         if source is None:
             raise
         # Held against its source, a file that cannot even be read is a failed verification.
-        raise VerifyError(
-            error.code, error.message, path=error.path, tensor=error.tensor, offset=error.offset, found=error.found,
-            allowed=error.allowed, hint=error.hint, details=error.details,
-        ) from error  # fmt: skip
+        raise _failed(error) from error
     with ProgressLine(settings) as line:
         line.begin("verifying", out.nbytes + (source.nbytes if source else 0))
         found = verify_index(out, source, left_out=drop, progress=line)
@@ -77,13 +77,26 @@ def command(context: click.Context, path: Path, src: Path | None, config: Path |
     print_lines(lines)
 
 
+def _failed(error: InputError) -> VerifyError:
+    """What was found, as a failed verification."""
+    return VerifyError(
+        error.code, error.message, path=error.path, tensor=error.tensor, offset=error.offset, found=error.found,
+        allowed=error.allowed, hint=error.hint, details=error.details,
+    )  # fmt: skip
+
+
 def _record(index: TensorIndex) -> OpenRecord | None:
-    """The record beside a bump file, checked whole."""
+    """The record beside a bump file, checked whole; one whose digests do not fit is a failed verification."""
     if index.format != "bump":
         return None
     from ckconv.readers.record import record_beside
 
-    record = record_beside(index)
-    if record is not None:
-        record.check()
+    try:
+        record = record_beside(index)
+        if record is not None:
+            record.check()
+    except InputError as error:
+        if error.code in ("record.foreign", "record.content"):
+            raise _failed(error) from error
+        raise
     return record

@@ -87,7 +87,7 @@ class AdapterPlanner(Planner):
         """The source's tensor."""
         return self.index.tensors[f"{module.name}.{role.value}"]
 
-    def made(self, files: Sequence[OutputFile], details: object) -> Plan:
+    def made(self, files: Sequence[OutputFile], details: object, *, rope_layout: str = "") -> Plan:
         """The plan of what was found to be possible."""
         return Plan(
             self.index,
@@ -97,6 +97,7 @@ class AdapterPlanner(Planner):
             files=tuple(files),
             left_out=tuple(self.left_out),
             notes=tuple(self.notes),
+            rope_layout=rope_layout,
             details=details,
         )
 

@@ -109,7 +109,8 @@ class GgufAdapterPlanner(AdapterPlanner):
             steps.append(piece.step(offset))
             offset = align_up(offset + piece.nbytes, alignment)
         file = OutputFile(self.options.file_name or _FILE_NAME, offset, tuple(steps))
-        return self.made((file,), Gguf((metadata,), (alignment,)))
+        rows = "interleaved" if self.family and self.family.interleaved_gguf else "split"
+        return self.made((file,), Gguf((metadata,), (alignment,)), rope_layout=rows)
 
     def _metadata(self) -> dict[str, Value]:
         """The source's own keys if it is a GGUF, else those that llama.cpp needs; with what flags set and drop."""

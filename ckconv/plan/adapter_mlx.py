@@ -80,7 +80,7 @@ class MlxAdapterPlanner(AdapterPlanner):
         """One file of tensors, and the configuration."""
         shards = lay_out([(piece,) for piece in pieces], MLX_NAME, 0, {}, always_index=False)
         document = self.adapter.document if self.index.format == "mlx" else self._document()
-        return self.made(shards.files, AdapterFiles(shards.headers, config_bytes(document)))
+        return self.made(shards.files, AdapterFiles(shards.headers, config_bytes(document)), rope_layout="split")
 
     def _document(self) -> dict[str, Any]:
         modules = [module for module in self.modules if module.rank]

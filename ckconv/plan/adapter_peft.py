@@ -18,6 +18,7 @@ from ckconv.plan.planner import Planner
 from ckconv.plan.shards import Piece, lay_out
 from ckconv.plan.steps import Plan
 
+
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
     """What the writer of a directory needs besides the steps: the header of the tensors, and the configuration."""
@@ -71,7 +72,7 @@ class PeftPlanner(AdapterPlanner):
         """One file of tensors, and the configuration: the source's own, or one that says the same."""
         shards = lay_out([(piece,) for piece in pieces], PEFT_NAME, 0, {"format": "pt"}, always_index=False)
         document = self.adapter.document if self.index.format == "peft" else self._document()
-        return self.made(shards.files, AdapterFiles(shards.headers, config_bytes(document)))
+        return self.made(shards.files, AdapterFiles(shards.headers, config_bytes(document)), rope_layout="split")
 
     def _document(self) -> dict[str, Any]:
         """A configuration from which peft computes every module's rank and scale as they are."""
@@ -107,9 +108,7 @@ _ENDINGS = {
 }
 
 
-def paths_in(
-    planner: Planner, index: TensorIndex, modules: Sequence[AdapterModule], dialect: str
-) -> Mapping[str, str]:
+def paths_in(planner: Planner, index: TensorIndex, modules: Sequence[AdapterModule], dialect: str) -> Mapping[str, str]:
     """Module -> its path as ``dialect`` has it; modules without one are reasons to refuse.
 
     A path of the same dialect, or one for which no rule is known, stays what it is.

@@ -19,7 +19,7 @@ from ckconv.model.config import ModelConfig
 from ckconv.model.index import Extent, Tensor, TensorIndex
 from ckconv.model.names import parse, pattern_of, with_layer
 from ckconv.model.placement import Geometry, geometry, place, slots_of
-from ckconv.plan.facts import SourceFacts
+from ckconv.plan.facts import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.steps import Options, OutputFile, Plan, Step
 from ckconv.triples import triple_of
@@ -96,11 +96,14 @@ class BumpPlanner(Planner):
         """Every source tensor goes into a slot, or is left out by a rule or a flag, or is a reason to refuse."""
         slotted = {part.canonical for group in self.table for slot in group if slot.stored for part in slot.parts}
         homeless: Counter[str] = Counter()
+        blank = placeholders(self.index)
         for dropped in self.index.dropped:
             self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
         for tensor in self.index.tensors.values():
             if self.dropped(tensor.name, tensor.source):
                 self.leave_out(tensor.name, "--drop", tensor.nbytes)
+            elif tensor.name in blank:  # where this version has the slot, it is filled with zeros again
+                self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name == HEAD and self.source.head_is_embedding:
                 self.leave_out(tensor.name, "byte for byte the embedding: tied", tensor.nbytes)
                 self.notes.append("output.weight is byte for byte token_embedding.weight: written as tied")

@@ -44,7 +44,6 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 ROTATES_PAIRS = frozenset({"llama"})
 
 
-
 @dataclass(frozen=True, slots=True)
 class Bump5:
     """What the writer needs besides the steps.

@@ -15,21 +15,14 @@ from ckconv.errors import UsageError
 from ckconv.formats.safetensors import METADATA, SINGLE_NAME
 from ckconv.model.architectures import FAMILIES, Family
 from ckconv.model.checkpoint_names import FUSIONS, Spelling
-from ckconv.model.huggingface_classes import CLASSES, fit, needs
-from ckconv.model.huggingface_document import Facts, build_document
-from ckconv.model.huggingface_names import GATE_UP, NAMES_KEY
+from ckconv.model.huggingface_classes import CLASSES, needs
+from ckconv.model.huggingface_names import NAMES_KEY, NAMINGS, PARTS
 from ckconv.model.index import Tensor, TensorIndex
-from ckconv.model.names import pattern_of
-from ckconv.plan.checkpoint_config import (
-    CONFIG_NAME,
-    Changes,
-    changed_document,
-    encoded,
-    rope_local_base,
-    source_document,
-)
+from ckconv.model.names import parse, pattern_of
+from ckconv.plan.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
 from ckconv.plan.checkpoint_pieces import copied_piece, module_of
-from ckconv.plan.facts import SourceFacts, placeholders
+from ckconv.plan.checkpoint_rules import class_reasons, option_reasons
+from ckconv.plan.facts import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.rope_scaling import scaling_of
 from ckconv.plan.shards import Module, Shards, lay_out
@@ -37,11 +30,6 @@ from ckconv.plan.steps import Options, Plan
 from ckconv.triples import triple_of
 
 DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
-
-#: Formats whose files are safetensors, with one way of naming.
-CHECKPOINTS = ("safetensors", "mlx")
-
-_TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 #: Files of a checkpoint that describe its types, which another format says otherwise.
 _NOT_CARRIED = frozenset({CONFIG_NAME, "hf_quant_config.json"})
@@ -97,14 +85,12 @@ class CheckpointPlanner(Planner):
             return self.refused()
         for dropped in self.index.dropped:
             self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
-        if self.family is not None:
-            self._check_options(self.family)
+        if self.config is not None:
+            self.reasons += option_reasons(self.index, self.config, self.options)
         modules = self._kept() if kept else self._renamed()
         for (why, hint), names in self._type_faults.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             self.refuse(f"{why}: {names[0]}{more}", hint)
-        if self.config is not None:
-            self._check_context()
         if self.reasons or only_reasons:
             return self.refused()
         return self._finish(modules, kept, metadata)
@@ -120,7 +106,19 @@ class CheckpointPlanner(Planner):
             return source.format == self.format or not self._quantised()
         spelled = source.metadata.get(f"{METADATA}.{NAMES_KEY}", "hf")
         decoding = any(triple_of(t.dtype) and self.decoded(t) for t in source.tensors.values())
-        return source.format == self.format and spelled == "hf" and not decoding
+        alike = source.format == self.format and spelled == "hf" and self._fused_as_its_class()
+        return alike and not decoding
+
+    def _fused_as_its_class(self) -> bool:
+        """What the source stores as one tensor is what the family's class stores so."""
+        assert self.family is not None
+        stems = {part for stem in NAMINGS[self.family.name].always_fused for part in PARTS[stem]}
+        fusible = {part for parts in PARTS.values() for part in parts}
+        for canonical in self.index.canonical_of.values():
+            pattern = parse(canonical[0]).pattern.rpartition(".")[0] if canonical else ""
+            if pattern in fusible and (len(canonical) > 1) != (pattern in stems):
+                return False
+        return True
 
     def _quantised(self) -> bool:
         """The source has modules of several arrays."""
@@ -183,7 +181,7 @@ class CheckpointPlanner(Planner):
             if self.dropped(tensor.name, tensor.source):
                 self.leave_out(tensor.name, "--drop", tensor.nbytes)
             elif tensor.name in blank and not needs(self.config.family, tensor.name):
-                self.leave_out(tensor.name, "zeros that stand for a tensor which is not there", tensor.nbytes)
+                self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name != ROPE_FREQUENCIES:
                 self.tensors[tensor.name] = tensor
         homeless: list[str] = []
@@ -254,47 +252,18 @@ class CheckpointPlanner(Planner):
         for pattern, count in Counter(patterns).items():
             self.refuse(f"{what} {pattern}" + (f" ({count} tensors)" if count > 1 else ""))
 
-    def _check_options(self, family: Family) -> None:
-        layout = self.options.rope_layout
-        turned = any(tensor.layout.interleaved for tensor in self.index.tensors.values())
-        if family.rope and (layout == "interleaved" or (layout == "source" and turned)):
-            self.refuse(f"{layout} RoPE rows: what loads a checkpoint rotates half against half", "--rope-layout split")
-        if self.options.names == "max" and family.name != "gpt2":
-            self.refuse(f"MAX reads {family.name} under Hugging Face's names; --names max is for gpt2")
-        if family.experts and any(FUSIONS[what] == GATE_UP for what in self.options.fuse):
-            self.refuse("--fuse gate-up: experts are not fused")
-        if not family.rope and "gate-up" in self.options.fuse:
-            self.refuse(f"--fuse gate-up: {family.name} has no gate")
-
     def _check_class(self, family: Family) -> None:
         """The tensors are those that the class has which will load them; other names are for other loaders."""
         assert self.config is not None
-        if family.name not in CLASSES or self.options.names in ("canonical", "gguf"):
-            return
-        present = [name for name in self.tensors if name != HEAD]
-        found = fit(family, present, self.config.num_layers, mlx=self.dialect == "mlx")
-        for pattern, count in found.missing.items():
-            self.refuse(f"no tensor for {pattern}" + (f" in {count} layers" if "{n}" in pattern else ""))
-        for pattern, count in found.surplus.items():
-            also = f" ({count} tensors)" if count > 1 else ""
-            self.refuse(f"the {family.name} class of {self._loader} has no {pattern}{also}")
-        if not self.config.norm_eps and not self.document:
-            self.refuse("the source names no epsilon for its norms")
-        if not (self.options.context or self.config.context_length or self.document):
-            self.refuse("the source names no context length", "--context N sets one")
-        if not self.document and self.config.rotary_dim != self.config.head_dim and family.name != "phi3":
-            turned = f"{self.config.rotary_dim} of {self.config.head_dim}"
-            self.refuse(f"RoPE turns {turned} elements of a head, which the {family.name} class does not")
+        if family.name in CLASSES and self.options.names not in ("canonical", "gguf"):
+            present = [name for name in self.tensors if name != HEAD]
+            self.reasons += class_reasons(
+                self.config, present, self._loader, built=not self.document, context=self.options.context
+            )
 
     @property
     def _loader(self) -> str:
         return "transformers"
-
-    def _check_context(self) -> None:
-        assert self.config is not None
-        context = self.options.context
-        if context and self.family and not self.family.rope and context != self.config.context_length:
-            self.refuse(f"the position table has {self.config.context_length:,} rows, --context says {context:,}")
 
     # The plan
 
@@ -323,7 +292,7 @@ class CheckpointPlanner(Planner):
             metadata,
             always_index=self.always_index and not o.file_name,
         )
-        config_json = self._config_json(modules, kept)
+        document = self._document(modules, kept)
         carried = () if o.file_name else tuple(p for p in self.index.side_files if p.name not in _NOT_CARRIED)
         if o.fuse or o.names in ("canonical", "gguf"):
             self.notes.append(f"{self._loader} loads tensors under the names of --names hf, fused as its classes are")
@@ -340,63 +309,27 @@ class CheckpointPlanner(Planner):
             tuple(self.left_out),
             notes=tuple(self.notes),
             rope_layout="split" if self.family and self.family.rope else "",
-            details=Checkpoint(shards, config_json, parameters, carried),
+            details=Checkpoint(shards, document, parameters, carried),
         )
 
-    def _config_json(self, modules: Sequence[Module], kept: bool) -> bytes:
-        if not self.document and self.config is None:
-            return b""
+    def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
         pieces = [piece for module in modules for piece in module]
         as_they_were = all(
             c.action is Action.COPY for p in pieces for c in (p.conversion, *(run.conversion for run in p.runs))
         )
-        floats = {piece.dtype.name for piece in pieces if piece.dtype.kind is Kind.FLOAT}
-        facts = self._facts(_TORCH_NAMES.get(widest(floats), ""))
-        if not self.document and self.config is not None:
-            document = build_document(replace(self.config, rope_scaling=self.rope_scaling), facts)
-            quantization = self._quantization(modules)
-            return encoded(document | dict.fromkeys(("quantization", "quantization_config"), quantization)
-                           if quantization else document, self.index)  # fmt: skip
-        crossing = self.format != self.index.format
-        says = self.document.get("tie_word_embeddings")
-        changes = Changes(
-            renamed=not kept,
-            tied=self.tied if not kept and says != self.tied else None,
-            dtype="" if as_they_were else facts.dtype,
-            quantization={} if kept else self._quantization(modules),
-            mlx=self.format == "mlx" and crossing,
+        said = Said(
+            format=self.format,
+            kept=kept,
+            tied=self.tied,
+            floats=frozenset(piece.dtype.name for piece in pieces if piece.dtype.kind is Kind.FLOAT),
+            as_they_were=as_they_were,
+            present=tuple(self.tensors),
+            quantization=None if kept else self._quantization(modules),
+            rope_scaling=self.rope_scaling,
             context=self.options.context,
         )
-        return encoded(changed_document(self.document, self.config, facts, changes), self.index)
-
-    def _facts(self, dtype: str) -> Facts:
-        from ckconv.plan.tokenizer import special_tokens_of
-
-        assert self.config is not None or self.document
-        metadata = self.index.metadata
-        arch = self.index.architecture
-        source = {
-            "rope_local_base_freq": getattr(metadata.get(f"{arch}.rope.freq_base_swa"), "value", None),
-            "original_max_position_embeddings": getattr(
-                metadata.get(f"{arch}.rope.scaling.original_context_length"), "value", None
-            ),
-        }
-        if self.document:
-            source["rope_local_base_freq"] = rope_local_base(self.document)
-        switches: Mapping[str, bool] = {}
-        if self.config is not None and self.config.family in CLASSES and self.family:
-            switches = fit(self.family, list(self.tensors), self.config.num_layers, mlx=False).switches
-        tokens = {} if self.document else special_tokens_of(self.index)
-        ids = {key: value for key, value in tokens.items() if key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        return Facts(self.tied, dtype, switches, self.rope_scaling, ids, source, self.options.context)
+        return config_json(self.index, said)
 
     def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
         """MLX's object for ``config.json``; ``None`` where nothing is quantised."""
         return None
-
-
-def widest(names: set[str]) -> str:
-    """The name of the narrowest float type that holds every number of these types; empty for none."""
-    if {"F16", "BF16"} <= names:
-        names = names | {"F32"}
-    return max(names, key=lambda name: DTYPES[name].size, default="")

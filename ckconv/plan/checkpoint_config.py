@@ -7,12 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckconv.dtypes import DTYPES
 from ckconv.model.architectures import FAMILIES
 from ckconv.model.config import ModelConfig
+from ckconv.model.huggingface_classes import CLASSES, fit
 from ckconv.model.huggingface_document import Facts, build_document
 from ckconv.model.index import TensorIndex
 
 CONFIG_NAME = "config.json"
+
+#: Formats whose files are safetensors, with a configuration of one style.
+CHECKPOINTS = ("safetensors", "mlx")
+_TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 _QUANTIZATION_KEYS = ("quantization", "quantization_config")
 
@@ -33,57 +39,102 @@ _CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """What the output's document says otherwise than the source's.
+class Said:
+    """What there is to say of an output.
 
     Attributes:
-        renamed: tensors have the names of the family's text-only class.
-        tied: there is no output head of its own; ``None`` to leave what the source says.
-        dtype: the type that the weights are to be loaded as; empty to leave what the source says.
-        quantization: MLX's object; ``None`` for none, ``{}`` to leave what the source says.
-        mlx: for mlx-lm, where the source is not.
+        format: ``safetensors`` or ``mlx``.
+        kept: every tensor has the name that it has in the source, and is stored as it is there.
+        tied: there is no output head of its own.
+        floats: names of the float types of the arrays.
+        as_they_were: no tensor changes its type.
+        present: canonical names.
+        quantization: MLX's object, ``None`` where nothing is quantised.
+        rope_scaling: in Hugging Face's words.
         context: context length, 0 for the source's.
     """
 
-    renamed: bool
-    tied: bool | None
-    dtype: str
+    format: str
+    kept: bool
+    tied: bool
+    floats: frozenset[str]
+    as_they_were: bool
+    present: tuple[str, ...]
     quantization: Mapping[str, Any] | None
-    mlx: bool
+    rope_scaling: Mapping[str, Any] | None
     context: int = 0
+
+
+def config_json(index: TensorIndex, said: Said) -> bytes:
+    """The bytes of ``config.json``; empty where the source has none and none can be made."""
+    source, config = source_document(index), index.config
+    if source:
+        return _encoded(_changed(source, index, said), index)
+    if config is None:
+        return b""
+    document = build_document(config, _facts(index, config, said))
+    if said.quantization:
+        document |= {key: dict(said.quantization) for key in _QUANTIZATION_KEYS}
+    return _encoded(document, index)
 
 
 def source_document(index: TensorIndex) -> dict[str, Any]:
     """The configuration that the source has of its own; empty where it has none or is no checkpoint."""
-    if index.format not in ("safetensors", "mlx"):
+    if index.format not in CHECKPOINTS:
         return {}
     return {key: value for key, value in index.metadata.items() if not key.startswith("__metadata__.")}
 
 
-def changed_document(
-    source: Mapping[str, Any], config: ModelConfig | None, facts: Facts, changes: Changes
-) -> dict[str, Any]:
+def widest(names: frozenset[str]) -> str:
+    """The narrowest float type that holds every number of these types, in torch's words; empty for none."""
+    if {"F16", "BF16"} <= names:
+        return _TORCH_NAMES["F64" if "F64" in names else "F32"]
+    return _TORCH_NAMES.get(max(names, key=lambda name: DTYPES[name].size, default=""), "")
+
+
+def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
+    """What a document says that is built, out of what the source says elsewhere."""
+    from ckconv.plan.tokenizer import special_tokens_of
+
+    def value(key: str) -> Any:
+        return getattr(index.metadata.get(f"{index.architecture}.{key}"), "value", None)
+
+    document = source_document(index)
+    source = {
+        "rope_local_base_freq": _local_base(document) if document else value("rope.freq_base_swa"),
+        "original_max_position_embeddings": value("rope.scaling.original_context_length"),
+    }
+    switches: Mapping[str, bool] = {}
+    if config.family in CLASSES:
+        switches = fit(FAMILIES[config.family], said.present, config.num_layers, mlx=False).switches
+    tokens = {} if document else special_tokens_of(index)
+    ids: dict[str, int] = {
+        key: tokens[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in tokens
+    }
+    return Facts(said.tied, widest(said.floats), switches, said.rope_scaling, ids, source, said.context)
+
+
+def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[str, Any]:
     """The source's document with what has to be different."""
-    document = dict(source)
+    document, config = dict(source), index.config
     nested = document.get("text_config")
-    if changes.renamed and config is not None and isinstance(nested, dict):
+    if not said.kept and config is not None and isinstance(nested, dict):
         family = FAMILIES[config.family]
         kept = {key: value for key, value in document.items() if not key.endswith("_config")}
         document = {**kept, **nested, "architectures": [family.hf_class], "model_type": family.model_type}
-    if changes.tied is not None:
-        document["tie_word_embeddings"] = changes.tied
-    if changes.dtype:
-        for key in [key for key in _DTYPE_KEYS if key in document] or _DTYPE_KEYS:
-            document[key] = changes.dtype
-    if changes.quantization is None:
+    if not said.kept:
+        document["tie_word_embeddings"] = said.tied
         for key in _QUANTIZATION_KEYS:
             document.pop(key, None)
-    elif changes.quantization:
-        document |= dict.fromkeys(_QUANTIZATION_KEYS, dict(changes.quantization))
-    if changes.context:
-        document["max_position_embeddings"] = changes.context
-    if changes.mlx and config is not None:
-        _complete(document, config, facts)
+        if said.quantization:
+            document |= {key: dict(said.quantization) for key in _QUANTIZATION_KEYS}
+    if not said.as_they_were:
+        for key in [key for key in _DTYPE_KEYS if key in document] or _DTYPE_KEYS:
+            document[key] = widest(said.floats)
+    if said.context:
+        document["max_position_embeddings"] = said.context
+    if said.format == "mlx" and index.format != "mlx" and config is not None:
+        _complete(document, config, _facts(index, config, said))
     return document
 
 
@@ -102,14 +153,14 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
         document.setdefault("sliding_window_pattern", types.index("full_attention") + 1)
 
 
-def rope_local_base(document: Mapping[str, Any]) -> Any:
+def _local_base(document: Mapping[str, Any]) -> Any:
     """The base of Gemma 3's sliding layers, in the style of transformers 4 or 5."""
     local = (document.get("rope_parameters") or {}).get("sliding_attention")
     found = local.get("rope_theta") if isinstance(local, dict) else None
     return document.get("rope_local_base_freq", found)
 
 
-def encoded(document: Mapping[str, Any], index: TensorIndex) -> bytes:
+def _encoded(document: Mapping[str, Any], index: TensorIndex) -> bytes:
     """The document as bytes: the source's own file, if it says the same."""
     if document == source_document(index):
         for path in index.side_files:

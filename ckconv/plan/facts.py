@@ -11,6 +11,9 @@ from ckconv.model.index import Tensor, TensorIndex
 from ckconv.tied import head_is_embedding
 from ckconv.triples import triple_of
 
+#: Why a placeholder is left out.
+PLACEHOLDER = "zeros that stand for a tensor which is not there"
+
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:

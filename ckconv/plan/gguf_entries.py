@@ -14,6 +14,7 @@ from ckconv.model.config import ModelConfig
 from ckconv.model.index import Tensor, TensorIndex, matrix_of, plain_tensor
 from ckconv.model.layouts import Layout, headed, plain, shifted
 from ckconv.model.names import GGUF_NAMES, parse, with_layer
+from ckconv.plan.facts import PLACEHOLDER
 from ckconv.plan.gguf_rules import ends_required, known_patterns, layer_required
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
 
@@ -125,7 +126,7 @@ def _selected(planner: Planner, family: Family, blank: frozenset[str]) -> dict[s
         if planner.dropped(tensor.name, tensor.source):
             planner.leave_out(tensor.name, "--drop", tensor.nbytes)
         elif tensor.name in blank and pattern not in required:
-            planner.leave_out(tensor.name, "all zeros: it stands for a tensor that is not there", tensor.nbytes)
+            planner.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
         elif tensor.name == HEAD and planner.options.tie == "tie" and planner.source.head_is_embedding:
             planner.leave_out(tensor.name, "--tie: byte for byte the embedding", tensor.nbytes)
         elif pattern in known:

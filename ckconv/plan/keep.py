@@ -16,7 +16,18 @@ from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.plan.steps import Options, Plan, Step
 from ckconv.readers.huggingface_files import find_index
 from ckconv.readers.record import record_beside
-from ckconv.record import FORMATS, MAX_DOCUMENT, MAX_KEPT, Kept, Record, Run, SourceFile, plain_name
+from ckconv.record import (
+    FORMATS,
+    MAX_DOCUMENT,
+    MAX_KEPT,
+    MAX_NAME_BYTES,
+    Kept,
+    Record,
+    Run,
+    SourceFile,
+    plain_name,
+    record_path,
+)
 from ckconv.tied import head_is_embedding
 from ckconv.triples import triple_of
 from ckconv.writers.record import Content, PendingRecord, content_of
@@ -44,9 +55,8 @@ def with_record(plan: Plan) -> Plan:
 
 def _prepare(plan: Plan) -> PendingRecord:
     index = plan.index
-    changed = sum(tensor.merge is not None for tensor in index.tensors.values())
-    if changed:
-        raise NoRecordError(f"adapters change {changed:,} {'tensors' if changed > 1 else 'tensor'}")
+    if len(os.fsencode(record_path(Path(plan.files[0].name)).name)) > MAX_NAME_BYTES:
+        raise NoRecordError("its name would be longer than file systems have them")
     with Files() as files:
         returning = _Returning(plan, files)
         if index.format not in FORMATS:
@@ -121,7 +131,7 @@ def _side_files(index: TensorIndex) -> list[Path]:
 def _check_names(source: list[str], names: list[str]) -> None:
     odd = [name for name in (*source, *names) if not plain_name(name)]
     if odd:
-        raise NoRecordError(f"{quoted(odd[0])} is no file name that every system can hold")
+        raise NoRecordError(f"{quoted(odd[0])} is a name that no record holds")
     if len(set(names)) != len(names):
         raise NoRecordError("two files of the source have one name")
 

@@ -69,15 +69,21 @@ class MlxPlanner(CheckpointPlanner):
 
     def _renamed(self) -> list[Module]:
         modules = super()._renamed()
-        numbers = {t.number for dtype in self.types.values() if (t := triple_of(dtype)) is not None}
-        repacked = any(
-            triple_of(dtype) is not None and self.tensors[name].dtype is not dtype for name, dtype in self.types.items()
-        )
-        if repacked and F32 in numbers:
+        numbers = {
+            triple.number
+            for name, dtype in self.types.items()
+            if (triple := triple_of(dtype)) and triple.quantization.has_biases and self.tensors[name].dtype is not dtype
+        }
+        if F32 in numbers:
             self.notes.append("scales and biases are float32, so that MLX computes exactly what the blocks hold")
+        elif numbers:
+            self.notes.append(
+                "with scales and biases of this type MLX rounds every value; with float32 ones it does not"
+            )
         return modules
 
     def _check_class(self, family: Family) -> None:
+        """mlx-lm's class computes what the configuration says."""
         super()._check_class(family)
         config = self.config
         assert config is not None

@@ -47,7 +47,7 @@ def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan 
         InputError: ``record.*``: the record beside the bump is malformed, or belongs to another bump.
     """
     asked = _asked(options)
-    if not options.source_record:
+    if not options.source_record or index.config is None:
         return None, ""
     opened = record_beside(index)
     if opened is None:
@@ -67,8 +67,10 @@ def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan 
 def _asked(options: Options) -> list[str]:
     """Flags that ask for another output than the source was."""
     defaults = Options()
-    names = [f.name for f in fields(options) if f.name not in _NEUTRAL]
-    return [f"--{n.replace('_', '-')}" for n in names if getattr(options, n) != getattr(defaults, n)]
+    names = [field.name for field in fields(options) if field.name not in _NEUTRAL]
+    flags = {"max_shard_bytes": "--max-shard-size", "tie": f"--{options.tie}"}
+    asked = [name for name in names if getattr(options, name) != getattr(defaults, name)]
+    return [flags.get(name, f"--{name.replace('_', '-')}") for name in asked]
 
 
 def _names(opened: OpenRecord, file_name: str) -> dict[str, str] | None:

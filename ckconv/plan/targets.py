@@ -24,7 +24,7 @@ PLANNERS: dict[str, tuple[str, str]] = {
 }
 
 #: What an adapter becomes where a target of this name is asked for.
-_ADAPTERS = {"peft": "peft", "gguf": "gguf adapter", "mlx": "mlx adapter"}
+ADAPTERS = {"peft": "peft", "gguf": "gguf adapter", "mlx": "mlx adapter"}
 
 #: What `inspect` judges a model by.
 TARGETS = ("bump 3", "bump 5")
@@ -35,6 +35,8 @@ _AUTO = (3, 5)
 
 def refusals(index: TensorIndex, target: str, source: SourceFacts) -> tuple[Reason, ...]:
     """Why a target cannot hold a model as it is; nothing of the model but its headers is looked at."""
+    if index.adapter is not None:
+        return _plan_adapter(index, target, Options()).refusals
     return _plan(index, target, Options(), source, only_reasons=True).refusals
 
 
@@ -66,10 +68,10 @@ def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
     """An adapter's plan; for a target that holds models only, or a model that is to be an adapter, why there is none."""
     if index.adapter is None:
         return Plan(index, to, 0, options, refusals=(Reason("it holds adapters, and this is a model"),))
-    if to not in _ADAPTERS:
-        hint = f"--to {', '.join(_ADAPTERS)} convert it; --adapter merges it while a base model is converted"
+    if to not in ADAPTERS:
+        hint = f"--to {', '.join(ADAPTERS)} convert it; --adapter merges it while a base model is converted"
         return Plan(index, to, 0, options, refusals=(Reason("it holds models, and this is an adapter", hint),))
-    return _plan(index, _ADAPTERS[to], options, SourceFacts())
+    return _plan(index, ADAPTERS[to], options, SourceFacts())
 
 
 def _back(index: TensorIndex, to: str, options: Options) -> Plan:

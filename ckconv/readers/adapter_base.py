@@ -44,13 +44,19 @@ def find_base(base: Path | None, named: str, opener: Opener) -> ModelConfig | No
 
 
 def _read(path: Path, opener: Opener) -> ModelConfig | None:
-    """A model's configuration; of a directory its ``config.json`` will do, without weights."""
+    """A model's configuration; a ``config.json`` will do, without weights."""
+    if path.name == CONFIG_NAME:
+        return _from_document(path)
     try:
         return opener(path)
     except InputError as error:
         if error.code != "hf.no-weights" or not (path / CONFIG_NAME).is_file():
             raise
-    document = read_object(path / CONFIG_NAME, _DOCUMENT)
+    return _from_document(path / CONFIG_NAME)
+
+
+def _from_document(path: Path) -> ModelConfig | None:
+    document = read_object(path, _DOCUMENT)
     family = huggingface_family(document)
     return huggingface_config(document, family, (), path) if family else None
 

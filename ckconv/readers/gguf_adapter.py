@@ -52,6 +52,7 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
     if GGUF_ALORA_KEY in file.metadata:
         unsupported.append(f"{GGUF_ALORA_KEY}: it is active only after certain tokens")
     collected, unknown = _collect(file, path, alpha, family)
+    unsupported += [f"no rule for tensor {quoted(tensor.name)}" for tensor in unknown]
     if family and family.interleaved_gguf:
         collected, lost = _in_order(collected, file, model, architecture, path)
         if lost:
@@ -59,7 +60,7 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
                 f"rows of {len(lost)} lora_b ({lost[0]}, ...) are in the order of the base's heads, and nothing here "
                 "says how many those are: --base names the base model"
             )
-    unsupported += [f"no rule for tensor {quoted(tensor.name)}" for tensor in unknown]
+            unknown += tuple(tensor for tensor in file.tensors if tensor.name in lost)
     if model is not None:
         check_fits(collected.modules, collected.tensors, model, path)
     adapter = Adapter("LoRA", base_name, collected.modules, tuple(unsupported), model)
@@ -113,9 +114,8 @@ def _in_order(
 ) -> tuple[Collected, list[str]]:
     """Give the rows of q and k the order that llama.cpp's converter stores them in; the names of those it cannot."""
     tensors = dict(collected.tensors)
-    modules = dict(collected.modules)
     lost: list[str] = []
-    for name, module in collected.modules.items():
+    for name in collected.modules:
         field = ROTATED.get(f"{parse(name).pattern}.weight")
         if field is None:
             continue
@@ -123,12 +123,10 @@ def _in_order(
         tensor = tensors[f"{name}.{Role.B.value}"]
         if heads is None:
             lost.append(tensor.source)
-            del modules[name]
-            for role in module.roles:
-                del tensors[f"{name}.{role.value}"]
+            del tensors[tensor.name]
             continue
         tensors[tensor.name] = _interleaved(tensor, heads, path)
-    return replace(collected, modules=modules, tensors=tensors), lost
+    return replace(collected, tensors=tensors), lost
 
 
 def _interleaved(tensor: Tensor, heads: int, path: Path) -> Tensor:

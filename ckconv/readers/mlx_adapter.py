@@ -143,7 +143,7 @@ def _sorted(tensors: tuple[StoredTensor, ...]) -> tuple[dict[str, dict[Role, Sto
 
 
 def _selected(module: str, document: Mapping[str, Any]) -> bool:
-    """``linear_to_lora_layers``: all matrices of a layer without ``keys``, else those named, from the layer or whole."""
+    """``linear_to_lora_layers``: all matrices of a layer without ``keys``, else those named, by local or whole path."""
     keys = document["lora_parameters"].get("keys")
     inside = local_path(module)
     if not isinstance(keys, list):

@@ -25,7 +25,7 @@ _ENDINGS: tuple[tuple[str, Role, bool], ...] = (
     (".lora_A.weight", Role.A, False),
     (".lora_B.weight", Role.B, False),
     (".lora_B.bias", Role.BIAS, False),
-    # A of an embedding is [rank, vocabulary] and B [hidden, rank]; delta = (B @ A).T (peft's Embedding.get_delta_weight)
+    # A is [rank, vocabulary] and B [hidden, rank]; the table changes by (B @ A).T (Embedding.get_delta_weight).
     (".lora_embedding_A", Role.B, True),
     (".lora_embedding_B", Role.A, True),
     (".lora_magnitude_vector", Role.MAGNITUDE, False),

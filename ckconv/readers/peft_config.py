@@ -74,7 +74,7 @@ class PeftConfig:
         return next((alpha for key, alpha in self.alphas.items() if _named(key, module)), self.alpha)
 
     def selects(self, module: str) -> bool:
-        """peft puts a layer of its own around the module when it loads the adapter."""
+        """The loader puts a layer of its own around the module when it loads the adapter."""
         document = self.document
         excluded, saved = document.get("exclude_modules"), document.get("modules_to_save")
         if excluded and _in_list(excluded, module):

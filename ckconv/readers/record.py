@@ -7,14 +7,17 @@ import string
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from ckconv.errors import InputError, quoted
 from ckconv.formats import zipstore
+from ckconv.formats.safetensors import INDEX_SUFFIX
 from ckconv.model.index import TensorIndex
 from ckconv.readers.bytesource import FileSource, open_source
+from ckconv.readers.huggingface_files import SIDE_FILES
 from ckconv.readers.strictjson import Document, parse_object, shown
 from ckconv.record import (
     DOCUMENT_NAME,
@@ -152,6 +155,11 @@ def check_belongs(opened: OpenRecord, index: TensorIndex) -> None:
             raise InputError("record.foreign", message, path=opened.path, found=reads, allowed=wrote)
 
 
+def _is_side_file(name: str) -> bool:
+    """Nothing else is ever written where a model is made again: a record comes with a download."""
+    return name.endswith(INDEX_SUFFIX) or any(fnmatchcase(name, pattern) for pattern in SIDE_FILES)
+
+
 class _Checks:
     """Turns the document into a record, or says what is wrong with it."""
 
@@ -173,6 +181,9 @@ class _Checks:
         if not plain_name(source):
             raise self._fault(f"the source is called {quoted(source)}, which is no plain file name", "record.files")
         files = tuple(self._file(item) for item in self._of(d, "files", list))
+        for file in files:
+            if not file.tensors and (format == "gguf" or not _is_side_file(file.name)):
+                raise self._fault(f"{quoted(file.name)} is no file that belongs to a model of {format}", "record.files")
         self._check_names(files)
         left_out, aliases = self._of(d, "left_out", list), self._of(d, "aliases", dict)
         if not all(isinstance(name, str) for name in (*left_out, *aliases.values())):

@@ -1,0 +1,62 @@
+"""Why a checkpoint would not be loaded as what the source is: by flags, and by what the loader's classes hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from ckconv.model.architectures import FAMILIES
+from ckconv.model.checkpoint_names import FUSIONS
+from ckconv.model.config import ModelConfig
+from ckconv.model.huggingface_classes import fit
+from ckconv.model.huggingface_names import GATE_UP
+from ckconv.model.index import TensorIndex
+from ckconv.plan.steps import Options, Reason
+
+#: Families whose class turns a part of every head only where the configuration says so.
+_TURNS_A_PART = frozenset({"phi3"})
+
+
+def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) -> Iterator[Reason]:
+    """What is asked for and cannot be."""
+    family, layout = FAMILIES[config.family], options.rope_layout
+    turned = any(tensor.layout.interleaved for tensor in index.tensors.values())
+    if family.rope and (layout == "interleaved" or (layout == "source" and turned)):
+        yield Reason(f"{layout} RoPE rows: what loads a checkpoint rotates half against half", "--rope-layout split")
+    if options.names == "max" and family.name != "gpt2":
+        yield Reason(f"MAX reads {family.name} under Hugging Face's names; --names max is for gpt2")
+    if any(FUSIONS[what] == GATE_UP for what in options.fuse):
+        if family.experts:
+            yield Reason("--fuse gate-up: experts are not fused")
+        elif "ffn.gate.weight" not in family.required:
+            yield Reason(f"--fuse gate-up: {family.name} has no gate")
+    if options.context and not family.rope and options.context != config.context_length:
+        yield Reason(f"the position table has {config.context_length:,} rows, --context says {options.context:,}")
+
+
+def class_reasons(
+    config: ModelConfig, present: Collection[str], loader: str, *, built: bool, context: int
+) -> Iterator[Reason]:
+    """What the loader's class of the family lacks, or has and the model does not.
+
+    Args:
+        present: canonical names, without the output head.
+        loader: ``transformers`` or ``mlx-lm``.
+        context: context length that is asked for, 0 for the source's.
+        built: the configuration is made out of hyper-parameters, so that they all have to be there.
+    """
+    family = FAMILIES[config.family]
+    found = fit(family, present, config.num_layers, mlx=loader == "mlx-lm")
+    for pattern, count in found.missing.items():
+        yield Reason(f"no tensor for {pattern}" + (f" in {count} layers" if "{n}" in pattern else ""))
+    for pattern, count in found.surplus.items():
+        also = f" ({count} tensors)" if count > 1 else ""
+        yield Reason(f"the {family.name} class of {loader} has no {pattern}{also}")
+    if not built:
+        return
+    if not config.norm_eps:
+        yield Reason("the source names no epsilon for its norms")
+    if not (context or config.context_length):
+        yield Reason("the source names no context length", "--context N sets one")
+    if config.rotary_dim != config.head_dim and family.name not in _TURNS_A_PART:
+        turned = f"{config.rotary_dim} of {config.head_dim}"
+        yield Reason(f"RoPE turns {turned} elements of a head, which the {family.name} class does not")

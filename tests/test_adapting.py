@@ -1,0 +1,177 @@
+"""Adapters merged while converting: against what peft and mlx-lm make of the same base, and every refusal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from conftest import FIXTURES
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+LORA = FIXTURES / "lora"
+LLAMA = FIXTURES / "gguf-split" / "llama-untied-f32-00001-of-00003.gguf"
+QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
+GPT2 = FIXTURES / "gguf" / "gpt2-f32.f32.gguf"
+ADAPTER = LORA / "llama-r4-attn-mlp"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+
+def values(folder: Path) -> dict[str, np.ndarray]:
+    with safe_open(folder / "model.safetensors", framework="np") as file:
+        return {name.removeprefix("transformer."): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def farthest(folder: Path, merged: Path) -> float:
+    ours, theirs = values(folder), values(merged)
+    tied = {"lm_head.weight"} - ours.keys()
+    assert ours.keys() == theirs.keys() - tied
+    return max(float(np.abs(ours[name].astype("f8") - theirs[name]).max()) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("base", "adapter", "merged"),
+    [
+        (LLAMA, "llama-r4-attn-mlp", "llama-r4-attn-mlp.merged"),
+        (QWEN2, "qwen2-r4-all", "qwen2-r4-all.merged"),
+        (GPT2, "gpt2-r4", "gpt2-r4.merged"),
+        (LLAMA, "mlx-lora", "mlx-lora.fused"),
+    ],
+)
+def test_merged_as_the_adapters_own_library_does(base: Path, adapter: str, merged: str, tmp_path: Path, ckconv) -> None:
+    out = tmp_path / "out"
+    result = ckconv("convert", base, f"{out}/", "--to", "safetensors", "--dtype", "f32", "--adapter", LORA / adapter)
+    assert result.code == 0, result.err
+    assert farthest(out, LORA / merged) < 1e-6
+    assert f"note: merged {adapter} (LoRA, " in result.out
+    assert "adapters changed " in result.out
+    name = "model.safetensors"
+    before = tmp_path / "before"
+    assert ckconv("convert", base, f"{before}/", "--to", "safetensors", "--dtype", "f32").code == 0
+    assert (before / name).read_bytes() != (out / name).read_bytes()
+
+
+BASES = {
+    "llama-untied-f32": LLAMA,
+    "llama-bias-f32": FIXTURES / "gguf" / "llama-bias-f32.f32.gguf",
+    "gpt2-f32": GPT2,
+    "phi3-bf16": FIXTURES / "gguf" / "phi3-bf16.auto.gguf",
+    "gemma3-text-bf16": FIXTURES / "hf" / "gemma3-text-bf16",
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in LORA.glob("*/merged.safetensors")))
+def test_every_kind_as_peft_merges_it(name: str, tmp_path: Path, ckconv) -> None:
+    """rsLoRA, patterns, DoRA, IA3, embeddings, saved modules, biases, fused and transposed matrices, single layers."""
+    base = BASES[json.loads((LORA / name / CONFIG).read_text())["base_model_name_or_path"]]
+    flags = ("--to", "safetensors", "--dtype", "f32")
+    assert ckconv("convert", base, f"{tmp_path}/plain/", *flags).code == 0
+    result = ckconv("convert", base, f"{tmp_path}/out/", *flags, "--adapter", LORA / name)
+    assert result.code == 0, result.err
+    ours, before, merged = (
+        values(tmp_path / "out"),
+        values(tmp_path / "plain"),
+        load_file(LORA / name / "merged.safetensors"),
+    )
+    merged = {key.removeprefix("transformer."): value for key, value in merged.items()}
+    assert merged.keys() <= ours.keys() == before.keys()
+    for key, value in ours.items():
+        if key in merged:
+            assert np.abs(value.astype("f8") - merged[key]).max() < 1e-6, key
+            assert not np.array_equal(value, before[key]), key
+        else:
+            assert np.array_equal(value, before[key]), key
+
+
+def test_rounded_to_the_type_of_the_base(tmp_path: Path, ckconv) -> None:
+    adapter = LORA / "qwen2-r4-all"
+    assert ckconv("convert", QWEN2, f"{tmp_path}/out/", "--to", "safetensors", "--adapter", adapter).code == 0
+    assert ckconv("inspect", tmp_path / "out").out.count("\tBF16\t") > 20
+
+
+@pytest.mark.parametrize("target", ["m.gguf", "m.bump"])
+def test_every_target_gets_the_same_model(target: str, tmp_path: Path, ckconv) -> None:
+    result = ckconv("convert", LLAMA, tmp_path / target, "--adapter", ADAPTER)
+    assert result.code == 0, result.err
+    assert ckconv("convert", LLAMA, f"{tmp_path}/hf/", "--to", "safetensors", "--adapter", ADAPTER).code == 0
+    assert ckconv("diff", tmp_path / target, tmp_path / "hf").code == 0
+    assert not (tmp_path / "m.bump.source.zip").exists()
+
+
+def test_weights_and_several_adapters(tmp_path: Path, ckconv) -> None:
+    def matrix(*flags: object) -> np.ndarray:
+        assert ckconv("convert", LLAMA, tmp_path / "m.gguf", "-f", *flags).code == 0
+        return next(t for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors if t.name == "blk.1.ffn_up.weight").data
+
+    base = matrix().copy()
+    once = matrix("--adapter", ADAPTER).copy() - base
+    assert np.abs(once).max() > 0.1
+    half = matrix("--adapter", f"{ADAPTER}=0.5").copy() - base
+    assert np.abs(half - once / 2).max() < 1e-6
+    twice = matrix("--adapter", ADAPTER, "--adapter", f"{ADAPTER}=-1").copy() - base
+    assert np.abs(twice).max() < 1e-6
+
+
+def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path, ckconv) -> None:
+    odd = tmp_path / "a=2"
+    shutil.copytree(ADAPTER, odd)
+    assert ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", odd).code == 0
+    assert ckconv("convert", LLAMA, tmp_path / "n.gguf", "--adapter", ADAPTER).code == 0
+    assert (tmp_path / "m.gguf").read_bytes() == (tmp_path / "n.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("text", ["=1", "x=much", "x=nan"])
+def test_weights_that_are_no_numbers(text: str, tmp_path: Path, ckconv) -> None:
+    result = ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", text)
+    assert (result.code, "WEIGHT a number" in result.err) == (2, True)
+
+
+def test_quantised_matrices_are_refused_unless_they_may_be_decoded(tmp_path: Path, ckconv) -> None:
+    base = FIXTURES / "kquants" / "llama64.Q4_K_M.gguf"
+    result = ckconv("convert", base, tmp_path / "m.gguf", "--adapter", ADAPTER)
+    assert (result.code, "error[adapter.quantized]" in result.err) == (4, True)
+    assert "14 matrices that the adapter changes are quantised" in result.err
+    assert list(tmp_path.iterdir()) == []
+    assert ckconv("convert", base, tmp_path / "m.gguf", "--adapter", ADAPTER, "--dequantize").code == 0
+    assert ckconv("convert", base, tmp_path / "plain.gguf", "--dequantize").code == 0
+    ours = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    theirs = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "plain.gguf").tensors}
+    low, high = load_file(ADAPTER / WEIGHTS), "base_model.model.model.layers.0.mlp.down_proj.lora_{}.weight"
+    config = json.loads((ADAPTER / CONFIG).read_text())
+    delta = low[high.format("B")] @ low[high.format("A")] * (config["lora_alpha"] / config["r"])
+    name = "blk.0.ffn_down.weight"
+    assert np.abs(ours[name] - theirs[name] - delta).max() < 1e-6
+
+
+def changed_adapter(tmp_path: Path, document: dict[str, object], tensors: dict[str, np.ndarray]) -> Path:
+    """The adapter with other settings, and tensors added or replaced; ``None`` takes one away."""
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    config = json.loads((ADAPTER / CONFIG).read_text()) | document
+    (folder / CONFIG).write_text(json.dumps(config))
+    save_file({**load_file(ADAPTER / WEIGHTS), **tensors}, folder / WEIGHTS)
+    return folder
+
+
+def test_a_base_that_lacks_a_module(tmp_path: Path, ckconv) -> None:
+    prefix = "base_model.model.model.layers.40.mlp.up_proj.lora_"
+    extra = {f"{prefix}A.weight": np.zeros((4, 64), "f4"), f"{prefix}B.weight": np.zeros((128, 4), "f4")}
+    adapter = changed_adapter(tmp_path, {}, extra)
+    result = ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", adapter)
+    assert (result.code, "error[adapter.base]" in result.err) == (3, True)
+    assert "no base tensor for 'model.layers.40.mlp.up_proj'" in result.err
+
+
+def test_a_base_of_another_shape(tmp_path: Path, ckconv) -> None:
+    result = ckconv("convert", FIXTURES / "hf" / "qwen3-tied-bf16", tmp_path / "m.gguf", "--adapter", ADAPTER)
+    assert (result.code, "error[adapter.base]" in result.err) == (3, True)
+
+
+def test_a_model_is_no_adapter(tmp_path: Path, ckconv) -> None:
+    result = ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", LLAMA)
+    assert (result.code, "is no adapter but gguf" in result.err) == (3, True)

@@ -1,0 +1,306 @@
+"""Any source -> an MLX directory, against what mlx-lm writes, loads and computes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import Decoder, Raw, as_mixtral, save, save_gguf, stacked
+from conftest import FIXTURES
+from gguf import GGMLQuantizationType as Q
+from models import Model
+from test_plan_checkpoint import config_of, reasons, tensors_of, to_hf
+
+from ckconv.errors import UnsupportedError
+from ckconv.library import convert, diff
+from ckconv.plan.steps import Options
+
+LOGITS: dict[str, dict[str, list[float]]] = json.loads((FIXTURES / "logits" / "logits.json").read_text())
+
+
+def to_mlx(source: Path, out: Path, **options: Any) -> Path:
+    convert(source, f"{out}/", to="mlx", options=Options(**options))
+    return out
+
+
+# Names, rows and the index
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma3-text-bf16", "llama-bias-f32", "phi3-bf16", "qwen2-tied-bf16", "qwen3-tied-bf16"]
+)
+def test_most_names_are_those_of_hugging_face(tmp_path: Path, name: str) -> None:
+    source = FIXTURES / "hf" / name
+    out = to_mlx(source, tmp_path / "out")
+
+    assert tensors_of(out) == tensors_of(source)
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(tensors_of(source))
+    assert b'"__metadata__":{"format":"mlx"}' in (out / "model.safetensors").read_bytes()
+    beside = {path.name for path in source.iterdir() if path.suffix != ".safetensors"}
+    assert beside <= {path.name for path in out.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["hf/gpt2-hub-f32", "gguf/gpt2-f32.f32.gguf"])
+def test_gpt2_has_linear_layers_and_a_prefix(tmp_path: Path, name: str) -> None:
+    hub = tensors_of(FIXTURES / "hf" / "gpt2-hub-f32")
+    made = tensors_of(to_mlx(FIXTURES / name, tmp_path / "out"))
+
+    assert set(made) == {f"model.{key}" for key in hub if not key.endswith(".attn.bias")}
+    weight = np.frombuffer(hub["h.1.mlp.c_proj.weight"][2], np.float32).reshape(256, 64)
+    assert made["model.h.1.mlp.c_proj.weight"] == ("F32", (64, 256), weight.T.tobytes())
+    assert config_of(tmp_path / "out")["n_ctx"] == 128
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_experts_are_stacked(tmp_path: Path, family: str) -> None:
+    decoder = Decoder(experts=3, qk_norm=family != "mixtral")
+    plain = decoder.tensors()
+    module = "block_sparse_moe" if family == "mixtral" else "mlp"
+    source = save(tmp_path / "hf", decoder.config(family), as_mixtral(plain) if family == "mixtral" else plain)
+    out = to_mlx(source, tmp_path / "mlx")
+
+    made = {name: (shape, data) for name, (_, shape, data) in tensors_of(out).items()}
+    assert made == {name: (array.shape, array.tobytes()) for name, array in stacked(plain, module).items()}
+    assert tensors_of(to_hf(out, tmp_path / "back")) == tensors_of(source)
+    if family == "qwen3_moe":
+        assert config_of(out)["norm_topk_prob"] is False, "what transformers takes where nothing is said"
+
+
+def test_a_configuration_in_the_style_of_transformers_5_is_completed(tmp_path: Path) -> None:
+    decoder = Decoder()
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    config = decoder.config(rope_theta=..., rope_parameters={"rope_theta": 5e5, **scaling})
+    document = config_of(to_mlx(save(tmp_path / "hf", config, decoder.tensors()), tmp_path / "out"))
+    assert document["rope_theta"] == 5e5
+    assert {key: document["rope_scaling"][key] for key in scaling} == scaling
+
+
+# Quantised matrices
+
+
+@pytest.mark.parametrize("name", ["llama-tied-bf16.q4g64", "llama-untied-f32.q4g32", "qwen3-tied-bf16.q4g64"])
+def test_triples_are_copied(tmp_path: Path, name: str) -> None:
+    source = FIXTURES / "mlx" / name
+    out = to_mlx(source, tmp_path / "out")
+
+    assert tensors_of(out) == tensors_of(source)
+    assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
+    again = to_mlx(out, tmp_path / "canonical", names="canonical")
+    back = to_mlx(again, tmp_path / "back")
+    assert tensors_of(back) == tensors_of(source)
+    assert config_of(back)["quantization"] == config_of(source)["quantization"]
+
+
+def blocks_of(rng: np.random.Generator, rows: int, columns: int, kind: Q) -> np.ndarray:
+    """Sound blocks of a type: random numbers as the gguf package quantises them."""
+    values = rng.standard_normal((rows, columns)).astype(np.float32)
+    return gguf.quants.quantize(values, kind)
+
+
+#: GGUF type -> mode, bits and group of the triple.
+TYPES = [
+    (Q.Q4_0, "affine", 4, 32),
+    (Q.Q4_1, "affine", 4, 32),
+    (Q.Q5_0, "affine", 5, 32),
+    (Q.Q5_1, "affine", 5, 32),
+    (Q.Q8_0, "affine", 8, 32),
+    (Q.MXFP4, "mxfp4", 4, 32),
+]
+
+
+def quantised_gguf(path: Path, kind: Q, names: tuple[str, ...]) -> Path:
+    decoder, rng = Decoder(layers=1), np.random.default_rng(3)
+    shapes = {"ffn_up": (96, 64), "ffn_gate": (96, 64), "token_embd": (40, 64), "attn_q": (64, 64)}
+    blocks = {name: (blocks_of(rng, *shapes[name.split(".")[-2]], kind), kind) for name in names}
+    return save_gguf(path, decoder, "llama", permuted=True, blocks=blocks)
+
+
+@pytest.mark.parametrize(("kind", "mode", "bits", "group"), TYPES)
+def test_blocks_become_triples_of_the_same_numbers(tmp_path: Path, kind: Q, mode: str, bits: int, group: int) -> None:
+    source = quantised_gguf(tmp_path / "m.gguf", kind, ("blk.0.ffn_up.weight", "token_embd.weight"))
+    out = to_mlx(source, tmp_path / "out")
+
+    entry = {"group_size": group, "bits": bits, "mode": mode}
+    assert config_of(out)["quantization"] == config_of(out)["quantization_config"] == entry
+    made = tensors_of(out)
+    module = "model.layers.0.mlp.up_proj"
+    assert made[f"{module}.weight"][:2] == ("U32", (96, 64 * bits // 32))
+    assert made[f"{module}.scales"][:2] == ("F32" if mode == "affine" else "U8", (96, 2))
+    assert (f"{module}.biases" in made) == (mode == "affine")
+    assert diff(source, out).same
+
+
+def test_most_modules_share_an_entry_and_others_have_their_own(tmp_path: Path) -> None:
+    source = Model(matrix=Q.Q8_0, types={"ffn_down.weight": Q.Q4_1, "attn_v.weight": Q.F32}, seed=2).write(
+        tmp_path / "m.gguf"
+    )
+    # Random bytes hold scales that are infinite: none of them may reach the output unnoticed.
+    with pytest.raises(UnsupportedError, match="groups"):
+        to_mlx(source, tmp_path / "bad")
+    kinds = {"blk.0.ffn_up.weight": Q.Q8_0, "blk.0.ffn_gate.weight": Q.Q8_0, "blk.0.attn_q.weight": Q.Q4_0}
+    rng = np.random.default_rng(1)
+    shapes = {"ffn_up": (96, 64), "ffn_gate": (96, 64), "attn_q": (64, 64)}
+    blocks = {name: (blocks_of(rng, *shapes[name.split(".")[-2]], kind), kind) for name, kind in kinds.items()}
+    source = save_gguf(tmp_path / "n.gguf", Decoder(layers=1), "llama", permuted=True, blocks=blocks)
+    out = to_mlx(source, tmp_path / "out")
+
+    assert config_of(out)["quantization"] == {
+        "group_size": 32, "bits": 8, "mode": "affine",
+        "model.layers.0.self_attn.q_proj": {"group_size": 32, "bits": 4, "mode": "affine"},
+    }  # fmt: skip
+    assert diff(source, out).same
+
+
+def test_planes_are_fused_each_on_its_own(tmp_path: Path) -> None:
+    source = FIXTURES / "mlx" / "llama-untied-f32.q4g32"
+    apart = tensors_of(source)
+    out = to_mlx(source, tmp_path / "out", fuse=("qkv",))
+
+    made, at = tensors_of(out), "model.layers.1.self_attn"
+    for kind in ("weight", "scales", "biases"):
+        parts = [apart[f"{at}.{letter}_proj.{kind}"][2] for letter in "qkv"]
+        assert made[f"{at}.qkv_proj.{kind}"][2] == b"".join(parts)
+    assert diff(source, out).same
+    assert tensors_of(to_mlx(out, tmp_path / "back")) == apart
+
+
+def test_only_what_is_named_is_decoded(tmp_path: Path) -> None:
+    out = to_mlx(FIXTURES / "mlx" / "llama-tied-bf16.q4g64", tmp_path / "out", decode=("*.embed_tokens.*",))
+    made = tensors_of(out)
+    assert made["model.embed_tokens.weight"][:2] == ("F32", (384, 64))
+    assert "model.embed_tokens.scales" not in made
+    assert made["model.layers.0.mlp.up_proj.weight"][0] == "U32"
+    assert config_of(out)["quantization"] == {"group_size": 64, "bits": 4, "mode": "affine"}
+
+
+def test_blocks_without_an_exact_triple_are_refused(tmp_path: Path) -> None:
+    source = Model(hidden=256, ffn=256, matrix=Q.Q4_K).write(tmp_path / "m.gguf")
+    assert reasons(source, tmp_path, "mlx") == ["Q4_K is no exact MLX quantisation: token_embd.weight and 14 more"]
+    made = tensors_of(to_mlx(source, tmp_path / "out", decode=("blk.*", "token_embd.weight")))
+    assert {dtype for dtype, _, _ in made.values()} == {"F32"}
+
+
+def test_keep_keeps_the_type_or_refuses(tmp_path: Path) -> None:
+    source = quantised_gguf(tmp_path / "m.gguf", Q.Q4_1, ("blk.0.ffn_up.weight",))
+    assert reasons(source, tmp_path, "mlx", dtype="keep") == ["Q4_1 is another type in MLX: blk.0.ffn_up.weight"]
+
+
+def test_float16_scales_are_what_mlx_itself_makes_of_a_gguf(tmp_path: Path) -> None:
+    source = quantised_gguf(tmp_path / "m.gguf", Q.Q4_1, ("blk.0.ffn_up.weight",))
+    made = tensors_of(to_mlx(source, tmp_path / "out", dtype="f16", allow_lossy=True))
+    stored = next(t for t in gguf.GGUFReader(source).tensors if t.name == "blk.0.ffn_up.weight")
+    blocks = stored.data.reshape(96, 2, 20)
+    dtype, shape, data = made["model.layers.0.mlp.up_proj.scales"]
+    assert (dtype, shape, data) == ("F16", (96, 2), blocks[..., :2].tobytes())
+    assert made["model.layers.0.mlp.up_proj.biases"][2] == blocks[..., 2:4].tobytes()
+
+
+# What mlx-lm's classes do not compute
+
+
+def test_what_the_class_does_not_know_is_refused(tmp_path: Path) -> None:
+    decoder = Decoder()
+    window = save(tmp_path / "a", decoder.config("mistral", sliding_window=32), decoder.tensors())
+    assert reasons(window, tmp_path, "mlx") == ["attention slides over 32 tokens, mlx-lm attends to all 128"]
+    to_mlx(window, tmp_path / "short", context=32)
+
+    wide = Decoder(head_dim=32, experts=2)
+    mixtral = save(tmp_path / "b", wide.config("mixtral"), as_mixtral(wide.tensors()))
+    assert reasons(mixtral, tmp_path, "mlx") == ["mlx-lm's mixtral takes hidden / heads for the size of a head, not 32"]
+
+    double = save(tmp_path / "c", decoder.config(), {**decoder.tensors(), "model.norm.weight": np.ones(64)})
+    assert reasons(double, tmp_path, "mlx") == ["mlx loads no F64 tensors: model.norm.weight"]
+    gpt2 = FIXTURES / "hf" / "gpt2-hub-f32"
+    assert reasons(gpt2, tmp_path, "mlx", tie="untie") == ["mlx-lm's gpt2 has no output head of its own"]
+
+    relu = {**config_of(gpt2), "activation_function": "relu"}
+    tensors = {name: Raw(*entry) for name, entry in tensors_of(gpt2).items()}
+    other = save(tmp_path / "d", relu, tensors)
+    assert reasons(other, tmp_path, "mlx") == ["mlx-lm's gpt2 does not know activation_function = 'relu'"]
+
+
+# What mlx-lm computes
+
+
+def _python_with_mlx_lm() -> str | None:
+    for python in (os.environ.get("MLX_PYTHON"), sys.executable):
+        probe = [python, "-c", "import mlx_lm.utils"]
+        if python and not subprocess.run(probe, capture_output=True, check=False).returncode:  # type: ignore[arg-type]
+            return python
+    return None
+
+
+@pytest.fixture(scope="module")
+def mlx_lm() -> str:
+    python = _python_with_mlx_lm()
+    if python is None:
+        pytest.skip("mlx-lm is not installed")
+    return python
+
+
+_LOGITS = """
+import json, sys
+from pathlib import Path
+import mlx.core as mx
+from mlx_lm.utils import load_model
+made = {}
+for path in sys.argv[2:]:
+    model, _ = load_model(Path(path))
+    made[path] = model(mx.array([json.loads(sys.argv[1])]))[0, -1].astype(mx.float32).tolist()
+print(json.dumps(made))
+"""
+
+
+def test_mlx_lm_computes_the_reference_logits(tmp_path: Path, mlx_lm: str) -> None:
+    outputs: dict[Path, tuple[str, float]] = {}
+    for name in LOGITS:
+        if name == "gpt2-f32":  # the same weights as the hub's
+            continue
+        twin = next((FIXTURES / "gguf").glob(f"{name.replace('-hub', '')}.*"))
+        outputs[to_mlx(FIXTURES / "hf" / name, tmp_path / f"{name}.hf")] = name, 0.01 if "f32" in name else 0.05
+        # llama.cpp's norms are float32, in which everything is then computed.
+        outputs[to_mlx(twin, tmp_path / f"{name}.gguf")] = name, 0.01
+    ids = json.dumps(LOGITS["llama-tied-bf16"]["prompt_ids"])
+    command = [mlx_lm, "-c", _LOGITS, ids, *map(str, outputs)]
+    made = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    for path, (name, limit) in outputs.items():
+        wanted = np.array(LOGITS[name]["last_row"])
+        assert np.abs(np.array(made[str(path)]) - wanted).max() < limit, path.name
+
+
+_DEQUANTIZED = """
+import json, sys
+import numpy as np
+import mlx.core as mx
+arrays = mx.load(sys.argv[1] + "/model.safetensors")
+settings = json.load(open(sys.argv[1] + "/config.json"))["quantization"]
+module = sys.argv[2]
+biases = arrays.get(module + ".biases")
+made = mx.dequantize(arrays[module + ".weight"], arrays[module + ".scales"], biases, **settings)
+np.save(sys.argv[3], np.array(made.astype(mx.float32)))
+"""
+
+
+@pytest.mark.parametrize("kind", [kind for kind, *_ in TYPES])
+def test_mlx_decodes_a_triple_to_the_very_values_of_the_blocks(tmp_path: Path, mlx_lm: str, kind: Q) -> None:
+    source = quantised_gguf(tmp_path / "m.gguf", kind, ("blk.0.ffn_up.weight",))
+    out = to_mlx(source, tmp_path / "out")
+
+    command = [mlx_lm, "-c", _DEQUANTIZED, str(out), "model.layers.0.mlp.up_proj", str(tmp_path / "made.npy")]
+    subprocess.run(command, capture_output=True, check=True)
+    stored = next(t for t in gguf.GGUFReader(source).tensors if t.name == "blk.0.ffn_up.weight")
+    wanted = gguf.quants.dequantize(stored.data, stored.tensor_type)
+    made = np.load(tmp_path / "made.npy")
+    # A zero's sign is not kept by every pair of types.
+    assert np.array_equal((made + 0.0).view(np.uint32), (wanted + np.float32(0)).view(np.uint32))
