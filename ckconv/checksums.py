@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ckconv.destination import Destination
 from ckconv.errors import UsageError
@@ -32,8 +32,8 @@ def checksum_file(plan: Plan, target: Destination) -> Late:
     return Late(target.parent / name, nbytes, _content)
 
 
-def _content(files: Sequence[Written], outputs: Outputs) -> bytes:
-    return b"".join(_line(_digest(outputs.fds[file.path]), file.path.name) for file in files)
+def _content(files: Sequence[Written], outputs: Outputs) -> Iterator[bytes]:
+    return (_line(_digest(outputs.fds[file.path]), file.path.name) for file in files)
 
 
 def _digest(fd: int) -> str:

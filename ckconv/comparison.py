@@ -13,6 +13,7 @@ from ckconv.conversions import Conversion, convertible, decode, recipe_between
 from ckconv.dtypes import F32
 from ckconv.errors import UnsupportedError
 from ckconv.files import Files, pieces
+from ckconv.lowrank import same_rank
 from ckconv.model.architectures import FAMILIES, norm_shift
 from ckconv.model.config import ModelConfig
 from ckconv.model.index import Tensor, TensorIndex
@@ -152,6 +153,7 @@ def _compare(
     one: Tensor, other: Tensor, shifts: tuple[int, int], files: Files, progress: Progress
 ) -> Difference | None:
     types = (one.dtype.name, other.dtype.name)
+    one, other = same_rank(one, other, files)
     if one.shape != other.shape:
         reason = f"shape {list(one.shape)} and {list(other.shape)}"
         return Difference(one.name, types, 0, one.elements, math.nan, math.nan, reason)

@@ -41,7 +41,7 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """From ``source`` values to ``target`` values, adding ``shift`` to each in float32, or multiplying it by ``factor``.
+    """From ``source`` values to ``target`` values, adding ``shift`` to each in float32, or multiplying by ``factor``.
 
     Attributes:
         plane: of a target that is stored as several arrays (an MLX triple), the one that is written; ``None`` for all
@@ -89,8 +89,12 @@ class Conversion:
             ``[n, bytes of a row of the type written]`` and the number of values that are not what they were; for a
             re-packing the number of groups that do not fit, and unless it is 0 the rows are of no use.
         """
-        made, changed = self._apply(rows)
         triple = triple_of(self.target)
+        if self.plane is not None and triple is not None and (recipe := recipe_between(self.source, self.target)):
+            # Every group is judged once, with the codes.
+            packed = recipe.to_triple(rows, triple, codes=self.plane == 0)
+            return packed.planes[self.plane], 0 if self.plane else packed.inexact
+        made, changed = self._apply(rows)
         if self.plane is None or triple is None:
             return made, changed
         return split_planes(made, triple)[self.plane], changed

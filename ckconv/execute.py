@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -80,7 +80,7 @@ class Late:
 
     path: Path
     nbytes: int
-    content: Callable[[Sequence[Written], Outputs], bytes]
+    content: Callable[[Sequence[Written], Outputs], Iterable[bytes]]
 
 
 def run(
@@ -149,7 +149,8 @@ def run(
             try:
                 verified = _settle(plan, target, paths, outputs, watcher, verify=verify)
             except VerifyError as error:
-                error.path = target.name  # its temporary name says nothing to anybody
+                if not plan.restores:
+                    error.path = target.name  # its temporary name says nothing to anybody
                 raise
             files.check_unchanged()
             outputs.publish()
@@ -197,12 +198,15 @@ def _holes(file: OutputFile) -> list[tuple[int, int]]:
     return [(step.offset, step.nbytes) for step in file.steps if step.blank and step.nbytes >= SMALLEST_HOLE]
 
 
-def _write_late(item: Late, fd: int, data: bytes) -> None:
-    if len(data) != item.nbytes:
-        raise AssertionError(f"{item.path.name} has {len(data):,} bytes, {item.nbytes:,} were planned")
-    view, at = memoryview(data), 0
-    while at < len(view):
-        at += os.pwrite(fd, view[at:], at)
+def _write_late(item: Late, fd: int, pieces: Iterable[bytes]) -> None:
+    at = 0
+    for data in pieces:
+        view = memoryview(data)
+        while len(view):
+            written = os.pwrite(fd, view, at)
+            view, at = view[written:], at + written
+    if at != item.nbytes:
+        raise AssertionError(f"{item.path.name} has {at:,} bytes, {item.nbytes:,} were planned")
 
 
 def _settle(

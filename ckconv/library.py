@@ -16,6 +16,7 @@ from ckconv.model.index import Tensor, TensorIndex
 from ckconv.plan.steps import Options, Plan
 from ckconv.plan.targets import make_plan
 from ckconv.readers.detect import open_index
+from ckconv.record import record_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -174,7 +175,13 @@ def prepare(
     # Beside standard output there is no place for a record.
     record = options.source_record and (place.parent is not None or place.format != "bump")
     options = replace(options, file_name=place.file_name, source_record=record)
-    return make_plan(index, place.format, options), place
+    plan = make_plan(index, place.format, options)
+    if place.format == "bump" and place.parent is not None and plan.files and plan.record is None:
+        stale = record_path(place.parent / plan.files[0].name)
+        if os.path.lexists(stale):
+            note = f"{stale.name} is there already, and does not belong to what is written: remove it"
+            plan = replace(plan, notes=(*plan.notes, note))
+    return plan, place
 
 
 def convert(
@@ -229,11 +236,10 @@ def side_files(plan: Plan, place: Destination, *, checksums: bool) -> Sequence[L
 def _record_file(record: PendingRecord, plan: Plan, place: Destination) -> Late:
     """``DST.source.zip``."""
     from ckconv.execute import Late
-    from ckconv.record import record_path
 
     assert place.parent is not None
     path = record_path(place.parent / plan.files[0].name)
-    return Late(path, record.nbytes, lambda written, _: record.content(bytes.fromhex(written[0].sha256)))
+    return Late(path, record.nbytes, lambda written, _: record.chunks(bytes.fromhex(written[0].sha256)))
 
 
 def verify(

@@ -182,8 +182,12 @@ class Recipe:
         inexact = int((~fits).sum())
         return Repacked((ggmlblocks.to_bytes(blocks),), fits.size, inexact, int(respelled.sum()))
 
-    def to_triple(self, raw: Bytes, triple: Triple) -> Repacked:
+    def to_triple(self, raw: Bytes, triple: Triple, *, codes: bool = True) -> Repacked:
         """GGUF rows ``[rows, bytes]`` -> MLX rows of the type ``triple``; the inverse of :meth:`to_blocks`.
+
+        Args:
+            codes: ``False`` for scales and biases alone: the first plane is empty, and what does not fit for its codes
+                is not counted.
 
         Raises:
             InputError: ``repack.row``: rows are not whole blocks.
@@ -197,11 +201,11 @@ class Recipe:
         quantization = triple.quantization
         blocks = ggmlblocks.of_bytes(raw, self.block)
         self._check(blocks.shape[1] * self.block.block, quantization)
-        codes = ggmlblocks.get_codes(blocks, self.block)
+        unpacked = ggmlblocks.get_codes(blocks, self.block) if codes else np.empty((len(raw), 0), np.uint8)
         d = np.ascontiguousarray(blocks["d"])
         if self.mode != "affine":
             scales = d.reshape(len(raw), -1)
-            planes = (pack(codes, quantization.bits), scales)
+            planes = (pack(unpacked, quantization.bits), scales)
             return Repacked(planes, scales.size, int((~self._sound(scales)).sum()))
         repeat = quantization.group_size // self.group
         scale = d[:, ::repeat].astype(np.float32)
@@ -214,11 +218,11 @@ class Recipe:
             with np.errstate(invalid="ignore"):  # signalling NaNs
                 bias = scale * np.float32(-self.offset)
         fits &= holds(bias, triple.number)
-        if quantization.bits < self.bits:
-            fits &= codes.reshape(*fits.shape, -1).max(axis=-1) >> quantization.bits == 0
-            codes &= np.uint8((1 << quantization.bits) - 1)
+        if codes and quantization.bits < self.bits:
+            fits &= unpacked.reshape(*fits.shape, -1).max(axis=-1) >> quantization.bits == 0
+            unpacked &= np.uint8((1 << quantization.bits) - 1)
         numbers = (from_float32(scale, triple.number)[0], from_float32(bias, triple.number)[0])
-        return Repacked((pack(codes, quantization.bits), *numbers), fits.size, int((~fits).sum()))
+        return Repacked((pack(unpacked, quantization.bits), *numbers), fits.size, int((~fits).sum()))
 
     def refusal(
         self, tensor: str, inexact: int, groups: int, *, path: str | os.PathLike[str] | None = None

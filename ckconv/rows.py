@@ -281,18 +281,18 @@ def _blocks(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[
 
 
 def _transposed(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
-    """Stored rows are canonical columns: a group of columns at a time."""
+    """Stored rows are canonical columns, padded at their end: a group of columns at a time."""
     size = conversion.target.size
-    group = max(1, SCRATCH // (layout.rows * size))
+    group = max(1, SCRATCH // (layout.stored_cols * size))
     for low in range(0, layout.cols, group):
         high = min(low + group, layout.cols)
-        out = np.empty((high - low, layout.rows, size), np.uint8)
+        out = np.zeros((high - low, layout.stored_cols, size), np.uint8)
         changed = 0
         for start, rows in canonical_pieces(reader):
             cut, some = _columns(rows, conversion, low, high)
             changed += some
             out[:, start : start + len(rows)] = cut.reshape(len(rows), high - low, size).swapaxes(0, 1)
-        yield out.reshape(high - low, layout.rows * size), changed
+        yield out.reshape(high - low, layout.stored_cols * size), changed
 
 
 def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[Rows, int]:

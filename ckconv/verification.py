@@ -206,6 +206,10 @@ class _Comparison:
     def _rows(self, tensor: Tensor, twin: Tensor) -> list[_Fault]:
         """Compare the canonical rows of a tensor with its source's."""
         label = f"{_label(tensor)}"
+        if tensor.shape != twin.shape and self.out.adapter is not None:
+            from ckconv.lowrank import same_rank
+
+            tensor, twin = same_rank(tensor, twin, self.files)
         if tensor.shape != twin.shape:
             text = f"{label} has shape {list(tensor.shape)}, {twin.source} has {list(twin.shape)}"
             return [_Fault("verify.tensor", text, tensor.source)]

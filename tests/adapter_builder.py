@@ -1,4 +1,4 @@
-"""Small adapters, written by the libraries that own each format, so that what is read was not written by this project."""
+"""Small adapters that this project did not write."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def random(*shape: int, seed: int = 0, dtype: str = "f4") -> np.ndarray:
 def peft(path: Path, tensors: Mapping[str, np.ndarray], **config: Any) -> Path:
     """An adapter directory; ``tensors`` are named from the module's path on; a setting of ``...`` is left out."""
     path.mkdir(parents=True, exist_ok=True)
-    save_file({f"base_model.model.{name}": tensor for name, tensor in tensors.items()}, path / "adapter_model.safetensors")
+    save_file(
+        {f"base_model.model.{name}": tensor for name, tensor in tensors.items()}, path / "adapter_model.safetensors"
+    )
     document = {key: value for key, value in {**CONFIG, **config}.items() if value is not ...}
     (path / "adapter_config.json").write_text(json.dumps(document))
     return path
@@ -45,7 +47,11 @@ def pair(module: str = Q, *, rows: int = 64, cols: int = 64, rank: int = 4, dtyp
 def mlx(path: Path, tensors: Mapping[str, np.ndarray], **config: Any) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     save_file(dict(tensors), path / "adapters.safetensors")
-    document = {"fine_tune_type": "lora", "num_layers": 2, "lora_parameters": {"rank": 4, "scale": 20.0, "dropout": 0.0}}
+    document = {
+        "fine_tune_type": "lora",
+        "num_layers": 2,
+        "lora_parameters": {"rank": 4, "scale": 20.0, "dropout": 0.0},
+    }
     (path / "adapter_config.json").write_text(json.dumps({**document, **config}))
     return path
 

@@ -141,13 +141,32 @@ def test_blocks_become_triples_of_the_same_numbers(tmp_path: Path, kind: Q, mode
     assert diff(source, out).same
 
 
-def test_most_modules_share_an_entry_and_others_have_their_own(tmp_path: Path) -> None:
-    source = Model(matrix=Q.Q8_0, types={"ffn_down.weight": Q.Q4_1, "attn_v.weight": Q.F32}, seed=2).write(
-        tmp_path / "m.gguf"
+@pytest.mark.parametrize("name", ["kquants/llama64.Q4_K_M.gguf", "gguf/qwen2-tied-bf16.auto.gguf"])
+def test_a_gguf_comes_back_byte_for_byte(tmp_path: Path, name: str) -> None:
+    source = FIXTURES / name
+    convert(to_mlx(source, tmp_path / "mlx"), str(tmp_path / "back.gguf"))
+
+    made, wanted = (
+        {t.name: (t.tensor_type, t.data.tobytes()) for t in gguf.GGUFReader(path).tensors}
+        for path in (tmp_path / "back.gguf", source)
     )
-    # Random bytes hold scales that are infinite: none of them may reach the output unnoticed.
-    with pytest.raises(UnsupportedError, match="groups"):
-        to_mlx(source, tmp_path / "bad")
+    assert made == wanted
+
+
+def test_groups_that_do_not_fit_are_counted_once(tmp_path: Path) -> None:
+    blocks = np.zeros((96, 2, 18), np.uint8)
+    blocks[5, 1, :2] = np.array([0x7C00], "<u2").view(np.uint8)  # an infinite scale
+    source = save_gguf(
+        tmp_path / "m.gguf", Decoder(layers=1), "llama", permuted=True,
+        blocks={"blk.0.ffn_up.weight": (blocks.reshape(96, 36), Q.Q4_0)},
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError) as caught:
+        to_mlx(source, tmp_path / "out")
+    assert (caught.value.code, caught.value.details) == ("plan.repack", ("blk.0.ffn_up.weight: 1 groups",))
+    assert not (tmp_path / "out").exists()
+
+
+def test_most_modules_share_an_entry_and_others_have_their_own(tmp_path: Path) -> None:
     kinds = {"blk.0.ffn_up.weight": Q.Q8_0, "blk.0.ffn_gate.weight": Q.Q8_0, "blk.0.attn_q.weight": Q.Q4_0}
     rng = np.random.default_rng(1)
     shapes = {"ffn_up": (96, 64), "ffn_gate": (96, 64), "attn_q": (64, 64)}
@@ -204,6 +223,30 @@ def test_float16_scales_are_what_mlx_itself_makes_of_a_gguf(tmp_path: Path) -> N
     dtype, shape, data = made["model.layers.0.mlp.up_proj.scales"]
     assert (dtype, shape, data) == ("F16", (96, 2), blocks[..., :2].tobytes())
     assert made["model.layers.0.mlp.up_proj.biases"][2] == blocks[..., 2:4].tobytes()
+
+
+# Architectures without rules
+
+
+def test_tensors_of_an_unknown_architecture_keep_their_names(tmp_path: Path) -> None:
+    tensors = {"layers.0.w": np.ones((2, 4), np.float32), "ids": np.arange(3, dtype=np.int64)}
+    source = save(tmp_path / "hf", {"model_type": "mamba"}, tensors)
+    out = to_mlx(source, tmp_path / "mlx")
+    assert tensors_of(out) == tensors_of(source)
+    assert config_of(out) == config_of(source)
+    assert tensors_of(to_hf(out, tmp_path / "back")) == tensors_of(source)
+    assert "has no rules" in reasons(source, tmp_path, "mlx", names="canonical")[0]
+
+
+def test_quantised_modules_of_an_unknown_architecture_are_only_copied(tmp_path: Path) -> None:
+    source = FIXTURES / "mlx" / "llama-untied-f32.q4g32"
+    tensors = {name: Raw(*entry) for name, entry in tensors_of(source).items()}
+    config = {**config_of(source), "model_type": "unheard-of"}
+    unknown = save(tmp_path / "unknown", config, tensors, metadata={"format": "mlx"})
+
+    assert tensors_of(to_mlx(unknown, tmp_path / "out")) == tensors_of(source)
+    assert "has no rules" in reasons(unknown, tmp_path)[0]
+    assert "has no rules" in reasons(unknown, tmp_path, "mlx", dequantize=True)[0]
 
 
 # What mlx-lm's classes do not compute

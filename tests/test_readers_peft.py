@@ -14,13 +14,13 @@ from conftest import FIXTURES
 from safetensors.numpy import load_file
 
 from ckconv.errors import CkconvError, InputError, UnsupportedError
+from ckconv.files import Files
 from ckconv.library import open_model
 from ckconv.model.adapter import Role, changes_of
 from ckconv.model.adapter_names import families_of, gguf_name_of, gguf_stem_of, path_of, stem_of
 from ckconv.model.architectures import FAMILIES
 from ckconv.readers.detect import open_index
 from ckconv.rows import RowReader
-from ckconv.files import Files
 
 ADAPTERS = FIXTURES / "adapters"
 LORA = FIXTURES / "lora"
@@ -150,10 +150,10 @@ def test_mlx_and_gguf_adapters_of_other_libraries() -> None:
     ],
 )
 def test_patterns_name_the_end_of_a_path(pattern: dict[str, int], rank: int, tmp_path: Path) -> None:
-    path = build.peft(tmp_path / "a", pair(rank=rank), rank_pattern=pattern, alpha_pattern={k: 16 for k in pattern})
+    path = build.peft(tmp_path / "a", pair(rank=rank), rank_pattern=pattern, alpha_pattern=dict.fromkeys(pattern, 16))
     module = open_index(path).adapter.modules["layers.0.attention.q"]  # type: ignore[union-attr]
     assert module.rank == rank
-    assert module.scale == (16 / rank if rank != 4 else 2.0)
+    assert module.scale == np.float32(16 / rank if rank != 4 else 2)
 
 
 @pytest.mark.parametrize(

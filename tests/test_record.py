@@ -141,8 +141,8 @@ def test_a_record_is_read(tmp_path: Path) -> None:
     found.check()
     big, small = found.record.files
     assert (found.record.format, found.record.source, big.runs) == ("mlx", "m", [(0, 16), (96, 4)])
-    assert [(run, bytes(view)) for run, view in found.pieces(big)] == [((0, 16), HEAD), ((96, 4), TAIL)]
-    assert found.content(small, small.kept[0]) == b"{}"
+    assert [(run, found.read(at, run[1])) for run, at in found.pieces(big)] == [((0, 16), HEAD), ((96, 4), TAIL)]
+    assert [(run, found.read(at, run[1])) for run, at in found.pieces(small)] == [((0, 2), b"{}")]
     assert json.loads(found.record.to_json()) == document()
 
 
@@ -262,7 +262,11 @@ def test_a_kept_source_is_its_runs_and_zeros(data: st.DataObject) -> None:
     whole = bytearray(64)
     for offset, nbytes in runs:
         whole[offset : offset + nbytes] = bytes((offset + n) % 255 + 1 for n in range(nbytes))
-    source = KeptSource(Path("x"), 64, [((o, n), memoryview(bytes(whole[o : o + n]))) for o, n in runs])
+    elsewhere, pieces = bytearray(b"..."), []
+    for offset, nbytes in runs:
+        pieces.append(((offset, nbytes), len(elsewhere)))
+        elsewhere += whole[offset : offset + nbytes] + b"..."
+    source = KeptSource(Path("x"), 64, pieces, lambda at, n: bytes(elsewhere[at : at + n]))
     for offset in range(0, 70, 3):
         for nbytes in (0, 1, 7, 64, 1 << 40):
             assert source.read_at(offset, nbytes) == bytes(whole[offset : offset + nbytes])

@@ -7,6 +7,7 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from checkpoints import bf16, save
 from conftest import FIXTURES, Result
 from gguf import GGMLQuantizationType as Q
 from models import Model
+from test_record import packed
 
 from ckconv.library import open_model
-from ckconv.plan import keep
+from ckconv.plan import keep as keeping
 
 Ckconv = Callable[..., Result]
 
@@ -305,7 +307,7 @@ def test_contents_are_kept_once(tmp_path: Path, ckconv: Ckconv) -> None:
 def test_no_record_grows_without_bound(
     source: Path, tmp_path: Path, ckconv: Ckconv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keep, "MAX_KEPT", 1000)
+    monkeypatch.setattr(keeping, "MAX_KEPT", 1000)
     done = ckconv("convert", source, tmp_path / "m.bump")
     assert done.code == 0
     assert "note: no source record: " in done.out
@@ -317,6 +319,13 @@ def test_no_record_where_none_is_asked_for_or_has_a_place(source: Path, tmp_path
     assert ckconv("convert", source, tmp_path / "m.bump", "--no-source-record").code == 0
     assert ckconv("convert", source, "-", "--to", "bump").code == 0
     assert not list(tmp_path.glob("*.zip"))
+
+
+def test_a_record_of_what_was_there_before_is_named(source: Path, bump: Path, tmp_path: Path, ckconv: Ckconv) -> None:
+    done = ckconv("convert", source, bump, "--context", "3", "--no-source-record", "--force")
+    assert done.code == 0, done.err
+    note = "m.bump.source.zip is there already, and does not belong to what is written: remove it"
+    assert f"note: {note}" in done.out
 
 
 def test_a_record_that_is_there_is_not_overwritten(source: Path, tmp_path: Path, ckconv: Ckconv) -> None:
@@ -439,7 +448,7 @@ def test_a_flipped_bit_never_comes_back_as_the_source(bump: Path, tmp_path: Path
     bump.write_bytes(data)
     done = ckconv("convert", bump, tmp_path / "x.gguf")
     assert done.code == 5
-    assert "error[bump.checksum]" in done.err
+    assert f"error[bump.checksum]: {bump}: the payload sha256 is wrong" in done.err
     assert not (tmp_path / "x.gguf").exists()
 
 
@@ -452,6 +461,80 @@ def test_any_byte_of_the_record_changed_or_missing_is_an_error(bump: Path, tmp_p
             assert done.code == 3, (at, done.out)
             assert "error[record." in done.err
     assert not (tmp_path / "x.gguf").exists()
+
+
+def rewritten(bump: Path, change: Callable[[dict[str, Any], dict[str, bytes]], object]) -> None:
+    """The record beside a bump file, well-formed, saying something else."""
+    with zipfile.ZipFile(beside(bump)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    document = json.loads(members.pop("record.json"))
+    change(document, members)
+    document["files"][0]["kept"] = [kept for kept in document["files"][0]["kept"] if kept["runs"]]
+    wanted = {f"parts/{kept['sha256']}" for file in document["files"] for kept in file["kept"]}
+    beside(bump).write_bytes(
+        packed({**{name: members[name] for name in wanted}, "record.json": json.dumps(document).encode()})
+    )
+
+
+def keep(document: dict[str, Any], members: dict[str, bytes], offset: int, data: bytes) -> None:
+    digest = sha256(data).hexdigest()
+    document["files"][0]["kept"].append({"sha256": digest, "runs": [[offset, len(data)]]})
+    members[f"parts/{digest}"] = data
+
+
+def no_header(document: dict[str, Any], members: dict[str, bytes]) -> None:
+    document["files"][0]["kept"] = []
+
+
+def other_header(document: dict[str, Any], members: dict[str, bytes]) -> None:
+    header = bytearray(next(iter(members.values())))
+    header[8] ^= 1  # the number of tensors
+    no_header(document, members)
+    keep(document, members, 0, bytes(header))
+
+
+def part_of_a_row(document: dict[str, Any], members: dict[str, bytes]) -> None:
+    keep(document, members, document["files"][0]["size"] - 6, b"123456")
+
+
+def another_tensor(document: dict[str, Any], members: dict[str, bytes]) -> None:
+    document["aliases"] = {"layers.0.attention.k.weight": "layers.0.attention.v.weight"}
+
+
+def another_shape(document: dict[str, Any], members: dict[str, bytes]) -> None:
+    document["aliases"] = {"layers.0.attention.k.weight": "layers.0.ffn.up.weight"}
+
+
+def another_family(document: dict[str, Any], members: dict[str, bytes]) -> None:
+    document["bump"]["family"] = "qwen2"
+
+
+def longer(document: dict[str, Any], members: dict[str, bytes]) -> None:
+    document["files"][0]["size"] += 1 << 50
+
+
+LIES = {
+    no_header: (3, "record.files", "what it keeps is no source: 'm.gguf': starts with"),
+    other_header: (3, "record.files", "what it keeps is no source: 'm.gguf'"),
+    part_of_a_row: (3, "record.files", "it keeps parts of rows of"),
+    another_tensor: (5, "verify.tensor", "differs from blk.0.attn_k.weight"),
+    another_shape: (3, "record.files", "'blk.0.attn_k.weight', which the bump file holds in another shape"),
+    another_family: (3, "record.foreign", "was written with model 'qwen2', config.json beside it says 'llama'"),
+    longer: (3, "record.files", "bytes after the last tensor"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+def test_a_record_that_lies_makes_nothing(
+    lie: Callable[[dict[str, Any], dict[str, bytes]], object], bump: Path, tmp_path: Path, ckconv: Ckconv
+) -> None:
+    rewritten(bump, lie)
+    done = ckconv("convert", bump, tmp_path / "x.gguf")
+    code, error, sentence = LIES[lie]
+    assert (done.code, done.out) == (code, "")
+    assert f"error[{error}]" in done.err
+    assert sentence in done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "m.bump", "m.bump.source.zip", "m.gguf"]
 
 
 def test_verify_says_what_the_record_is_of(bump: Path, ckconv: Ckconv) -> None:

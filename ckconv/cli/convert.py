@@ -104,7 +104,10 @@ class Size(click.ParamType):  # type: ignore[type-arg]
     help="The model that an adapter was made for: any format, or a config.json.",
 )
 @click.option(
-    "--max-shard-size", type=Size(), metavar="SIZE", help="Split the output into files of at most SIZE (5GB)."
+    "--max-shard-size",
+    type=Size(),
+    metavar="SIZE",
+    help="Split the output into files of at most SIZE of tensors (5GB).",
 )
 @click.option("--set-meta", multiple=True, metavar="KEY=VALUE", help="Metadata of the output; repeatable.")
 @click.option(

@@ -66,8 +66,10 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
     if settings.quiet:
         return
     written = _counts(plan)
+    # What comes back out of a record is not in the bump file that the others are compared with.
     total = sum(written.values())
-    verified = "not verified" if report.verified is None else f"verified {report.verified}/{total}"
+    compared = report.verified if plan.restores else total
+    verified = "not verified" if report.verified is None else f"verified {report.verified}/{compared}"
     rate = size(int(plan.nbytes / report.seconds)) if report.seconds else size(plan.nbytes)
     lines = [
         f"{report.target}  {_format(plan)}  {size(plan.nbytes)}{_in_files(plan)}"
@@ -81,6 +83,8 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
         f"  {verified}{_digest(report, settings)}"
         f"   {report.seconds:.1f} s   {rate}/s   peak memory {size(_peak_memory())}",
     ]
+    if len(report.files) > 1:
+        lines.insert(1, f"  {report.files[0].path.name} to {report.files[-1].path.name}")
     if report.side_files:
         lines.insert(-1, f"  beside it: {', '.join(path.name for path in report.side_files)}")
     if settings.verbose:
@@ -174,11 +178,15 @@ def _actions(plan: Plan) -> dict[str, Step]:
 
     A step may write several (fused q, k and v), and several steps may write one (an MLX triple, single experts).
     """
-    owners = {plane.name: tensor.name for tensor in plan.index.tensors.values() for plane in tensor.planes}
+    index = plan.index
+    owners = {plane.name: tensor.name for tensor in index.tensors.values() for plane in tensor.planes}
     found: dict[str, Step] = {}
     for step in plan.steps:
         for tensor in step.sources:
-            found.setdefault(owners.get(tensor.name, tensor.name), step)
+            name = owners.get(tensor.name, tensor.name)
+            names = (name,) if name in index.tensors else index.canonical_of.get(tensor.source, (name,))
+            for canonical in names:
+                found.setdefault(canonical, step)
     return found
 
 

@@ -99,8 +99,8 @@ def _gguf_names() -> dict[str, str]:
 
 
 def family_named(architecture: str) -> Family | None:
-    """The dense family of a ``general.architecture``."""
-    return next((f for f in FAMILIES.values() if f.gguf and f.gguf == architecture and not f.experts), None)
+    """The family of a ``general.architecture``; where two share it the first, which is the dense one."""
+    return next((f for f in FAMILIES.values() if f.gguf and f.gguf == architecture), None)
 
 
 def local_path(module: str) -> str | None:

@@ -36,11 +36,13 @@ class PreTokenizer:
         name: llama.cpp's.
         steps: what text goes through, as :func:`steps_of` names them.
         ignore_merges: a word that is a token is one, whatever the merges say.
+        approximate: llama.cpp stands in for classes of letters with ranges of ASCII: combining marks are cut elsewhere.
     """
 
     name: str
     steps: tuple[str, ...]
     ignore_merges: bool = False
+    approximate: bool = False
 
 
 _BYTES = "bytes"
@@ -55,8 +57,8 @@ PRE_TOKENIZERS: tuple[PreTokenizer, ...] = (
     PreTokenizer("llama-bpe", (f"split {_LLAMA3}", _BYTES), ignore_merges=True),
     PreTokenizer("dbrx", (f"split {_LLAMA3}", _BYTES)),
     PreTokenizer("qwen2", (f"split {_QWEN2}", _BYTES)),
-    PreTokenizer("tekken", (f"split {_TEKKEN}", _BYTES), ignore_merges=True),
-    PreTokenizer("gpt-4o", (f"split {_GPT4O}", _BYTES)),
+    PreTokenizer("tekken", (f"split {_TEKKEN}", _BYTES), ignore_merges=True, approximate=True),
+    PreTokenizer("gpt-4o", (f"split {_GPT4O}", _BYTES), approximate=True),
 )
 
 

@@ -126,8 +126,10 @@ def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) ->
         "tokenizer.ggml.add_eos_token": scalar("bool", adds_eos),
         **_chat_templates(files),
     }
-    normalizer = document.get("normalizer")
-    return TokenizerKeys(metadata, _normalized(normalizer), frozenset(token for token, _ in by_id.values()))
+    notes = _normalized(document.get("normalizer"))
+    if known.approximate:
+        notes += (f"llama.cpp cuts text with combining marks otherwise than this tokenizer ({known.name})",)
+    return TokenizerKeys(metadata, notes, frozenset(token for token, _ in by_id.values()))
 
 
 def _normalized(normalizer: object) -> tuple[str, ...]:

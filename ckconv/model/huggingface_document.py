@@ -137,7 +137,8 @@ def _qwen3moe(config: ModelConfig, facts: Facts) -> dict[str, Any]:
 
 
 def _gemma3(config: ModelConfig, facts: Facts) -> dict[str, Any]:
-    pattern = GEMMA3_PATTERN if config.sliding_window else 1
+    said = facts.source.get("sliding_window_pattern")
+    pattern = (said if isinstance(said, int) and said > 0 else GEMMA3_PATTERN) if config.sliding_window else 1
     largest = config.num_layers == _GEMMA3_27B_LAYERS
     local = facts.source.get("rope_local_base_freq") or _GEMMA3_LOCAL_BASE
     return {

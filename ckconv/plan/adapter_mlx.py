@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ckconv.errors import quoted
@@ -41,8 +42,10 @@ class MlxAdapterPlanner(AdapterPlanner):
         """One rank; embeddings that mean the same."""
         self.paths = paths_in(self, self.index, self.modules, "mlx")
         ranks = sorted({module.rank for module in self.modules if module.rank})
+        self.rank = ranks[-1] if ranks else 0
         if len(ranks) > 1:
-            self.refuse(f"MLX has one rank for all modules, these have {', '.join(map(str, ranks))}")
+            small = ", ".join(map(str, ranks[:-1]))
+            self.notes.append(f"MLX has one rank for all modules: zeros make those of {small} modules of {self.rank}")
         with_magnitude = [m for m in self.modules if Role.MAGNITUDE in m.roles]
         if with_magnitude and len(with_magnitude) != sum(bool(m.rank) for m in self.modules):
             self.refuse("MLX has DoRA magnitudes for all modules or for none")
@@ -73,8 +76,16 @@ class MlxAdapterPlanner(AdapterPlanner):
                 turned = role in (Role.A, Role.B) and not module.embedding
                 scale = self.scale if role is Role.B else 1.0
                 build = as_columns if turned else as_rows
-                found.append(build(f"{self.paths[module.name]}{ending}", tensor, scale=scale))
+                entry = build(f"{self.paths[module.name]}{ending}", tensor, scale=scale)
+                found.append(self._widened(entry, role) if role in (Role.A, Role.B) else entry)
         return found
+
+    def _widened(self, entry: Entry, role: Role) -> Entry:
+        """A matrix of the one rank: what is beyond its own is zeros, at the end of its rows or behind the last one."""
+        layout, shape = entry.layout, entry.shape
+        if layout.transposed == (role is Role.A):
+            return replace(entry, layout=replace(layout, stored_cols=self.rank), shape=(shape[0], self.rank))
+        return replace(entry, shape=(self.rank, shape[1]))
 
     def finish(self, pieces: Sequence[Piece]) -> Plan:
         """One file of tensors, and the configuration."""
@@ -90,7 +101,7 @@ class MlxAdapterPlanner(AdapterPlanner):
             "lora_parameters": {
                 "dropout": 0.0,
                 "keys": sorted({_key(path) for path in paths}),
-                "rank": modules[0].rank,
+                "rank": self.rank,
                 "scale": self.scale,
             },
             "model": self.adapter.base_name or None,

@@ -134,7 +134,7 @@ def paths_in(planner: Planner, index: TensorIndex, modules: Sequence[AdapterModu
 
 
 def _alpha(module: AdapterModule) -> float:
-    """The alpha that makes the module's scale: the source's own where it does, else scale times rank, which is exact."""
+    """The alpha that makes the scale: the source's own where it does, else scale times rank, which is exact."""
     if module.alpha is not None and effective_scale(module.alpha, module.rank) == module.scale:
         return module.alpha
     return module.scale * module.rank

@@ -31,8 +31,8 @@ from ckconv.triples import triple_of
 
 DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
 
-#: Files of a checkpoint that describe its types, which another format says otherwise.
-_NOT_CARRIED = frozenset({CONFIG_NAME, "hf_quant_config.json"})
+#: What another quantiser says about the types of a checkpoint, which are others in another.
+QUANTIZER_NAME = "hf_quant_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,8 @@ class CheckpointPlanner(Planner):
         if source.format not in CHECKPOINTS or o.names != "hf" or o.fuse or o.tie or source.merged:
             return False
         if self.config is None:
-            return source.format == self.format or not self._quantised()
+            same = source.format == self.format and not (o.dequantize or o.decode)
+            return same or not self._quantised()
         spelled = source.metadata.get(f"{METADATA}.{NAMES_KEY}", "hf")
         decoding = any(triple_of(t.dtype) and self.decoded(t) for t in source.tensors.values())
         alike = source.format == self.format and spelled == "hf" and self._fused_as_its_class()
@@ -293,13 +294,14 @@ class CheckpointPlanner(Planner):
             always_index=self.always_index and not o.file_name,
         )
         document = self._document(modules, kept)
-        carried = () if o.file_name else tuple(p for p in self.index.side_files if p.name not in _NOT_CARRIED)
+        left = {CONFIG_NAME} if kept else {CONFIG_NAME, QUANTIZER_NAME}
+        carried = () if o.file_name else tuple(path for path in self.index.side_files if path.name not in left)
         if o.fuse or o.names in ("canonical", "gguf"):
             self.notes.append(f"{self._loader} loads tensors under the names of --names hf, fused as its classes are")
         if self.index.format not in CHECKPOINTS:
             self.notes.append("no tokenizer files are written: put those of the original checkpoint beside the model")
-        written = [t for t in self.index.everything.values() if t.name not in {left.name for left in self.left_out}]
-        parameters = sum(tensor.elements for tensor in written)
+        absent = {item.name for item in self.left_out}
+        parameters = sum(tensor.elements for name, tensor in self.index.everything.items() if name not in absent)
         return Plan(
             self.index,
             self.format,

@@ -102,6 +102,7 @@ def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
     document = source_document(index)
     source = {
         "rope_local_base_freq": _local_base(document) if document else value("rope.freq_base_swa"),
+        "sliding_window_pattern": document.get("sliding_window_pattern") or value("attention.sliding_window_pattern"),
         "original_max_position_embeddings": value("rope.scaling.original_context_length"),
     }
     switches: Mapping[str, bool] = {}

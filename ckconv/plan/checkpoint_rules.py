@@ -23,7 +23,7 @@ def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) ->
     if family.rope and (layout == "interleaved" or (layout == "source" and turned)):
         yield Reason(f"{layout} RoPE rows: what loads a checkpoint rotates half against half", "--rope-layout split")
     if options.names == "max" and family.name != "gpt2":
-        yield Reason(f"MAX reads {family.name} under Hugging Face's names; --names max is for gpt2")
+        yield Reason(f"--names max is what MAX declares for gpt2, and this is {family.name}")
     if any(FUSIONS[what] == GATE_UP for what in options.fuse):
         if family.experts:
             yield Reason("--fuse gate-up: experts are not fused")

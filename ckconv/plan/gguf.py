@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ckconv.conversions import Conversion, Run
-from ckconv.dtypes import DType
+from ckconv.dtypes import F32, DType
 from ckconv.formats.gguf import (
     ALIGNMENT_KEY,
     DEFAULT_ALIGNMENT,
@@ -72,6 +72,10 @@ class GgufPlanner(Planner):
         types = types_of(self, entries, same_format=self._same_format)
         if self.reasons or only_reasons:
             return self.refused()
+        if self.options.dtype == "keep" and any(
+            len(entry.shape) < 2 and part.dtype is not F32 for entry in entries for part in entry.parts
+        ):
+            self.notes.append("llama.cpp reads vectors as FP32 and does not load the ones that are kept in other types")
         metadata = self._edited(self._metadata(entries, types))
         groups = self._dealt(entries, types, self._alignment(metadata))
         if len(groups) > MAX_SHARDS:

@@ -22,7 +22,7 @@ _NO_MATRIX = frozenset({"Q8_1", "Q8_K"})
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The type of a tensor; ``why`` it is refused, if it is, what ``groups`` it counts, and the flag that changes it."""
+    """The type of a tensor; ``why`` it is refused, if it is, how many ``groups`` that counts, and the flag for it."""
 
     dtype: DType
     why: str = ""

@@ -6,16 +6,17 @@ the order in which the source stored them, or zeros. What was widened is narrowe
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from ckconv.conversions import Run, between, convertible
+from ckconv.conversions import Conversion, Run, between, convertible
 from ckconv.dtypes import DTYPES
 from ckconv.errors import InputError, quoted
 from ckconv.formats.gguf import ShardName, parse_shard_name
-from ckconv.model.index import Extent, Tensor, TensorIndex
+from ckconv.model.index import Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.model.layouts import plain
 from ckconv.plan.steps import Options, OutputFile, Plan, Reason, Step
 from ckconv.readers.record import OpenRecord, record_beside
@@ -61,6 +62,7 @@ def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan 
     names = _names(opened, options.file_name)
     if names is None:
         return None, "the source record is not used: it holds a directory of files; name a directory to get them"
+    opened.check()
     return _Restorer(index, opened, options).plan(names), ""
 
 
@@ -102,9 +104,9 @@ class _Restorer:
         side_files = {}
         for file in self.record.files:
             if file.tensors:
-                self.steps[file.name] += [_content(bytes(view), run) for run, view in self.opened.pieces(file)]
+                self.steps[file.name] += self._kept_steps(file)
             else:
-                side_files[file.name] = self.opened.content(file, file.kept[0])
+                side_files[file.name] = b"".join(self.opened.read(at, run[1]) for run, at in self.opened.pieces(file))
         for tensor in self.was.tensors.values():
             self._tensor(tensor)
         self._check_cover()
@@ -137,6 +139,20 @@ class _Restorer:
         was, now = self.was.config, self.index.config
         if was is None or now is None or was.family != now.family:
             raise self._fault("the model that it keeps the headers of is of another family than the bump file's")
+
+    def _kept_steps(self, file: SourceFile) -> Iterator[Step]:
+        """What is kept of a file: tensors, or parts of them, are copied out of the record, all else is content."""
+        stored = sorted((t for t in self.was.stored if t.extent.path.name == file.name), key=_offset)
+        starts = [_offset(tensor) for tensor in stored]
+        for (offset, nbytes), at in self.opened.pieces(file):
+            held = stored[max(bisect_right(starts, offset) - 1, 0)] if stored else None
+            target = _bytes_at(Extent(Path(file.name), offset, nbytes), "record")
+            if held is None or not _offset(held) <= offset < _offset(held) + held.extent.nbytes:
+                yield Step("record", target, None, None, content=self.opened.read(at, nbytes))
+                continue
+            name = (*self.was.canonical_of.get(held.name, ()), held.name)[0]
+            source = _bytes_at(Extent(self.opened.path, at, nbytes), name)
+            yield Step(held.name, target, source, Conversion(source.dtype, source.dtype))
 
     def _tensor(self, tensor: Tensor) -> None:
         """The steps that write what is not kept of one canonical tensor."""
@@ -213,8 +229,10 @@ def _gaps(runs: Sequence[Bytes], extent: Extent) -> Iterator[Extent]:
         yield Extent(extent.path, at, end - at)
 
 
-def _content(data: bytes, run: Bytes) -> Step:
-    """A run of bytes that is kept."""
-    offset, nbytes = run
-    target = Tensor("", "record", DTYPES["U8"], (nbytes,), (Extent(Path(), offset, nbytes),), plain(nbytes, 1))
-    return Step("record", target, None, None, content=data)
+def _offset(stored: StoredTensor) -> int:
+    return stored.extent.offset
+
+
+def _bytes_at(extent: Extent, name: str) -> Tensor:
+    """A run of bytes, as the tensor that steps are made of."""
+    return Tensor(name, name, DTYPES["U8"], (extent.nbytes,), (extent,), plain(extent.nbytes, 1))

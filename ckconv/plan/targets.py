@@ -65,7 +65,7 @@ def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
 
 
 def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
-    """An adapter's plan; for a target that holds models only, or a model that is to be an adapter, why there is none."""
+    """An adapter's plan; for a target of models only, or a model that is to be an adapter, why there is none."""
     if index.adapter is None:
         return Plan(index, to, 0, options, refusals=(Reason("it holds adapters, and this is a model"),))
     if to not in ADAPTERS:

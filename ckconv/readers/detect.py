@@ -27,6 +27,9 @@ READERS: dict[str, tuple[str, str]] = {
     "peft": ("ckconv.readers.peft", "open_peft"),
 }
 
+#: Files that only adapters have, in the order in which they tell what a directory is.
+_ADAPTER_FILES = {MLX_NAME: "mlx", PEFT_NAME: "peft", PEFT_PICKLE: "peft", CONFIG_NAME: "peft"}
+
 #: What reads an adapter of a format whose models have another reader.
 _MLX_ADAPTER = ("ckconv.readers.mlx_adapter", "open_mlx_adapter")
 
@@ -116,18 +119,20 @@ def adapter_format(path: Path, format: str | None = None) -> str | None:
     """
     if format not in (None, "peft", "mlx"):
         return None
-    root = path if path.is_dir() else path.parent
-    names = {entry.name for entry in root.iterdir()} if root.is_dir() else set()
-    if path != root and path.name not in (PEFT_NAME, MLX_NAME, CONFIG_NAME):
-        return "peft" if format == "peft" else None
-    if path == root and format != "peft" and any(fnmatchcase(name, "model*.safetensors*") for name in names):
+    if not path.is_dir():
+        return _ADAPTER_FILES.get(path.name, "peft" if format == "peft" else None)
+    try:
+        names = {entry.name for entry in path.iterdir()}
+    except OSError:  # whoever reads it will say so
         return None
-    if MLX_NAME in names and format != "peft" and (path == root or path.name != PEFT_NAME):
-        return "mlx"
-    if format == "peft" or names & {PEFT_NAME, PEFT_PICKLE, CONFIG_NAME}:
+    if format == "peft":
         return "peft"
-    inside = path == root and not any(name.endswith((".safetensors", ".gguf", ".bump", ".bin")) for name in names)
-    return "peft" if inside and any((root / name / CONFIG_NAME).is_file() for name in sorted(names)) else None
+    if any(fnmatchcase(name, "model*.safetensors*") for name in names):
+        return None
+    found = next((kind for name, kind in _ADAPTER_FILES.items() if name in names), None)
+    if found or any(name.endswith((".safetensors", ".gguf", ".bump", ".bin")) for name in names):
+        return found
+    return "peft" if any((path / name / CONFIG_NAME).is_file() for name in sorted(names)) else None
 
 
 def _base_config(path: Path) -> ModelConfig | None:

@@ -58,7 +58,7 @@ def open_mlx_adapter(path: Path, *, opener: Opener, base: Path | None = None) ->
         raise UnsupportedError("adapter.unsupported", message, path=root)
     document = read_adapter_document(config_path)
     method = document.get("fine_tune_type", "lora")
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         message = f"fine_tune_type is {shown(method)}; {', '.join(_METHODS)} are supported"
         raise UnsupportedError("adapter.unsupported", message, path=config_path)
     shape = _shape(document, config_path) if method != "full" else Shape(1.0)

@@ -232,6 +232,7 @@ class _Fields:
     def _pattern(self, key: str, pattern: str) -> None:
         """It is a regular expression to peft: one that can be matched, and in reasonable time."""
         try:
+            re.compile(pattern)
             re.compile(rf"(.*\.)?({pattern})$")
         except (re.error, RecursionError, OverflowError):
             raise self._fault("adapter.config", f"{quoted(pattern)} of {key} is no regular expression") from None

@@ -6,13 +6,14 @@ import os
 import string
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from ckconv.errors import InputError, quoted
+from ckconv.files import CHUNK
 from ckconv.formats import zipstore
 from ckconv.formats.safetensors import INDEX_SUFFIX
 from ckconv.model.index import TensorIndex
@@ -38,7 +39,7 @@ _MAX_SIZE = 1 << 62
 
 
 class OpenRecord:
-    """A record that was read and checked: every file is described, and every member is what it says."""
+    """A record of which everything is checked but the contents, which :meth:`check` reads."""
 
     def __init__(self, path: Path, record: Record, source: FileSource, members: Mapping[str, zipstore.Stored]) -> None:
         self.path, self.record = path, record
@@ -50,39 +51,38 @@ class OpenRecord:
         return {name: stored for name, stored in self._members.items() if name != DOCUMENT_NAME}
 
     def check(self) -> None:
-        """Read every content, for the error of one that is not what is listed."""
-        for file in self.record.files:
-            for kept in file.kept:
-                self.content(file, kept)
-
-    def content(self, file: SourceFile, kept: Kept) -> bytes:
-        """The bytes that are kept.
+        """Read every content.
 
         Raises:
-            InputError: ``record.content``, they are not what ``record.json`` says.
+            InputError: ``record.content``, one does not have the digest that is listed.
         """
-        name = file.member(kept)
-        stored = self._members.get(name)
-        if stored is None:
-            raise InputError("record.content", f"its member {quoted(name)} is missing", path=self.path)
-        data = self._source.read_at(stored.offset, stored.member.nbytes)
-        if len(data) != kept.nbytes:
-            message = f"its member {quoted(name)} has {len(data):,} bytes, {kept.nbytes:,} are listed"
-            raise InputError("record.content", message, path=self.path, found=len(data), allowed=kept.nbytes)
-        if sha256(data).hexdigest() != kept.sha256:
-            message = f"its member {quoted(name)} does not have the SHA-256 that is listed"
-            raise InputError("record.content", message, path=self.path, offset=stored.offset)
-        return data
+        for file in self.record.files:
+            for kept in file.kept:
+                stored = self._stored(file, kept)
+                digest = sha256()
+                for at in range(0, kept.nbytes, CHUNK):
+                    digest.update(self.read(stored.offset + at, min(CHUNK, kept.nbytes - at)))
+                if digest.hexdigest() != kept.sha256:
+                    message = f"its member {quoted(stored.member.name)} does not have the SHA-256 that is listed"
+                    raise InputError("record.content", message, path=self.path, offset=stored.offset)
 
-    def pieces(self, file: SourceFile) -> Iterator[tuple[Run, memoryview]]:
-        """Every run that is kept of a file, with its bytes, sorted."""
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Bytes of the record's own file."""
+        return self._source.read_at(offset, nbytes)
+
+    def pieces(self, file: SourceFile) -> list[tuple[Run, int]]:
+        """Every run that is kept of a file, sorted, and the offset of its bytes in the record's own file."""
         found = []
         for kept in file.kept:
-            view = memoryview(self.content(file, kept))
+            at = self._stored(file, kept).offset
             for run in kept.runs:
-                found.append((run, view[: run[1]]))
-                view = view[run[1] :]
-        yield from sorted(found, key=lambda piece: piece[0])
+                found.append((run, at))
+                at += run[1]
+        return sorted(found)
+
+    def _stored(self, file: SourceFile, kept: Kept) -> zipstore.Stored:
+        """The member that holds what is kept; :func:`open_record` has made sure that it is there and of that size."""
+        return self._members[file.member(kept)]
 
 
 def open_record(path: Path) -> OpenRecord:
@@ -90,7 +90,8 @@ def open_record(path: Path) -> OpenRecord:
 
     Raises:
         InputError: ``record.zip``, it is truncated or no archive that ckconv writes; ``record.json``;
-            ``record.files``, files whose names or runs no source has; ``record.content``, missing or further members.
+            ``record.files``, files whose names or runs no source has; ``record.content``,
+            members that are missing, not listed or of another size.
     """
     source = open_source(path)
     if source.size > 2 * MAX_KEPT:
@@ -109,6 +110,13 @@ def open_record(path: Path) -> OpenRecord:
     for name in sorted(members.keys() ^ wanted):
         what = "is missing" if name in wanted else "is listed nowhere"
         raise InputError("record.content", f"its member {quoted(name)} {what}", path=path)
+    for file in record.files:
+        for kept in file.kept:
+            name = file.member(kept)
+            nbytes = members[name].member.nbytes
+            if nbytes != kept.nbytes:
+                message = f"its member {quoted(name)} has {nbytes:,} bytes, {kept.nbytes:,} are listed"
+                raise InputError("record.content", message, path=path, found=nbytes, allowed=kept.nbytes)
     return OpenRecord(path, record, source, members)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ckconv.errors import CkconvError, InputError, quoted
@@ -27,44 +27,46 @@ _LONGEST = 256 << 20
 
 
 class KeptSource(ByteSource):
-    """The bytes of a file of which only some runs are kept; the others read as zeros."""
+    """The bytes of a file of which only some runs are kept; the others read as zeros.
+
+    Args:
+        pieces: the runs, sorted, each with the offset where ``read`` finds its bytes.
+        read: gives bytes (offset, number) of the file that keeps them.
+    """
 
     size: int
 
-    def __init__(self, path: Path, size: int, pieces: Sequence[tuple[Run, memoryview]]) -> None:
+    def __init__(
+        self, path: Path, size: int, pieces: Sequence[tuple[Run, int]], read: Callable[[int, int], bytes]
+    ) -> None:
         self.path, self.size = path, size
+        self._pieces, self._read = pieces, read
         self._offsets = [offset for (offset, _), _ in pieces]
-        self._views = [view for _, view in pieces]
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """See :meth:`ByteSource.read_at`."""
-        nbytes = min(nbytes, self.size - offset, _LONGEST)
-        if nbytes <= 0:
-            return b""
-        first = max(bisect_right(self._offsets, offset) - 1, 0)
-        if first < len(self._offsets) and self._offsets[first] <= offset:
-            start = offset - self._offsets[first]
-            if start + nbytes <= len(self._views[first]):
-                return bytes(self._views[first][start : start + nbytes])
-        out = bytearray(nbytes)
-        for at, view in zip(self._offsets[first:], self._views[first:], strict=True):
-            low, high = max(offset, at), min(offset + nbytes, at + len(view))
-            if at >= offset + nbytes:
+        end = offset + min(nbytes, self.size - offset, _LONGEST)
+        parts = []
+        for (at, length), kept_at in self._pieces[max(bisect_right(self._offsets, offset) - 1, 0) :]:
+            if at >= end:
                 break
+            low, high = max(offset, at), min(end, at + length)
             if low < high:
-                out[low - offset : high - offset] = view[low - at : high - at]
-        return bytes(out)
+                parts += [bytes(low - offset), self._read(kept_at + low - at, high - low)]
+                offset = high
+        parts.append(bytes(max(end - offset, 0)))
+        return b"".join(parts)
 
 
 def open_skeleton(opened: OpenRecord) -> TensorIndex:
     """The index of the source as it was; extents are offsets in its files, whose paths are their bare names.
 
     Raises:
-        InputError: ``record.files``, the kept bytes are no headers of the format; ``record.content``.
+        InputError: ``record.files``, the kept bytes are no headers of the format.
     """
     record = opened.record
     sources = {
-        file.name: KeptSource(Path(file.name), file.size, list(opened.pieces(file)))
+        file.name: KeptSource(Path(file.name), file.size, opened.pieces(file), opened.read)
         for file in record.files
         if file.tensors or file.name == CONFIG_NAME
     }
@@ -81,8 +83,6 @@ def open_skeleton(opened: OpenRecord) -> TensorIndex:
         tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
         return index_checkpoint(path, CheckpointFiles(path, None, shards, tensors, config, ()))
     except CkconvError as error:
-        if error.code.startswith("record."):
-            raise
         where = f"{quoted(error.path)}: " if error.path else ""
         message = f"what it keeps is no source: {where}{error.message}"
         raise InputError("record.files", message, path=opened.path, details=error.details) from error

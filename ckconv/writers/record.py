@@ -45,16 +45,12 @@ class PendingRecord:
         """Exact size of the file."""
         return self._archive(self.record.to_json()).nbytes
 
-    def content(self, payload: bytes) -> bytes:
-        """The file, once the SHA-256 of the bump's payload is known.
+    def chunks(self, payload: bytes) -> Iterator[bytes]:
+        """The file in pieces, once the SHA-256 of the bump's payload is known.
 
         Raises:
             OutputError: ``input.changed``, a source file is not what it was.
         """
-        return b"".join(self.chunks(payload))
-
-    def chunks(self, payload: bytes) -> Iterator[bytes]:
-        """:meth:`content` in pieces."""
         document = replace(self.record, payload=payload).to_json()
         archive = self._archive(document)
         with Files() as files:

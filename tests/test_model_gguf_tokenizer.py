@@ -1,0 +1,297 @@
+"""A checkpoint's tokenizer as a GGUF's keys: recognised by its definition, or left out with the reason."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+from conftest import FIXTURES
+
+from ckconv.formats.gguf import Value, array, scalar
+from ckconv.model import sentencepiece
+from ckconv.model.gguf_pretokenizers import recognised
+from ckconv.model.gguf_tokenizer import TokenizerFiles, TokenizerKeys, tokenizer_keys
+from ckconv.model.sentencepiece import Malformed
+
+# The expressions as the tokenizer.json of these models have them.
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = CONTRACTIONS + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + REST
+QWEN2 = CONTRACTIONS + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + REST
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+BYTES_ONLY = {**BYTE_LEVEL, "use_regex": False}
+
+
+def split(expression: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+
+
+def sequence(*members: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": list(members)}
+
+
+def document(pre: object = BYTE_LEVEL, **model: Any) -> dict[str, Any]:
+    vocab = {"a": 0, "b": 1, "ab": 2}
+    return {
+        "added_tokens": [{"id": 3, "content": "<s>", "special": True}, {"id": 4, "content": "</s>", "special": True}],
+        "normalizer": None,
+        "pre_tokenizer": pre,
+        "post_processor": None,
+        "model": {"type": "BPE", "vocab": vocab, "merges": [["a", "b"]], **model},
+    }
+
+
+@pytest.mark.parametrize(
+    ("pre", "model", "name"),
+    [
+        (BYTE_LEVEL, {}, "gpt-2"),
+        (sequence({"type": "Digits", "individual_digits": True}, BYTE_LEVEL), {}, "smollm"),
+        (sequence(split(LLAMA3), BYTES_ONLY), {"ignore_merges": True}, "llama-bpe"),
+        (sequence(split(LLAMA3), BYTES_ONLY), {}, "dbrx"),
+        (sequence(split(QWEN2), BYTES_ONLY), {"ignore_merges": False}, "qwen2"),
+        (sequence(split(TEKKEN), BYTES_ONLY), {"ignore_merges": True}, "tekken"),
+    ],
+)
+def test_a_pre_tokenizer_is_recognised_by_its_whole_definition(pre: object, model: dict[str, Any], name: str) -> None:
+    found, _ = recognised(document(pre, **model))
+
+    assert found is not None
+    assert found.name == name
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (document({**BYTE_LEVEL, "add_prefix_space": True}), "pre-tokenizer is none that llama.cpp names"),
+        (document(sequence(split(LLAMA3 + "|x"), BYTES_ONLY)), "pre-tokenizer is none that llama.cpp names"),
+        (document(sequence(split(LLAMA3), BYTE_LEVEL)), "pre-tokenizer is none that llama.cpp names"),
+        (
+            document(sequence(split(QWEN2), BYTES_ONLY), ignore_merges=True),
+            "pre-tokenizer is none that llama.cpp names",
+        ),
+        (document(None), "pre-tokenizer is none that llama.cpp names"),
+        (document(type="Unigram"), "its model is 'Unigram', not byte-level BPE"),
+        (document(byte_fallback=True), "byte_fallback = True"),
+        (document(dropout=0.1), "dropout = 0.1"),
+        (document(end_of_word_suffix="</w>"), "end_of_word_suffix = '</w>'"),
+    ],
+)
+def test_what_llama_cpp_has_no_name_for_is_left_out(changed: dict[str, Any], why: str) -> None:
+    made = tokenizer_keys(TokenizerFiles(tokenizer=changed), 6)
+
+    assert made.metadata == {"tokenizer.ggml.model": scalar("str", "no_vocab")}
+    assert (made.notes[0].startswith("the tokenizer is left out"), why in made.notes[0]) == (True, True)
+
+
+def keys(changed: dict[str, Any] | None = None, *, vocab_size: int = 6, **other: Any) -> TokenizerKeys:
+    return tokenizer_keys(TokenizerFiles(tokenizer=changed or document(), **other), vocab_size)
+
+
+def value(made: TokenizerKeys, name: str) -> Value | None:
+    return made.metadata.get(f"tokenizer.ggml.{name}")
+
+
+def test_tokens_types_and_merges_by_id() -> None:
+    changed = document()
+    changed["added_tokens"] += [{"id": 5, "content": "<|x|>", "special": False}, {"id": 6, "content": "y"}]
+    changed["model"]["merges"] = ["a b", ["ab", "ab"]]
+
+    made = keys(changed, vocab_size=9)
+
+    assert value(made, "tokens") == array("str", ["a", "b", "ab", "<s>", "</s>", "<|x|>", "y", "[PAD7]", "[PAD8]"])
+    assert value(made, "token_type") == array("i32", [1, 1, 1, 3, 3, 3, 4, 5, 5])
+    assert value(made, "merges") == array("str", ["a b", "ab ab"])
+    assert made.notes == ()
+
+
+def test_special_ids_are_those_of_the_words_then_of_the_configuration() -> None:
+    settings = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": "missing"}
+
+    made = keys(
+        settings=settings, config={"bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": 2, "unk_token_id": 99}
+    )
+
+    ids = {name: value(made, f"{name}_token_id") for name in ("bos", "eos", "padding", "unknown", "mask")}
+    assert ids == {
+        "bos": scalar("u32", 3),
+        "eos": scalar("u32", 4),
+        "padding": scalar("u32", 2),
+        "unknown": None,
+        "mask": None,
+    }
+
+
+def template(*parts: str) -> dict[str, Any]:
+    words = [{"Sequence": {"id": "A", "type_id": 0}} if p == "A" else {"SpecialToken": {"id": p}} for p in parts]
+    return {"type": "TemplateProcessing", "single": words}
+
+
+@pytest.mark.parametrize(
+    ("processor", "settings", "expected"),
+    [
+        (None, {}, (False, False)),
+        ({"type": "ByteLevel"}, {}, (False, False)),
+        (template("<s>", "A"), {}, (True, False)),
+        (template("<s>", "A", "</s>"), {}, (True, True)),
+        ({"type": "Sequence", "processors": [{"type": "ByteLevel"}, template("<s>", "A")]}, {}, (True, False)),
+        (template("<s>", "A"), {"add_bos_token": False}, (False, False)),
+        (None, {"add_bos_token": True}, (True, False)),
+    ],
+)
+def test_what_is_put_around_a_text(processor: object, settings: dict[str, Any], expected: tuple[bool, bool]) -> None:
+    made = keys(
+        {**document(), "post_processor": processor}, settings={"bos_token": "<s>", "eos_token": "</s>", **settings}
+    )
+
+    assert (value(made, "add_bos_token"), value(made, "add_eos_token")) == tuple(scalar("bool", e) for e in expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"post_processor": template("<s>", "<s>", "A")}, "puts more around a text"),
+        ({"post_processor": template("</s>", "A")}, "which is not its bos_token"),
+        ({"post_processor": {"type": "BertProcessing"}}, "post-processor is 'BertProcessing'"),
+        ({"model": {**document()["model"], "vocab": {"a": 6}}}, "token 'a' has the id 6, the embedding 6 rows"),
+        ({"model": {**document()["model"], "vocab": {"a": 0, "b": 0}}}, "tokens 'a' and 'b' have the same id 0"),
+        ({"model": {**document()["model"], "vocab": {"a": "0"}}}, "token 'a' has the id '0'"),
+        ({"model": {**document()["model"], "vocab": {}}}, "has no vocabulary"),
+        ({"model": {**document()["model"], "merges": []}}, "has no merges"),
+        ({"model": {**document()["model"], "merges": ["a b c"]}}, "a merge is not two byte-level tokens"),
+        ({"added_tokens": [{"id": 1}]}, "an added token without content"),
+    ],
+)
+def test_a_document_that_cannot_be_said_faithfully_is_left_out(change: dict[str, Any], why: str) -> None:
+    made = keys({**document(), **change}, settings={"bos_token": "<s>"})
+
+    assert value(made, "model") == scalar("str", "no_vocab")
+    assert why in made.notes[0]
+
+
+def test_normalising_is_noted() -> None:
+    assert keys({**document(), "normalizer": {"type": "NFC"}}).notes == (
+        "the tokenizer normalises text first (NFC), which llama.cpp does not do",
+    )
+
+
+def test_chat_templates() -> None:
+    one = keys(chat_template="{{ x }}").metadata
+    several = keys(
+        chat_template=[{"name": "default", "template": "D"}, {"name": "rag", "template": "R"}, {"name": "a/b"}]
+    ).metadata
+
+    assert one["tokenizer.chat_template"] == scalar("str", "{{ x }}")
+    assert several["tokenizer.chat_template"] == scalar("str", "D")
+    assert several["tokenizer.chat_template.rag"] == scalar("str", "R")
+    assert several["tokenizer.chat_templates"] == array("str", ["rag"])
+
+
+# SentencePiece.
+
+MODEL = (FIXTURES / "tokenizers" / "sentencepiece-bpe.model").read_bytes()
+
+
+def field(number: int, payload: bytes | int) -> bytes:
+    """One field of a protocol buffer whose number and length fit into a byte each, or two."""
+
+    def varint(value: int) -> bytes:
+        return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+    if isinstance(payload, int):
+        return varint(number << 3) + varint(payload)
+    return varint(number << 3 | 2) + varint(len(payload)) + payload
+
+
+def piece(text: str, score: float, kind: int = 1) -> bytes:
+    return field(1, field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + field(3, kind))
+
+
+def model(*pieces: bytes, kind: int = 2, fallback: int = 1, normalizer: bytes = b"") -> bytes:
+    return b"".join(pieces) + field(2, field(3, kind) + field(35, fallback) + field(41, 1)) + field(3, normalizer)
+
+
+PIECES = (piece("<unk>", 0.0, 2), piece("<s>", 0.0, 3), piece("▁a", -1.5), piece("<0x0A>", 0.0, 6))
+PLAIN = field(4, 0)
+
+
+def test_a_real_model() -> None:
+    made = sentencepiece.parse(MODEL)
+
+    assert (len(made.pieces), made.model_type, made.byte_fallback) == (384, sentencepiece.BPE, True)
+    assert made.special == {"unk": 3, "bos": 1, "eos": 2, "pad": 0}
+    assert [(p.text, p.type) for p in made.pieces[:6]] == [
+        ("<pad>", 3), ("<s>", 3), ("</s>", 3), ("<unk>", 2), ("<|endoftext|>", 3), ("<0x00>", 6),
+    ]  # fmt: skip
+    assert made.pieces[-1].score == -122.0
+
+
+def test_pieces_scores_and_types() -> None:
+    data = model(*PIECES, normalizer=PLAIN)
+    settings = {"add_bos_token": False, "added_tokens_decoder": {"4": {"content": "▁▁x"}, "5": {"content": "<|y|>"}}}
+
+    made = tokenizer_keys(TokenizerFiles(model=data, settings=settings), 7)
+
+    assert value(made, "model") == scalar("str", "llama")
+    assert value(made, "tokens") == array("str", ["<unk>", "<s>", "▁a", "<0x0A>", "  x", "<|y|>", "[PAD6]"])
+    assert value(made, "scores") == array("f32", [0.0, 0.0, -1.5, 0.0, -1000.0, -1000.0, -10000.0])
+    assert value(made, "token_type") == array("i32", [2, 3, 1, 6, 4, 3, 5])
+    assert value(made, "add_bos_token") == scalar("bool", False)
+    assert value(made, "add_space_prefix") is None
+    assert made.notes == ()
+
+
+def test_a_model_without_a_space_in_front_says_so() -> None:
+    made = tokenizer_keys(TokenizerFiles(model=model(*PIECES, normalizer=PLAIN + field(3, 0))), 4)
+
+    assert value(made, "add_space_prefix") == scalar("bool", False)
+
+
+def test_rules_that_llama_cpp_does_not_apply_are_noted() -> None:
+    normalizer = field(1, b"nmt_nfkc") + field(2, b"rules") + PLAIN
+
+    made = tokenizer_keys(TokenizerFiles(model=model(*PIECES, normalizer=normalizer)), 4)
+
+    assert made.notes == ("the tokenizer normalises text first (nmt_nfkc), which llama.cpp does not do",)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (model(*PIECES, kind=1), "not of the BPE type"),
+        (model(*PIECES, fallback=0), "no pieces for bytes"),
+        (model(*PIECES, piece("b", 0.0)), "5 pieces, the embedding 4 rows"),
+        (b"", "malformed: it has no pieces"),
+        (b"\x0a\x05ab", "malformed: field 1 is cut off"),
+        (b"\x0f", "malformed: field 1 has wire type 7"),
+        (b"\xff" * 12, "malformed: a number is cut off"),
+        (field(1, field(3, 9)), "malformed: a piece has type 9"),
+        (field(1, field(1, b"\xff")), "malformed: a text is no UTF-8"),
+        (field(1, 1), "malformed: a number stands where a message is expected"),
+    ],
+)
+def test_a_model_that_cannot_be_said_faithfully_is_left_out(data: bytes, why: str) -> None:
+    made = tokenizer_keys(TokenizerFiles(model=data), 4)
+
+    assert value(made, "model") == scalar("str", "no_vocab")
+    assert why in made.notes[0]
+
+
+@pytest.mark.parametrize("cut", [1, 5_000, 5_921])
+def test_a_model_that_is_cut_off_is_malformed(cut: int) -> None:
+    with pytest.raises(Malformed):
+        sentencepiece.parse(MODEL[:-cut])
+
+
+def test_the_fixtures_tokenizer_is_gpt_2s() -> None:
+    found, _ = recognised(json.loads((FIXTURES / "hf" / "llama-tied-bf16" / "tokenizer.json").read_text()))
+
+    assert found is not None
+    assert found.name == "gpt-2"
