@@ -65,8 +65,6 @@ def destination(target: str, to: str | None) -> Destination:
             )
     format = to or named
     assert format is not None
-    if target == STDOUT and format == "peft":
-        raise UsageError("usage.target", "an adapter is two files, stdout holds one", hint="name a directory")
     if target == STDOUT:
         return Destination(target, format)
     if is_directory or format in ("mlx", "peft") or (format in _DIRECTORIES and named != format):

@@ -116,6 +116,8 @@ def run(
     watcher = watcher or Unwatched()
     module, function = _RESTORED if plan.restores else CONTAINERS[plan.target_name]
     container: Container = getattr(import_module(module), function)(plan)
+    if target.parent is None and plan.index.adapter is not None and container.side_files:
+        raise UsageError("usage.target", "an adapter is two files, stdout holds one", hint="name a directory")
     side = _side_files(plan, container, target.parent, places or {}, on_request)
     with Files() as files:
         if target.parent is None:

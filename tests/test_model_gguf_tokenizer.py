@@ -295,3 +295,10 @@ def test_the_fixtures_tokenizer_is_gpt_2s() -> None:
 
     assert found is not None
     assert found.name == "gpt-2"
+
+
+def test_half_a_character_is_no_token() -> None:
+    made = keys({**document(), "model": {**document()["model"], "vocab": {"\ud800": 0}}}, chat_template="a\ud800")
+
+    assert value(made, "model") == scalar("str", "no_vocab")
+    assert "is no text" in made.notes[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_builder as hand
 import numpy as np
 import pytest
 from checkpoints import Decoder, as_mixtral, bf16, save
@@ -447,3 +448,34 @@ def test_part_of_what_is_stored_as_one_cannot_be_dropped(tmp_path: Path) -> None
 
     with pytest.raises(UnsupportedError, match=r"a part of blk\.0\.attn_qkv\.weight"):
         ckconv.convert(source, tmp_path / "m.gguf", options=Options(drop=("layers.0.attention.q.weight",)))
+
+
+def test_what_llama_cpp_needs_cannot_be_dropped_from_a_gguf(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"no llama without layers\.1\.ffn\.up\.weight"):
+        ckconv.convert(SOURCE, tmp_path / "m.gguf", options=Options(drop=("blk.1.ffn_up.weight",)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rope_theta": 1e300}, r"the base of RoPE is 1e\+300, which no float32 holds"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "names no factor"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": "x"}}, "numbers that are none: beta_fast"),
+    ],
+)
+def test_numbers_that_gguf_cannot_hold_are_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        ckconv.convert(decoder(tmp_path / "hf", **changes), tmp_path / "m.gguf")
+
+
+def test_an_unknown_architecture_keeps_everything_and_is_not_narrowed(tmp_path: Path) -> None:
+    metadata = [("general.architecture", "str", "other")]
+    source = tmp_path / "s.gguf"
+    source.write_bytes(hand.gguf(metadata, [hand.Tensor("norm", (4,), hand.F16), hand.Tensor("w", (4, 4), hand.F16)]))
+
+    ckconv.convert(source, tmp_path / "same.gguf")
+    assert (tmp_path / "same.gguf").read_bytes() == source.read_bytes()
+    ckconv.convert(source, tmp_path / "wide.gguf", options=Options(dtype="f32"))
+    assert {kind for kind, _, _ in tensors(tmp_path / "wide.gguf").values()} == {"F32"}
+    with pytest.raises(UnsupportedError, match="which tensors must stay FP32 is not known"):
+        ckconv.convert(source, tmp_path / "m.gguf", options=Options(dtype="bf16"))

@@ -12,7 +12,8 @@ from typing import Any
 
 from ckconv.formats.gguf import Value, scalar
 from ckconv.model.architectures import Family
-from ckconv.model.config import ModelConfig, shortest_float32
+from ckconv.model.config import MAX_DIMENSION, ModelConfig, shortest_float32
+from ckconv.model.rope_scaling import MAX_FLOAT32
 
 #: ``general.file_type`` by the type of most matrices (``enum llama_ftype`` of ``include/llama.h``, the medium mixes).
 FILE_TYPES: dict[str, int] = {
@@ -68,7 +69,7 @@ def local_rope_theta(config: ModelConfig) -> float:
     parameters = own.get("rope_parameters")
     sliding = parameters.get("sliding_attention") if isinstance(parameters, dict) else None
     found = sliding.get("rope_theta") if isinstance(sliding, dict) else own.get("rope_local_base_freq")
-    usable = isinstance(found, int | float) and not isinstance(found, bool) and found > 0
+    usable = isinstance(found, int | float) and not isinstance(found, bool) and 0 < found <= MAX_FLOAT32
     return shortest_float32(float(found)) if usable and found is not None else LOCAL_ROPE_THETA
 
 
@@ -91,13 +92,18 @@ def _scaling(kind: str, *keys: str) -> Callable[[ModelConfig], Number]:
 
 def _original_context(config: ModelConfig) -> Number:
     scaling = config.rope_scaling or {}
-    if scaling.get("rope_type") != "yarn":
-        return None
-    return scaling.get("original_max_position_embeddings") or config.context_length
+    return _tokens(scaling, config) if scaling.get("rope_type") == "yarn" else None
 
 
 def _phi3_context(config: ModelConfig) -> Number:
-    return own_document(config).get("original_max_position_embeddings") or config.context_length
+    return _tokens(own_document(config), config)
+
+
+def _tokens(document: Mapping[str, Any], config: ModelConfig) -> int:
+    """The context length before scaling, else the model's."""
+    found = document.get("original_max_position_embeddings")
+    usable = isinstance(found, int) and not isinstance(found, bool) and 0 < found < MAX_DIMENSION
+    return found if usable and found is not None else config.context_length
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,7 @@ def _normalized(normalizer: object) -> tuple[str, ...]:
 
 
 def _place(by_id: dict[int, tuple[str, int]], token: str, number: object, kind: int, vocab_size: int) -> None:
+    _check_text(token)
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise _LeftOut(f"token {token!r} has the id {number!r} (tokenizer.json)")
     if number >= vocab_size:
@@ -148,6 +149,14 @@ def _place(by_id: dict[int, tuple[str, int]], token: str, number: object, kind: 
     if there and there[0] != token and kind == NORMAL:
         raise _LeftOut(f"tokens {there[0]!r} and {token!r} have the same id {number:,}")
     by_id[number] = (token, kind)
+
+
+def _check_text(text: str) -> None:
+    """JSON can spell halves of a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _LeftOut(f"{text!r} is no text") from None
 
 
 def _merges(merges: object) -> list[str]:
@@ -159,6 +168,7 @@ def _merges(merges: object) -> list[str]:
         if not whole or not all(isinstance(half, str) and half and " " not in half for half in halves):
             raise _LeftOut("a merge is not two byte-level tokens (tokenizer.json)")
         made.append(" ".join(halves))
+        _check_text(made[-1])
     if not made:
         raise _LeftOut("tokenizer.json has no merges")
     return made
@@ -226,7 +236,7 @@ def _chat_templates(files: TokenizerFiles) -> dict[str, Value]:
     """One template, or the default one and others by name (``SpecialVocab.add_to_gguf``)."""
     template = files.chat_template
     if isinstance(template, str):
-        return {"tokenizer.chat_template": scalar("str", template)}
+        return {"tokenizer.chat_template": scalar("str", _printable(template))}
     made: dict[str, Value] = {}
     others: list[str] = []
     for item in template if isinstance(template, list) else ():
@@ -234,11 +244,15 @@ def _chat_templates(files: TokenizerFiles) -> dict[str, Value]:
         if not isinstance(name, str) or not isinstance(text, str) or not _MAX_TEMPLATE_NAME.fullmatch(name):
             continue
         if name == "default":
-            made["tokenizer.chat_template"] = scalar("str", text)
+            made["tokenizer.chat_template"] = scalar("str", _printable(text))
         elif name not in others:
             others.append(name)
-            made[f"tokenizer.chat_template.{name}"] = scalar("str", text)
+            made[f"tokenizer.chat_template.{name}"] = scalar("str", _printable(text))
     return {"tokenizer.chat_templates": array("str", others), **made} if others else made
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def _sentencepiece(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
@@ -282,6 +296,7 @@ def _pieces(model: SentencePiece, files: TokenizerFiles, vocab_size: int) -> tup
     rows = [(piece.text, piece.score, piece.type) for piece in model.pieces]
     rows += [(f"[PAD{n}]", _EMPTY_SCORE, UNUSED) for n in range(len(rows), vocab_size)]
     for number, token, special in _added(files):
+        _check_text(token)
         if not 0 <= number < vocab_size:
             raise _LeftOut(f"token {token!r} has the id {number:,}, the embedding {vocab_size:,} rows")
         if special or _LOOKS_SPECIAL.fullmatch(token):

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ckconv.model.config import ModelConfig
 
+#: The largest float32, the type of such numbers in GGUF.
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
+
 #: What Llama 3's scaling needs; transformers has no defaults for them.
 LLAMA3_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def positive_numbers(scaling: Mapping[str, Any], keys: Sequence[str]) -> list[float] | None:
-    """The numbers under these keys, or ``None`` where one is missing, is none, or is not above 0."""
+    """The numbers under these keys, or ``None`` where one is missing, is none, or is not above 0 as a float32."""
     found = [scaling.get(key) for key in keys]
     for number in found:
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number) or number <= 0:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= MAX_FLOAT32:
             return None
     return [float(number) for number in found if number is not None]
 

@@ -56,7 +56,7 @@ class BumpPlanner(Planner):
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """The plan; with reasons to refuse, or with ``only_reasons``, without steps."""
-        self._select()
+        self._select(look=not only_reasons)
         self._check_model()
         # What follows is work for every layer that the header claims, whatever the size of the file.
         bare = self.config.num_layers - len({parse(name).layer for name in self.tensors} - {None})
@@ -92,11 +92,16 @@ class BumpPlanner(Planner):
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
         """The plan of a model that nothing speaks against."""
 
-    def _select(self) -> None:
-        """Every source tensor goes into a slot, or is left out by a rule or a flag, or is a reason to refuse."""
+    def _select(self, *, look: bool) -> None:
+        """Every source tensor goes into a slot, or is left out by a rule or a flag, or is a reason to refuse.
+
+        Args:
+            look: read what may be a placeholder; otherwise it is taken for one.
+        """
         slotted = {part.canonical for group in self.table for slot in group if slot.stored for part in slot.parts}
         homeless: Counter[str] = Counter()
-        blank = placeholders(self.index)
+        absent = {tensor.name for tensor in self.index.tensors.values() if tensor.may_be_absent}
+        blank = placeholders(self.index) if look else absent
         for dropped in self.index.dropped:
             self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
         for tensor in self.index.tensors.values():

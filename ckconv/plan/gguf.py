@@ -207,6 +207,7 @@ class GgufPlanner(Planner):
         said = str((self._config.raw if self._config else {}).get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
         path = self.index.path.resolve()
         name = display_name(said or (path.name if path.is_dir() else path.parent.name))
+        name = name.encode("utf-8", "replace").decode()  # a name in a file system may be no text
         plain = name.lower()
         if tokenizer.tokens and any(word in plain for word in _PHI3_NAMES) and _PHI3_TOKENS - tokenizer.tokens:
             self.notes.append(f"general.name is left out: llama.cpp wants words of phi 3's vocabulary in {name!r}")

@@ -60,6 +60,7 @@ def stored_entries(planner: Planner) -> list[Entry]:
         canonical = index.canonical_of.get(stored.name, ())
         dropped = [planner.dropped(name, stored.name) for name in canonical or (stored.name,)]
         if all(dropped):
+            _check_needed(planner, canonical)
             planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
             continue
         if any(dropped):
@@ -72,14 +73,30 @@ def stored_entries(planner: Planner) -> list[Entry]:
             entries.append(_entry(stored.name, parts, FAMILIES[config.family], config))
             continue
         tensor = plain_tensor(canonical[0] if len(canonical) == 1 else stored.name, stored)
-        vector = len(stored.shape) <= 1 and index.config is not None
-        entries.append(Entry(stored.name, tensor.name, (tensor,), stored.shape, tensor.layout, vector))
+        narrowed = planner.options.dtype in ("f16", "bf16") and parse(tensor.name).pattern in _FP32_MATRICES
+        fp32 = config is not None and (len(stored.shape) <= 1 or narrowed)
+        entries.append(Entry(stored.name, tensor.name, (tensor,), stored.shape, tensor.layout, fp32))
     there = {name for names in index.canonical_of.values() for name in names}
     if config and HEAD in index.tensors and HEAD not in there:  # an adapter has untied it
         entries.append(_entry(HEAD, [index.tensors[HEAD]], FAMILIES[config.family], config))
     elif planner.options.tie == "untie" and EMBEDDING in index.tensors and HEAD not in index.tensors:
         entries.append(_head(index))
     return entries
+
+
+def _check_needed(planner: Planner, canonical: tuple[str, ...]) -> None:
+    """A flag may leave out what a model can do without, and nothing else."""
+    config = planner.index.config
+    family = FAMILIES[config.family] if config else None
+    needed = _required(family) if family else frozenset()
+    for name in canonical:
+        if family and parse(name).pattern in needed:
+            planner.refuse(f"llama.cpp loads no {family.gguf} without {name}, which --drop leaves out")
+
+
+def _required(family: Family) -> frozenset[str]:
+    """Canonical patterns that must be there."""
+    return frozenset({*ends_required(family), *(f"layers.{{n}}.{name}" for name in layer_required(family))})
 
 
 def canonical_entries(planner: Planner, config: ModelConfig, family: Family, blank: frozenset[str]) -> list[Entry]:
@@ -118,7 +135,7 @@ def canonical_entries(planner: Planner, config: ModelConfig, family: Family, bla
 def _selected(planner: Planner, family: Family, blank: frozenset[str]) -> dict[str, Tensor]:
     """Canonical tensors that have a place and are not left out."""
     index, known = planner.index, known_patterns(family)
-    required = {*ends_required(family), *(f"layers.{{n}}.{name}" for name in layer_required(family))}
+    required = _required(family)
     tensors: dict[str, Tensor] = {}
     homeless: Counter[str] = Counter()
     for tensor in index.tensors.values():

@@ -13,7 +13,7 @@ from typing import Any
 from ckconv.model.architectures import FAMILIES, Family
 from ckconv.model.config import ModelConfig
 from ckconv.model.gguf_metadata import own_document
-from ckconv.model.rope_scaling import LLAMA3_NUMBERS, positive_numbers
+from ckconv.model.rope_scaling import LLAMA3_NUMBERS, MAX_FLOAT32, positive_numbers
 from ckconv.plan.steps import Reason
 
 #: Tensors outside the layers: those that must be there, and those that may.
@@ -95,6 +95,9 @@ def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool) -> 
         yield Reason(f"heads of {config.head_dim} elements cannot form RoPE pairs")
     if family.rope and config.rotary_dim != config.head_dim and family.name not in ("llama", "phi3"):
         yield Reason(f"RoPE turns {config.rotary_dim} of {config.head_dim} elements of a head; llama.cpp turns all")
+    for what, number in (("the base of RoPE", config.rope_theta), ("the epsilon of norms", config.norm_eps)):
+        if number is not None and number > MAX_FLOAT32:
+            yield Reason(f"{what} is {number:g}, which no float32 holds")
     if not config.norm_eps:
         yield Reason("the source names no epsilon for its norms")
     if not context:

@@ -6,15 +6,18 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckconv.errors import CkconvError, InputError, quoted
 from ckconv.formats.adapters import CONFIG_NAME, MLX_NAME, PEFT_NAME, PEFT_PICKLE
 from ckconv.formats.bump import VERSIONS
 from ckconv.formats.gguf import MAGIC as GGUF_MAGIC
 from ckconv.formats.safetensors import INDEX_SUFFIX
-from ckconv.model.config import ModelConfig
 from ckconv.model.index import TensorIndex
 from ckconv.readers.bytesource import ByteSource, open_source
+
+if TYPE_CHECKING:
+    from ckconv.model.config import ModelConfig
 
 Reader = Callable[..., TensorIndex]
 
