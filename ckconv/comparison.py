@@ -16,7 +16,7 @@ from ckconv.files import Files, pieces
 from ckconv.lowrank import same_rank
 from ckconv.model.architectures import FAMILIES, norm_shift
 from ckconv.model.config import ModelConfig
-from ckconv.model.index import Tensor, TensorIndex
+from ckconv.model.index import Tensor, TensorIndex, require_tensors
 from ckconv.rows import RowReader, canonical_pieces
 from ckconv.tied import head_is_embedding
 
@@ -246,11 +246,16 @@ def _config(a: ModelConfig | None, b: ModelConfig | None) -> dict[str, tuple[obj
 
 
 def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
-    """Refuse two files of which only one follows the rules of a known architecture: no name would match.
+    """Refuse a file without tensors, and two of which only one follows the rules of a known architecture.
+
+    In the first there is nothing to compare, and of the others no name would match.
 
     Raises:
-        UnsupportedError: ``model.architecture``.
+        InputError: ``bump.config``.
+        UnsupportedError: ``model.architecture`` or ``model.no-tensors``.
     """
+    for index in (a, b):
+        require_tensors(index)
     for one, other in ((a, b), (b, a)):
         if one.config is None and other.config is not None:
             raise UnsupportedError(

@@ -14,7 +14,7 @@ from ckconv.conversions import Conversion
 from ckconv.dtypes import F32, WIDENS_TO_F32
 from ckconv.files import Files
 from ckconv.model.architectures import FAMILIES, norm_shift
-from ckconv.model.index import Tensor, TensorIndex
+from ckconv.model.index import Tensor, TensorIndex, require_tensors
 from ckconv.rows import RowReader, canonical_pieces
 from ckconv.tied import head_is_embedding
 
@@ -32,7 +32,11 @@ def hash_index(index: TensorIndex, progress: Callable[[int, str], None] | None =
 
     Left out of the model's hash is what a format may leave out without changing the model: a head that is the
     embedding, RoPE frequencies (they follow from the configuration), and all-zero placeholders.
+
+    Raises:
+        InputError, UnsupportedError: there is nothing to hash, see :func:`ckconv.model.index.require_tensors`.
     """
+    require_tensors(index)
     hashes: dict[str, str] = {}
     counted: dict[str, str] = {}
     with Files() as files:

@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 
 from ckconv.conversions import between, convertible
 from ckconv.dtypes import F32
-from ckconv.errors import InputError, VerifyError, listed
+from ckconv.errors import VerifyError, listed
 from ckconv.files import CHUNK, Files, paired_pieces, pieces
-from ckconv.model.index import Checksum, Extent, Tensor, TensorIndex, plain_tensor
+from ckconv.model.index import Checksum, Extent, Tensor, TensorIndex, plain_tensor, require_tensors
 from ckconv.model.rope_scaling import llama3_factors, same_factors
 from ckconv.tied import head_is_embedding
 
@@ -56,13 +56,8 @@ def verify_index(
         VerifyError: ``bump.checksum``, ``verify.padding`` or ``verify.tensor``, with every fault found.
         InputError: ``bump.config``, if the output cannot be described for want of its configuration.
     """
-    if out.format == "bump" and not out.tensors:
-        raise InputError(
-            "bump.config",
-            "without a config.json its tensors cannot be found: key/value heads and feed-forward size are only there",
-            path=out.path,
-            hint="put config.json beside it, or name one with --config",
-        )
+    if out.format == "bump":
+        require_tensors(out)
     hashing = _Hashing(out.checksums)
     try:
         with Files() as files:

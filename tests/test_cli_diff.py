@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder, Tensors, save
@@ -188,3 +189,36 @@ def test_a_model_without_rules_is_refused_against_one_with_rules(ckconv: Run, tm
     assert (found.code, found.out) == (4, "")
     assert r"error[model.architecture]" in found.err
     assert r"architecture 'x\x1b' has no rules" in found.err
+
+
+def test_a_bump_whose_tensors_cannot_be_found_is_no_equal_of_anything(tmp_path: Path, ckconv: Run) -> None:
+    """Version 3 needs its config.json; two of them without one have nothing in common but their ignorance."""
+    model = Model().write(tmp_path / "m.gguf")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        assert ckconv("convert", model, tmp_path / name / "m.bump", "-q").code == 0
+        (tmp_path / name / "config.json").unlink()
+    damaged = bytearray((tmp_path / "b" / "m.bump").read_bytes())
+    damaged[-1000] ^= 1
+    (tmp_path / "b" / "m.bump").write_bytes(damaged)
+
+    found = ckconv("diff", tmp_path / "a" / "m.bump", tmp_path / "b" / "m.bump")
+    assert (found.code, found.out) == (3, "")
+    assert "error[bump.config]" in found.err
+    found = ckconv("inspect", "--hash", tmp_path / "a" / "m.bump")
+    assert (found.code, found.out) == (3, "")
+    assert ckconv("inspect", tmp_path / "a" / "m.bump").code == 0
+
+
+def test_files_of_metadata_only_are_not_compared(tmp_path: Path, ckconv: Run) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "vocab.gguf", "other")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    for arguments in (
+        ("diff", tmp_path / "vocab.gguf", tmp_path / "vocab.gguf"),
+        ("inspect", "--hash", tmp_path / "vocab.gguf"),
+    ):
+        found = ckconv(*arguments)
+        assert (found.code, found.out) == (4, "")
+        assert "error[model.no-tensors]" in found.err

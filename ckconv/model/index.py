@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckconv.errors import InputError, UnsupportedError
 from ckconv.model.layouts import Layout, plain
 
 if TYPE_CHECKING:
@@ -221,3 +222,22 @@ class TensorIndex:
     def nbytes(self) -> int:
         """Bytes of all stored tensors."""
         return sum(t.extent.nbytes for t in self.stored)
+
+
+def require_tensors(index: TensorIndex) -> None:
+    """Refuse a model of which no tensor can be read: nothing said of it would be about its weights.
+
+    Raises:
+        InputError: ``bump.config``, a bump file cannot be described for want of its configuration.
+        UnsupportedError: ``model.no-tensors``, a file of metadata only.
+    """
+    if index.stored:
+        return
+    if index.format == "bump":
+        raise InputError(
+            "bump.config",
+            "without a config.json its tensors cannot be found: key/value heads and feed-forward size are only there",
+            path=index.path,
+            hint="put config.json beside it, or name one with --config",
+        )
+    raise UnsupportedError("model.no-tensors", "it holds no tensors, only metadata", path=index.path)
