@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import Array, Decoder, Raw, Tensors, as_mixtral, bf16, dequantised, quantised, save, save_gguf, stacked
-from conftest import Result
+from conftest import FIXTURES, Result
 
 from ckconv.comparison import diff
 from ckconv.errors import InputError, UnsupportedError
@@ -21,6 +21,7 @@ from ckconv.model.huggingface_names import NAMINGS
 from ckconv.model.index import TensorIndex
 from ckconv.model.names import SHAPES
 from ckconv.readers.detect import open_index
+from ckconv.readers.huggingface_config import huggingface_config, huggingface_family
 
 Run = Callable[..., Result]
 PLAIN = Decoder()
@@ -558,3 +559,38 @@ def test_gemma3_has_modifiers_of_its_own(tmp_path: Path) -> None:
         "hidden_activation = 'silu'",
         "query_pre_attn_scalar = 168 beside head_dim = 16",
     )
+
+
+USUAL_LAYERS = ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
+
+
+def test_gemma3_whose_layers_or_local_base_no_engine_expects(tmp_path: Path) -> None:
+    decoder = Decoder(layers=1)
+    same = {"rope_local_base_freq": 10000.0, "_sliding_window_pattern": 6, "layer_types": USUAL_LAYERS}
+    assert read(tmp_path, decoder, "gemma3_text", **same).modifiers == ()
+    bases = {"sliding_attention": {"rope_theta": 5000.0}, "full_attention": {"rope_theta": 1e6}}
+    other = {
+        "rope_local_base_freq": 5000.0, "sliding_window_pattern": 4, "rope_theta": ..., "rope_parameters": bases,
+        "layer_types": USUAL_LAYERS[1:],
+    }  # fmt: skip
+    assert read(tmp_path, decoder, "gemma3_text", **other).modifiers == (
+        "rope_local_base_freq = 5000.0",
+        "sliding_window_pattern = 4",
+        "rope_parameters.sliding_attention.rope_theta = 5000.0",
+        "layer_types is not five of sliding_attention, then one of full_attention",
+    )
+
+
+def test_gpt2_and_whisper_have_modifiers_of_their_own() -> None:
+    for name, changed in (
+        ("hf/gpt2-hub-f32", {"activation_function": "relu", "scale_attn_weights": False}),
+        ("hf/whisper-f32", {"activation_function": "relu", "scale_embedding": True}),
+    ):
+        root = FIXTURES / name
+        config = json.loads((root / "config.json").read_text())
+        family = huggingface_family(config)
+        assert family is not None
+        assert huggingface_config(config, family, (), root).modifiers == ()
+        assert huggingface_config({**config, **changed}, family, (), root).modifiers == tuple(
+            f"{key} = {value!r}" for key, value in changed.items()
+        )

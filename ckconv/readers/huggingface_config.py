@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from ckconv.model.index import StoredTensor
 
 _BY_FIELD = {parameter.field: parameter for parameter in PARAMETERS}
 
-#: Keys that change the computation, each with the values that change nothing.
-_MODIFIERS: dict[str, tuple[object, ...]] = {
+_Modifiers = dict[str, tuple[object, ...]]
+
+#: Keys that change the computation of a decoder with RMSNorm and SwiGLU, each with the values that change nothing.
+_MODIFIERS: _Modifiers = {
     "attn_logit_softcapping": (None, 0),
     "final_logit_softcapping": (None, 0),
     "logit_scale": (None, 1, 1.0),
@@ -27,10 +29,22 @@ _MODIFIERS: dict[str, tuple[object, ...]] = {
     "hidden_act": (None, "silu", "swish"),
 }
 
-#: Gemma 3's class reads its activation under another name.
-_GEMMA3_MODIFIERS = {
-    **{key: harmless for key, harmless in _MODIFIERS.items() if key != "hidden_act"},
-    "hidden_activation": (None, "gelu_pytorch_tanh"),
+#: Families whose classes read other keys. Every engine that is written for takes gemma 3's local base and pattern of
+#: windows for granted (llama.cpp: ``set_swa_pattern(6)``, ``rope_freq_base_train_swa``), as it does GPT-2's tanh GELU.
+_OWN_MODIFIERS: dict[str, _Modifiers] = {
+    "gemma3": {
+        **{key: harmless for key, harmless in _MODIFIERS.items() if key != "hidden_act"},
+        "hidden_activation": (None, "gelu_pytorch_tanh"),
+        "rope_local_base_freq": (None, 10_000),
+        "sliding_window_pattern": (None, 6),
+        "_sliding_window_pattern": (None, 6),
+    },
+    "gpt2": {
+        "activation_function": (None, "gelu_new", "gelu_pytorch_tanh"),
+        "scale_attn_weights": (None, True),
+        "scale_attn_by_inverse_layer_idx": (None, False),
+    },
+    "whisper": {"activation_function": (None, "gelu"), "scale_embedding": (None, False)},
 }
 
 #: What the classes of transformers take where a configuration names no base.
@@ -151,12 +165,22 @@ def _scaling(own: Mapping[str, Any], rope: Mapping[str, Any], fail: Any) -> Mapp
 
 
 def _modifiers(own: Mapping[str, Any], family: Family) -> tuple[str, ...]:
-    gemma3 = family.name == "gemma3"
-    if not family.rms_swiglu and not gemma3:
-        return ()
-    table = _GEMMA3_MODIFIERS if gemma3 else _MODIFIERS
+    table = _OWN_MODIFIERS.get(family.name, _MODIFIERS)
     found = [f"{key} = {own[key]!r}" for key, harmless in table.items() if key in own and own[key] not in harmless]
+    return (*found, *_gemma3_modifiers(own)) if family.name == "gemma3" else tuple(found)
+
+
+def _gemma3_modifiers(own: Mapping[str, Any]) -> Iterator[str]:
+    """What only the relation of several keys tells."""
     scalar = own.get("query_pre_attn_scalar")
-    if gemma3 and scalar is not None and scalar != own.get("head_dim", scalar):
-        found.append(f"query_pre_attn_scalar = {scalar!r} beside head_dim = {own['head_dim']!r}")
-    return tuple(found)
+    if scalar is not None and scalar != own.get("head_dim", scalar):
+        yield f"query_pre_attn_scalar = {scalar!r} beside head_dim = {own['head_dim']!r}"
+    parameters = own.get("rope_parameters")
+    local = parameters.get("sliding_attention") if isinstance(parameters, dict) else None
+    base = local.get("rope_theta") if isinstance(local, dict) else None
+    if base not in (None, 10_000):
+        yield f"rope_parameters.sliding_attention.rope_theta = {base!r}"
+    kinds = own.get("layer_types")
+    usual = ["sliding_attention"] * 5 + ["full_attention"]
+    if isinstance(kinds, list) and kinds != [usual[n % 6] for n in range(len(kinds))]:
+        yield "layer_types is not five of sliding_attention, then one of full_attention"
