@@ -15,30 +15,17 @@ from ckconv.errors import UnsupportedError
 from ckconv.files import Files, pieces
 from ckconv.lowrank import same_rank
 from ckconv.model.architectures import FAMILIES, norm_shift
-from ckconv.model.config import ModelConfig
+from ckconv.model.config import config_differences
 from ckconv.model.index import Tensor, TensorIndex, require_tensors
+from ckconv.model.names import is_bias
+from ckconv.model.rope_scaling import llama3_factors, same_factors
 from ckconv.rows import RowReader, canonical_pieces
 from ckconv.tied import head_is_embedding
 
 if TYPE_CHECKING:
     from ckconv.values import Floats, Rows
 
-#: Hyper-parameters that mean the same in every format.
-COMPARED_FIELDS = (
-    "family",
-    "num_layers",
-    "hidden_size",
-    "ffn_size",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "vocab_size",
-    "context_length",
-    "norm_eps",
-    "rope_theta",
-    "num_experts",
-    "experts_used",
-)
+ROPE_FREQUENCIES = "rope_frequencies"
 
 Progress = Callable[[int, str], None]
 
@@ -96,7 +83,9 @@ def diff(a: TensorIndex, b: TensorIndex, *, progress: Progress | None = None) ->
     tell = progress or (lambda nbytes, name: None)
     with Files() as files:
         ours, theirs = _tensors(a, files), _tensors(b, files)
-        _drop_derived(a, b, ours, theirs)
+        for has, lacks, other in ((ours, theirs, b), (theirs, ours, a)):
+            _drop_placeholders(has, lacks, files)
+            _drop_derived(has, lacks, other, files)
         equal: list[tuple[str, str, str]] = []
         different: list[Difference] = []
         for name in [name for name in ours if name in theirs]:
@@ -113,16 +102,23 @@ def diff(a: TensorIndex, b: TensorIndex, *, progress: Progress | None = None) ->
         tuple(row for row in equal if row[1] != row[2]),
         tuple(different),
         (tuple(n for n in ours if n not in theirs), tuple(n for n in theirs if n not in ours)),
-        _config(a.config, b.config),
+        _config(a, b),
     )
 
 
 def _tensors(index: TensorIndex, files: Files) -> dict[str, Tensor]:
-    """What a model really has: no placeholders, and no head that is the embedding."""
+    """What a model has, without a head that is the embedding."""
     tensors = index.everything
     if head_is_embedding(index, files):
         tensors.pop("output.weight", None)
-    return {name: tensor for name, tensor in tensors.items() if not (tensor.may_be_absent and _is_zero(tensor, files))}
+    return tensors
+
+
+def _drop_placeholders(has: dict[str, Tensor], lacks: dict[str, Tensor], files: Files) -> None:
+    """Zeros that stand for a tensor which is not there; a model that has the tensor is compared with them."""
+    for name in [name for name, tensor in has.items() if name not in lacks and (tensor.may_be_absent or is_bias(name))]:
+        if _is_zero(has[name], files):
+            del has[name]
 
 
 def _is_zero(tensor: Tensor, files: Files) -> bool:
@@ -134,12 +130,15 @@ def _is_zero(tensor: Tensor, files: Files) -> bool:
     return True
 
 
-def _drop_derived(a: TensorIndex, b: TensorIndex, ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    """RoPE frequencies follow from a configuration that scales as Llama 3 does."""
-    for has, lacks, other in ((ours, theirs, b), (theirs, ours, a)):
-        scaling = other.config.rope_scaling if other.config else None
-        if "rope_frequencies" not in lacks and scaling and scaling.get("rope_type") == "llama3":
-            has.pop("rope_frequencies", None)
+def _drop_derived(has: dict[str, Tensor], lacks: dict[str, Tensor], other: TensorIndex, files: Files) -> None:
+    """RoPE frequencies, where they are those that the other model's configuration gives."""
+    tensor = has.get(ROPE_FREQUENCIES)
+    factors = llama3_factors(other.config) if other.config else None
+    if tensor is None or factors is None or ROPE_FREQUENCIES in lacks or not convertible(tensor.dtype, F32):
+        return
+    values = decode(RowReader(tensor, files).rows(0, tensor.layout.rows), tensor.dtype)
+    if same_factors(values.tobytes(), factors):
+        del has[ROPE_FREQUENCIES]
 
 
 def _shift(index: TensorIndex, tensor: Tensor) -> int:
@@ -238,11 +237,10 @@ def _ratio(squares: float, power: float) -> float:
     return math.sqrt(squares / power) if power else math.inf
 
 
-def _config(a: ModelConfig | None, b: ModelConfig | None) -> dict[str, tuple[object, object]]:
-    if a is None or b is None:
+def _config(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
+    if a.config is None or b.config is None:
         return {}
-    pairs = {name: (getattr(a, name), getattr(b, name)) for name in COMPARED_FIELDS}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return config_differences(a.config, b.config, same_words=a.same_words_as(b))
 
 
 def require_comparable(a: TensorIndex, b: TensorIndex) -> None:

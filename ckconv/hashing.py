@@ -15,6 +15,7 @@ from ckconv.dtypes import F32, WIDENS_TO_F32
 from ckconv.files import Files
 from ckconv.model.architectures import FAMILIES, norm_shift
 from ckconv.model.index import Tensor, TensorIndex, require_tensors
+from ckconv.model.names import is_bias
 from ckconv.rows import RowReader, canonical_pieces
 from ckconv.tied import head_is_embedding
 
@@ -31,7 +32,7 @@ def hash_index(index: TensorIndex, progress: Callable[[int, str], None] | None =
     """Hash every tensor of a model.
 
     Left out of the model's hash is what a format may leave out without changing the model: a head that is the
-    embedding, RoPE frequencies (they follow from the configuration), and all-zero placeholders.
+    embedding, RoPE frequencies (they follow from the configuration), and all-zero placeholders and biases.
 
     Raises:
         InputError, UnsupportedError: there is nothing to hash, see :func:`ckconv.model.index.require_tensors`.
@@ -45,7 +46,9 @@ def hash_index(index: TensorIndex, progress: Callable[[int, str], None] | None =
             digest, blank = _hash_tensor(tensor, index, files, progress)
             hashes[tensor.name] = digest
             derived = tensor.name == "rope_frequencies" or (tied and tensor.name == "output.weight")
-            if not derived and not (blank and tensor.may_be_absent):
+            # Some formats store zeros for a bias that is not there, so everywhere they stand for none.
+            nothing = blank and (tensor.may_be_absent or is_bias(tensor.name))
+            if not derived and not nothing:
                 counted[tensor.name] = digest
         files.check_unchanged()
     model = hashlib.sha256(

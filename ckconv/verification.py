@@ -16,7 +16,9 @@ from ckconv.conversions import between, convertible
 from ckconv.dtypes import F32
 from ckconv.errors import VerifyError, listed
 from ckconv.files import CHUNK, Files, paired_pieces, pieces
+from ckconv.model.config import config_differences
 from ckconv.model.index import Checksum, Extent, Tensor, TensorIndex, plain_tensor, require_tensors
+from ckconv.model.names import is_bias
 from ckconv.model.rope_scaling import llama3_factors, same_factors
 from ckconv.tied import head_is_embedding
 
@@ -47,13 +49,14 @@ def verify_index(
     left_out: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Verified:
-    """Verify ``out``: checksums, padding and placeholders; with ``source``, every tensor against it.
+    """Verify ``out``: checksums, padding and placeholders; with ``source``, configuration and every tensor against it.
 
     Args:
         left_out: names or globs of source tensors that are not in the output on purpose.
 
     Raises:
-        VerifyError: ``bump.checksum``, ``verify.padding`` or ``verify.tensor``, with every fault found.
+        VerifyError: ``bump.checksum``, ``verify.config``, ``verify.padding`` or ``verify.tensor``, with every fault
+            found.
         InputError: ``bump.config``, if the output cannot be described for want of its configuration.
     """
     if out.format == "bump":
@@ -74,7 +77,7 @@ def verify_index(
             "bump.checksum",
             f"the {checksum.what} sha256 is wrong: stored {checksum.stored.hex()}, computed {computed.hex()}",
             path=out.path,
-            tensor=faults[0].tensor if faults else None,
+            tensor=next((fault.tensor for fault in faults if fault.tensor), None),
             found=computed.hex(),
             allowed=checksum.stored.hex(),
             details=listed([fault.text for fault in faults]),
@@ -140,7 +143,7 @@ class _Hashing:
 class _Fault:
     code: str
     text: str
-    tensor: str
+    tensor: str | None
 
 
 class _Comparison:
@@ -156,7 +159,7 @@ class _Comparison:
 
     def run(self) -> tuple[list[_Fault], int, int]:
         """All faults, the number of tensors looked at, and how many of them are placeholders."""
-        faults = [*self._absent()]
+        faults = [*self._config(), *self._absent()]
         blank = 0
         theirs = _every_tensor(self.source) if self.source else {}
         for key, tensor in _every_tensor(self.out).items():
@@ -172,14 +175,23 @@ class _Comparison:
             elif key == "rope_frequencies" and self._follows(tensor):
                 continue
             elif self.source is not None:
-                if not tensor.may_be_absent:
-                    faults.append(_Fault("verify.tensor", f"{_label(tensor)} is not in the source", tensor.source))
-                elif not self._is_zero(tensor):
+                if self._says_nothing(tensor, self.out):
+                    blank += 1
+                elif tensor.may_be_absent:
                     text = f"{_label(tensor)} is not zero, but the source has no such tensor"
                     faults.append(_Fault("verify.tensor", text, tensor.source))
                 else:
-                    blank += 1
+                    faults.append(_Fault("verify.tensor", f"{_label(tensor)} is not in the source", tensor.source))
         return faults, len(self.out.tensors) + len(self.out.unknown) - blank, blank
+
+    def _config(self) -> Iterator[_Fault]:
+        """What the output's configuration says else than the source's; the context length is a matter of choice."""
+        if self.source is None or self.out.config is None or self.source.config is None:
+            return
+        same_words = self.out.same_words_as(self.source)
+        for name, pair in config_differences(self.out.config, self.source.config, same_words=same_words).items():
+            if name != "context_length":
+                yield _Fault("verify.config", f"{name} is {pair[0]}, {pair[1]} in the source", None)
 
     def _absent(self) -> Iterator[_Fault]:
         """Source tensors that are nowhere in the output, though no rule or flag left them out."""
@@ -189,9 +201,15 @@ class _Comparison:
         for key, tensor in _every_tensor(self.source).items():
             if key in there or self._may_be_left_out(tensor):
                 continue
-            if tensor.name == "output.weight" and head_is_embedding(self.source, self.files):
+            if self._says_nothing(tensor, self.source):
                 continue
             yield _Fault("verify.tensor", f"{tensor.source} of the source is not in the output", tensor.source)
+
+    def _says_nothing(self, tensor: Tensor, index: TensorIndex) -> bool:
+        """The model computes the same without this tensor: a head that is the embedding, or zeros that are added."""
+        if tensor.name == "output.weight":
+            return head_is_embedding(index, self.files)
+        return (tensor.may_be_absent or is_bias(tensor.name)) and self._is_zero(tensor)
 
     def _may_be_left_out(self, tensor: Tensor) -> bool:
         """A name stands for itself too: what a file calls a tensor may hold the brackets of a glob."""

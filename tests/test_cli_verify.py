@@ -390,3 +390,43 @@ def test_verification_of_a_conversion_names_the_target(
     assert f"{tmp_path / 'm.bump'}: " in result.err
     assert ".tmp" not in result.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("rope_theta", 77.0, "rope_theta is 77.0, 10000.0 in the source"),
+        ("rms_norm_eps", 0.5, "norm_eps is 0.5, 1e-05 in the source"),
+    ],
+)
+def test_configuration_that_is_not_the_sources(key: str, value: float, sentence: str, plain: Case, ckconv) -> None:
+    """The engine computes with what stands beside the file; no tensor and no checksum tells of it."""
+    config = plain.out.with_name("config.json")
+    document = json.loads(config.read_text())
+    assert key in document
+    config.write_text(json.dumps({**document, key: value}))
+    result = ckconv("verify", plain.out, plain.source)
+    assert (result.code, result.out) == (5, "")
+    assert result.err.splitlines() == [f"ckconv: error[verify.config]: {plain.out}: {sentence}"]
+
+
+def test_context_length_is_a_matter_of_choice(tmp_path: Path, ckconv) -> None:
+    source = FLOAT.write(tmp_path / "m.gguf")
+    assert ckconv("convert", source, tmp_path / "m.bump", "--context", 3).code == 0
+    assert ckconv("verify", tmp_path / "m.bump", source).code == 0
+
+
+def test_zeros_that_are_added_may_be_there_or_not(tmp_path: Path, ckconv) -> None:
+    """A bump file has a slot for every bias; a model read back from one need not keep the zeros in it."""
+    without = FLOAT.write(tmp_path / "a.gguf")
+    assert ckconv("convert", without, tmp_path / "m.bump").code == 0
+    assert ckconv("verify", without, tmp_path / "m.bump").code == 0
+
+    tied = tmp_path / "tied.gguf"
+    replace(FLOAT, head="copy").write(tied)
+    assert ckconv("verify", tied, without).code == 0
+    assert ckconv("verify", without, tied).code == 0
+    own = replace(FLOAT, head="own").write(tmp_path / "own.gguf")
+    result = ckconv("verify", own, without)
+    assert result.code == 5
+    assert "output.weight differs from token_embd.weight: 33 of 33 rows" in result.err

@@ -218,12 +218,25 @@ def test_a_placeholder_of_zeros_is_a_tensor_that_is_not_there(tmp_path: Path) ->
     one = small(tmp_path / "c", {**SMALL.tensors(), stored: np.eye(1, 64, 63, dtype=np.float32)[0]})
 
     assert diff(lacking, with_placeholder(zeros, name)).same
-    assert diff(lacking, zeros).only == ((), (name,)), "zeros of a format without placeholders are a tensor"
+    assert diff(lacking, zeros).same, "a bias of zeros computes what none does"
     assert diff(lacking, with_placeholder(one, name)).only == ((), (name,))
+    assert diff(zeros, with_placeholder(zeros, name)).same, "the model has the zeros that the placeholder is made of"
+    assert not diff(one, with_placeholder(zeros, name)).same
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}  # fmt: skip
+
+
+# llama.cpp's loop (LlamaModel.generate_extra_tensors) in float64, for 8 pairs and a base of 10,000.
+LLAMA3_FACTORS = np.array(
+    [
+        1 if 2 * math.pi / f < 64 / 4 else 8 if 2 * math.pi / f > 64 else
+        1 / ((1 - (64 * f / (2 * math.pi) - 1) / 3) / 8 + (64 * f / (2 * math.pi) - 1) / 3)
+        for f in (10000.0 ** (-2 * i / 16) for i in range(8))
+    ],
+    np.float32,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -233,12 +246,50 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 def test_rope_frequencies_follow_from_a_configuration_that_scales_so(
     tmp_path: Path, scaling: object, only: tuple[str, ...]
 ) -> None:
-    extra = {"rope_freqs.weight": np.ones(8, np.float32)}
+    extra = {"rope_freqs.weight": LLAMA3_FACTORS}
     path = save_gguf(tmp_path / "m.gguf", SMALL, "llama", permuted=True, extra=extra)
     one, other = open_index(path), small(tmp_path / "hf", rope_scaling=scaling)
 
     assert diff(one, other).only == (only, ())
     assert diff(other, one).only == ((), only)
+
+
+@pytest.mark.parametrize(
+    "change", [{"factor": 32.0}, {"original_max_position_embeddings": 128}, {"high_freq_factor": 8}]
+)
+def test_rope_frequencies_of_another_scaling_are_a_difference(tmp_path: Path, change: dict[str, float]) -> None:
+    path = save_gguf(tmp_path / "m.gguf", SMALL, "llama", permuted=True, extra={"rope_freqs.weight": LLAMA3_FACTORS})
+    other = small(tmp_path / "hf", rope_scaling={**LLAMA3, **change})
+
+    assert diff(open_index(path), other).only == (("rope_frequencies",), ())
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "value"),
+    [
+        ({"sliding_window": 32}, "sliding_window", 32),
+        ({"partial_rotary_factor": 0.5}, "rotary_dim", 8),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling", {"rope_type": "linear", "factor": 4.0}),
+        ({"hidden_act": "gelu"}, "modifiers", ("hidden_act = 'gelu'",)),
+    ],
+)
+def test_whatever_changes_the_computation_is_a_difference(
+    tmp_path: Path, change: dict[str, Any], name: str, value: object
+) -> None:
+    found = diff(small(tmp_path / "a"), small(tmp_path / "b", **change))
+    assert (found.same, found.equal) == (False, 12)
+    assert found.config[name][1] == value
+    if name in ("sliding_window", "modifiers"):  # of these a GGUF of a llama says nothing
+        gguf_path = save_gguf(tmp_path / "m.gguf", SMALL, "llama", permuted=True)
+        assert diff(open_index(gguf_path), small(tmp_path / "b")).same
+
+
+def test_one_scaling_in_two_styles_is_no_difference(tmp_path: Path) -> None:
+    older = small(tmp_path / "a", rope_scaling={"type": "linear", "factor": 4})
+    newer = small(
+        tmp_path / "b", rope_theta=..., rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    )
+    assert diff(older, newer).same
 
 
 def test_an_unknown_tensor_does_not_pass_for_the_one_whose_canonical_name_it_has(tmp_path: Path) -> None:

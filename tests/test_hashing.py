@@ -88,6 +88,17 @@ def test_the_format_makes_no_difference(tmp_path: Path) -> None:
     }
 
 
+def test_a_bias_of_zeros_is_no_bias(tmp_path: Path) -> None:
+    """A format with placeholders cannot tell the two apart, and the model computes the same."""
+    stored = "model.layers.0.self_attn.q_proj.bias"
+    without = hash_index(small(tmp_path / "a"))
+    zeros = hash_index(small(tmp_path / "b", {**SMALL.tensors(), stored: np.zeros(64, np.float32)}))
+    ones = hash_index(small(tmp_path / "c", {**SMALL.tensors(), stored: np.ones(64, np.float32)}))
+
+    assert zeros.model == without.model != ones.model
+    assert "layers.0.attention.q.bias" in zeros.tensors
+
+
 def test_exact_widening_makes_no_difference_and_rounding_does(tmp_path: Path) -> None:
     wide = {name: np.ascontiguousarray(a.view(np.uint32) >> 16 << 16).view(np.float32) for name, a in
             SMALL.tensors().items()}  # fmt: skip
@@ -144,12 +155,13 @@ def test_placeholders_and_rope_frequencies_are_no_part_of_the_model(tmp_path: Pa
     scaled = hash_index(open_index(save_gguf(tmp_path / "m.gguf", SMALL, "llama", permuted=True, extra=extra)))
     assert (scaled.model, "rope_frequencies" in scaled.tensors) == (plain.model, True)
 
-    zeros = {**SMALL.tensors(), "model.layers.0.self_attn.q_proj.bias": np.zeros(64, np.float32)}
+    zeros = {**SMALL.tensors(), "model.norm.weight": np.zeros(64, np.float32)}
     index = small(tmp_path / "b", zeros)
-    name = "layers.0.attention.q.bias"
-    assert hash_index(index).model != plain.model
+    name = "output_norm.weight"
     blank = replace(index, tensors={**index.tensors, name: replace(index.tensors[name], may_be_absent=True)})
-    assert hash_index(blank).model == plain.model
+    without = replace(index, tensors={n: t for n, t in index.tensors.items() if n != name})
+    assert hash_index(index).model != hash_index(without).model
+    assert hash_index(blank).model == hash_index(without).model
 
 
 def test_unknown_tensors_are_part_of_the_model(tmp_path: Path) -> None:

@@ -91,6 +91,31 @@ GGUF_MODIFIERS: dict[str, tuple[object, ...]] = {
 }
 
 
+#: Fields that mean the same in every format.
+SHARED_FIELDS = (
+    "family",
+    "num_layers",
+    "hidden_size",
+    "ffn_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "context_length",
+    "norm_eps",
+    "rope_theta",
+    "rotary_dim",
+    "num_experts",
+    "experts_used",
+)
+
+#: Fields that formats say in words of their own, or have no words for.
+_WORDED_FIELDS = ("sliding_window", "rope_scaling", "modifiers")
+
+#: Keys of ``rope_scaling`` that repeat another field, or ``rope_type`` under its older name.
+_REPEATED = ("type", "rope_theta", "partial_rotary_factor")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Canonical hyper-parameters; sizes in elements.
@@ -229,3 +254,25 @@ def build_config(
         modifiers=modifiers,
         raw=raw or {},
     )
+
+
+def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> dict[str, tuple[object, object]]:
+    """Fields in which two configurations differ -> both values.
+
+    Args:
+        same_words: both come from one format, or from two with the same documents. Else what only one of them names
+            is no difference, because the other may have no words for it.
+    """
+    found: dict[str, tuple[object, object]] = {}
+    for name in (*SHARED_FIELDS, *_WORDED_FIELDS):
+        ours, theirs = _comparable(getattr(a, name)), _comparable(getattr(b, name))
+        silent = name in _WORDED_FIELDS and not same_words and (name == "modifiers" or not (ours and theirs))
+        if ours != theirs and not silent:
+            found[name] = ours, theirs
+    return found
+
+
+def _comparable(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: item for key, item in value.items() if key not in _REPEATED}
+    return value

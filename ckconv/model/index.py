@@ -158,6 +158,10 @@ class Checksum:
     stored: bytes
 
 
+#: Formats that share the kind of their configuration: Hugging Face's ``config.json``.
+_DOCUMENTS: dict[str, str] = {"safetensors": "config.json", "mlx": "config.json"}
+
+
 @dataclass(frozen=True, slots=True)
 class TensorIndex:
     """A model: its configuration and every tensor, under canonical names.
@@ -200,6 +204,10 @@ class TensorIndex:
     side_files: tuple[Path, ...] = ()
     merged: tuple[str, ...] = ()
     adapter: Adapter | None = None
+
+    def same_words_as(self, other: TensorIndex) -> bool:
+        """The configurations of both are documents of one kind."""
+        return _DOCUMENTS.get(self.format, self.format) == _DOCUMENTS.get(other.format, other.format)
 
     @property
     def everything(self) -> dict[str, Tensor]:

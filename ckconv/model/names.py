@@ -118,3 +118,8 @@ def pattern_of(name: str) -> str:
 def with_layer(pattern: str, layer: int | None) -> str:
     """The name that a pattern gives for one layer."""
     return pattern if layer is None else pattern.replace("{n}", str(layer))
+
+
+def is_bias(canonical: str) -> bool:
+    """A tensor that is added to something, so that one of zeros is the same as none; some formats store such zeros."""
+    return canonical.endswith(".bias") and parse(canonical).pattern in SHAPES
