@@ -447,3 +447,24 @@ def test_going_on_from_a_bump_file(tmp_path: Path, ckconv) -> None:
         start = start or tmp_path / str(number - 1) / "m.bump"
         assert ckconv("convert", start, folder / "m.bump", "--bump-version", version).code == 0
         assert ckconv("verify", folder / "m.bump", source).code == 0
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_flipped_bits_of_the_header_which_no_checksum_covers(version: int, tmp_path: Path, ckconv) -> None:
+    tokens = tuple(f"t{n}" for n in range(96))
+    source = Model(tokens=tokens, merges=("t 1", "t 2")).write(tmp_path / "m.gguf")
+    path = tmp_path / "m.bump"
+    assert ckconv("convert", source, path, "--bump-version", version).code == 0
+    data = path.read_bytes()
+    assert int.from_bytes(data[0x54:0x58], "little") == sum(len(token) + 1 for token in tokens)
+    for manifest in (True, False):
+        if not manifest:
+            path.with_name("weights_manifest.json").unlink()
+        assert ckconv("verify", path, source).code == 0
+        for byte in range(0x98):
+            changed = bytearray(data)
+            changed[byte] ^= 1 << (byte % 8)
+            path.write_bytes(changed)
+            result = ckconv("verify", path)
+            assert result.code in (3, 5), (hex(byte), manifest)
+        path.write_bytes(data)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.errors import InputError, listed
-from ckconv.formats.bump import EXTENDED_HEADER_BYTES, HEADER_BYTES, TABLE_LENGTH, HeaderV4
+from ckconv.formats.bump import ALIGN_ELEMENTS, EXTENDED_HEADER_BYTES, HEADER_BYTES, TABLE_LENGTH, HeaderV4, align
 from ckconv.formats.bump_flavours import FLAVOURS, Flavour
 from ckconv.formats.bump_slots import table_entries, with_optional
 from ckconv.model.config import MAX_LAYERS
@@ -14,6 +14,9 @@ from ckconv.model.placement import Geometry
 from ckconv.readers.bump_metadata import Metadata, read_metadata
 from ckconv.readers.bump_table import read_table
 from ckconv.readers.bytesource import ByteSource
+
+#: What the scripts round up to: 16 elements, or a K-quant's block.
+_CONTEXT_STEPS = (ALIGN_ELEMENTS, 256)
 
 _POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")
 
@@ -78,6 +81,14 @@ def read_bump5(path: Path, source: ByteSource, head: bytes, version: int) -> Bum
     if not extended and not any(head[0x70:0x78]):  # the checksum ends before these bytes or covers them
         header = HeaderV4.unpack(head, tokenizer_fields=False)
     _check_reserved(path, header)
+    if header.num_merges and not header.total_vocab_bytes:
+        raise InputError(
+            "bump.header",
+            f"{header.num_merges:,} merges are declared, and no token strings",
+            path=path,
+            offset=0x50,
+            found=header.num_merges,
+        )
     flavours = tuple(
         f for f in FLAVOURS[version] if f.extended == extended and f.tokenizer_fields == header.tokenizer_fields
     )
@@ -169,5 +180,10 @@ def _check_sizes(path: Path, h: HeaderV4) -> None:
     ):
         if aligned < real:
             faults.append(f"aligned_{name} {aligned} is below {name} {real}")
+    # Nothing lies in a file that would be as long as this, and no checksum covers it.
+    if h.aligned_context > h.context_length and h.aligned_context not in (
+        align(h.context_length, step) for step in _CONTEXT_STEPS
+    ):
+        faults.append(f"aligned_context {h.aligned_context} is not context {h.context_length} rounded up")
     if faults:
         raise InputError("bump.header", faults[0], path=path, details=listed(faults[1:]))

@@ -20,7 +20,7 @@ from ckconv.model.names import with_layer
 from ckconv.model.placement import Geometry, Placed, place, slots_of
 from ckconv.model.tokenizer import MERGE_BYTES
 from ckconv.readers.bump5_header import Bump5File
-from ckconv.readers.bump_manifest import Manifest, mismatch_error, relocated, slots_named
+from ckconv.readers.bump_manifest import MANIFEST_NAME, Manifest, mismatch_error, relocated, slots_named
 from ckconv.readers.bump_table import by_slot, check_room, code_error, extent_error, misfit, misfit_error, types_of
 from ckconv.readers.bytesource import ByteSource
 
@@ -115,6 +115,7 @@ def _by_names(path: Path, file: Bump5File, manifest: Manifest) -> Resolved:
             sentences.append(
                 f"the dtype table has {len(file.codes):,} codes, the manifest's slots {table_entries(table, layers):,}"
             )
+        sentences += _miscounted(flavour, file, manifest)
         if sentences:
             refused.append(sentences)
             continue
@@ -131,6 +132,19 @@ def _by_names(path: Path, file: Bump5File, manifest: Manifest) -> Resolved:
             return choices[0]
         raise code_error(path, table, file.codes, layers, file.start - len(file.codes))
     raise mismatch_error(min(refused, key=len), path)
+
+
+def _miscounted(flavour: Flavour, file: Bump5File, manifest: Manifest) -> Iterator[str]:
+    """What the header counts of the tokenizer otherwise than the manifest; no checksum covers the header."""
+    if not flavour.tokenizer_fields:
+        return
+    for name, nbytes in (
+        ("vocab_strings", file.header.total_vocab_bytes),
+        ("vocab_merges", file.header.num_merges * MERGE_BYTES),
+    ):
+        found = manifest.entries[name].nbytes if name in manifest.entries else 0
+        if found != nbytes:
+            yield f"{MANIFEST_NAME}: {name} has {found:,} bytes, the file's header makes it {nbytes:,}"
 
 
 def _agrees(choice: Resolved, slot: str) -> bool:
