@@ -39,6 +39,7 @@ def run(arguments: list[str]) -> int:
         click.echo(error.ctx.get_help() if error.ctx else "", err=True)
         return 2
     except click.ClickException as error:
+        settings.json = settings.json or "--json" in arguments  # what stands behind the mistake was not read
         hint = f"{error.ctx.command_path} --help shows the usage" if getattr(error, "ctx", None) else None  # type: ignore[attr-defined]
         return print_error(UsageError("usage", error.format_message(), hint=hint), settings)
     except CkconvError as error:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ckconv.conversions import Conversion, convertible, decode, recipe_between
 from ckconv.dtypes import F32
-from ckconv.errors import UnsupportedError
+from ckconv.errors import UnsupportedError, counted
 from ckconv.files import Files, pieces
 from ckconv.lowrank import same_rank
 from ckconv.model.architectures import FAMILIES, norm_shift
@@ -225,7 +225,8 @@ class _Pair:
         if not self.values:
             return None
         if self.uncompared:
-            reason = f"{self.values:,} rows differ, and there is no decoder for {types[0]}"
+            rows = f"{counted(self.values, 'row')} differ{'s' if self.values == 1 else ''}"
+            reason = f"{rows}, and there is no decoder for {types[0]}"
             return Difference(self.one.name, types, 0, self.one.elements, math.nan, math.nan, reason)
         relative = _ratio(self.squares, power()) if not math.isnan(self.max_error) else math.nan
         return Difference(self.one.name, types, self.values, self.one.elements, self.max_error, relative)

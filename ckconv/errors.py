@@ -8,6 +8,7 @@ only place that turns one into the lines a person reads or into JSON.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 
 #: A report lists at most this many faults of one kind; the rest is counted.
@@ -107,7 +108,16 @@ def listed(faults: list[str]) -> tuple[str, ...]:
     """The first ``MAX_LISTED`` faults, and a line that counts the rest."""
     if len(faults) <= MAX_LISTED:
         return tuple(faults)
-    return (*faults[:MAX_LISTED], f"... and {len(faults) - MAX_LISTED:,} more")
+    return (*faults[:MAX_LISTED], _rest(len(faults) - MAX_LISTED))
+
+
+def _rest(number: int) -> str:
+    return f"... and {number:,} more"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 tensor``, ``2,048 tensors``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def quoted(text: str, limit: int = 120) -> str:
@@ -118,12 +128,19 @@ def quoted(text: str, limit: int = 120) -> str:
 
 
 class Faults:
-    """Faults of one file, gathered so that a report names every one of a kind and not only the first."""
+    """Faults of one file, gathered so that a report names more than the first of a kind.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    Only as many sentences are kept as a report lists: a hostile file may hold millions of faults.
+
+    Args:
+        path: the file; ``None`` for rules that know no files, whose caller adds it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self._path = path
         self._first: dict[str, InputError] = {}
         self._further: dict[str, list[str]] = {}
+        self._more: Counter[str] = Counter()
 
     def add(
         self,
@@ -138,7 +155,11 @@ class Faults:
     ) -> None:
         """Note a fault. The first one of a code gives the error its facts, later ones only their sentence."""
         if code in self._first:
-            self._further.setdefault(code, []).append(message)
+            kept = self._further.setdefault(code, [])
+            if len(kept) < MAX_LISTED:
+                kept.append(message)
+            else:
+                self._more[code] += 1
             return
         self._first[code] = InputError(
             code, message, path=self._path, tensor=tensor, offset=offset, found=found, allowed=allowed, hint=hint
@@ -151,5 +172,6 @@ class Faults:
             InputError: the first fault of that kind, the others in its ``details``.
         """
         for code, error in self._first.items():
-            error.details = listed(self._further.get(code, []))
+            more = self._more[code]
+            error.details = (*self._further.get(code, ()), *([_rest(more)] if more else ()))
             raise error

@@ -244,7 +244,7 @@ BROKEN: dict[str, tuple[bytes, str, tuple[str, ...]]] = {
         FILE[: TABLE + 4 + ENTRIES], "bump.extent", ("the FP32 vectors of 2 layers alone are", "the file has 164"),
     ),
     "48 one byte more": (
-        FILE + b"\0", "bump.extent", (f"1 bytes after final_ln_bias, which ends at {len(FILE):,}",),
+        FILE + b"\0", "bump.extent", (f"1 byte after final_ln_bias, which ends at {len(FILE):,}",),
     ),
     "48 a code that makes it shorter": (code(FILE, 0, 1), "bump.extent", ("bytes after final_ln_bias",)),
     "48 Q6_K codes over Q4_K bytes": (

@@ -227,7 +227,7 @@ BROKEN = {
     "23 trailing without tensors": (
         gguf([ARCH]) + b"\0",
         "gguf.trailing",
-        r"1 bytes after the last tensor (start `\x00`)",
+        r"1 byte after the last tensor (start `\x00`)",
     ),
     "24 split.count": (gguf([("split.count", "i32", -1)]), "gguf.split", "split.count is -1"),
     "24 type of split.count": (gguf([("split.count", "str", "3")]), "gguf.split", "split.count has type str"),

@@ -63,7 +63,7 @@ def test_different_models_end_with_5(ckconv: Run, pair: tuple[Path, Path]) -> No
     assert found.out.splitlines() == [
         f"{a}  {b}",
         "  11 tensors equal",
-        "  1 differ",
+        "  1 differs",
         "    output_norm.weight  F32  1 of 64 values, max |d| 3, relative 0.188",
         f"  1 only in {a}",
         "    layers.0.attention.q.bias",

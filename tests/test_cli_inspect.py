@@ -382,3 +382,25 @@ def test_an_unreadable_model_is_an_error_and_no_table(ckconv: Run, tmp_path: Pat
     error = json.loads(found.err.splitlines()[-1])["error"]
     assert (error["code"], error["path"]) == ("model.config", str(path))
     assert error["message"].endswith("has shape [40, 64], the configuration makes it [40, 65]")
+
+
+def test_a_format_without_versions_has_none(ckconv) -> None:
+    root = FIXTURES / "hf" / "llama-tied-bf16"
+    assert ckconv("inspect", root).out.splitlines()[0].split("\t")[2] == "safetensors"
+    assert ckconv("inspect", root, "--json").json["version"] is None
+    assert ckconv("verify", root, root).out.splitlines()[0] == (
+        f"{root}  safetensors  verified 20/20 tensors against {root}"
+    )
+
+
+def test_a_directory_is_no_gguf(ckconv) -> None:
+    found = ckconv("inspect", "--from", "gguf", FIXTURES / "hf" / "llama-tied-bf16")
+    assert (found.code, found.out) == (3, "")
+    assert "error[input.directory]" in found.err
+
+
+@pytest.mark.parametrize("arguments", [("bogus", "--json"), ("--bogus", "--json"), ("inspect", "--bogus", "--json")])
+def test_usage_errors_are_json_wherever_the_flag_stands(arguments: tuple[str, ...], ckconv) -> None:
+    found = ckconv(*arguments)
+    assert (found.code, found.out) == (2, "")
+    assert json.loads(found.err)["error"]["code"] == "usage"

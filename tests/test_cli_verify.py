@@ -129,7 +129,7 @@ def test_flipped_bits_in_the_dtype_table(made: Case, tmp_path: Path, ckconv) -> 
         assert result.code == 5, position
 
 
-@pytest.mark.parametrize(("cut", "word"), [(-1, "incomplete"), (None, "bytes after")])
+@pytest.mark.parametrize(("cut", "word"), [(-1, "incomplete"), (None, "1 byte after")])
 def test_truncated_and_longer_copies(cut: int | None, word: str, made: Case, tmp_path: Path, ckconv) -> None:
     path = broken(made, tmp_path, made.data[:cut] + (b"" if cut else b"\0"))
     assert ckconv("verify", path).code == 3

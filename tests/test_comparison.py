@@ -127,7 +127,7 @@ def test_shapes_that_differ_are_not_compared(tmp_path: Path) -> None:
         (
             np.array([1, 2, 3], np.int32),
             np.array([1, 2, 4], np.int32),
-            "1 rows differ, and there is no decoder for I32",
+            "1 row differs, and there is no decoder for I32",
         ),
         (Raw("F8_E4M3", (2,), b"\1\2"), Raw("F8_E5M2", (2,), b"\1\2"), "F8_E4M3 and F8_E5M2"),
     ],
@@ -152,7 +152,7 @@ def test_blocks_without_a_decoder_are_compared_as_bytes(tmp_path: Path) -> None:
     one, same, other = map(open_index, paths)
 
     assert diff(one, same).same
-    assert only_difference(diff(one, other)).reason == "1 rows differ, and there is no decoder for Q8_K"
+    assert only_difference(diff(one, other)).reason == "1 row differs, and there is no decoder for Q8_K"
 
 
 def test_a_block_of_nan_is_equal_to_decoded_nan(tmp_path: Path) -> None:

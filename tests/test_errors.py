@@ -75,3 +75,15 @@ def test_printed_errors_are_harmless_and_json_comes_back(text: str) -> None:
     assert all(line.isprintable() for line in lines)
     document = json.loads(lines[-2])["error"]
     assert (document["tensor"], document["message"], document["details"]) == (text, text, [text])
+
+
+def test_faults_keep_what_a_report_lists_and_count_the_rest() -> None:
+    """A hostile header holds as many faults as it has records; their sentences must not fill the memory."""
+    faults = Faults(None)
+    for n in range(100_000):
+        faults.add("gguf.type", f"fault {n}")
+    with pytest.raises(InputError) as caught:
+        faults.check()
+    assert caught.value.message == "fault 0"
+    assert caught.value.details == (*(f"fault {n}" for n in range(1, 11)), "... and 99,989 more")
+    assert sum(map(len, faults._further.values())) == 10

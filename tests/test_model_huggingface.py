@@ -511,7 +511,8 @@ def test_foreign_quantisers_are_named_with_their_count(tmp_path: Path, parts: Te
     error = refused(tmp_path, PLAIN.config(), {**PLAIN.tensors(), **parts})
 
     assert (error.code, error.exit_code, error.path) == ("model.quantizer", 4, str(tmp_path))
-    assert error.message == f"{count} tensors look like {what}; ckconv does not read it"
+    noun = "tensor looks" if count == 1 else "tensors look"
+    assert error.message == f"{count} {noun} like {what}; ckconv does not read it"
     assert error.hint == "convert the original, unquantised checkpoint"
 
 

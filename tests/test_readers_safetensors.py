@@ -148,7 +148,7 @@ def test_any_sound_file_is_read(tensors: dict[str, tuple[str, list[int]]]) -> No
         (b"", "the file is empty", "partial download"),
         (b"\x10\0\0", "the file has 3 bytes; a safetensors file starts with 8 of header length", "partial download"),
         (struct.pack("<Q", 1000) + b"{}", "header declares 1,000 bytes, the file has 10", "partial download"),
-        (struct.pack("<Q", 1), "header declares 1 bytes, too few", None),
+        (struct.pack("<Q", 1), "header declares 1 byte, too few", None),
         (struct.pack("<Q", 0) + b"{}", "header declares 0 bytes, too few", None),
         (
             struct.pack("<Q", 100_000_001) + b"{}",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from ckconv.cli.render import container
 from ckconv.formats.bump import HeaderV3, HeaderV4
 from ckconv.model.index import StoredTensor, TensorIndex
 from ckconv.plan.facts import SourceFacts
@@ -131,7 +132,7 @@ class Description:
         return {
             "path": str(index.path),
             "format": index.format,
-            "version": index.version,
+            "version": index.version or None,
             "files": [str(path) for path in index.files],
             "architecture": index.architecture or None,
             "parameters": index.parameters,
@@ -199,7 +200,7 @@ class Description:
                 (
                     "model",
                     index.path,
-                    f"{index.format} {index.version}".strip(),
+                    container(index.format, index.version),
                     index.architecture,
                     index.parameters,
                     index.nbytes,

@@ -11,6 +11,7 @@ import click
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import print_json, print_lines
 from ckconv.cli.settings import CONTEXT, Settings, common_options, settings_of
+from ckconv.errors import counted
 
 if TYPE_CHECKING:
     from ckconv.comparison import Comparison, Difference
@@ -53,11 +54,11 @@ def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
     if settings.quiet:
         return
     retyped = f" ({len(found.retyped)} of them of another type)" if found.retyped else ""
-    lines = [f"{a}  {b}", f"  {found.equal} tensors equal{retyped}"]
+    lines = [f"{a}  {b}", f"  {counted(found.equal, 'tensor')} equal{retyped}"]
     if settings.verbose:
         lines += [f"    {name}  {ours} | {theirs}" for name, ours, theirs in found.retyped]
     if found.different:
-        lines.append(f"  {len(found.different)} differ")
+        lines.append(f"  {len(found.different):,} differ{'s' if len(found.different) == 1 else ''}")
         lines += [f"    {_line(item)}" for item in found.different[: None if settings.verbose else _SHOWN]]
         lines += _rest(len(found.different), settings)
     for names, path in zip(found.only, (a, b), strict=True):

@@ -77,3 +77,8 @@ def count(number: int) -> str:
         if number >= limit:
             return f"{number / limit:.1f} {unit}"
     return str(number)
+
+
+def container(format: str, version: int, mark: str = "") -> str:
+    """A format with its version, where it has one: ``gguf v3`` with the mark ``v``."""
+    return f"{format} {mark}{version}" if version else format

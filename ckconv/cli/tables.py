@@ -8,8 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ckconv.cli.describe import Description
-from ckconv.cli.render import count, printable, size
+from ckconv.cli.render import container, count, printable, size
 from ckconv.cli.settings import Settings
+from ckconv.errors import counted
 
 
 def print_tables(description: Description, settings: Settings, *, only_metadata: bool, only_tensors: bool) -> None:
@@ -36,16 +37,21 @@ def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 def _overview(console: Console, d: Description) -> None:
     index = d.index
-    title = f"{index.path.name}  {index.format} v{index.version}  {index.architecture}  {size(index.nbytes)}"
-    console.print(
-        Text(printable(f"{title}  {len(index.stored)} tensors  {count(index.parameters)} parameters"), style="bold")
+    words = (
+        index.path.name or str(index.path),
+        container(index.format, index.version, "v"),
+        index.architecture,
+        size(index.nbytes),
+        counted(len(index.stored), "tensor"),
+        f"{count(index.parameters)} parameters",
     )
+    console.print(Text(printable("  ".join(word for word in words if word)), style="bold"))
     for name, facts in (("container", d.facts), ("config", d.config)):
         if facts:
-            words = "  ".join(
+            line = "  ".join(
                 f"{key} {value:,}" if isinstance(value, int) else f"{key} {value}" for key, value in facts.items()
             )
-            console.print(Text(printable(f"  {name}: {words}")), soft_wrap=False)
+            console.print(Text(printable(f"  {name}: {line}")), soft_wrap=False)
     console.print()
     _modules(console, d)
     table = _table("type", "tensors", "bytes", right=("tensors", "bytes"))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckconv.cli.progress import ProgressLine
-from ckconv.cli.render import print_json, print_lines
+from ckconv.cli.render import container, print_json, print_lines
 from ckconv.cli.settings import CONTEXT, common_options, settings_of
-from ckconv.errors import InputError, VerifyError
+from ckconv.errors import InputError, VerifyError, counted
 
 if TYPE_CHECKING:
     from ckconv.model.index import TensorIndex
@@ -55,7 +55,7 @@ def command(
                 "path": str(path),
                 "source": str(src) if src else None,
                 "format": out.format,
-                "version": out.version,
+                "version": out.version or None,
                 "tensors": found.tensors,
                 "placeholders": found.blank,
                 "compared": found.compared,
@@ -66,12 +66,13 @@ def command(
         return
     if settings.quiet:
         return
-    against = f"verified {found.tensors}/{found.tensors} tensors against {src}" if src else f"{found.tensors} tensors"
-    blank = f", {found.blank} placeholders zero" if found.blank else ""
+    tensors = counted(found.tensors, "tensor")
+    against = f"verified {found.tensors:,}/{tensors} against {src}" if src else tensors
+    blank = f", {counted(found.blank, 'placeholder')} zero" if found.blank else ""
     checks = "structure and padding right" + (
         f", sha256 {found.sha256}" if found.sha256 else ", the format has no checksum"
     )
-    lines = [f"{path}  {out.format} v{out.version}  {against}{blank}", f"  {checks}"]
+    lines = [f"{path}  {container(out.format, out.version, 'v')}  {against}{blank}", f"  {checks}"]
     if record:
         lines.append(f"  {record.path.name} belongs to it: {record.record.source} ({record.record.format})")
     print_lines(lines)

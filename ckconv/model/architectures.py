@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ckconv.errors import InputError, UnsupportedError, listed
+from ckconv.errors import Faults, InputError, UnsupportedError
 from ckconv.model.config import ModelConfig
 from ckconv.model.index import Dropped, Extent, StoredTensor, Tensor, matrix_of
 from ckconv.model.layouts import Layout, headed, plain, shifted
@@ -189,7 +189,7 @@ def canonicalise_gguf(
     tensors: dict[str, Tensor] = {}
     canonical_of: dict[str, tuple[str, ...]] = {}
     unknown: list[StoredTensor] = []
-    faults: list[str] = []
+    faults = Faults(None)
     beyond: dict[int, str] = {}
     for item in stored:
         name = parse(item.name)
@@ -203,7 +203,8 @@ def canonicalise_gguf(
         parts = _split(item, Name(pattern, name.layer), fused.get(pattern), dims, faults)
         for tensor, part in parts:
             if tensor.name in tensors:
-                faults.append(f"{tensors[tensor.name].source!r} and {item.name!r} are both {tensor.name}")
+                other = tensors[tensor.name].source
+                faults.add("model.config", f"{other!r} and {item.name!r} are both {tensor.name}", tensor=item.name)
             shift = norm_shift(family, part)
             layout = _gguf_layout(tensor, part, family, config)
             tensors[tensor.name] = replace(tensor, layout=shifted(layout, shift) if shift else layout)
@@ -217,13 +218,12 @@ def canonicalise_gguf(
             found=max(beyond),
             allowed=config.num_layers - 1,
         )
-    if faults:
-        raise InputError("model.config", faults[0], details=listed(faults[1:]))
+    faults.check()
     return Canonical(tensors, canonical_of, (), tuple(unknown))
 
 
 def _split(
-    item: StoredTensor, name: Name, fused: Fused | None, dims: Mapping[str, int], faults: list[str]
+    item: StoredTensor, name: Name, fused: Fused | None, dims: Mapping[str, int], faults: Faults
 ) -> list[tuple[Tensor, str]]:
     """The canonical tensors of a stored one, each with its canonical pattern; shape faults go to ``faults``."""
     kind = name.pattern.rsplit(".", 1)[-1]
@@ -233,7 +233,8 @@ def _split(
     )
     whole = (sum(shape[0] for shape in expected), *expected[0][1:])
     if item.shape != whole:
-        faults.append(f"tensor {item.name!r} has shape {list(item.shape)}, the configuration makes it {list(whole)}")
+        message = f"tensor {item.name!r} has shape {list(item.shape)}, the configuration makes it {list(whole)}"
+        faults.add("model.config", message, tensor=item.name)
         return []
     parts = []
     offset = item.extent.offset

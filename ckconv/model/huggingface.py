@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckconv.errors import Faults, UnsupportedError, quoted
+from ckconv.errors import Faults, UnsupportedError, counted, quoted
 from ckconv.model.architectures import Canonical, Family, dimensions
 from ckconv.model.config import ModelConfig
 from ckconv.model.huggingface_names import FOREIGN_QUANTIZERS, Naming, naming_of
@@ -224,7 +224,7 @@ def refuse_foreign(tensors: Sequence[StoredTensor], path: Path) -> None:
         what, count = found.most_common(1)[0]
         raise UnsupportedError(
             "model.quantizer",
-            f"{count:,} tensors look like {what}; ckconv does not read it",
+            f"{counted(count, 'tensor')} look{'s' if count == 1 else ''} like {what}; ckconv does not read it",
             path=path,
             hint="convert the original, unquantised checkpoint",
         )

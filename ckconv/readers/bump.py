@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.errors import InputError
+from ckconv.errors import InputError, counted
 from ckconv.formats.bump import HEADER_BYTES, MAGIC, VERSIONS
 from ckconv.model.index import TensorIndex
 from ckconv.readers.bump3 import index_bump3, read_bump3
@@ -73,7 +73,7 @@ def _version(path: Path, head: bytes) -> int:
         )
     if len(head) < HEADER_BYTES:
         raise InputError(
-            "bump.header", f"{len(head)} bytes, a bump header has {HEADER_BYTES}", path=path, found=len(head)
+            "bump.header", f"{counted(len(head), 'byte')}, a bump header has {HEADER_BYTES}", path=path, found=len(head)
         )
     field = int.from_bytes(head[8:12], "little")
     if field != version:

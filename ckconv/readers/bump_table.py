@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckconv.dtypes import BUMP_CODES, F32, DType, Kind
-from ckconv.errors import InputError, listed
+from ckconv.errors import InputError, counted, listed
 from ckconv.formats.bump import TABLE_LENGTH
 from ckconv.formats.bump_slots import Slot, SlotTable
 from ckconv.model.index import Extent, StoredTensor, Tensor
@@ -33,7 +33,7 @@ def read_table(path: Path, source: ByteSource, at: int, expected: Collection[int
         lengths = " or ".join(f"{length:,}" for length in sorted(expected))
         raise InputError(
             "bump.dtype-table",
-            f"the table has {count:,} entries, {lengths} expected for {num_layers:,} layers",
+            f"the table has {count:,} entries, {lengths} expected for {counted(num_layers, 'layer')}",
             path=path,
             offset=at,
             found=count,
@@ -139,7 +139,7 @@ def extent_error(path: Path, placed: list[Placed], size: int) -> InputError:
             )
     return InputError(
         "bump.extent",
-        f"{size - end:,} bytes after {placed[-1].slot_name}, which ends at {end:,}",
+        f"{counted(size - end, 'byte')} after {placed[-1].slot_name}, which ends at {end:,}",
         path=path,
         offset=end,
     )

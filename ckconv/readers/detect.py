@@ -158,4 +158,6 @@ def _open_directory(path: Path, format: str | None, config_path: Path | None) ->
         if len(bumps) != 1:
             raise InputError("input.format", f"holds {len(bumps)} bump files; name one of them", path=path)
         return _reader("bump")(bumps[0], config_path=config_path)
+    if format == "gguf":
+        raise InputError("input.directory", "is a directory, a file is needed here", path=path)
     return _reader("safetensors")(path)

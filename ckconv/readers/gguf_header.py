@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
-from ckconv.errors import Faults, InputError, quoted
+from ckconv.errors import Faults, InputError, counted, quoted
 from ckconv.formats.gguf import (
     ALIGNMENT_KEY,
     COUNTS,
@@ -209,7 +209,7 @@ def _check_trailing(source: ByteSource, end: int, alignment: int) -> None:
     shown = _printable(source.read_at(start, 4))
     raise InputError(
         "gguf.trailing",
-        f"{size - start:,} bytes after the last tensor (start `{shown}`)",
+        f"{counted(size - start, 'byte')} after the last tensor (start `{shown}`)",
         path=source.path,
         offset=start,
         found=size,

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ckconv.errors import Faults, InputError, quoted
+from ckconv.errors import Faults, InputError, counted, quoted
 from ckconv.formats.safetensors import INDEX_NAME, INDEX_SUFFIX, MAX_JSON, SUFFIX, parse_shard_name
 from ckconv.model.index import StoredTensor
 from ckconv.readers.safetensors import SafetensorsFile, pickle_refusal, read_safetensors
@@ -177,7 +177,7 @@ def _read_shards(root: Path, index_path: Path, names: tuple[str, ...]) -> tuple[
     faults = Faults(index_path)
     for name, count in counts.items():
         if not _is_there(root, name, "index names"):
-            tensors = "1 tensor" if count == 1 else f"{count:,} tensors"
+            tensors = counted(count, "tensor")
             message = f"{name if name.isprintable() else quoted(name)} is missing (it should hold {tensors})"
             faults.add("index.missing", message, hint="the download looks incomplete; fetch the missing files")
     faults.check()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckconv.dtypes import BY_SAFETENSORS, DType
-from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, quoted
+from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, counted, quoted
 from ckconv.formats.safetensors import FIELDS, LENGTH_BYTES, MAX_HEADER, MAX_NAME, MAX_TENSORS, METADATA, TOO_LARGE
 from ckconv.model.index import Extent, StoredTensor
 from ckconv.readers.bytesource import lfs_pointer, open_source
@@ -140,14 +140,15 @@ def _header_length(path: Path, source: ByteSource) -> int:
     if pointer:
         raise InputError("st.lfs-pointer", pointer, path=path, hint="run `git lfs pull`")
     if len(start) < LENGTH_BYTES:
-        reason = f"the file has {len(start)} bytes; a safetensors file starts with {LENGTH_BYTES} of header length"
+        there = counted(len(start), "byte")
+        reason = f"the file has {there}; a safetensors file starts with {LENGTH_BYTES} of header length"
         reason = reason if start else "the file is empty"
         raise InputError("st.header-length", reason, path=path, offset=0, found=len(start), hint=_PARTIAL)
     length = int.from_bytes(start, "little")
     if length > MAX_HEADER:
         _refuse_foreign(path, start, length)
     if length < len("{}"):
-        message = f"header declares {length} bytes, too few for a JSON object"
+        message = f"header declares {counted(length, 'byte')}, too few for a JSON object"
         raise InputError("st.header-length", message, path=path, offset=0, found=length)
     if source.size is not None and length > source.size - LENGTH_BYTES:
         message = f"header declares {length:,} bytes, the file has {source.size:,}"
@@ -256,7 +257,7 @@ def _check_cover(entries: list[_Entry], data_offset: int, source: ByteSource, fa
     end = data_offset + expected
     if source.size is not None and end < source.size:
         start = quoted(source.read_at(end, 4).decode("latin-1"))
-        message = f"{source.size - end:,} bytes after the last tensor (start {start})"
+        message = f"{counted(source.size - end, 'byte')} after the last tensor (start {start})"
         faults.add("st.offsets", message, offset=end, found=source.size, allowed=end)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from ckconv.errors import Faults, InputError, quoted
+from ckconv.errors import Faults, InputError, counted, quoted
 from ckconv.formats.safetensors import MAX_JSON, SUFFIX
 from ckconv.readers.safetensors import pickle_refusal
 from ckconv.readers.strictjson import Document, kind, read_object, shown
@@ -77,7 +77,7 @@ def read_shard_index(path: Path) -> ShardIndex:
     faults.check()
     pickles = [name for name in shards if PurePath(name).suffix.lower() in PICKLES]
     if pickles:
-        raise pickle_refusal(path, f"the index names {len(pickles):,} pickle files")
+        raise pickle_refusal(path, f"the index names {counted(len(pickles), 'pickle file')}")
     return ShardIndex(path, weight_map, _total_size(path, document))
 
 
@@ -152,7 +152,7 @@ def check_against_shards(index: ShardIndex, shards: Iterable[SafetensorsFile]) -
 
 
 def _tensors(names: list[str]) -> str:
-    return "1 tensor" if len(names) == 1 else f"{len(names):,} tensors"
+    return counted(len(names), "tensor")
 
 
 def _some(names: list[str]) -> str:
