@@ -21,26 +21,30 @@ if TYPE_CHECKING:
 
 def wrong_rows(
     tensor: Tensor, source: Tensor, conversion: Conversion, files: Files, progress: Callable[[int], None]
-) -> list[int]:
+) -> tuple[list[int], int]:
     """Canonical rows of ``tensor`` that are not what ``conversion`` makes of the source's, in order.
+
+    Also how many values ``conversion`` had to round.
 
     Args:
         progress: called with the bytes of ``tensor`` just compared.
     """
     mine, theirs = RowReader(tensor, files), RowReader(source, files)
     wrong: list[int] = []
+    rounded = 0
     piece = mine if mine.piece >= theirs.piece else theirs
     other = theirs if piece is mine else mine
     for start, rows in canonical_pieces(piece, max(mine.row_bytes, theirs.row_bytes)):
         more = other.rows(start, start + len(rows))
         got, source_rows = (rows, more) if piece is mine else (more, rows)
         want, changed = conversion.apply(source_rows)
+        rounded += changed
         progress(got.nbytes)
         if changed and conversion.action is Action.REPACK:
             wrong += range(start, start + len(rows))  # no block holds the source's numbers, so these cannot
         elif not np.array_equal(_words(got), _words(want)):
             wrong += [start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]]
-    return wrong
+    return wrong, rounded
 
 
 def dirty_padding(tensor: Tensor, files: Files) -> int | None:

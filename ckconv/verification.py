@@ -33,6 +33,7 @@ class Verified:
     Attributes:
         tensors: tensors of the output that were compared, or only looked at where no source was given.
         blank: all-zero placeholders for tensors that the source does not have.
+        rounded: tensors that hold their source's values rounded to a smaller type: right, but not exact.
         sha256: the digest of the payload, as hex; empty where the format has none.
     """
 
@@ -40,6 +41,7 @@ class Verified:
     blank: int
     sha256: str
     compared: bool
+    rounded: int = 0
 
 
 def verify_index(
@@ -64,9 +66,8 @@ def verify_index(
     hashing = _Hashing(out.checksums)
     try:
         with Files() as files:
-            faults, compared, blank = _Comparison(
-                out, source, files, left_out, progress or (lambda n, name: None)
-            ).run()
+            comparison = _Comparison(out, source, files, left_out, progress or (lambda n, name: None))
+            faults, compared, blank = comparison.run()
             files.check_unchanged()
         mismatch = hashing.result()
     finally:
@@ -88,7 +89,7 @@ def verify_index(
             first.code, first.text, path=out.path, tensor=first.tensor, details=listed([f.text for f in faults[1:]])
         )
     digest = out.checksums[0].stored.hex() if out.checksums else ""
-    return Verified(compared, blank, digest, source is not None)
+    return Verified(compared, blank, digest, source is not None, comparison.rounded)
 
 
 class _Hashing:
@@ -156,6 +157,7 @@ class _Comparison:
         progress: Progress,
     ) -> None:
         self.out, self.source, self.files, self.left_out, self.progress = out, source, files, left_out, progress
+        self.rounded = 0
 
     def run(self) -> tuple[list[_Fault], int, int]:
         """All faults, the number of tensors looked at, and how many of them are placeholders."""
@@ -240,8 +242,9 @@ class _Comparison:
         # Importing what computes with rows takes a while, in which the checksum gets ahead.
         from ckconv.rowcompare import wrong_rows
 
-        wrong = wrong_rows(tensor, twin, conversion, self.files, lambda n: self.progress(n, tensor.name))
+        wrong, rounded = wrong_rows(tensor, twin, conversion, self.files, lambda n: self.progress(n, tensor.name))
         if not wrong:
+            self.rounded += rounded > 0
             return []
         unit = "row" if tensor.layout.cols > 1 else "element"
         which = f"{unit} {wrong[0]:,} is"

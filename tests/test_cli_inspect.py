@@ -333,10 +333,14 @@ def test_a_terminal_shows_tables() -> None:
 
 
 @pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_colour_is_not_forced_on_anybody(plain: dict[str, str]) -> None:
-    shown = on_a_terminal("inspect", "--tensors", "*embed*", QWEN2, **plain)
-    assert "\x1b[3" not in shown
-    assert "384 x 64" in shown
+def test_who_wants_no_colour_gets_no_escapes(plain: dict[str, str]) -> None:
+    assert "\x1b" not in on_a_terminal("inspect", QWEN2, **plain)
+    assert "\x1b" not in on_a_terminal("inspect", "--no-color", QWEN2)
+
+
+def test_a_narrow_terminal_gets_a_table_that_can_be_read() -> None:
+    text = on_a_terminal("inspect", "--no-color", "--tensors", "model.norm*", QWEN2, COLUMNS="30")
+    assert re.search(r"^model\.norm\.weight +output_norm\.weight +BF16 +64 +128 +[\d,]+", text, re.MULTILINE)
 
 
 def test_a_terminal_shows_only_what_was_asked_for() -> None:

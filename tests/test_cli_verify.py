@@ -430,3 +430,13 @@ def test_zeros_that_are_added_may_be_there_or_not(tmp_path: Path, ckconv) -> Non
     result = ckconv("verify", own, without)
     assert result.code == 5
     assert "output.weight differs from token_embd.weight: 33 of 33 rows" in result.err
+
+
+def test_rounded_values_are_said_to_be_rounded(tmp_path: Path, ckconv) -> None:
+    source = Model().write(tmp_path / "m.gguf")
+    assert ckconv("convert", source, tmp_path / "m.bump", "--dtype", "f16", "--allow-lossy").code == 0
+    result = ckconv("verify", tmp_path / "m.bump", source)
+    assert result.code == 0
+    assert "verified 20/20 tensors" in result.out
+    assert ", 15 of them rounded, " in result.out
+    assert ckconv("verify", tmp_path / "m.bump", source, "--json").json["rounded"] == 15

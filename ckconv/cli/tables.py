@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -12,10 +14,15 @@ from ckconv.cli.render import container, count, printable, size
 from ckconv.cli.settings import Settings
 from ckconv.errors import counted
 
+#: Columns of a table at least: on a narrower terminal its own wrapping reads better than folded names.
+_NARROWEST = 80
+
 
 def print_tables(description: Description, settings: Settings, *, only_metadata: bool, only_tensors: bool) -> None:
     """Print the sections that were asked for."""
-    console = Console(no_color=not settings.color, highlight=False, emoji=False, markup=False)
+    # Without a colour system there is no bold either: whoever says no to colours wants no escapes.
+    console = Console(color_system="auto" if settings.color else None, highlight=False, emoji=False, markup=False)
+    console.width = max(console.width, _NARROWEST)
     if not (only_metadata or only_tensors):
         _overview(console, description)
     if not only_metadata:
@@ -28,10 +35,12 @@ def print_tables(description: Description, settings: Settings, *, only_metadata:
         console.print(Text(f"model hash  {description.hashes.model}"))
 
 
-def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+def _table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
+    """Numbers go to the ``right``; they and what else is to stay ``whole`` are never folded, names are."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column in (*right, *whole))
     return table
 
 
@@ -75,7 +84,9 @@ def _modules(console: Console, d: Description) -> None:
 
 
 def _tensors(console: Console, d: Description) -> None:
-    table = _table("tensor", "canonical", "type", "shape", "bytes", "offset", right=("shape", "bytes", "offset"))
+    table = _table(
+        "tensor", "canonical", "type", "shape", "bytes", "offset", right=("shape", "bytes", "offset"), whole=("type",)
+    )
     if d.hashes:
         table.add_column("hash", overflow="fold")
     for t in d.shown:

@@ -59,6 +59,7 @@ def command(
                 "tensors": found.tensors,
                 "placeholders": found.blank,
                 "compared": found.compared,
+                "rounded": found.rounded,
                 "sha256": found.sha256 or None,
                 "source_record": str(record.path) if record else None,
             }
@@ -68,11 +69,12 @@ def command(
         return
     tensors = counted(found.tensors, "tensor")
     against = f"verified {found.tensors:,}/{tensors} against {src}" if src else tensors
+    rounded = f", {found.rounded:,} of them rounded" if found.rounded else ""
     blank = f", {counted(found.blank, 'placeholder')} zero" if found.blank else ""
     checks = "structure and padding right" + (
         f", sha256 {found.sha256}" if found.sha256 else ", the format has no checksum"
     )
-    lines = [f"{path}  {container(out.format, out.version, 'v')}  {against}{blank}", f"  {checks}"]
+    lines = [f"{path}  {container(out.format, out.version, 'v')}  {against}{rounded}{blank}", f"  {checks}"]
     if record:
         lines.append(f"  {record.path.name} belongs to it: {record.record.source} ({record.record.format})")
     print_lines(lines)
