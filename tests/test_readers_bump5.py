@@ -468,3 +468,36 @@ def test_flipped_bits_of_the_header_which_no_checksum_covers(version: int, tmp_p
             result = ckconv("verify", path)
             assert result.code in (3, 5), (hex(byte), manifest)
         path.write_bytes(data)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_map_that_the_engine_would_follow_elsewhere(version: int, tmp_path: Path, ckconv) -> None:
+    """The loader reads the map and nothing of the file but the bytes that it names."""
+    source = Model(qkv_bias=True, tokens=tuple(f"t{n}" for n in range(96))).write(tmp_path / "m.gguf")
+    path, beside = tmp_path / "m.bump", tmp_path / "weights_manifest.map"
+    assert ckconv("convert", source, path, "--bump-version", version, "--map").code == 0
+    result = ckconv("verify", path)
+    assert result.code == 0
+    assert ", weights_manifest.map fits\n" in result.out
+    assert ckconv("verify", path, "--json").json["map"] is True
+
+    lines = beside.read_text().splitlines()
+    at = {line.split("|")[0]: number for number, line in enumerate(lines)}
+    one, other = at["layer.0.wk"], at["layer.0.wv"]
+    offsets = [lines[n].split("|")[2] for n in (one, other)]
+    wrong = {
+        "layer.0.wk is fp32": [*lines[:one], lines[one].replace(*offsets, 1), *lines[one + 1 :]],
+        "layer.1.w1 is q8_0": [line.replace("w1|fp32", "w1|q8_0") if "layer.1" in line else line for line in lines],
+        "token_emb is missing": [line for line in lines if "token_emb" not in line],
+        "'layer.7.wq' is nothing": [*lines, lines[one].replace("layer.0.wk", "layer.7.wq")],
+        "'layer.0.wk' is listed twice": [*lines, lines[one]],
+        "is no name|dtype|file_offset": [*lines, "layer.0.wk|fp32|many|1|2"],
+    }
+    for sentence, changed in wrong.items():
+        assert changed != lines
+        beside.write_text("\n".join(changed) + "\n")
+        result = ckconv("verify", path, source)
+        assert (result.code, result.out) == (5, ""), sentence
+        assert f"error[verify.map]: {beside}: " in result.err
+        assert sentence in result.err
+    assert ckconv("inspect", path).code == 0, "nobody else follows it"

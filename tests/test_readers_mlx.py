@@ -311,3 +311,15 @@ def test_mlx_itself_decodes_to_the_same_values(
     assert found.same
     assert len(found.retyped) == 9, "all matrices"
     assert all(ours.startswith("MLX") and theirs == "BF16" for _, ours, theirs in found.retyped)
+
+
+def test_what_does_not_say_that_it_is_mlx_can_be_read_as_mlx(tmp_path: Path, ckconv) -> None:
+    """A matrix of GPT-2 that is square looks the same either way round: only the format tells."""
+    decoder = Decoder(layers=1)
+    path = save(tmp_path / "m", decoder.config(), decoder.tensors())
+    for flags, expected in (
+        ((), "safetensors"),
+        (("--from", "safetensors"), "safetensors"),
+        (("--from", "mlx"), "mlx"),
+    ):
+        assert ckconv("inspect", *flags, path).out.splitlines()[0].split("\t")[2] == expected

@@ -33,6 +33,7 @@ def command(
     Padding must be zero and so must placeholders of tensors that the source does not have. Exit 5 if anything is
     not what it should be, with every tensor at fault named.
     """
+    from ckconv.readers.bump_map import MAP_NAME, check_map
     from ckconv.readers.detect import open_index
     from ckconv.verification import verify_index
 
@@ -49,6 +50,7 @@ def command(
         line.begin("verifying", out.nbytes + (source.nbytes if source else 0))
         found = verify_index(out, source, left_out=drop, progress=line)
     record = _record(out)
+    mapped = check_map(out)
     if settings.json:
         print_json(
             {
@@ -61,6 +63,7 @@ def command(
                 "compared": found.compared,
                 "rounded": found.rounded,
                 "sha256": found.sha256 or None,
+                "map": mapped,
                 "source_record": str(record.path) if record else None,
             }
         )
@@ -74,6 +77,7 @@ def command(
     checks = "structure and padding right" + (
         f", sha256 {found.sha256}" if found.sha256 else ", the format has no checksum"
     )
+    checks += f", {MAP_NAME} fits" if mapped else ""
     lines = [f"{path}  {container(out.format, out.version, 'v')}  {against}{rounded}{blank}", f"  {checks}"]
     if record:
         lines.append(f"  {record.path.name} belongs to it: {record.record.source} ({record.record.format})")

@@ -25,7 +25,7 @@ Reader = Callable[..., TensorIndex]
 READERS: dict[str, tuple[str, str]] = {
     "gguf": ("ckconv.readers.gguf_index", "open_gguf"),
     "safetensors": ("ckconv.readers.huggingface", "open_checkpoint"),
-    "mlx": ("ckconv.readers.huggingface", "open_checkpoint"),
+    "mlx": ("ckconv.readers.huggingface", "open_mlx"),
     "bump": ("ckconv.readers.bump", "open_bump"),
     "peft": ("ckconv.readers.peft", "open_peft"),
 }
@@ -160,4 +160,4 @@ def _open_directory(path: Path, format: str | None, config_path: Path | None) ->
         return _reader("bump")(bumps[0], config_path=config_path)
     if format == "gguf":
         raise InputError("input.directory", "is a directory, a file is needed here", path=path)
-    return _reader("safetensors")(path)
+    return _reader("mlx" if format == "mlx" else "safetensors")(path)

@@ -16,10 +16,18 @@ from ckconv.readers.mlx import is_mlx, mlx_items, plain_item
 from ckconv.readers.safetensors import read_safetensors
 
 
-def open_checkpoint(path: Path, *, source: ByteSource | None = None) -> TensorIndex:
+def open_mlx(path: Path, *, source: ByteSource | None = None) -> TensorIndex:
+    """:func:`open_checkpoint` of what nothing but its reader knows to be MLX's."""
+    return open_checkpoint(path, source=source, mlx=True)
+
+
+def open_checkpoint(path: Path, *, source: ByteSource | None = None, mlx: bool = False) -> TensorIndex:
     """Read the headers and configuration of a checkpoint and apply its family's rules.
 
     A file without a ``config.json``, or of an unknown ``model_type``, is described, but has no canonical tensors.
+
+    Args:
+        mlx: it is MLX's, whether its files say so or not.
 
     Raises:
         InputError: ``st.*``, ``index.*``, ``hf.*``, ``mlx.quant`` or ``model.config``.
@@ -30,10 +38,10 @@ def open_checkpoint(path: Path, *, source: ByteSource | None = None) -> TensorIn
         checkpoint = CheckpointFiles(path.parent, None, (file,), file.tensors, None, ())
     else:
         checkpoint = read_checkpoint_files(path)
-    return index_checkpoint(path, checkpoint)
+    return index_checkpoint(path, checkpoint, mlx=mlx)
 
 
-def index_checkpoint(path: Path, checkpoint: CheckpointFiles) -> TensorIndex:
+def index_checkpoint(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = False) -> TensorIndex:
     """The index of headers and a configuration that were read.
 
     Raises:
@@ -41,7 +49,7 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles) -> TensorIndex:
         UnsupportedError: ``model.quantizer``.
     """
     config = checkpoint.config
-    mlx = is_mlx(config, checkpoint.shards[0].metadata)
+    mlx = mlx or is_mlx(config, checkpoint.shards[0].metadata)
     architecture = str(config.get("model_type", "")) if config else ""
     family = huggingface_family(config) if config else None
     dialect = checkpoint.shards[0].metadata.get(NAMES_KEY, "hf")
