@@ -32,6 +32,8 @@ def run(arguments: list[str]) -> int:
     settings = Settings()
     _settle_streams()
     try:
+        if "" in arguments:  # Path("") is the working directory, which nobody meant
+            raise UsageError("usage", "an argument is empty", hint="perhaps a variable of the shell is not set")
         status = group.main(arguments, prog_name="ckconv", standalone_mode=False, obj=settings)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0

@@ -408,3 +408,10 @@ def test_usage_errors_are_json_wherever_the_flag_stands(arguments: tuple[str, ..
     found = ckconv(*arguments)
     assert (found.code, found.out) == (2, "")
     assert json.loads(found.err)["error"]["code"] == "usage"
+
+
+@pytest.mark.parametrize("verb", [("inspect", ""), ("convert", "", "x.bump"), ("verify", ""), ("diff", "", "")])
+def test_an_empty_argument_is_not_the_working_directory(verb: tuple[str, ...], ckconv) -> None:
+    found = ckconv(*verb)
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith("ckconv: error[usage]: an argument is empty\n")

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from gguf_builder import F32, Tensor, gguf
+from models import Model
+
+from ckconv.readers.detect import open_index
 
 KEYS: dict[str, tuple[str, object]] = {
     "general.architecture": ("str", "llama"),
@@ -179,3 +182,16 @@ def test_theta_that_is_not_named_is_llama_cpps(tmp_path: Path, ckconv) -> None:
 def test_float32_numbers_are_shown_with_their_shortest_digits(value: float, tmp_path: Path, ckconv) -> None:
     path = write(tmp_path, {"llama.attention.layer_norm_rms_epsilon": ("f32", value)})
     assert len(repr(ckconv("inspect", path, "--json").json["config"]["norm_eps"])) <= 5
+
+
+@pytest.mark.parametrize(
+    ("layers", "head_dim", "modifiers"), [(62, 24, ("query_pre_attn_scalar = 16",)), (62, 16, ()), (3, 24, ())]
+)
+def test_gemma3_27b_scales_attention_otherwise(
+    layers: int, head_dim: int, modifiers: tuple[str, ...], tmp_path: Path
+) -> None:
+    """No key says so: engines know that model by its number of layers."""
+    model = Model(arch="gemma3", layers=layers, head_dim=head_dim, qk_norm=True, post_norms=True)
+    index = open_index(model.write(tmp_path / "m.gguf"))
+    assert index.config is not None
+    assert index.config.modifiers == modifiers

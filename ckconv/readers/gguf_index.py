@@ -158,4 +158,20 @@ def _modifiers(file: GgufFile, architecture: str) -> tuple[str, ...]:
     )
     if value_length is not None and key_length is not None and key_length != value_length:
         found.append(f"{architecture}.attention.value_length = {value_length}")
+    found += _attention_scale(file, architecture, key_length)
     return tuple(found)
+
+
+def _attention_scale(file: GgufFile, architecture: str, key_length: object) -> list[str]:
+    """Gemma 3 27B divides by the root of hidden / heads instead of the head size, which no key of a GGUF says.
+
+    llama.cpp knows the model by its 62 layers (``LLM_ARCH_GEMMA3`` in ``llama-model.cpp``, ``f_attention_scale``).
+    """
+    layers, hidden, heads = (
+        _value(file.metadata, f"{architecture}.{key}")
+        for key in ("block_count", "embedding_length", "attention.head_count")
+    )
+    if architecture != "gemma3" or layers != 62 or not isinstance(hidden, int) or not isinstance(heads, int):
+        return []
+    scalar = hidden // max(heads, 1)
+    return [f"query_pre_attn_scalar = {scalar}"] if scalar != key_length else []
