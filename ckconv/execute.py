@@ -231,7 +231,13 @@ def _settle(
             # The comparison that was made when the bump was written: of the bump, its checksum too, with its source.
             found = verify_index(plan.index, out, left_out=plan.details.left_out, progress=watcher)
         else:
-            found = verify_index(out, plan.index, left_out=[left.name for left in plan.left_out], progress=watcher)
+            found = verify_index(
+                out,
+                plan.index,
+                left_out=[left.name for left in plan.left_out],
+                configuration=not (plan.options.set_meta or plan.options.drop_meta),
+                progress=watcher,
+            )
     finally:
         syncing.join()
     if failures:

@@ -49,12 +49,14 @@ def verify_index(
     source: TensorIndex | None = None,
     *,
     left_out: Collection[str] = (),
+    configuration: bool = True,
     progress: Progress | None = None,
 ) -> Verified:
     """Verify ``out``: checksums, padding and placeholders; with ``source``, configuration and every tensor against it.
 
     Args:
         left_out: names or globs of source tensors that are not in the output on purpose.
+        configuration: hyper-parameters are to be the source's; not where somebody asked for others.
 
     Raises:
         VerifyError: ``bump.checksum``, ``verify.config``, ``verify.padding`` or ``verify.tensor``, with every fault
@@ -67,6 +69,7 @@ def verify_index(
     try:
         with Files() as files:
             comparison = _Comparison(out, source, files, left_out, progress or (lambda n, name: None))
+            comparison.configuration = configuration
             faults, compared, blank = comparison.run()
             files.check_unchanged()
         mismatch = hashing.result()
@@ -158,6 +161,7 @@ class _Comparison:
     ) -> None:
         self.out, self.source, self.files, self.left_out, self.progress = out, source, files, left_out, progress
         self.rounded = 0
+        self.configuration = True
 
     def run(self) -> tuple[list[_Fault], int, int]:
         """All faults, the number of tensors looked at, and how many of them are placeholders."""
@@ -188,7 +192,7 @@ class _Comparison:
 
     def _config(self) -> Iterator[_Fault]:
         """What the output's configuration says else than the source's; the context length is a matter of choice."""
-        if self.source is None or self.out.config is None or self.source.config is None:
+        if not self.configuration or self.source is None or self.out.config is None or self.source.config is None:
             return
         same_words = self.out.same_words_as(self.source)
         chosen = {"context_length"}

@@ -440,3 +440,12 @@ def test_rounded_values_are_said_to_be_rounded(tmp_path: Path, ckconv) -> None:
     assert "verified 20/20 tensors" in result.out
     assert ", 15 of them rounded, " in result.out
     assert ckconv("verify", tmp_path / "m.bump", source, "--json").json["rounded"] == 15
+
+
+def test_metadata_that_was_asked_for_is_no_fault_of_a_conversion(tmp_path: Path, ckconv) -> None:
+    source = Model().write(tmp_path / "m.gguf")
+    path = tmp_path / "other.gguf"
+    assert ckconv("convert", source, path, "--set-meta", "llama.rope.freq_base=500000").code == 0
+    result = ckconv("verify", path, source)
+    assert result.code == 5
+    assert "rope_theta is 500000.0, 10000.0 in the source" in result.err
