@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
 
 
+#: New objects between two searches for garbage. Imports and headers make many thousands that all stay, and looking
+#: through them every 700, the default up to Python 3.12, takes a tenth of the time until there is something to do.
+GARBAGE_THRESHOLD = 50_000
+
+
 def main() -> None:
     """Run the command line and exit; a user never sees a traceback without ``--debug``."""
+    gc.set_threshold(GARBAGE_THRESHOLD)
     try:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # before there was anything to clean up

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +25,8 @@ def printable(text: str) -> str:
 def print_error(error: CkconvError, settings: Settings) -> int:
     """Write an error to stderr and return its exit status."""
     if settings.json:
+        import json
+
         facts = {
             "code": error.code,
             "path": error.path,
@@ -50,6 +51,8 @@ def print_error(error: CkconvError, settings: Settings) -> int:
 
 def print_json(document: Mapping[str, Any], *, err: bool = False) -> None:
     """Write one JSON document to stdout, or to stderr where stdout is the model."""
+    import json
+
     text = json.dumps({"schema": SCHEMA, **document}, indent=2, ensure_ascii=True, allow_nan=False, default=str)
     (sys.stderr if err else sys.stdout).write(text + "\n")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
@@ -13,16 +12,21 @@ import click
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-@dataclass
 class Settings:
     """How to talk to the user; one object for the whole command line."""
 
-    quiet: bool = False
-    verbose: bool = False
-    json: bool = False
-    no_color: bool = False
-    progress: str = "auto"
-    debug: bool = False
+    # Not a dataclass: importing what makes one takes longer than printing the help.
+    def __init__(
+        self,
+        quiet: bool = False,
+        verbose: bool = False,
+        json: bool = False,
+        no_color: bool = False,
+        progress: str = "auto",
+        debug: bool = False,
+    ) -> None:
+        self.quiet, self.verbose, self.json = quiet, verbose, json
+        self.no_color, self.progress, self.debug = no_color, progress, debug
 
     @property
     def color(self) -> bool:

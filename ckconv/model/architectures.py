@@ -136,7 +136,8 @@ def family_of_gguf(architecture: str, expert_count: int) -> Family | None:
 
 def norm_shift(family: Family, canonical: str) -> int:
     """What GGUF and bump add to the values of a canonical tensor: 1 for gemma norms, else 0."""
-    return family.gguf_norm_shift if parse(canonical).pattern in _NORMS else 0
+    shift = family.gguf_norm_shift
+    return shift if shift and parse(canonical).pattern in _NORMS else 0
 
 
 #: Hugging Face ``model_type`` s that are a family under another name, and GGUF architectures used as one.
@@ -207,7 +208,9 @@ def canonicalise_gguf(
                 faults.add("model.config", f"{other!r} and {item.name!r} are both {tensor.name}", tensor=item.name)
             shift = norm_shift(family, part)
             layout = _gguf_layout(tensor, part, family, config)
-            tensors[tensor.name] = replace(tensor, layout=shifted(layout, shift) if shift else layout)
+            if shift or layout is not tensor.layout:
+                tensor = replace(tensor, layout=shifted(layout, shift) if shift else layout)
+            tensors[tensor.name] = tensor
         canonical_of[item.name] = tuple(tensor.name for tensor, _ in parts)
     if beyond:
         layers = ", ".join(str(layer) for layer in sorted(beyond)[:10])

@@ -111,13 +111,6 @@ def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool) -> 
         )
     if family.name == "qwen3moe" and config.raw and own.get("norm_topk_prob") is not True:
         yield Reason("the weights of the chosen experts are not renormalised (norm_topk_prob), which llama.cpp does")
-    activation = own.get("activation_function", "gelu_new")
-    if family.name == "gpt2" and activation not in ("gelu_new", "gelu_pytorch_tanh"):
-        yield Reason(f"activation_function = {activation!r} changes the computation, llama.cpp's gpt2 has gelu_new")
-    if family.name == "gpt2" and own.get("scale_attn_weights", True) is not True:
-        yield Reason("scale_attn_weights = False changes the computation, and llama.cpp computes gpt2 without it")
-    if family.name == "gpt2" and own.get("scale_attn_by_inverse_layer_idx", False) is not False:
-        yield Reason("scale_attn_by_inverse_layer_idx changes the computation, and llama.cpp's gpt2 does not know it")
 
 
 def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: bool) -> Iterator[Reason]:

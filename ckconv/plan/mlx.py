@@ -16,13 +16,6 @@ from ckconv.plan.planner import HEAD
 from ckconv.plan.shards import Module
 from ckconv.triples import triple_of, triple_type
 
-#: Keys of a GPT-2's configuration that mlx-lm's class does not read -> values that it computes with.
-_GPT2_FIXED: dict[str, tuple[object, ...]] = {
-    "activation_function": (None, "gelu_new", "gelu_pytorch_tanh"),
-    "scale_attn_weights": (None, True),
-    "scale_attn_by_inverse_layer_idx": (None, False),
-}
-
 
 class MlxPlanner(CheckpointPlanner):
     """What mlx-lm's loader and classes want."""
@@ -117,9 +110,6 @@ class MlxPlanner(CheckpointPlanner):
         assert config is not None
         if config.ffn_size != 4 * config.hidden_size:
             self.refuse(f"mlx-lm's gpt2 has a feed-forward of 4 x hidden, not {config.ffn_size:,}")
-        for key, harmless in _GPT2_FIXED.items():
-            if self.document.get(key) not in harmless:
-                self.refuse(f"mlx-lm's gpt2 does not know {key} = {self.document[key]!r}")
 
     def _check_layer_types(self) -> None:
         """mlx-lm's Gemma 3 has full attention in every nth layer, whatever the configuration lists."""

@@ -50,6 +50,10 @@ _OWN_MODIFIERS: dict[str, _Modifiers] = {
 #: What the classes of transformers take where a configuration names no base.
 _ROPE_THETA = {"gemma3": 1_000_000.0, "mixtral": 1_000_000.0}
 
+#: The window that classes of transformers have where a configuration does not name the key; ``null`` is none. Those
+#: of Qwen have one only where ``use_sliding_window`` says so.
+_SLIDING_WINDOW = {"mistral": 4096, "gemma3_text": 4096}
+
 #: Endings of the names of tables, in every dialect.
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "token_embedding.weight", "token_embd.weight")
 _POSITIONS = ("wpe.weight", "decoder.embed_positions.weight", "position_embd.weight")
@@ -111,7 +115,10 @@ def huggingface_config(
     if factor is not None and factor < 1:
         head = values.get("head_dim") or values.get("hidden_size", 0) / max(values.get("num_heads", 1), 1)
         values["rotary_dim"] = int(head * factor)
-    if own.get("use_sliding_window") is False:
+    window = _SLIDING_WINDOW.get(str(own.get("model_type", "")))
+    if window and "sliding_window" not in own:
+        values["sliding_window"] = window
+    if not own.get("use_sliding_window", not family.name.startswith("qwen")):
         values.pop("sliding_window", None)
     tied = own.get("tie_word_embeddings")  # classes and libraries differ in what its absence means
     if tied is not None and not isinstance(tied, bool):
