@@ -17,14 +17,22 @@ def command(context: click.Context) -> None:
     from ckconv.dtypes import DTYPES, F32, WIDENS_TO_F32, Kind
     from ckconv.formats.bump_slots import LOADED_BY_V3, LOADED_BY_V5, LOADED_BY_V5_IN_LAYERS
     from ckconv.model.architectures import FAMILIES
-    from ckconv.plan.targets import PLANNERS
+    from ckconv.plan.directions import MODEL_SOURCES, MODEL_TARGETS, kept_types
+    from ckconv.plan.targets import ADAPTERS, PLANNERS
     from ckconv.readers.detect import READERS
+
+    kept = {(source, target): kept_types(source, target) for source in MODEL_SOURCES for target in MODEL_TARGETS}
 
     if settings_of(context).json:
         print_json(
             {
                 "reads": list(READERS),
                 "writes": list(PLANNERS),
+                "directions": [
+                    {"from": source, "to": target, "keeps_blocks": list(types)}
+                    for (source, target), types in kept.items()
+                ],
+                "adapters": list(ADAPTERS),
                 "architectures": [
                     {
                         "name": f.name,
@@ -52,7 +60,19 @@ def command(context: click.Context) -> None:
             }
         )
         return
-    lines = [f"reads   {', '.join(READERS)}", f"writes  {', '.join(PLANNERS)}", "", "architectures"]
+    lines = [
+        "models: floats go from every format to every other; so many block types go without being decoded",
+        "  from         " + "".join(f"{target:>12}" for target in MODEL_TARGETS),
+    ]
+    for source in MODEL_SOURCES:
+        counts = ("all" if source == to else str(len(kept[source, to]) or "-") for to in MODEL_TARGETS)
+        lines.append(f"  {source:<13}" + "".join(f"{n:>12}" for n in counts))
+    lines += [
+        f"  to mlx and back: {', '.join(kept['mlx', 'gguf'])}, where every number fits",
+        f"adapters: between {', '.join(ADAPTERS)}, and merged into a model on its way",
+        "",
+        "architectures",
+    ]
     lines += [f"  {f.name:<10} GGUF {f.gguf or '-':<10} Hugging Face {f.model_type}" for f in FAMILIES.values()]
     lines += [
         "",

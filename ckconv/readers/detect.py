@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckconv.errors import CkconvError, InputError, quoted
+from ckconv.errors import CkconvError, InputError, UsageError, quoted
 from ckconv.formats.adapters import CONFIG_NAME, MLX_NAME, PEFT_NAME, PEFT_PICKLE
 from ckconv.formats.bump import VERSIONS
 from ckconv.formats.gguf import MAGIC as GGUF_MAGIC
@@ -110,6 +110,8 @@ def _open(
             opened.close()
     if name == "bump":
         return _reader(name)(path, source=source, config_path=config_path)
+    if config_path is not None:
+        raise _only_of_bump(path, name)
     if name == "gguf":
         return _reader(name)(path, source=source, opener=_base_config, base=base)
     return _reader(name)(path, source=source)
@@ -160,4 +162,10 @@ def _open_directory(path: Path, format: str | None, config_path: Path | None) ->
         return _reader("bump")(bumps[0], config_path=config_path)
     if format == "gguf":
         raise InputError("input.directory", "is a directory, a file is needed here", path=path)
+    if config_path is not None:
+        raise _only_of_bump(path, "a checkpoint")
     return _reader("mlx" if format == "mlx" else "safetensors")(path)
+
+
+def _only_of_bump(path: Path, what: str) -> UsageError:
+    return UsageError("usage", f"--config names a bump file's configuration, and {path} is {what}")
