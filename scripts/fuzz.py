@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import io
 import json
 import random
 import resource
@@ -19,6 +20,8 @@ import sys
 import tempfile
 import time
 import traceback
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -142,12 +145,16 @@ def attempt(folder: Path, files: Files) -> tuple[str, str]:
 
 def _describe(folder: Path, files: Files) -> None:
     from ckconv.cli.describe import describe
+    from ckconv.plan.steps import Options
+    from ckconv.plan.targets import make_plan
     from ckconv.readers.detect import open_index
     from ckconv.readers.huggingface_files import read_checkpoint_files
 
     main_file = next(iter(files))
     weights = [name for name in files if name.endswith((".gguf", ".bump", ".safetensors"))]
-    if any(name.endswith(".safetensors") for name in weights) and len(files) > 1:
+    if "adapter_config.json" in files:
+        index = open_index(folder)
+    elif any(name.endswith(".safetensors") for name in weights) and len(files) > 1:
         read_checkpoint_files(folder)
         index = open_index(folder)
     else:
@@ -155,6 +162,8 @@ def _describe(folder: Path, files: Files) -> None:
     found = describe(index, tensors=None, hashes=None, piped=False)
     json.dumps(found.document(), default=str, allow_nan=False)
     found.lines(only_metadata=False, only_tensors=False)
+    if any(name.endswith(".zip") for name in files):
+        make_plan(index, "gguf", Options()).check()
 
 
 def seeds() -> dict[str, Mutate]:
@@ -166,7 +175,8 @@ def seeds() -> dict[str, Mutate]:
         )
     finally:
         sys.path.pop(0)
-    return {**dict(_ggufs(gguf)), **dict(_bumps(bump, gguf, st)), **dict(_bump5(gguf, st)), **dict(_checkpoints(st))}
+    made = (_ggufs(gguf), _bumps(bump, gguf, st), _bump5(gguf, st), _checkpoints(st), _adapters(st), _record(gguf, st))
+    return {name: mutate for kind in made for name, mutate in kind}
 
 
 def _llama(builder: Any, types: dict[str, int]) -> tuple[list[Any], list[Any]]:
@@ -251,7 +261,7 @@ def _bump5(numbers: Any, jsons: Any) -> Iterator[tuple[str, Mutate]]:
         status = ckconv(["-q", "convert", str(source), f"{out}/", "--to", "bump", "--bump-version", "5"])
         if status:
             raise RuntimeError(f"the seed of bump 5 could not be made: exit {status}")
-        files = {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+        files = {path.name: path.read_bytes() for path in sorted(out.iterdir()) if path.suffix != ".zip"}
     file = files.pop("weights.bump")
     # What a file ends with: JSON, then BUMPV5MD, its length as u64 and its SHA-256.
     length = int.from_bytes(file[-40:-32], "little")
@@ -346,6 +356,68 @@ def _checkpoints(builder: Any) -> Iterator[tuple[str, Mutate]]:
     yield "safetensors", single(dense, config)
     yield "mlx", single(triple, quantised)
     yield "shards", sharded
+
+
+def _adapters(builder: Any) -> Iterator[tuple[str, Mutate]]:
+    """Adapters of peft and MLX: configuration, or header, or both changed."""
+    for name, weights in (
+        ("llama-patterns", "adapter_model"),
+        ("llama-ia3", "adapter_model"),
+        ("mlx-lora", "adapters"),
+    ):
+        folder = ROOT / "fixtures" / "lora" / name
+        config = (folder / "adapter_config.json").read_bytes()
+        file = (folder / f"{weights}.safetensors").read_bytes()
+        length = int.from_bytes(file[:8], "little")
+
+        def mutate(
+            rng: random.Random, file: bytes = file, config: bytes = config, length: int = length, weights: str = weights
+        ) -> Files:
+            way = rng.randrange(3)
+            head = builder.mutated(file[8 : 8 + length], rng) if way != 0 else file[8 : 8 + length]
+            beside = builder.mutated(config, rng) if way != 1 else config
+            made = builder.container(head, file[8 + length :])
+            return {"adapter_config.json": beside, f"{weights}.safetensors": made}
+
+        yield f"adapter {name}", mutate
+
+
+def _record(numbers: Any, jsons: Any) -> Iterator[tuple[str, Mutate]]:
+    """A bump file's source record: bytes of the archive, or its document, changed."""
+    from ckconv.__main__ import run as ckconv
+
+    with tempfile.TemporaryDirectory() as name:
+        source, out = Path(name) / "m.gguf", Path(name) / "out"
+        source.write_bytes(numbers.gguf(*_llama(numbers, {})))
+        if ckconv(["-q", "convert", str(source), f"{out}/", "--to", "bump", "--bump-version", "5"]):
+            raise RuntimeError("the seed of the record could not be made")
+        files = {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+    record = files.pop("weights.bump.source.zip")
+    bump = files.pop("weights.bump")
+    with zipfile.ZipFile(io.BytesIO(record)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+
+    def mutate(rng: random.Random) -> Files:
+        made = bytearray(record)
+        way = rng.randrange(4)
+        if way == 0:
+            made = bytearray(_archive({**members, "record.json": jsons.mutated(members["record.json"], rng)}))
+        elif way == 1:
+            del made[rng.randrange(len(made)) :]
+        for _ in range(rng.randrange(1, 4) if way >= 2 else 0):
+            made[rng.randrange(len(made))] = rng.randrange(256)
+        return {"weights.bump": bump, **files, "weights.bump.source.zip": bytes(made)}
+
+    yield "record", mutate
+
+
+def _archive(members: Files) -> bytes:
+    """An archive in the one form that ckconv reads."""
+    from ckconv.formats import zipstore
+
+    made = zipstore.archive(zipstore.Member(name, zlib.crc32(data), len(data)) for name, data in members.items())
+    parts = (header + members[member.name] for header, member in zip(made.headers, made.members, strict=True))
+    return b"".join(parts) + made.directory
 
 
 def _scratched(file: bytes, rng: random.Random) -> bytes:
