@@ -31,6 +31,7 @@ sys.exit(run(sys.argv[2:]))
 
 CONFIG = {
     "model_type": "gpt2", "n_layer": 1, "n_embd": 1024, "n_head": 8, "n_positions": 16, "vocab_size": 40_000,
+    "layer_norm_epsilon": 1e-5,
 }  # fmt: skip
 
 SHAPES = {
@@ -81,6 +82,17 @@ def test_a_sharded_checkpoint_is_hashed_within_64_megabytes(tmp_path: Path) -> N
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].startswith("hash\t")
+
+
+@pytest.mark.parametrize("target", ["m.gguf", "mlx/", "hf/"])
+def test_a_sharded_checkpoint_is_converted_within_96_megabytes(target: str, tmp_path: Path) -> None:
+    """Transposed and fused matrices among them, and the output read again: 214 MB."""
+    to = {"m.gguf": "gguf", "mlx/": "mlx", "hf/": "safetensors"}[target]
+    source = sparse_checkpoint(tmp_path / "a", "F32")
+    done = limited(96, "convert", source, f"{tmp_path}/{target}", "--to", to)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "verified 20/20" in done.stdout
 
 
 def test_the_limit_holds(tmp_path: Path) -> None:
