@@ -44,6 +44,15 @@ class Destination:
         return self.file.name if self.file else ""
 
 
+def says_nothing(target: str) -> bool:
+    """A directory, or standard output: its name does not say what is to be written there."""
+    return target == STDOUT or _is_directory(target)
+
+
+def _is_directory(target: str) -> bool:
+    return target.endswith("/") or (target != STDOUT and os.path.isdir(target))  # noqa: PTH112 - never raises
+
+
 def destination(target: str, to: str | None) -> Destination:
     """What ``target`` is to be: of the format asked for, or of the one that its name says.
 
@@ -52,9 +61,8 @@ def destination(target: str, to: str | None) -> Destination:
     """
     path = Path(target)
     named = TARGET_SUFFIXES.get(path.suffix.lower())
-    is_directory = target.endswith("/") or (target != STDOUT and os.path.isdir(target))  # noqa: PTH112 - never raises
     if to is None:
-        if is_directory or target == STDOUT:
+        if says_nothing(target):
             raise UsageError(
                 "usage.target", f"{target!r} does not say which format to write", hint="name one with --to"
             )
@@ -67,6 +75,6 @@ def destination(target: str, to: str | None) -> Destination:
     assert format is not None
     if target == STDOUT:
         return Destination(target, format)
-    if is_directory or format in ("mlx", "peft") or (format in _DIRECTORIES and named != format):
+    if _is_directory(target) or format in ("mlx", "peft") or (format in _DIRECTORIES and named != format):
         return Destination(target, format, directory=path)
     return Destination(target, format, file=path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckconv.destination import Destination, destination
+from ckconv.destination import Destination, destination, says_nothing
 from ckconv.execute import Report, run
 from ckconv.files import Files
 from ckconv.model.config import ModelConfig
@@ -163,9 +163,13 @@ def prepare(
     adapters: Sequence[tuple[StrPath, float]] = (),
     options: Options,
 ) -> tuple[Plan, Destination]:
-    """The plan of a conversion and where its output goes; nothing is written. The plan may hold reasons to refuse."""
-    place = destination(target, to)
+    """The plan of a conversion and where its output goes; nothing is written. The plan may hold reasons to refuse.
+
+    A directory without ``to`` gets what a bump file was made from, where its source record says that.
+    """
+    place = destination(target, to) if to or not says_nothing(target) else None
     index = open_index(Path(source), format=source_format, base=options.base)
+    place = place or destination(target, _format_of_record(index, options))
     if adapters:
         from ckconv.adapting import Adapting, merge_adapters
 
@@ -182,6 +186,15 @@ def prepare(
             note = f"{stale.name} is there already, and does not belong to what is written: remove it"
             plan = replace(plan, notes=(*plan.notes, note))
     return plan, place
+
+
+def _format_of_record(index: TensorIndex, options: Options) -> str | None:
+    if index.format != "bump" or not options.source_record:
+        return None
+    from ckconv.readers.record import record_beside
+
+    opened = record_beside(index)
+    return opened.record.format if opened else None
 
 
 def convert(

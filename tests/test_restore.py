@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import shutil
 import zipfile
@@ -542,3 +543,13 @@ def test_verify_says_what_the_record_is_of(bump: Path, ckconv: Ckconv) -> None:
     assert ckconv("verify", bump, "--json").json["source_record"] == str(beside(bump))
     beside(bump).unlink()
     assert ckconv("verify", bump, "--json").json["source_record"] is None
+
+
+def test_a_directory_gets_what_the_record_says_without_being_told(tmp_path: Path, ckconv) -> None:
+    source = FIXTURES / "hf" / "qwen3-tied-bf16"
+    assert ckconv("convert", source, f"{tmp_path}/b/", "--to", "bump").code == 0
+    assert ckconv("convert", tmp_path / "b" / "weights.bump", f"{tmp_path}/back/").code == 0
+    assert filecmp.cmp(tmp_path / "back" / "model.safetensors", source / "model.safetensors", shallow=False)
+    (tmp_path / "b" / "weights.bump.source.zip").unlink()
+    result = ckconv("convert", tmp_path / "b" / "weights.bump", f"{tmp_path}/again/")
+    assert (result.code, "does not say which format to write" in result.err) == (2, True)

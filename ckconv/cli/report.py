@@ -245,7 +245,7 @@ def _action_lines(plan: Plan) -> list[str]:
     words = {
         Action.COPY: "bytes unchanged",
         Action.WIDEN: "exact",
-        Action.NARROW: "rounded",
+        Action.NARROW: "rounded" if plan.options.allow_lossy else "exact: a value that changes stops it",
         Action.DECODE: "the blocks' own values" + (", rounded" if _decoded_to_fewer_bits(plan) else ""),
         Action.REPACK: "the same numbers in other blocks",
         Action.SHIFT: "norm convention",
