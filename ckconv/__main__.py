@@ -7,7 +7,6 @@ import io
 import os
 import sys
 
-
 #: New objects between two searches for garbage. Imports and headers make many thousands that all stay, and looking
 #: through them every 700, the default up to Python 3.12, takes a tenth of the time until there is something to do.
 GARBAGE_THRESHOLD = 50_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from ckconv.model.index import Tensor
+
+#: Bytes that the system is asked to read before they are needed: what a disk takes while as much is being hashed.
+READ_AHEAD = 16 << 20
 
 #: Bytes of a piece: what stays in the second-level cache (see the pipeline's buffers).
 CHUNK = 1 << 20
@@ -37,6 +41,10 @@ class Files:
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         return self._open[path][0]
+
+    def will_need(self, path: Path, offset: int, nbytes: int) -> None:
+        """Have the system begin to read these bytes, of which only the first ``READ_AHEAD`` count, and do not wait."""
+        read_ahead(self.fd(path), offset, nbytes)
 
     def read_into(self, path: Path, offset: int, buffer: Buffer) -> None:
         """Fill ``buffer`` (contiguous) from byte ``offset``."""
@@ -73,6 +81,13 @@ class Files:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def read_ahead(fd: int, offset: int, nbytes: int) -> None:
+    """Have the system begin to read at most ``READ_AHEAD`` bytes from ``offset`` on, where it can."""
+    if nbytes > 0 and hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(fd, offset, min(nbytes, READ_AHEAD), os.POSIX_FADV_WILLNEED)
 
 
 def pieces(tensor: Tensor) -> Iterator[tuple[Path, int, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +26,7 @@ def temporary_name(parent: Path, name: str) -> Path:
     """A path in ``parent`` that nothing has, and that says what it is going to be."""
     # Room for what is added: a name may be as long as the file system allows (255 bytes, almost everywhere).
     cut = os.fsdecode(os.fsencode(name)[:200])
-    return parent / f".{cut}.{secrets.token_hex(4)}.tmp"
+    return parent / f".{cut}.{os.urandom(4).hex()}.tmp"
 
 
 def create(path: Path) -> int:

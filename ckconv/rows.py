@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 #: Bytes of a piece where rows become columns: a compromise between memory and reading the source again.
 SCRATCH = 8 << 20
 
+# glibc gives freed memory back to the system at once, and getting it again, zeroed page by page, takes longer than what
+# is done with it. Once a block of this size was freed, it keeps as much (mallopt(3), "dynamic mmap threshold"). Nothing
+# touches the block, so it costs no memory, and elsewhere it does nothing.
+np.empty(2 * SCRATCH, np.uint8)
+
 
 class Reader(Protocol):
     """Where canonical rows come from."""

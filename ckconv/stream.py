@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckconv.errors import InputError, OutputError
+from ckconv.files import READ_AHEAD, read_ahead
 from ckconv.signals import check, deferred
 
 if TYPE_CHECKING:
@@ -145,8 +146,11 @@ class Pipeline:
             InputError: ``input.unreadable``, the file cannot be read.
             OutputError: ``input.changed``, the file ends early.
         """
-        done = 0
+        done = asked = 0
         while done < nbytes:
+            if done >= asked:
+                asked += READ_AHEAD
+                read_ahead(fd, offset + asked, nbytes - asked)
             free = self.writable()[: nbytes - done]
             try:
                 got = os.preadv(fd, [free], offset + done)

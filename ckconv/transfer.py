@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from ckconv.conversions import Action, Conversion
 from ckconv.errors import OutputError, UnsupportedError, UsageError, listed
 from ckconv.files import Files
 from ckconv.plan.steps import OutputFile, Plan, Step
+from ckconv.rowmoves import moved_chunks, row_order
 from ckconv.stream import Pipeline
 from ckconv.writers.container import Container, Frame
+
+if TYPE_CHECKING:
+    from ckconv.model.index import Tensor
 
 
 class Watcher(Protocol):
@@ -83,12 +87,21 @@ class Losses:
 def _stream(file: OutputFile, frame: Frame, files: Files, pipeline: Pipeline, watcher: Watcher, losses: Losses) -> None:
     """Run every step of a file."""
     pipeline.put(frame.prologue)
+    following = iter(file.steps[1:])
     for step in file.steps:
+        for tensor in _stored(next(following, None)):
+            files.will_need(tensor.extents[0].path, tensor.extents[0].offset, tensor.extents[0].nbytes)
         _fill(pipeline, step.offset - frame.header_bytes, step.slot)
         watcher(0, step.target.name)
         _run_step(step, files, pipeline, losses)
         watcher(step.nbytes, step.target.name)
     _fill(pipeline, file.nbytes - len(frame.epilogue) - frame.header_bytes, "the end")
+
+
+def _stored(step: Step | None) -> Iterator[Tensor]:
+    """The arrays that a step reads."""
+    for tensor in step.sources if step else ():
+        yield from (part for part in (tensor, *tensor.planes) if part.extents)
 
 
 def _fill(pipeline: Pipeline, until: int, what: str) -> None:
@@ -114,6 +127,11 @@ def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> N
             pipeline.copy(
                 files.fd(extent.path), extent.offset, extent.nbytes, path=extent.path, tensor=step.source.source
             )
+        return
+    order = row_order(step.source, step.target) if step.action is Action.COPY and not step.runs else None
+    if order is not None:
+        for moved in moved_chunks(step.source, order, files):
+            pipeline.put(moved)
         return
     from ckconv.rows import JoinedRows, RowReader, stored_chunks
 

@@ -17,9 +17,10 @@ from ckconv.dtypes import F32
 from ckconv.errors import VerifyError, listed
 from ckconv.files import CHUNK, Files, paired_pieces, pieces
 from ckconv.model.config import config_differences
-from ckconv.model.index import Checksum, Extent, Tensor, TensorIndex, plain_tensor, require_tensors
+from ckconv.model.index import Checksum, Extent, Tensor, TensorIndex, cut, plain_tensor, require_tensors
 from ckconv.model.names import is_bias
 from ckconv.model.rope_scaling import llama3_factors, same_factors
+from ckconv.rowmoves import moved_chunks, row_order
 from ckconv.tied import head_is_embedding
 
 #: Called with the bytes just read and the tensor they belong to.
@@ -243,6 +244,9 @@ class _Comparison:
         alike = alike and twin.merge is None
         if alike and self._same_bytes(tensor, twin):
             return []
+        order = row_order(twin, tensor)
+        if order is not None and self._same_moved(tensor, twin, order):
+            return []
         # Importing what computes with rows takes a while, in which the checksum gets ahead.
         from ckconv.rowcompare import wrong_rows
 
@@ -264,6 +268,21 @@ class _Comparison:
             self.files.read_into(other, other_at, memoryview(theirs)[:n])
             self.progress(n, tensor.name)
             if (mine != theirs) if n == CHUNK else (mine[:n] != theirs[:n]):
+                return False
+        return True
+
+    def _same_moved(self, tensor: Tensor, twin: Tensor, order: tuple[int, ...]) -> bool:
+        mine, start = bytearray(), 0
+        for moved in moved_chunks(twin, order, self.files):
+            if len(mine) != len(moved):
+                mine = bytearray(len(moved))
+            at = 0
+            for extent in cut(tensor.extents, start, start + len(moved)):
+                self.files.read_into(extent.path, extent.offset, memoryview(mine)[at : at + extent.nbytes])
+                at += extent.nbytes
+            start += len(moved)
+            self.progress(len(moved), tensor.name)
+            if mine != moved:  # a bytearray first: comparing views goes byte by byte
                 return False
         return True
 

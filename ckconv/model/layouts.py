@@ -13,13 +13,16 @@ pad the way the rows of their matrix do.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     Index = NDArray[np.int64]
+
+#: The number of a row, or of many.
+Row = TypeVar("Row", int, "Index")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class Layout:
             return True
         return not self.padded and self == other
 
-    def stored_index(self, canonical: Index) -> Index:
+    def stored_index(self, canonical: Row) -> Row:
         """Stored row of each canonical row. Not for ``transposed`` or ``column_head`` layouts."""
         if not self.head_rows:
             return canonical

@@ -14,8 +14,6 @@ from ckconv.formats import zipstore
 from ckconv.model.index import Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.plan.steps import Options, Plan, Step
-from ckconv.readers.huggingface_files import find_index
-from ckconv.readers.record import record_beside
 from ckconv.record import (
     FORMATS,
     MAX_DOCUMENT,
@@ -92,6 +90,8 @@ def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
     Raises:
         InputError: ``record.*``, it is malformed, or belongs to another bump.
     """
+    from ckconv.readers.record import record_beside
+
     index = plan.index
     opened = record_beside(index)
     if opened is None:
@@ -123,6 +123,8 @@ def _side_files(index: TensorIndex) -> list[Path]:
     """Every file of the source that holds no tensors, by name."""
     found = set(index.side_files)
     if index.format != "gguf":
+        from ckconv.readers.huggingface_files import find_index
+
         shard_index = find_index(index.path)
         found |= {shard_index} if shard_index else set()
     return sorted(found)

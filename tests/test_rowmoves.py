@@ -1,0 +1,108 @@
+"""Rows that only change places within their heads, against the plainest possible packing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_rows import packed, stored
+
+from ckconv import rowmoves
+from ckconv.dtypes import DTYPES, F16, F32, DType
+from ckconv.files import Files
+from ckconv.model.index import Tensor
+from ckconv.model.layouts import Layout, headed, plain, shifted
+from ckconv.rowmoves import moved_chunks, row_order
+
+Q8_0 = DTYPES["Q8_0"]
+
+
+def tensor(layout: Layout, dtype: DType = F32) -> Tensor:
+    return Tensor("q", "q", dtype, (layout.rows, layout.cols), (), layout)
+
+
+@pytest.mark.parametrize("head_rows", [2, 4, 10])
+def test_interleaved_rows_come_from_two_halves(head_rows: int) -> None:
+    split, pairs = headed(3, head_rows, 8), headed(3, head_rows, 8, interleaved=True)
+    half = head_rows // 2
+
+    to_split, to_pairs = row_order(tensor(pairs), tensor(split)), row_order(tensor(split), tensor(pairs))
+
+    assert to_split == (*range(0, head_rows, 2), *range(1, head_rows, 2))
+    assert to_pairs == tuple(n // 2 + n % 2 * half for n in range(head_rows))
+
+
+def test_rows_without_heads_are_in_split_order() -> None:
+    pairs = headed(2, 4, 8, interleaved=True)
+
+    assert row_order(tensor(pairs), tensor(plain(8, 8))) == (0, 2, 1, 3)
+
+
+PAIRS = headed(2, 4, 32, interleaved=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        pytest.param(tensor(PAIRS), tensor(PAIRS), id="nothing moves"),
+        pytest.param(tensor(PAIRS), tensor(headed(2, 4, 32), F16), id="another type"),
+        pytest.param(tensor(PAIRS), tensor(headed(2, 4, 32, head_stride=6)), id="padding after heads"),
+        pytest.param(tensor(PAIRS), tensor(headed(2, 4, 32, stored_cols=48)), id="padding after rows"),
+        pytest.param(tensor(PAIRS), tensor(headed(1, 8, 32)), id="other heads"),
+        pytest.param(tensor(PAIRS), tensor(shifted(headed(2, 4, 32), 1)), id="other values"),
+        pytest.param(tensor(PAIRS), replace(tensor(headed(2, 4, 32)), planes=(tensor(PAIRS),)), id="several arrays"),
+    ],
+)
+def test_more_than_moving_rows_is_for_what_computes_with_them(source: Tensor, target: Tensor) -> None:
+    assert row_order(source, target) is None
+
+
+def test_a_head_larger_than_a_piece_is_for_what_computes_with_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rowmoves, "MAX_HEAD_BYTES", F32.nbytes(32) * 4)
+    assert row_order(tensor(PAIRS), tensor(headed(2, 4, 32))) == (0, 2, 1, 3)
+
+    monkeypatch.setattr(rowmoves, "MAX_HEAD_BYTES", F32.nbytes(32) * 4 - 1)
+    assert row_order(tensor(PAIRS), tensor(headed(2, 4, 32))) is None
+
+
+@given(
+    heads=st.integers(1, 7),
+    head_rows=st.sampled_from((2, 4, 6, 16)),
+    blocks=st.integers(1, 3),
+    dtype=st.sampled_from((F16, F32, Q8_0)),
+    to_pairs=st.booleans(),
+    piece=st.integers(1, 9),
+    cut=st.integers(0, 100),
+)
+@settings(max_examples=60, deadline=None)
+def test_bytes(
+    tmp_path_factory: pytest.TempPathFactory,
+    heads: int,
+    head_rows: int,
+    blocks: int,
+    dtype: DType,
+    to_pairs: bool,
+    piece: int,
+    cut: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("rowmoves")
+    cols = blocks * 32
+    row_bytes = dtype.nbytes(cols)
+    split, pairs = headed(heads, head_rows, cols), headed(heads, head_rows, cols, interleaved=True)
+    there, here = (split, pairs) if to_pairs else (pairs, split)
+    matrix = np.random.default_rng(0).integers(0, 256, (heads * head_rows, row_bytes), np.uint8)
+    byte_rows = [replace(layout, cols=row_bytes, stored_cols=row_bytes) for layout in (there, here)]
+    cuts = (cut % (heads * head_rows),)
+    source = stored(folder, packed(matrix, byte_rows[0]).tobytes(), there, dtype, cuts)
+
+    with pytest.MonkeyPatch.context() as patch, Files() as files:
+        patch.setattr(rowmoves, "CHUNK", piece * head_rows * row_bytes + 1)
+        order = row_order(source, tensor(here, dtype))
+        assert order is not None
+        chunks = [bytes(chunk) for chunk in moved_chunks(source, order, files)]
+
+    assert b"".join(chunks) == packed(matrix, byte_rows[1]).tobytes()
+    assert len(chunks) == -(-heads // piece), "whole heads, as many as fit"
