@@ -250,7 +250,7 @@ def test_llama_3_scaling_may_be_dropped_by_name(tmp_path: Path) -> None:
 
 
 def test_linear_and_yarn_scaling_are_keys(tmp_path: Path) -> None:
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32}
     ckconv.convert(decoder(tmp_path / "a", rope_scaling={"type": "linear", "factor": 2.0}), tmp_path / "a.gguf")
     ckconv.convert(decoder(tmp_path / "b", "qwen2", rope_scaling=yarn), tmp_path / "b.gguf")
 
@@ -263,7 +263,7 @@ def test_linear_and_yarn_scaling_are_keys(tmp_path: Path) -> None:
         "qwen2.rope.scaling.type": (["STRING"], "yarn"),
         "qwen2.rope.scaling.factor": (["FLOAT32"], 4.0),
         "qwen2.rope.scaling.original_context_length": (["UINT32"], 64),
-        "qwen2.rope.scaling.yarn_beta_fast": (["FLOAT32"], 16.0),
+        "qwen2.rope.scaling.yarn_beta_fast": (["FLOAT32"], 32.0),
     }
 
 
@@ -274,6 +274,12 @@ def test_linear_and_yarn_scaling_are_keys(tmp_path: Path) -> None:
         ("qwen2", {"rope_scaling": LLAMA3}, r"scaled \(llama3\), which llama.cpp does not do for qwen2"),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks one of its numbers"),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}}, "mscale = 0.7"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 2}}, "beta_slow = 2, .* llama 1"),
+        (
+            "qwen2",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 16}},
+            "beta_fast = 16, .* qwen2 32",
+        ),
         ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu' changes the computation"),
         ("mistral", {"sliding_window": 16}, "attention slides over 16 tokens, llama.cpp attends to all 128"),
         ("llama", {"max_position_embeddings": ...}, "names no context length"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,14 @@ def test_experts_are_stacked(tmp_path: Path, family: str) -> None:
     assert tensors_of(to_hf(out, tmp_path / "back")) == tensors_of(source)
     if family == "qwen3_moe":
         assert config_of(out)["norm_topk_prob"] is False, "what transformers takes where nothing is said"
+
+
+def test_experts_are_counted_under_the_key_that_mlx_lm_reads(tmp_path: Path) -> None:
+    decoder = Decoder(experts=2, qk_norm=True)
+    config = decoder.config("qwen3_moe", num_experts=..., num_local_experts=2)
+    source = save(tmp_path / "hf", config, decoder.tensors())
+
+    assert config_of(to_mlx(source, tmp_path / "out"))["num_experts"] == 2
 
 
 def test_a_configuration_in_the_style_of_transformers_5_is_completed(tmp_path: Path) -> None:
@@ -272,6 +281,58 @@ def test_what_the_class_does_not_know_is_refused(tmp_path: Path) -> None:
     other = save(tmp_path / "d", relu, tensors)
     assert reasons(other, tmp_path, "mlx") == [
         "activation_function = 'relu' changes the computation; mlx-lm does not know it"
+    ]
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "scaling", "reason"),
+    [
+        ("llama", {**YARN, "attention_factor": 0.5}, "attention_factor = 0.5, which mlx-lm does not read"),
+        ("llama", {**YARN, "truncate": False}, "truncate = False, which mlx-lm does not read"),
+        ("llama", {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, r"\(longrope\), which"),
+        ("mixtral", YARN, "mlx-lm's mixtral does not scale RoPE"),
+    ],
+)
+def test_scaling_that_mlx_lm_computes_otherwise_is_refused(
+    tmp_path: Path, model_type: str, scaling: dict[str, Any], reason: str
+) -> None:
+    decoder = Decoder(experts=2 if model_type == "mixtral" else 0)
+    tensors = as_mixtral(decoder.tensors()) if decoder.experts else decoder.tensors()
+    source = save(tmp_path / "hf", decoder.config(model_type, rope_scaling=scaling), tensors)
+
+    assert any(re.search(reason, found) for found in reasons(source, tmp_path, "mlx"))
+
+
+@pytest.mark.parametrize("scaling", [YARN, {**YARN, "beta_fast": 4.0, "mscale": 0.7, "attention_factor": None}])
+def test_scaling_that_mlx_lm_computes_as_transformers_does_stays(tmp_path: Path, scaling: dict[str, Any]) -> None:
+    decoder = Decoder()
+    source = save(tmp_path / "hf", decoder.config(rope_scaling=scaling), decoder.tensors())
+
+    assert config_of(to_mlx(source, tmp_path / "out"))["rope_scaling"] == scaling
+
+
+def test_yarn_without_an_original_context_is_refused(tmp_path: Path) -> None:
+    """transformers takes the model's own, mlx-lm 4096."""
+    decoder = Decoder()
+    source = save(tmp_path / "hf", decoder.config(rope_scaling={"rope_type": "yarn", "factor": 4.0}), decoder.tensors())
+
+    assert reasons(source, tmp_path, "mlx") == [
+        "the scaling of RoPE (yarn) names no original context: mlx-lm takes 4096, not 128"
+    ]
+
+
+def test_gemma3_needs_the_layer_of_full_attention_that_mlx_lm_looks_for(tmp_path: Path) -> None:
+    """``cache[sliding_window_pattern - 1]`` of mlx_lm/models/gemma3_text.py fails for fewer layers."""
+    gemma = FIXTURES / "hf" / "gemma3-text-bf16"
+    layers = {n: Raw(*t) for n, t in tensors_of(gemma).items() if not re.search(r"layers\.[2-5]\.", n)}
+    config = {**config_of(gemma), "num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2}
+    source = save(tmp_path / "hf", config, layers)
+
+    assert reasons(source, tmp_path, "mlx") == [
+        "mlx-lm's gemma3 wants at least 6 layers, one of full attention among them"
     ]
 
 

@@ -64,7 +64,8 @@ CLASSES: Mapping[str, ModelClass] = {
     "qwen3": ModelClass(layer=_QK_NORM, switches=(ATTENTION_BIAS,)),
     "qwen3moe": ModelClass(layer=_QK_NORM, switches=(ATTENTION_BIAS,)),
     "gemma3": ModelClass(layer=_QK_NORM, switches=(ATTENTION_BIAS,)),
-    "phi3": ModelClass(fixed_head=True),
+    # Its class turns with the long factors whatever the length of the sequence, and knows no other scaling.
+    "phi3": ModelClass(fixed_head=True, scales_rope=False),
     "gpt2": ModelClass(
         ends=(*_ENDS, "output_norm.bias", "position_embedding.weight"),
         layer=tuple(f"{stem}.bias" for stem in (*_ATTENTION, "ffn.up", "ffn.down")),

@@ -27,7 +27,8 @@ _MLX_NEEDS: Mapping[str, tuple[str, ...]] = {
     "": ("rope_theta", "num_key_value_heads", "max_position_embeddings"),
     "llama": ("head_dim",),
     "qwen3": ("head_dim",),
-    "qwen3moe": ("head_dim",),
+    # transformers 5 says num_local_experts.
+    "qwen3moe": ("head_dim", "num_experts"),
     "gemma3": ("head_dim", "rope_local_base_freq", "query_pre_attn_scalar"),
     "gpt2": ("n_ctx", "n_positions", "layer_norm_epsilon"),
 }

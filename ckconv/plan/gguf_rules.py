@@ -49,9 +49,11 @@ _ENDS: Mapping[str, tuple[str, ...]] = {"gpt2": ("output_norm.bias", "position_e
 _DIVIDES_FREQUENCIES = frozenset({"llama", "mixtral"})
 
 #: Keys of a YaRN scaling that are said in GGUF or say what llama.cpp does anyway.
-_YARN_KEYS = frozenset(
-    {"rope_type", "type", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "rope_theta"}
-)
+_YARN_KEYS = frozenset({"rope_type", "type", "factor", "original_max_position_embeddings", "rope_theta"})
+
+#: Numbers of a YaRN scaling that llama.cpp takes for these, whatever ``rope.scaling.yarn_beta_fast`` and ``_slow`` say:
+#: it reads those two keys for other architectures only (v0.5.0; found by loading files that have them).
+_YARN_FIXED: Mapping[str, float] = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 #: Every n-th layer of gemma 3 attends to everything (``load_arch_hparams`` of llama.cpp's gemma3).
 _GEMMA3_PERIOD = 6
@@ -129,12 +131,17 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
     if positive_numbers(scaling, ("factor",)) is None:
         yield Reason(f"the scaling of RoPE ({kind}) names no factor")
     if kind == "yarn":
-        further = sorted(key for key, value in scaling.items() if value is not None and key not in _YARN_KEYS)
-        for key in further:
+        known = _YARN_KEYS | _YARN_FIXED.keys()
+        for key in sorted(key for key, value in scaling.items() if value is not None and key not in known):
             yield Reason(f"the scaling of RoPE (yarn) has {key} = {scaling[key]!r}, which has no key in GGUF")
-        given = [key for key in ("beta_fast", "beta_slow", "original_max_position_embeddings") if key in scaling]
+        given = [key for key in (*_YARN_FIXED, "original_max_position_embeddings") if scaling.get(key) is not None]
         if positive_numbers(scaling, tuple(given)) is None:
             yield Reason("the scaling of RoPE (yarn) has numbers that are none: " + ", ".join(given))
+            return
+        for key, fixed in _YARN_FIXED.items():
+            if scaling.get(key) not in (None, fixed):
+                family = FAMILIES[config.family].gguf
+                yield Reason(f"the scaling of RoPE (yarn) has {key} = {scaling[key]!r}, llama.cpp's {family} {fixed:g}")
 
 
 def _gemma3_scale_fits(config: ModelConfig, own: Mapping[str, Any], modifier: str) -> bool:

@@ -10,8 +10,10 @@ from ckconv.dtypes import DTYPES, F32, DType, Kind
 from ckconv.mlxquant import Quantization
 from ckconv.model.architectures import Family
 from ckconv.model.huggingface_classes import CLASSES
+from ckconv.model.huggingface_document import GEMMA3_PATTERN
 from ckconv.model.index import Tensor
 from ckconv.plan.checkpoint import DECODE, CheckpointPlanner
+from ckconv.plan.mlx_rope import rope_reasons
 from ckconv.plan.planner import HEAD
 from ckconv.plan.shards import Module
 from ckconv.triples import triple_of, triple_type
@@ -88,8 +90,8 @@ class MlxPlanner(CheckpointPlanner):
         if not own.head_of_its_own and HEAD in self.tensors:
             hint = "--tie leaves it out, if it is the embedding" if HEAD in self.index.tensors else ""
             self.refuse(f"mlx-lm's {family.name} has no output head of its own", hint)
-        if self.rope_scaling and not own.scales_rope:
-            self.refuse(f"mlx-lm's {family.name} does not scale RoPE")
+        if self.rope_scaling:
+            self.reasons += rope_reasons(family.name, self.rope_scaling, own, config.context_length)
         if self.document:
             for modifier in config.modifiers:
                 self.refuse(f"{modifier} changes the computation; mlx-lm does not know it")
@@ -112,11 +114,14 @@ class MlxPlanner(CheckpointPlanner):
             self.refuse(f"mlx-lm's gpt2 has a feed-forward of 4 x hidden, not {config.ffn_size:,}")
 
     def _check_layer_types(self) -> None:
-        """mlx-lm's Gemma 3 has full attention in every nth layer, whatever the configuration lists."""
+        """mlx-lm's Gemma 3 has full attention in every nth layer, whatever the configuration lists, and has an nth."""
+        assert self.config is not None
         types = self.document.get("layer_types")
-        if not isinstance(types, list) or "full_attention" not in types:
-            return
-        period = types.index("full_attention") + 1
+        types = types if isinstance(types, list) and "full_attention" in types else []
+        period = types.index("full_attention") + 1 if types else self.document.get("sliding_window_pattern")
+        period = period if isinstance(period, int) and period > 0 else GEMMA3_PATTERN
+        if self.config.sliding_window and self.config.num_layers < period:
+            self.refuse(f"mlx-lm's gemma3 wants at least {period} layers, one of full attention among them")
         if any((kind == "full_attention") != (n % period == 0) for n, kind in enumerate(types, 1)):
             self.refuse("mlx-lm's gemma3 has full attention in every nth layer, which layer_types does not say")
 
