@@ -24,8 +24,8 @@ from ckconv.readers.skeleton import open_skeleton
 from ckconv.record import Run as Bytes
 from ckconv.record import SourceFile, record_path
 
-#: Options that have no say in what a source was: where the output lies, and what only a bump file has.
-_NEUTRAL = frozenset({"file_name", "bump_version", "dtype_codes", "template", "created", "source_record"})
+#: Options that have no say in what a source was.
+_NEUTRAL = frozenset({"file_name", "created", "source_record"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from ckconv.model.index import TensorIndex
+from ckconv.plan.applicable import check_options, check_version
 from ckconv.plan.facts import SourceFacts, gather
 from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.steps import Options, Plan, Reason
@@ -45,7 +46,15 @@ def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
 
     Raises:
         InputError: the engine template or the source's tokenizer is malformed.
+        UsageError: ``usage.flag``, an option has no say in the output.
     """
+    check_options(index, to, options)
+    plan = _make_plan(index, to, options)
+    check_version(plan)
+    return plan
+
+
+def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
     if index.adapter is not None or to == "peft":
         return _plan_adapter(index, to, options)
     if index.merged:

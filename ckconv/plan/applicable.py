@@ -1,0 +1,93 @@
+"""Which flags have a say in which outputs: one that has none is an error of the user's, not a flag to ignore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckconv.errors import UsageError
+from ckconv.model.index import TensorIndex
+from ckconv.plan.steps import Options, Plan
+
+_CHECKPOINTS = ("safetensors", "mlx")
+_MODELS = ("bump", "gguf", *_CHECKPOINTS)
+_FILES = ("gguf", *_CHECKPOINTS)
+
+#: Option -> the outputs that it changes, the versions of bump apart.
+_OUTPUTS: Mapping[str, tuple[str, ...]] = {
+    "bump_version": ("bump",),
+    "dtype_codes": ("bump",),
+    "template": ("bump",),
+    "context": _MODELS,
+    "rope_layout": _MODELS,
+    "max_shard_bytes": _FILES,
+    "set_meta": (*_FILES, "gguf adapter"),
+    "drop_meta": (*_FILES, "gguf adapter"),
+    "tie": _FILES,
+    "fuse": _CHECKPOINTS,
+    "names": _CHECKPOINTS,
+}
+
+#: Option that only some versions of bump have -> those.
+_BUMP_VERSIONS: Mapping[str, tuple[int, ...]] = {"dtype_codes": (3,)}
+
+_FLAGS: Mapping[str, str] = {"max_shard_bytes": "--max-shard-size"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """An option that is not what it is by default."""
+
+    name: str
+    value: Any
+
+    @property
+    def flag(self) -> str:
+        """As the command line has it."""
+        return f"--{self.value}" if self.name == "tie" else _FLAGS.get(self.name, f"--{self.name.replace('_', '-')}")
+
+
+def check_options(index: TensorIndex, to: str, options: Options) -> None:
+    """Refuse options that have no say in the output.
+
+    Raises:
+        UsageError: ``usage.flag``.
+    """
+    output = f"{to} adapter" if index.adapter is not None else to
+    for asked in _asked(options):
+        outputs = _OUTPUTS[asked.name]
+        if output not in outputs:
+            raise UsageError("usage.flag", f"{asked.flag} is for {_listed(outputs)}, and the output is {output}")
+    if options.base is not None and index.adapter is None:
+        raise UsageError("usage.flag", f"--base is for an adapter to be converted, and {index.path.name} is a model")
+
+
+def check_version(plan: Plan) -> None:
+    """Refuse options that have no say in this version of bump.
+
+    Raises:
+        UsageError: ``usage.flag``.
+    """
+    if plan.format != "bump" or not plan.version:
+        return
+    for asked in _asked(plan.options):
+        versions = _BUMP_VERSIONS.get(asked.name, (plan.version,))
+        if plan.version not in versions:
+            known = _listed([f"bump {version}" for version in versions])
+            hint = " or ".join(f"--bump-version {version}" for version in versions)
+            raise UsageError(
+                "usage.flag", f"{asked.flag} is for {known}, and the output is bump {plan.version}", hint=hint
+            )
+
+
+def _asked(options: Options) -> Iterator[_Asked]:
+    defaults = Options()
+    for name in _OUTPUTS:
+        value = getattr(options, name)
+        if value != getattr(defaults, name):
+            yield _Asked(name, value)
+
+
+def _listed(names: tuple[str, ...] | list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
