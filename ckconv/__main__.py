@@ -22,6 +22,7 @@ def main() -> None:
     from ckconv.signals import ignore
 
     ignore()  # the status stands; the interpreter's own end would give the signals their defaults back
+    gc.freeze()  # nobody needs garbage to be searched for once more
     sys.exit(status)
 
 

@@ -11,8 +11,9 @@ from importlib import import_module
 from pathlib import Path
 
 from ckconv.destination import Destination
-from ckconv.errors import UsageError, VerifyError
+from ckconv.errors import InputError, UsageError, VerifyError
 from ckconv.files import Files
+from ckconv.model.index import Extent
 from ckconv.output import Outputs, Room, Small
 from ckconv.plan.steps import OutputFile, Plan
 from ckconv.stream import SMALLEST_HOLE
@@ -141,19 +142,36 @@ def run(
         rooms |= {path: Room(file.nbytes, tuple(_holes(file))) for path, file in zip(paths, plan.files, strict=True)}
         _check_apart([*side, *(item.path for item in late)], paths)
         with Outputs(rooms, side, directory=target.directory, force=force, inputs=_inputs(plan)) as outputs:
-            digests, losses = write_files(plan, container, files, [outputs.fds[path] for path in paths], watcher)
+            fds = [outputs.fds[path] for path in paths]
+            digests, losses = write_files(plan, container, files, fds, watcher, reread=verify)
             written = tuple(
-                Written(path, file.nbytes, digest.hex())
+                Written(path, file.nbytes, digest.content.hex())
                 for path, file, digest in zip(paths, plan.files, digests, strict=True)
             )
+            reread = {
+                Extent(outputs.staged(path), digest.reread[0], digest.reread[1]): digest.reread[2]
+                for path, digest in zip(paths, digests, strict=True)
+                if digest.reread
+            }
             for item in late:
                 _write_late(item, outputs.fds[item.path], item.content(written, outputs))
             try:
-                verified = _settle(plan, target, paths, outputs, watcher, verify=verify)
+                verified = _settle(plan, target, paths, outputs, watcher, reread, verify=verify)
             except VerifyError as error:
                 if not plan.restores:
                     error.path = target.name  # its temporary name says nothing to anybody
                 raise
+            except InputError as error:
+                if error.path is None or outputs.staging not in Path(error.path).parents:
+                    raise
+                raise VerifyError(
+                    error.code,
+                    f"what was written cannot be read: {error.message}",
+                    path=target.name,
+                    tensor=error.tensor,
+                    offset=error.offset,
+                    details=error.details,
+                ) from error
             files.check_unchanged()
             outputs.publish()
     besides = (*side, *(item.path for item in late))
@@ -212,7 +230,14 @@ def _write_late(item: Late, fd: int, pieces: Iterable[bytes]) -> None:
 
 
 def _settle(
-    plan: Plan, target: Destination, paths: Sequence[Path], outputs: Outputs, watcher: Watcher, *, verify: bool
+    plan: Plan,
+    target: Destination,
+    paths: Sequence[Path],
+    outputs: Outputs,
+    watcher: Watcher,
+    reread: Mapping[Extent, bytes],
+    *,
+    verify: bool,
 ) -> int | None:
     """Bring the files to the disk; meanwhile read them again and compare every tensor with its source."""
     if not verify:
@@ -237,6 +262,7 @@ def _settle(
                 left_out=[left.name for left in plan.left_out],
                 configuration=not (plan.options.set_meta or plan.options.drop_meta),
                 progress=watcher,
+                digests=reread,
             )
     finally:
         syncing.join()

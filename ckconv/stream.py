@@ -7,24 +7,37 @@ Into a pipe the calling thread writes itself: a write that waits for a reader ca
 
 from __future__ import annotations
 
-import _thread
 import errno
 import hashlib
 import mmap
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ckconv.errors import InputError, OutputError
 from ckconv.files import READ_AHEAD, read_ahead
 from ckconv.signals import check, deferred
+from ckconv.stage import Stage
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+class Follower(Protocol):
+    """Does something with the file behind the thread that writes it."""
+
+    def wrote(self, nbytes: int) -> None:
+        """``nbytes`` more are in the file, or left out of it as a hole; said by the thread, which does not wait."""
+
+    def finish(self) -> None:
+        """All is written."""
+
+    def abandon(self) -> None:
+        """Nobody needs the file any more. Harmless after :meth:`finish`."""
+
 
 BUFFERS = 4
 BUFFER_BYTES = 1 << 20
@@ -33,53 +46,6 @@ BUFFER_BYTES = 1 << 20
 SMALLEST_HOLE = 64 << 10
 
 _ZEROS = memoryview(bytes(BUFFER_BYTES))
-
-#: A buffer's filled part, or a number of zero bytes that nobody stores, or the end.
-_Job = memoryview | int | None
-
-
-class _Stage:
-    """One thread that does jobs in order. After a failure it only consumes them, so that nobody waits in vain.
-
-    Not a :class:`threading.Thread`: a signal handler that raises inside its ``start`` or ``join`` breaks their own
-    locks, and (up to Python 3.12) an interrupted ``join`` takes a running thread for ended. Here both are one call.
-    """
-
-    def __init__(self, work: Callable[[memoryview | int, int], None], buffers: int) -> None:
-        self.work = work
-        self.jobs: SimpleQueue[_Job] = SimpleQueue()
-        self.done: SimpleQueue[None] = SimpleQueue()
-        for _ in range(buffers):
-            self.done.put(None)
-        self.error: BaseException | None = None
-        self.over = False
-        self._running = _thread.allocate_lock()
-        self._running.acquire()
-
-    def start(self) -> None:
-        """Start the thread; it ends at the job ``None``."""
-        _thread.start_new_thread(self._run, ())
-
-    def wait(self) -> None:
-        """Until the last job is done; may be called again after a signal interrupted it."""
-        if not self.over:
-            self._running.acquire()
-
-    def _run(self) -> None:
-        position = 0
-        while (job := self.jobs.get()) is not None:
-            try:
-                if self.error is None:
-                    self.work(job, position)
-            except BaseException as error:
-                self.error = error
-            if isinstance(job, int):
-                position += job
-            else:
-                position += len(job)
-                self.done.put(None)
-        self.over = True
-        self._running.release()
 
 
 class Pipeline:
@@ -94,6 +60,7 @@ class Pipeline:
         progress: Callable[[int], None] | None = None,
         buffers: int = BUFFERS,
         buffer_bytes: int = BUFFER_BYTES,
+        followers: Sequence[Follower] = (),
     ) -> None:
         """Describe the stream; threads start with the first byte, when the caller can already end them.
 
@@ -103,6 +70,7 @@ class Pipeline:
             seekable: write at positions and leave runs of zeros as holes; else write in order, as to a pipe.
             progress: called with the number of bytes just appended.
             buffers, buffer_bytes: the ring.
+            followers: work with what is in the file while more is written; not for a pipe.
         """
         self._fd, self._base, self._seekable, self._progress = fd, offset, seekable, progress
         # Whole pages: a copy to or from memory that starts inside a cache line costs a third more processor time.
@@ -113,7 +81,8 @@ class Pipeline:
         self._position = 0
         self._digest = hashlib.sha256()
         self._stopped = False
-        self._stages: list[_Stage] = []
+        self._stages: list[Stage] = []
+        self._followers = followers
 
     @property
     def position(self) -> int:
@@ -217,6 +186,8 @@ class Pipeline:
             end = self._base + self._position
             if os.fstat(self._fd).st_size < end:
                 os.ftruncate(self._fd, end)
+        for follower in self._followers:
+            follower.finish()
         return self._digest.digest()
 
     def abort(self) -> None:
@@ -224,12 +195,14 @@ class Pipeline:
         self._stopped = True
         with deferred():
             self._end()
+            for follower in self._followers:
+                follower.abandon()
 
-    def _started(self) -> list[_Stage]:
+    def _started(self) -> list[Stage]:
         check()
         if not self._stages:
             work = [self._hash] if self._fd is None or not self._seekable else [self._hash, self._write]
-            stages = [_Stage(function, len(self._ring)) for function in work]
+            stages = [Stage(function, len(self._ring)) for function in work]
             try:
                 with deferred():
                     for stage in stages:
@@ -258,7 +231,7 @@ class Pipeline:
         self._stages = []
 
     @staticmethod
-    def _check(stages: list[_Stage]) -> None:
+    def _check(stages: list[Stage]) -> None:
         for stage in stages:
             if stage.error is not None:
                 raise stage.error
@@ -275,6 +248,7 @@ class Pipeline:
     def _write(self, job: memoryview | int, position: int) -> None:
         assert self._fd is not None
         if isinstance(job, int):
+            self._tell(job)
             return
         try:
             while len(job) and not self._stopped:
@@ -286,6 +260,7 @@ class Pipeline:
                     continue
                 job = job[wrote:]
                 position += wrote
+                self._tell(wrote)
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -293,6 +268,10 @@ class Pipeline:
             raise OutputError(
                 code, f"writing failed after {position:,} bytes: {error.strerror}", offset=position
             ) from error
+
+    def _tell(self, nbytes: int) -> None:
+        for follower in self._followers:
+            follower.wrote(nbytes)
 
     def __enter__(self) -> Pipeline:
         return self

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ckconv.conversions import Action, Conversion
 from ckconv.errors import OutputError, UnsupportedError, UsageError, listed
 from ckconv.files import Files
 from ckconv.plan.steps import OutputFile, Plan, Step
+from ckconv.reread import Reread
 from ckconv.rowmoves import moved_chunks, row_order
 from ckconv.stream import Pipeline
+from ckconv.writeback import WriteBehind
 from ckconv.writers.container import Container, Frame
 
 if TYPE_CHECKING:
@@ -149,18 +152,38 @@ def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> N
         losses.merged[name] = max(losses.merged.get(name, 0.0), reader.max_change)
 
 
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Of one file: what was meant to be written, and what is in it.
+
+    Attributes:
+        content: SHA-256 of prologue and tensors.
+        reread: (offset, bytes, SHA-256) of what was read again; ``None`` where that was not asked for.
+    """
+
+    content: bytes
+    reread: tuple[int, int, bytes] | None = None
+
+
 def write_files(
-    plan: Plan, container: Container, files: Files, fds: Sequence[int], watcher: Watcher
-) -> tuple[list[bytes], Losses]:
-    """Write every file; returns their digests."""
+    plan: Plan, container: Container, files: Files, fds: Sequence[int], watcher: Watcher, *, reread: bool = False
+) -> tuple[list[Digests], Losses]:
+    """Write every file.
+
+    Args:
+        reread: hash what is in a file whose header holds its digest, too.
+    """
     watcher.begin("writing", plan.nbytes)
     losses = Losses(plan)
-    digests: list[bytes] = []
+    digests: list[Digests] = []
     for file, frame, fd in zip(plan.files, container.frames, fds, strict=True):
-        with Pipeline(fd, offset=frame.header_bytes) as pipeline:
+        behind = Reread(fd, frame.header_bytes) if reread and frame.header else None
+        followers = (WriteBehind(fd), behind) if behind else (WriteBehind(fd),)
+        with Pipeline(fd, offset=frame.header_bytes, followers=followers) as pipeline:
             _stream(file, frame, files, pipeline, watcher, losses)
-            digests.append(pipeline.finish())
-        header = frame.header(digests[-1]) if frame.header else b""
+            content = pipeline.finish()
+        digests.append(Digests(content, (behind.offset, behind.nbytes, behind.digest) if behind else None))
+        header = frame.header(content) if frame.header else b""
         end = file.nbytes - len(frame.epilogue)
         for what, data, offset in (("header", header, 0), ("end", frame.epilogue, end)):
             if data and os.pwrite(fd, data, offset) != len(data):

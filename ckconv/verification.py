@@ -6,9 +6,7 @@ applied wrongly cannot hide: nothing here knows how the writer packs. The checks
 
 from __future__ import annotations
 
-import hashlib
-import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -17,9 +15,10 @@ from ckconv.dtypes import F32
 from ckconv.errors import VerifyError, listed
 from ckconv.files import CHUNK, Files, paired_pieces, pieces
 from ckconv.model.config import config_differences
-from ckconv.model.index import Checksum, Extent, Tensor, TensorIndex, cut, plain_tensor, require_tensors
+from ckconv.model.index import Extent, Tensor, TensorIndex, cut, plain_tensor, require_tensors
 from ckconv.model.names import is_bias
 from ckconv.model.rope_scaling import llama3_factors, same_factors
+from ckconv.reread import ChecksumThread
 from ckconv.rowmoves import moved_chunks, row_order
 from ckconv.tied import head_is_embedding
 
@@ -52,12 +51,14 @@ def verify_index(
     left_out: Collection[str] = (),
     configuration: bool = True,
     progress: Progress | None = None,
+    digests: Mapping[Extent, bytes] | None = None,
 ) -> Verified:
     """Verify ``out``: checksums, padding and placeholders; with ``source``, configuration and every tensor against it.
 
     Args:
         left_out: names or globs of source tensors that are not in the output on purpose.
         configuration: hyper-parameters are to be the source's; not where somebody asked for others.
+        digests: SHA-256 of what was read from the output already.
 
     Raises:
         VerifyError: ``bump.checksum``, ``verify.config``, ``verify.padding`` or ``verify.tensor``, with every fault
@@ -66,7 +67,7 @@ def verify_index(
     """
     if out.format == "bump":
         require_tensors(out)
-    hashing = _Hashing(out.checksums)
+    hashing = ChecksumThread(out.checksums, digests or {})
     try:
         with Files() as files:
             comparison = _Comparison(out, source, files, left_out, progress or (lambda n, name: None))
@@ -96,54 +97,6 @@ def verify_index(
     return Verified(compared, blank, digest, source is not None, comparison.rounded)
 
 
-class _Hashing:
-    """Computes the file's own checksums beside the comparison."""
-
-    def __init__(self, checksums: tuple[Checksum, ...]) -> None:
-        self._checksums = checksums
-        self._mismatch: tuple[Checksum, bytes] | None = None
-        self._error: OSError | None = None
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="ckconv-verify-hash", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            for checksum in self._checksums:
-                computed = self._digest(checksum.extent)
-                if not self._stopped and computed != checksum.stored:
-                    self._mismatch = checksum, computed
-                    return
-        except OSError as error:
-            self._error = error
-
-    def _digest(self, extent: Extent) -> bytes:
-        digest = hashlib.sha256()
-        view = memoryview(bytearray(CHUNK))
-        with open(extent.path, "rb", buffering=0) as file:
-            file.seek(extent.offset)
-            left = extent.nbytes
-            while left and not self._stopped:
-                got = file.readinto(view[: min(left, CHUNK)])
-                if not got:
-                    break
-                digest.update(view[:got])
-                left -= got
-        return digest.digest()
-
-    def result(self) -> tuple[Checksum, bytes] | None:
-        """Wait; the checksum that does not fit with what was computed, or ``None``."""
-        self._thread.join()
-        if self._error:
-            raise self._error
-        return self._mismatch
-
-    def stop(self) -> None:
-        """End early and wait for the thread."""
-        self._stopped = True
-        self._thread.join()
-
-
 @dataclass(frozen=True, slots=True)
 class _Fault:
     code: str
@@ -163,6 +116,8 @@ class _Comparison:
         self.out, self.source, self.files, self.left_out, self.progress = out, source, files, left_out, progress
         self.rounded = 0
         self.configuration = True
+        # Used again and again: memory that is new costs more than what is done with it.
+        self._mine, self._theirs, self._zeros = bytearray(CHUNK), bytearray(CHUNK), bytes(CHUNK)
 
     def run(self) -> tuple[list[_Fault], int, int]:
         """All faults, the number of tensors looked at, and how many of them are placeholders."""
@@ -262,7 +217,7 @@ class _Comparison:
         return [_Fault("verify.tensor", text, tensor.source)]
 
     def _same_bytes(self, tensor: Tensor, twin: Tensor) -> bool:
-        mine, theirs = bytearray(CHUNK), bytearray(CHUNK)
+        mine, theirs = self._mine, self._theirs
         for (path, at), (other, other_at), n in paired_pieces(tensor, twin):
             self.files.read_into(path, at, memoryview(mine)[:n])
             self.files.read_into(other, other_at, memoryview(theirs)[:n])
@@ -309,11 +264,10 @@ class _Comparison:
         return [_Fault("verify.padding", text, tensor.source)]
 
     def _is_zero(self, tensor: Tensor) -> bool:
-        buffer, zeros = bytearray(CHUNK), bytes(CHUNK)
         for path, at, n in pieces(tensor):
-            self.files.read_into(path, at, memoryview(buffer)[:n])
+            self.files.read_into(path, at, memoryview(self._mine)[:n])
             self.progress(n, tensor.name)
-            if buffer[:n] != zeros[:n]:
+            if not self._zeros.startswith(memoryview(self._mine)[:n]):
                 return False
         return True
 

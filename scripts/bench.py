@@ -29,7 +29,11 @@ CKCONV = [sys.executable, "-c", "from ckconv.__main__ import main\nmain()"]
 UNSYNCED = [
     sys.executable,
     "-c",
-    "import os, sys\nos.fsync = lambda fd: None\nfrom ckconv.__main__ import run\nsys.exit(run(sys.argv[1:]))",
+    """import os
+os.fsync = os.fdatasync = lambda fd: None
+from ckconv.__main__ import main
+main()
+""",
 ]
 NAIVE = [
     sys.executable,

@@ -1,0 +1,128 @@
+"""Bytes go to the disk while more are written; what the disk says of them is not lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_stream import no_thread_left  # noqa: F401 - for every test
+
+from ckconv import writeback
+from ckconv.errors import OutputError
+from ckconv.stream import Pipeline
+from ckconv.writeback import WriteBehind
+
+STEP = 1 << 12
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writeback, "STEP", STEP)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes that the file had when it was synced."""
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: sizes.append(os.fstat(fd).st_size))
+    return sizes
+
+
+def test_large_files_are_synced_while_they_grow(out: int, synced: list[int]) -> None:
+    with Pipeline(out, buffers=2, buffer_bytes=STEP // 4, followers=[WriteBehind(out)]) as pipeline:
+        for _ in range(100):
+            pipeline.put(bytes(STEP))
+        pipeline.finish()
+
+    assert synced
+    assert all(STEP <= size <= 100 * STEP for size in synced)
+    assert synced == sorted(synced)
+
+
+def test_small_files_need_no_thread(out: int, synced: list[int]) -> None:
+    with Pipeline(out, buffer_bytes=STEP // 4, followers=[WriteBehind(out)]) as pipeline:
+        pipeline.put(bytes(STEP - 1))
+        pipeline.finish()
+
+    assert not synced
+
+
+def test_a_slow_disk_is_not_asked_again_before_it_is_done(out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, calls = threading.Event(), []
+
+    def slow(fd: int) -> None:
+        calls.append(fd)
+        assert ready.wait(10)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    behind = WriteBehind(out)
+    for _ in range(50):
+        behind.wrote(STEP)
+    ready.set()
+    behind.finish()
+
+    assert calls == [out]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.EIO, "output.write"), (errno.ENOSPC, "output.space"), (errno.EDQUOT, "output.space")]
+)
+def test_a_failure_is_the_outputs(out: int, monkeypatch: pytest.MonkeyPatch, number: int, code: str) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with Pipeline(out, followers=[WriteBehind(out)]) as pipeline:
+        pipeline.put(bytes(STEP))
+        with pytest.raises(OutputError, match=os.strerror(number)) as info:
+            pipeline.finish()
+
+    assert info.value.code == code
+
+
+def test_what_cannot_be_synced_needs_not(out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with Pipeline(out, followers=[WriteBehind(out)]) as pipeline:
+        pipeline.put(bytes(STEP))
+        pipeline.finish()
+
+
+def test_a_system_without_the_call_does_without(out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "fdatasync")
+    with Pipeline(out, followers=[WriteBehind(out)]) as pipeline:
+        pipeline.put(bytes(STEP))
+        pipeline.finish()
+
+
+def test_nobody_waits_for_a_disk_after_a_failure(out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, began = threading.Event(), threading.Event()
+
+    def slow(fd: int) -> None:
+        began.set()
+        ready.wait(10)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    pipeline = Pipeline(out, buffer_bytes=STEP, followers=[WriteBehind(out)])
+    pipeline.put(bytes(2 * STEP))
+    assert began.wait(10)
+    start = time.monotonic()
+    pipeline.abort()
+    waited = time.monotonic() - start
+    ready.set()
+
+    assert waited < 5, "the disk took ten seconds"
