@@ -74,7 +74,16 @@ def merge_adapters(
     if _HEAD in tensors and tensors[_EMBEDDING].merge and not tensors[_HEAD].merge and head_is_embedding(base):
         del tensors[_HEAD]  # the one matrix that both are changes with the embedding
     files = (*base.files, *(path for adapter in adapters for path in adapter.index.files))
-    return replace(base, tensors=tensors, files=files, merged=tuple(_words(adapter) for adapter in adapters))
+    identities = dict(base.identities)
+    for adapter in adapters:
+        identities |= adapter.index.identities
+    return replace(
+        base,
+        tensors=tensors,
+        files=files,
+        merged=tuple(_words(adapter) for adapter in adapters),
+        identities=identities,
+    )
 
 
 def _words(adapter: Adapting) -> str:

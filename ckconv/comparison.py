@@ -81,7 +81,7 @@ def diff(a: TensorIndex, b: TensorIndex, *, progress: Progress | None = None) ->
     that is the embedding, RoPE frequencies where the other model's configuration says the same, all-zero placeholders.
     """
     tell = progress or (lambda nbytes, name: None)
-    with Files() as files:
+    with Files({**a.identities, **b.identities}) as files:
         ours, theirs = _tensors(a, files), _tensors(b, files)
         for has, lacks, other in ((ours, theirs, b), (theirs, ours, a)):
             _drop_placeholders(has, lacks, files)

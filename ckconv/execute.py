@@ -120,7 +120,7 @@ def run(
     if target.parent is None and plan.index.adapter is not None and container.side_files:
         raise UsageError("usage.target", "an adapter is two files, stdout holds one", hint="name a directory")
     side = _side_files(plan, container, target.parent, places or {}, on_request)
-    with Files() as files:
+    with Files(plan.index.identities) as files:
         if target.parent is None:
             assert stdout is not None
             with Outputs({}, side, force=force, inputs=_inputs(plan)) as outputs:

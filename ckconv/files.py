@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckconv.errors import InputError, OutputError
+from ckconv.model.index import Identity, identity
 from ckconv.signals import check
 
 if TYPE_CHECKING:
@@ -27,17 +28,31 @@ CHUNK = 1 << 20
 class Files:
     """Open read-only descriptors by path; and the proof that no file changed while it was read."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Mapping[Path, Identity] | None = None) -> None:
+        """Open nothing yet.
+
+        Args:
+            known: what the files were when their headers were read.
+        """
+        self._known = known or {}
         self._open: dict[Path, tuple[int, os.stat_result]] = {}
 
     def fd(self, path: Path) -> int:
-        """The descriptor of ``path``, opened on first use."""
+        """The descriptor of ``path``, opened on first use.
+
+        Raises:
+            InputError: ``input.unreadable``.
+            OutputError: ``input.changed``, it is not the file whose header was read.
+        """
         if path not in self._open:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
                 raise InputError("input.unreadable", f"cannot be read: {error.strerror}", path=path) from error
-            self._open[path] = fd, os.fstat(fd)
+            status = os.fstat(fd)
+            self._open[path] = fd, status
+            if self._known.get(path, identity(status)) != identity(status):
+                raise OutputError("input.changed", "the file is not the one whose header was read", path=path)
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         return self._open[path][0]

@@ -40,7 +40,7 @@ def hash_index(index: TensorIndex, progress: Callable[[int, str], None] | None =
     require_tensors(index)
     hashes: dict[str, str] = {}
     counted: dict[str, str] = {}
-    with Files() as files:
+    with Files(index.identities) as files:
         tied = head_is_embedding(index, files)
         for tensor in index.everything.values():
             digest, blank = _hash_tensor(tensor, index, files, progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from ckconv.destination import Destination, destination, says_nothing
 from ckconv.execute import Report, run
 from ckconv.files import Files
 from ckconv.model.config import ModelConfig
-from ckconv.model.index import Tensor, TensorIndex
+from ckconv.model.index import Identity, Tensor, TensorIndex
 from ckconv.plan.steps import Options, Plan
 from ckconv.plan.targets import make_plan
 from ckconv.readers.detect import open_index
@@ -36,6 +36,7 @@ class ModelTensor:
     """One tensor of an open model; its data is read when it is asked for."""
 
     tensor: Tensor
+    identities: Mapping[Path, Identity] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -65,7 +66,7 @@ class ModelTensor:
         """
         from ckconv.rows import RowReader
 
-        with Files() as files:
+        with Files(self.identities) as files:
             return RowReader(self.tensor, files).rows(0, self.tensor.layout.rows)
 
     def values(self) -> NDArray[np.float32]:
@@ -115,7 +116,9 @@ class Model:
     def __init__(self, index: TensorIndex) -> None:
         self.index = index
         self.metadata = Metadata(index.metadata)
-        self.tensors: Mapping[str, ModelTensor] = {name: ModelTensor(t) for name, t in index.everything.items()}
+        self.tensors: Mapping[str, ModelTensor] = {
+            name: ModelTensor(t, index.identities) for name, t in index.everything.items()
+        }
 
     @property
     def format(self) -> str:

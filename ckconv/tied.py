@@ -18,7 +18,7 @@ def head_is_embedding(index: TensorIndex, files: Files | None = None) -> bool:
         return False
     if any(len(tensor.extents) > 1 for t in (head, embedding) for tensor in (t, *t.planes)):
         return False  # pieces of several extents are not cut alike
-    own = files or Files()
+    own = files or Files(index.identities)
     mine, theirs = bytearray(CHUNK), bytearray(CHUNK)
     try:
         for (path, at, n), (other, other_at, _) in zip(pieces(head), pieces(embedding), strict=True):

@@ -69,7 +69,7 @@ def verify_index(
         require_tensors(out)
     hashing = ChecksumThread(out.checksums, digests or {})
     try:
-        with Files() as files:
+        with Files({**(source.identities if source else {}), **out.identities}) as files:
             comparison = _Comparison(out, source, files, left_out, progress or (lambda n, name: None))
             comparison.configuration = configuration
             faults, compared, blank = comparison.run()

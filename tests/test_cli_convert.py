@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
             "4 experts per layer; the format holds dense models",
             "no slot for layers.{n}.ffn.router.weight",
             "no slot for layers.{n}.ffn.experts.gate.weight",
-            "no tensor for layers.{n}.ffn.down.weight in 1 layers",
+            "no tensor for layers.{n}.ffn.down.weight in 1 layer",
         ],
     ),
     "part of a head rotates": (

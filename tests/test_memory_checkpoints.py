@@ -29,6 +29,9 @@ resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 sys.exit(run(sys.argv[2:]))
 """
 
+#: Threads of the C library reserve addresses that they never use: 64 MB each for what they might allocate.
+LEAN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+
 CONFIG = {
     "model_type": "gpt2", "n_layer": 1, "n_embd": 1024, "n_head": 8, "n_positions": 16, "vocab_size": 40_000,
     "layer_norm_epsilon": 1e-5,
@@ -64,7 +67,7 @@ def sparse_checkpoint(root: Path, dtype: str) -> Path:
 
 
 def limited(megabytes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **LEAN}
     command = [sys.executable, "-c", LIMITED, str(megabytes), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
@@ -99,7 +102,7 @@ def test_the_limit_holds(tmp_path: Path) -> None:
     """What reads one tensor whole does not fit: the tests above can fail."""
     program = LIMITED.replace("sys.exit(run(sys.argv[2:]))", "open(sys.argv[2], 'rb').read()")
     shard = sparse_checkpoint(tmp_path / "a", "F32") / "model-00001-of-00003.safetensors"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **LEAN}
     command = [sys.executable, "-c", program, "64", str(shard)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 

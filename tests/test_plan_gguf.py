@@ -349,7 +349,7 @@ def test_tensors_without_a_place_or_that_are_missing_are_refused(tmp_path: Path)
     assert info.value.details == (
         "llama.cpp's llama has no place for layers.{n}.attention.q_norm.weight",
         "llama.cpp's llama has no place for extra.weight",
-        "no tensor for layers.{n}.ffn.up.weight in 1 layers",
+        "no tensor for layers.{n}.ffn.up.weight in 1 layer",
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.cli.render import container
 from ckconv.formats.bump import HeaderV3, HeaderV4
+from ckconv.model.config import SHARED_FIELDS
 from ckconv.model.index import StoredTensor, TensorIndex
 from ckconv.plan.facts import SourceFacts
 from ckconv.plan.steps import Reason
@@ -24,23 +25,7 @@ if TYPE_CHECKING:
 #: Elements of an array that are shown before it is cut.
 SHOWN_ELEMENTS = 5
 
-_CONFIG_FIELDS = (
-    "family",
-    "num_layers",
-    "hidden_size",
-    "ffn_size",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "vocab_size",
-    "context_length",
-    "norm_eps",
-    "rope_theta",
-    "rotary_dim",
-    "sliding_window",
-    "num_experts",
-    "experts_used",
-)
+_CONFIG_FIELDS = (*SHARED_FIELDS, "sliding_window")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ckconv.errors import InputError, quoted
-
-if TYPE_CHECKING:
-    from ckconv.readers.bytesource import ByteSource
 
 #: Members of one archive, and bytes of it, that the format holds without its 64-bit extension.
 MAX_MEMBERS = 0xFFFE
@@ -31,6 +28,21 @@ _END = Struct("<4sHHHHIIH")
 _NEEDED, _MADE_BY, _MODE = 10, 3 << 8 | 10, 0o100644 << 16
 _DATE = 1 << 5 | 1
 _UTF8 = 1 << 11
+
+
+class Readable(Protocol):
+    """Where an archive is read from: bytes at offsets, and what messages call them."""
+
+    @property
+    def path(self) -> Path:
+        """What messages call it."""
+
+    @property
+    def size(self) -> int | None:
+        """Its length in bytes."""
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """``nbytes`` bytes from ``offset`` on; fewer at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +115,7 @@ def archive(members: Iterable[Member]) -> Archive:
     return Archive(ordered, tuple(headers), directory + end)
 
 
-def read(source: ByteSource, code: str) -> Mapping[str, Stored]:
+def read(source: Readable, code: str) -> Mapping[str, Stored]:
     """The members of an archive that :func:`archive` made, by name. Their bytes are not read.
 
     Raises:

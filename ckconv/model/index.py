@@ -7,6 +7,7 @@ architecture's rules turn them into canonical :class:`Tensor` s. No tensor data 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from ckconv.dtypes import DType
     from ckconv.model.adapter import Adapter
     from ckconv.model.config import ModelConfig
+
+
+#: Device, inode, bytes and modification time: what tells a file from another one of the same name.
+Identity = tuple[int, int, int, int]
+
+
+def identity(status: os.stat_result) -> Identity:
+    """What is remembered of a file between two times that it is opened."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +195,8 @@ class TensorIndex:
             them readers open what they need, the others are carried.
         merged: the adapters that were merged into it, for people; what the files say is then not what the model is.
         adapter: what changes another model, where the files hold no model of their own.
+        identities: what ``files`` were when their headers were read, so that data of other files is not taken for
+            theirs.
     """
 
     format: str
@@ -204,6 +216,7 @@ class TensorIndex:
     side_files: tuple[Path, ...] = ()
     merged: tuple[str, ...] = ()
     adapter: Adapter | None = None
+    identities: Mapping[Path, Identity] = field(default_factory=dict)
 
     def same_words_as(self, other: TensorIndex) -> bool:
         """The configurations of both are documents of one kind."""

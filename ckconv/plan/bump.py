@@ -21,7 +21,7 @@ from ckconv.model.names import parse, pattern_of, with_layer
 from ckconv.model.placement import Geometry, geometry, place, slots_of
 from ckconv.plan.facts import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner
-from ckconv.plan.steps import Options, OutputFile, Plan, Step
+from ckconv.plan.steps import Options, OutputFile, Plan, Step, missing_tensors
 from ckconv.triples import triple_of
 
 _DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
@@ -253,8 +253,7 @@ class BumpPlanner(Planner):
             for part in slot.parts:
                 if not slot.zero_if_absent and with_layer(part.canonical, layer) not in self.tensors:
                     missing[part.canonical] += 1
-        for pattern, count in missing.items():
-            self.refuse(f"no tensor for {pattern}" + (f" in {count} layers" if "{n}" in pattern else ""))
+        self.reasons += missing_tensors(missing)
 
     def file(self, steps: Sequence[Step], epilogue: int = 0) -> OutputFile:
         """The one file; ``epilogue`` bytes stand behind the last step."""

@@ -10,7 +10,7 @@ from ckconv.model.config import ModelConfig
 from ckconv.model.huggingface_classes import fit
 from ckconv.model.huggingface_names import GATE_UP
 from ckconv.model.index import TensorIndex
-from ckconv.plan.steps import Options, Reason
+from ckconv.plan.steps import Options, Reason, missing_tensors
 
 #: Families whose class turns a part of every head only where the configuration says so.
 _TURNS_A_PART = frozenset({"phi3"})
@@ -46,8 +46,7 @@ def class_reasons(
     """
     family = FAMILIES[config.family]
     found = fit(family, present, config.num_layers, mlx=loader == "mlx-lm")
-    for pattern, count in found.missing.items():
-        yield Reason(f"no tensor for {pattern}" + (f" in {count} layers" if "{n}" in pattern else ""))
+    yield from missing_tensors(found.missing)
     for pattern, count in found.surplus.items():
         also = f" ({count} tensors)" if count > 1 else ""
         yield Reason(f"the {family.name} class of {loader} has no {pattern}{also}")

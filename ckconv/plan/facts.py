@@ -31,7 +31,7 @@ class SourceFacts:
 
 def gather(index: TensorIndex) -> SourceFacts:
     """Read what has to be read: two matrices until they differ, and the scales and biases of MLX triples."""
-    with Files() as files:
+    with Files(index.identities) as files:
         misfits = {
             name: _misfits(tensor, files)
             for name, tensor in index.tensors.items()
@@ -61,7 +61,7 @@ def placeholders(index: TensorIndex) -> frozenset[str]:
     candidates = [tensor for tensor in index.tensors.values() if tensor.may_be_absent]
     zeros = bytes(CHUNK)
     found = set()
-    with Files() as files:
+    with Files(index.identities) as files:
         for tensor in candidates:
             for path, at, nbytes in pieces(tensor):
                 buffer = bytearray(nbytes)

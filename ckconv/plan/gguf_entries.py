@@ -17,6 +17,7 @@ from ckconv.model.names import GGUF_NAMES, parse, with_layer
 from ckconv.plan.facts import PLACEHOLDER
 from ckconv.plan.gguf_rules import ends_required, known_patterns, layer_required
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
+from ckconv.plan.steps import missing_tensors
 
 #: Matrices that llama.cpp's converter keeps in FP32 whatever is asked for (``prepare_tensors``).
 _FP32_MATRICES = frozenset({"position_embedding.weight", "layers.{n}.ffn.router.weight"})
@@ -171,9 +172,7 @@ def _check_missing(planner: Planner, config: ModelConfig, family: Family, tensor
     for name in layer_required(family):
         pattern = f"layers.{{n}}.{name}"
         missing[pattern] = sum(with_layer(pattern, n) not in tensors for n in range(config.num_layers))
-    for pattern, count in missing.items():
-        if count:
-            planner.refuse(f"no tensor for {pattern}" + (f" in {count} layers" if "{n}" in pattern else ""))
+    planner.reasons += missing_tensors(missing)
 
 
 def _entry(name: str, parts: list[Tensor], family: Family, config: ModelConfig) -> Entry:

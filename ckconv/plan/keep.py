@@ -55,7 +55,7 @@ def _prepare(plan: Plan) -> PendingRecord:
     index = plan.index
     if len(os.fsencode(record_path(Path(plan.files[0].name)).name)) > MAX_NAME_BYTES:
         raise NoRecordError("its name would be longer than file systems have them")
-    with Files() as files:
+    with Files(index.identities) as files:
         returning = _Returning(plan, files)
         if index.format not in FORMATS:
             return _carried(plan, returning)

@@ -81,6 +81,6 @@ def _recovered(index: TensorIndex, config: ModelConfig) -> dict[str, Any] | None
     tensor = index.tensors[ROPE_FREQUENCIES]
     if tensor.dtype.name != "F32" or tensor.shape != (config.rotary_dim // 2,) or config.rope_theta is None:
         return None
-    with Files() as files:
+    with Files(index.identities) as files:
         factors = to_float32(RowReader(tensor, files).rows(0, tensor.layout.rows), tensor.dtype).reshape(-1)
     return rope_scaling_of(np.ascontiguousarray(factors), config.rope_theta, config.rotary_dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.conversions import Action, Conversion
 from ckconv.conversions import Run as Run
-from ckconv.errors import UnsupportedError, listed
+from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.model.index import Extent, Tensor, TensorIndex, cut
 
 if TYPE_CHECKING:
@@ -178,6 +179,13 @@ class Reason:
 
     text: str
     hint: str = ""
+
+
+def missing_tensors(counts: Mapping[str, int]) -> Iterator[Reason]:
+    """Tensors that a target needs and the source lacks: pattern of a canonical name -> how often."""
+    for pattern, count in counts.items():
+        if count:
+            yield Reason(f"no tensor for {pattern}" + (f" in {counted(count, 'layer')}" if "{n}" in pattern else ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import IO
 
 from ckconv.errors import InputError, OutputError
+from ckconv.model.index import identity
 
 #: Bytes of a pipe that are kept, so that what lies in a header can be decoded later.
 PIPE_LIMIT = 256 << 20
@@ -63,7 +64,7 @@ class FileSource(ByteSource):
         self._fd = -1
         self._fd, status = _open_regular(path)
         self.size = status.st_size
-        self._identity = _identity(status)
+        self._identity = identity(status)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """See :meth:`ByteSource.read_at`.
@@ -79,7 +80,7 @@ class FileSource(ByteSource):
             return self._read(self._fd, offset, nbytes)
         fd, status = _open_regular(self.path)
         try:
-            if _identity(status) != self._identity:
+            if identity(status) != self._identity:
                 raise OutputError("input.changed", "the file was changed while it was being read", path=self.path)
             return self._read(fd, offset, nbytes)
         finally:
@@ -210,10 +211,6 @@ _SPECIAL = (
     (stat.S_ISCHR, "character device"),
     (stat.S_ISBLK, "block device"),
 )
-
-
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +15,7 @@ from ckconv.formats.adapters import CONFIG_NAME, MLX_NAME, PEFT_NAME, PEFT_PICKL
 from ckconv.formats.bump import VERSIONS
 from ckconv.formats.gguf import MAGIC as GGUF_MAGIC
 from ckconv.formats.safetensors import INDEX_SUFFIX
-from ckconv.model.index import TensorIndex
+from ckconv.model.index import Identity, TensorIndex, identity
 from ckconv.readers.bytesource import ByteSource, open_source
 
 if TYPE_CHECKING:
@@ -86,11 +88,20 @@ def open_index(
         UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
     """
     try:
-        return _open(path, format, source, config_path, base)
+        index = _open(path, format, source, config_path, base)
+        return index if source is not None else replace(index, identities=_identities(index.files))
     except CkconvError as error:
         if error.path is None:  # rules about tensors know no files
             error.path = str(path)
         raise
+
+
+def _identities(files: Iterable[Path]) -> dict[Path, Identity]:
+    found = {}
+    for path in files:
+        with suppress(OSError):  # whoever reads it will say so
+            found[path] = identity(path.stat())
+    return found
 
 
 def _open(
