@@ -449,3 +449,11 @@ def test_metadata_that_was_asked_for_is_no_fault_of_a_conversion(tmp_path: Path,
     result = ckconv("verify", path, source)
     assert result.code == 5
     assert "rope_theta is 500000.0, 10000.0 in the source" in result.err
+
+
+@pytest.mark.parametrize(("name", "code"), [("none.bump", "input.missing"), ("m.bump/none", "input.missing")])
+def test_an_output_that_is_not_there_is_no_failed_verification(made: Case, name: str, code: str, ckconv) -> None:
+    result = ckconv("verify", made.out.parent / name, made.source)
+
+    assert result.code == 3
+    assert f"error[{code}]" in result.err

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ckconv.readers.record import OpenRecord
 
 
+#: What says nothing of the output's content: there was none to look at.
+_NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unreadable")
+
+
 @click.command("verify", context_settings=CONTEXT)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.argument("src", type=click.Path(path_type=Path), required=False)
@@ -42,7 +46,7 @@ def command(
     try:
         out = open_index(path, config_path=config, base=base)
     except InputError as error:
-        if source is None:
+        if source is None or error.code in _NOT_THERE:
             raise
         # Held against its source, a file that cannot even be read is a failed verification.
         raise _failed(error) from error
