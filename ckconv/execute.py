@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
 from ckconv.destination import Destination
-from ckconv.errors import InputError, UsageError, VerifyError
+from ckconv.errors import InputError, UnsupportedError, UsageError, VerifyError
 from ckconv.files import Files
-from ckconv.model.index import Extent
+from ckconv.filesystem import failing
+from ckconv.leftovers import check_leftovers
+from ckconv.model.index import Extent, TensorIndex
 from ckconv.output import Outputs, Room, Small
 from ckconv.plan.steps import OutputFile, Plan
+from ckconv.reread import ChecksumThread
+from ckconv.stage import Stage
 from ckconv.stream import SMALLEST_HOLE
 from ckconv.transfer import Unwatched, Watcher, write_files, write_stdout
 from ckconv.writers.container import Container
@@ -110,7 +114,8 @@ def run(
         UsageError: a side file was asked for that the target does not have.
         UnsupportedError: the plan refuses, or a value would change that may not.
         OutputError: the output exists, is the input, does not fit or cannot be written; or the input changed.
-        VerifyError: the output is not what the source holds; it is not published.
+        VerifyError: the output is not what the source holds, or the source not what its own checksum says; the output
+            is not published.
     """
     plan.check()
     started = time.monotonic()
@@ -120,9 +125,10 @@ def run(
     if target.parent is None and plan.index.adapter is not None and container.side_files:
         raise UsageError("usage.target", "an adapter is two files, stdout holds one", hint="name a directory")
     side = _side_files(plan, container, target.parent, places or {}, on_request)
-    with Files(plan.index.identities) as files:
+    with Files(plan.index.identities) as files, _sound(plan.index) as source:
         if target.parent is None:
             assert stdout is not None
+            source.check(plan.index.path)  # nothing can be taken back from there
             with Outputs({}, side, force=force, inputs=_inputs(plan)) as outputs:
                 digest, losses = write_stdout(plan, container, files, stdout, watcher)
                 outputs.publish()
@@ -142,8 +148,10 @@ def run(
         rooms |= {path: Room(file.nbytes, tuple(_holes(file))) for path, file in zip(paths, plan.files, strict=True)}
         _check_apart([*side, *(item.path for item in late)], paths)
         with Outputs(rooms, side, directory=target.directory, force=force, inputs=_inputs(plan)) as outputs:
+            check_leftovers(plan, target.parent, [*rooms, *side])
             fds = [outputs.fds[path] for path in paths]
-            digests, losses = write_files(plan, container, files, fds, watcher, reread=verify)
+            with failing(Path(target.name)):  # what is read says of itself that it cannot be
+                digests, losses = write_files(plan, container, files, fds, watcher, reread=verify)
             written = tuple(
                 Written(path, file.nbytes, digest.content.hex())
                 for path, file, digest in zip(paths, plan.files, digests, strict=True)
@@ -154,7 +162,9 @@ def run(
                 if digest.reread
             }
             for item in late:
-                _write_late(item, outputs.fds[item.path], item.content(written, outputs))
+                with failing(item.path):
+                    _write_late(item, outputs.fds[item.path], item.content(written, outputs))
+            source.check(plan.index.path)
             try:
                 verified = _settle(plan, target, paths, outputs, watcher, reread, verify=verify)
             except VerifyError as error:
@@ -178,6 +188,22 @@ def run(
     return Report(
         plan, target.name, written, besides, verified, time.monotonic() - started, losses.changed, losses.merged
     )
+
+
+@contextmanager
+def _sound(index: TensorIndex) -> Iterator[ChecksumThread]:
+    """Hash a source that says its own checksum, beside what is done with it.
+
+    A source that is damaged is said to be so, whatever else is found to be wrong because of it.
+    """
+    hashing = ChecksumThread(index.checksums, {})
+    try:
+        yield hashing
+    except (UnsupportedError, VerifyError):
+        hashing.check(index.path)
+        raise
+    finally:
+        hashing.stop()
 
 
 def _inputs(plan: Plan) -> tuple[Path, ...]:
@@ -246,15 +272,17 @@ def _settle(
     from ckconv.readers.detect import open_index
     from ckconv.verification import verify_index
 
-    failures: list[BaseException] = []
-    syncing = threading.Thread(target=_catching, args=(outputs.sync, failures), name="ckconv-sync", daemon=True)
+    syncing = Stage(lambda job, position: outputs.sync(), 0)
+    syncing.jobs.put(0)
+    syncing.jobs.put(None)
     syncing.start()
     try:
         out = open_index(_opened(plan, target, paths, outputs), base=plan.options.base)
         watcher.begin("verifying", plan.nbytes)
         if plan.restores:
-            # The comparison that was made when the bump was written: of the bump, its checksum too, with its source.
-            found = verify_index(plan.index, out, left_out=plan.details.left_out, progress=watcher)
+            # The comparison that was made when the bump was written: of the bump with its source.
+            known = {checksum.extent: checksum.stored for checksum in plan.index.checksums}  # all of them fit
+            found = verify_index(plan.index, out, left_out=plan.details.left_out, progress=watcher, digests=known)
         else:
             found = verify_index(
                 out,
@@ -265,9 +293,9 @@ def _settle(
                 digests=reread,
             )
     finally:
-        syncing.join()
-    if failures:
-        raise failures[0]
+        syncing.wait()
+    if syncing.error is not None:
+        raise syncing.error
     return found.tensors
 
 
@@ -281,10 +309,3 @@ def _opened(plan: Plan, target: Destination, paths: Sequence[Path], outputs: Out
 
             return next(path for path in outputs.staging.iterdir() if path.name.endswith(INDEX_SUFFIX))
     return outputs.staged(paths[0])
-
-
-def _catching(work: Callable[[], None], failures: list[BaseException]) -> None:
-    try:
-        work()
-    except BaseException as error:
-        failures.append(error)

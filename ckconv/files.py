@@ -62,12 +62,21 @@ class Files:
         read_ahead(self.fd(path), offset, nbytes)
 
     def read_into(self, path: Path, offset: int, buffer: Buffer) -> None:
-        """Fill ``buffer`` (contiguous) from byte ``offset``."""
+        """Fill ``buffer`` (contiguous) from byte ``offset``.
+
+        Raises:
+            InputError: ``input.unreadable``, the file cannot be read.
+            OutputError: ``input.changed``, the file ends early.
+        """
         check()
         view = memoryview(buffer).cast("B")
         done = 0
         while done < len(view):
-            got = os.preadv(self.fd(path), [view[done:]], offset + done)
+            try:
+                got = os.preadv(self.fd(path), [view[done:]], offset + done)
+            except OSError as error:
+                message = f"cannot be read at byte {offset + done:,}: {error.strerror}"
+                raise InputError("input.unreadable", message, path=path, offset=offset + done) from error
             if not got:
                 raise OutputError(
                     "input.changed",

@@ -1,4 +1,4 @@
-"""What is in a file, hashed: beside the comparison of its tensors, or right behind the thread that writes it.
+"""What is in a file, hashed: beside other work with its tensors, or right behind the thread that writes it.
 
 Either digest says what the file holds, not what it was meant to hold. Behind the writer it costs no further pass over
 a large output when that is complete.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from ckconv.errors import InputError, VerifyError, listed
 from ckconv.model.index import Checksum, Extent
 from ckconv.signals import check
 from ckconv.stage import Stage
@@ -91,7 +92,7 @@ class Reread:
 
 
 class ChecksumThread:
-    """Computes a file's own checksums beside the comparison of its tensors."""
+    """Computes a file's own checksums beside other work with its tensors."""
 
     def __init__(self, checksums: tuple[Checksum, ...], known: Mapping[Extent, bytes]) -> None:
         """Begin.
@@ -101,43 +102,73 @@ class ChecksumThread:
         """
         self._checksums, self._known = checksums, known
         self._mismatch: tuple[Checksum, bytes] | None = None
-        self._error: OSError | None = None
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="ckconv-verify-hash", daemon=True)
-        self._thread.start()
+        self._stage = Stage(self._run, 0)
+        if checksums:
+            self._stage.jobs.put(0)
+        self._stage.jobs.put(None)
+        self._stage.start()
 
-    def _run(self) -> None:
-        try:
-            for checksum in self._checksums:
-                computed = self._known.get(checksum.extent) or self._digest(checksum.extent)
-                if not self._stopped and computed != checksum.stored:
-                    self._mismatch = checksum, computed
-                    return
-        except OSError as error:
-            self._error = error
+    def _run(self, job: memoryview | int, position: int) -> None:
+        for checksum in self._checksums:
+            computed = self._known.get(checksum.extent) or self._digest(checksum.extent)
+            if not self._stopped and computed != checksum.stored:
+                self._mismatch = checksum, computed
+                return
 
     def _digest(self, extent: Extent) -> bytes:
         digest = hashlib.sha256()
         view = memoryview(bytearray(HASHED_AT_ONCE))
-        with open(extent.path, "rb", buffering=0) as file:
-            file.seek(extent.offset)
-            left = extent.nbytes
-            while left and not self._stopped:
-                got = file.readinto(view[: min(left, len(view))])
-                if not got:
-                    break
-                digest.update(view[:got])
-                left -= got
+        try:
+            with open(extent.path, "rb", buffering=0) as file:
+                file.seek(extent.offset)
+                left = extent.nbytes
+                while left and not self._stopped:
+                    got = file.readinto(view[: min(left, len(view))])
+                    if not got:
+                        break
+                    digest.update(view[:got])
+                    left -= got
+        except OSError as error:
+            raise InputError("input.unreadable", f"cannot be read: {error.strerror}", path=extent.path) from error
         return digest.digest()
 
     def result(self) -> tuple[Checksum, bytes] | None:
-        """Wait; the checksum that does not fit with what was computed, or ``None``."""
-        self._thread.join()
-        if self._error:
-            raise self._error
+        """Wait; the checksum that does not fit with what was computed, or ``None``.
+
+        Raises:
+            InputError: ``input.unreadable``.
+        """
+        self._stage.wait()
+        if self._stage.error is not None:
+            raise self._stage.error
         return self._mismatch
+
+    def check(self, path: Path, *, tensor: str | None = None, details: Sequence[str] = ()) -> None:
+        """Wait for the result.
+
+        Args:
+            path, tensor, details: what the error says besides.
+
+        Raises:
+            VerifyError: ``bump.checksum``, one does not fit.
+            InputError: ``input.unreadable``.
+        """
+        mismatch = self.result()
+        if mismatch is None:
+            return
+        checksum, computed = mismatch
+        raise VerifyError(
+            "bump.checksum",
+            f"the {checksum.what} sha256 is wrong: stored {checksum.stored.hex()}, computed {computed.hex()}",
+            path=path,
+            tensor=tensor,
+            found=computed.hex(),
+            allowed=checksum.stored.hex(),
+            details=listed(list(details)),
+        )
 
     def stop(self) -> None:
         """End early and wait for the thread."""
         self._stopped = True
-        self._thread.join()
+        self._stage.wait()

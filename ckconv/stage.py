@@ -6,6 +6,8 @@ import _thread
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from ckconv.errors import OutputError
+
 #: A buffer's filled part, or a number of zero bytes that nobody stores, or the end.
 Job = memoryview | int | None
 
@@ -29,8 +31,15 @@ class Stage:
         self._running.acquire()
 
     def start(self) -> None:
-        """Start the thread; it ends at the job ``None``."""
-        _thread.start_new_thread(self._run, ())
+        """Start the thread; it ends at the job ``None``.
+
+        Raises:
+            OutputError: ``system``, the user may have no more threads.
+        """
+        try:
+            _thread.start_new_thread(self._run, ())
+        except RuntimeError as error:
+            raise OutputError("system", f"a thread cannot be started: {error}") from error
 
     def wait(self) -> None:
         """Until the last job is done; may be called again after a signal interrupted it."""

@@ -198,7 +198,8 @@ def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watche
     The first pass also finds what may not be lost, before anything is written.
     """
     if len(plan.files) != 1:
-        raise UsageError("usage.target", "several files cannot go to stdout", hint="leave out --max-shard-size")
+        hint = "leave out --max-shard-size" if plan.options.max_shard_bytes else "name a file or a directory"
+        raise UsageError("usage.target", f"{len(plan.files)} files cannot go to stdout", hint=hint)
     file, frame = plan.files[0], container.frames[0]
     losses = counted = Losses(plan)
     digest = b""

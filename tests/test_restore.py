@@ -553,3 +553,40 @@ def test_a_directory_gets_what_the_record_says_without_being_told(tmp_path: Path
     (tmp_path / "b" / "weights.bump.source.zip").unlink()
     result = ckconv("convert", tmp_path / "b" / "weights.bump", f"{tmp_path}/again/")
     assert (result.code, "does not say which format to write" in result.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--no-verify",), ("--no-source-record",), ("--no-source-record", "--no-verify")]
+)
+@pytest.mark.parametrize("target", ["back.gguf", "back/", "again.bump", "-"])
+def test_a_damaged_bump_becomes_nothing_else(
+    bump: Path, flags: tuple[str, ...], target: str, tmp_path: Path, ckconv: Ckconv
+) -> None:
+    index = open_model(bump).index
+    tensor = index.tensors["layers.0.attention_norm.weight"]
+    data = bytearray(bump.read_bytes())
+    data[tensor.extents[0].offset + 3] ^= 0x80
+    bump.write_bytes(data)
+    (tmp_path / "o").mkdir()
+
+    done = ckconv(
+        "convert",
+        bump,
+        target if target == "-" else f"{tmp_path}/o/{target}",
+        "--to",
+        "bump" if target == "again.bump" else "gguf",
+        *flags,
+    )
+
+    assert done.code == 5
+    assert f"error[bump.checksum]: {bump}: the payload sha256 is wrong" in done.err
+    assert done.out == ""
+    assert list((tmp_path / "o").iterdir()) == []
+
+
+def test_a_shard_s_name_is_taken_for_one(tmp_path: Path, ckconv: Ckconv) -> None:
+    shards = FIXTURES / "gguf-split"
+    assert ckconv("convert", shards / "llama-untied-f32-00001-of-00003.gguf", tmp_path / "m.bump").code == 0
+    (tmp_path / "o").mkdir()
+    assert ckconv("convert", tmp_path / "m.bump", tmp_path / "o/name-00001-of-00003.gguf").code == 0
+    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == [f"name-0000{n}-of-00003.gguf" for n in (1, 2, 3)]

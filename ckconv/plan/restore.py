@@ -84,7 +84,8 @@ def _names(opened: OpenRecord, file_name: str) -> dict[str, str] | None:
         return {files[0]: file_name}
     if opened.record.format != "gguf":
         return None
-    stem = file_name.removesuffix(".gguf")
+    shard = parse_shard_name(file_name)
+    stem = shard.stem if shard and shard.count == len(files) else file_name.removesuffix(".gguf")
     return {name: str(ShardName(stem, n, len(files))) for n, name in enumerate(files, 1) if parse_shard_name(name)}
 
 
