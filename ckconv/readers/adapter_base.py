@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, quoted
+from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.model.adapter import AdapterModule, Role, matrix_shape
 from ckconv.model.config import ModelConfig
 from ckconv.model.index import Tensor
@@ -39,7 +39,7 @@ def find_base(base: Path | None, named: str, opener: Opener) -> ModelConfig | No
         return None
     try:
         return _read(Path(named), opener)
-    except CkconvError:
+    except (InputError, UnsupportedError):
         return None
 
 

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ckconv.errors import CkconvError, InputError, quoted
+from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.safetensors import MAX_JSON
 from ckconv.model.index import TensorIndex
 from ckconv.readers.bytesource import ByteSource
@@ -82,7 +82,7 @@ def open_skeleton(opened: OpenRecord) -> TensorIndex:
             config = parse_object(source.read_at(0, source.size), _CONFIG, source.path)
         tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
         return index_checkpoint(path, CheckpointFiles(path, None, shards, tensors, config, ()))
-    except CkconvError as error:
+    except (InputError, UnsupportedError) as error:  # and no signal, which is an error too
         where = f"{quoted(error.path)}: " if error.path else ""
         message = f"what it keeps is no source: {where}{error.message}"
         raise InputError("record.files", message, path=opened.path, details=error.details) from error
