@@ -14,6 +14,9 @@ STDOUT = "-"
 #: File name endings -> output format.
 TARGET_SUFFIXES: dict[str, str] = {".bump": "bump", ".gguf": "gguf", ".safetensors": "safetensors"}
 
+#: What can be written.
+OUTPUTS = ("gguf", "safetensors", "mlx", "bump", "peft")
+
 #: Formats that may be a directory without its name ending in /: what their loaders open is one.
 _DIRECTORIES = frozenset({"safetensors", "mlx", "peft"})
 
@@ -59,6 +62,8 @@ def destination(target: str, to: str | None) -> Destination:
     Raises:
         UsageError: ``usage.target``, neither says.
     """
+    if "\0" in target:
+        raise UsageError("usage.target", "a file name cannot hold a NUL character")
     path = Path(target)
     named = TARGET_SUFFIXES.get(path.suffix.lower())
     if to is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -23,6 +23,20 @@ READ_AHEAD = 16 << 20
 
 #: Bytes of a piece: what stays in the second-level cache (see the pipeline's buffers).
 CHUNK = 1 << 20
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn what the system says in this block into an error about the file that it names, or about ``path``.
+
+    Raises:
+        InputError: ``input.unreadable``.
+    """
+    try:
+        yield
+    except OSError as error:
+        named = error.filename if isinstance(error.filename, str) else path
+        raise InputError("input.unreadable", f"cannot be read: {error.strerror or error}", path=named) from error
 
 
 class Files:

@@ -120,7 +120,10 @@ def sync_file(path: Path) -> None:
 
 def sync_directory(path: Path) -> None:
     """Bring the names in a directory to the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:  # one that may be written and not read: the names are there, and nobody can do more
+        return
     try:
         os.fsync(fd)
     except OSError as error:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckconv.destination import Destination, destination, says_nothing
+from ckconv.destination import OUTPUTS, Destination, destination, says_nothing
+from ckconv.errors import UsageError, quoted
 from ckconv.execute import Report, run
-from ckconv.files import Files
+from ckconv.files import Files, readable
 from ckconv.model.config import ModelConfig
 from ckconv.model.index import Identity, Tensor, TensorIndex
+from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Options, Plan
 from ckconv.plan.targets import make_plan
 from ckconv.readers.detect import open_index
@@ -170,6 +173,9 @@ def prepare(
 
     A directory without ``to`` gets what a bump file was made from, where its source record says that.
     """
+    check_values(options)
+    if to is not None and to not in OUTPUTS:
+        raise UsageError("usage", f"to is {quoted(to)}, one of {', '.join(OUTPUTS)} expected")
     place = destination(target, to) if to or not says_nothing(target) else None
     index = open_index(Path(source), format=source_format, base=options.base)
     place = place or destination(target, _format_of_record(index, options))
@@ -177,12 +183,16 @@ def prepare(
         from ckconv.adapting import Adapting, merge_adapters
 
         base = Path(source) if index.config is not None else None
+        for path, weight in adapters:
+            if not math.isfinite(weight):
+                raise UsageError("usage", f"the weight of {os.fspath(path)} is {weight}, which is no finite number")
         opened = [Adapting(open_index(Path(path), base=base), weight) for path, weight in adapters]
         index = merge_adapters(index, opened, decoded=options.decodes, unrounded=options.dtype == "f32")
     # Beside standard output there is no place for a record.
     record = options.source_record and (place.parent is not None or place.format != "bump")
     options = replace(options, file_name=place.file_name, source_record=record)
-    plan = make_plan(index, place.format, options)
+    with readable(index.path):
+        plan = make_plan(index, place.format, options)
     if place.format == "bump" and place.parent is not None and plan.files and plan.record is None:
         stale = record_path(place.parent / plan.files[0].name)
         if os.path.lexists(stale):
@@ -235,6 +245,8 @@ def convert(
     plan, place = prepare(
         source, os.fspath(target), to=to, source_format=source_format, adapters=adapters, options=options or Options()
     )
+    if place.parent is None:
+        raise UsageError("usage.target", "only the command line writes to standard output", hint="name a file")
     return run(
         plan, place, force=force, verify=verify, late=side_files(plan, place, checksums=checksums), watcher=progress
     )

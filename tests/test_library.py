@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +16,7 @@ from conftest import FIXTURES
 from models import Model
 
 import ckconv
+from ckconv.errors import InputError, OutputError, UsageError
 
 
 @pytest.fixture
@@ -116,3 +120,110 @@ def test_options_and_errors(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ckconv.CkconvError) as caught:
         ckconv.open_model(tmp_path / "nothing.gguf")
     assert (caught.value.code, caught.value.path) == ("input.missing", str(tmp_path / "nothing.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bump_version": 7}, "bump_version is 7, one of 0, 3, 4, 5 expected"),
+        ({"dtype": "int3"}, "dtype is 'int3', one of 'engine', 'keep', 'f32', 'f16', 'bf16' expected"),
+        ({"rope_layout": "x"}, "rope_layout is 'x', one of .* expected"),
+        ({"dtype_codes": "v5"}, "dtype_codes is 'v5', one of 'v3', 'v4' expected"),
+        ({"names": "x"}, "names is 'x', one of .* expected"),
+        ({"tie": "x"}, "tie is 'x', one of '', 'tie', 'untie' expected"),
+        ({"fuse": ("x",)}, "fuse is 'x', 'qkv' or 'gate-up' expected"),
+        ({"drop": "output.*"}, r"drop is 'output\.\*', a tuple of words expected"),
+        ({"context": -3}, "context is -3, a whole number from 0 to .* expected"),
+        ({"max_shard_bytes": -5}, "max_shard_bytes is -5, a whole number from 0 to .* expected"),
+        ({"set_meta": (("key",),)}, "set_meta is .* pairs of a key and a value"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_options_that_cannot_be(source: Path, tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ckconv.convert(source, tmp_path / "out.gguf", options=ckconv.Options(**options))
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "message"),
+    [
+        ("out.gguf", {"to": "foo"}, "to is 'foo', one of gguf, .* expected"),
+        ("out.gguf", {"source_format": "foo"}, "no format is called 'foo'; one of gguf, .* expected"),
+        ("out.gguf", {"adapters": [("a", float("nan"))]}, "the weight of a is nan, which is no finite number"),
+        ("-", {"to": "bump"}, "only the command line writes to standard output"),
+        ("a\0b.gguf", {}, "a file name cannot hold a NUL character"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_arguments_that_cannot_be(source: Path, target: str, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ckconv.convert(source, target if target == "-" else f"{source.parent}/{target}", **arguments)
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
+    """From now on the system says this to a system call."""
+
+    def refusing(*arguments: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, refusing)
+
+
+def test_a_file_that_the_system_does_not_read(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, "preadv", errno.EIO)
+    with pytest.raises(InputError, match=r"cannot be read at byte .*: Input/output error") as info:
+        ckconv.convert(source, tmp_path / "out.bump")
+    assert (info.value.code, info.value.path) == ("input.unreadable", str(source))
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, "output.space"), (errno.EIO, "output.write")])
+@pytest.mark.parametrize("call", ["pwrite", "ftruncate"])
+def test_a_file_that_the_system_does_not_write(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, code: str
+) -> None:
+    (tmp_path / "o").mkdir()
+    write, calls = os.pwrite, []
+
+    def refusing(fd: int, data: bytes, at: int) -> int:  # the header comes last, and after all else was written
+        calls.append(at)
+        if at == 0:
+            raise OSError(number, os.strerror(number))
+        return write(fd, data, at)
+
+    if call == "pwrite":
+        monkeypatch.setattr(os, "pwrite", refusing)
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", lambda *arguments: None)
+        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: len(data))
+        refuse(monkeypatch, call, number)
+    with pytest.raises(OutputError) as info:
+        ckconv.convert(source, tmp_path / "o" / "out.bump", options=ckconv.Options(bump_version=5))
+    assert info.value.code == code
+    assert list((tmp_path / "o").iterdir()) == []
+
+
+def test_threads_that_the_system_does_not_give(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", refusing)
+    with pytest.raises(OutputError, match="a thread cannot be started") as info:
+        ckconv.convert(source, tmp_path / "out.bump")
+    assert info.value.code == "system"
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_a_directory_that_may_not_be_searched(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = os.stat
+
+    def refusing(path: object, *arguments: object, **more: object) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "locked")):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    with pytest.raises(InputError, match="cannot be read: Permission denied") as info:
+        ckconv.open_model(tmp_path / "locked" / "m.gguf")
+    assert info.value.code == "input.unreadable"

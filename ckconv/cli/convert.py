@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ckconv.cli.progress import ProgressLine
-from ckconv.cli.settings import CONTEXT, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 from ckconv.errors import UsageError
 
 FORMATS = ["gguf", "safetensors", "mlx", "bump", "peft"]
@@ -40,7 +40,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command("convert", context_settings=CONTEXT)
-@click.argument("src", type=click.Path(path_type=Path))
+@click.argument("src", type=PATH)
 @click.argument("dst")
 @click.option("--from", "source_format", type=click.Choice(FORMATS), help="Read SRC as this format.")
 @click.option("--to", type=click.Choice(TARGETS), help="Write this format, whatever DST is called.")
@@ -79,16 +79,16 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--drop", multiple=True, metavar="GLOB", help="Leave out tensors by canonical or source name; repeatable."
 )
-@click.option("--config-out", type=click.Path(path_type=Path), help="Where config.json goes, if not beside DST.")
+@click.option("--config-out", type=PATH, help="Where config.json goes, if not beside DST.")
 @click.option(
     "--manifest",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Where weights_manifest.json goes, if not beside DST (bump 4, 5).",
 )
 @click.option("--map", "with_map", is_flag=True, help="Write weights_manifest.map beside DST (bump 4, 5).")
 @click.option(
     "--template",
-    type=click.Path(path_type=Path, exists=True),
+    type=click.Path(path_type=Path, exists=True, readable=False),
     help="The engine's template of the architecture, or their directory, to embed (bump 5).",
 )
 @click.option(
@@ -100,7 +100,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option(
     "--base",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The model that an adapter was made for: any format, or a config.json.",
 )
 @click.option(

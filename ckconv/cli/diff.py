@@ -10,7 +10,7 @@ import click
 
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import print_json, print_lines
-from ckconv.cli.settings import CONTEXT, Settings, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, settings_of
 from ckconv.errors import counted
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ _SHOWN = 20
 
 
 @click.command("diff", context_settings=CONTEXT)
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
-@click.option("--base", type=click.Path(path_type=Path), help="The model that an adapter was made for.")
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
+@click.option("--base", type=PATH, help="The model that an adapter was made for.")
 @common_options
 @click.pass_context
 def command(context: click.Context, a: Path, b: Path, base: Path | None) -> int:

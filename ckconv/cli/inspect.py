@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ckconv.cli.settings import CONTEXT, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 
 
 @click.command("inspect", context_settings=CONTEXT)
@@ -21,8 +21,12 @@ from ckconv.cli.settings import CONTEXT, common_options, settings_of
 @click.option("--tensors", metavar="GLOB", help="Only the tensors that match, by canonical or source name.")
 @click.option("--metadata", is_flag=True, help="Only the metadata.")
 @click.option("--hash", "hashes", is_flag=True, help="Add a content hash per tensor and one for the model.")
-@click.option("--config", type=click.Path(path_type=Path), help="The config.json of a bump file, if not beside it.")
-@click.option("--base", type=click.Path(path_type=Path), help="The model that an adapter was made for.")
+@click.option(
+    "--config",
+    type=PATH,
+    help="The config.json of a bump file, if not beside it.",
+)
+@click.option("--base", type=PATH, help="The model that an adapter was made for.")
 @common_options
 @click.pass_context
 def command(

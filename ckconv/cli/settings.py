@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -70,3 +71,6 @@ def common_options(function: Function) -> Function:
 
 #: Every command: ``-h`` works as ``--help`` does.
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+#: A path that whoever opens it says is not there or may not be read: the same words and status everywhere.
+PATH = click.Path(path_type=Path, readable=False)

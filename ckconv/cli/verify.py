@@ -9,7 +9,7 @@ import click
 
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import container, print_json, print_lines
-from ckconv.cli.settings import CONTEXT, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 from ckconv.errors import InputError, VerifyError, counted
 
 if TYPE_CHECKING:
@@ -22,11 +22,15 @@ _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unread
 
 
 @click.command("verify", context_settings=CONTEXT)
-@click.argument("path", type=click.Path(path_type=Path))
-@click.argument("src", type=click.Path(path_type=Path), required=False)
-@click.option("--config", type=click.Path(path_type=Path), help="The config.json of a bump file, if not beside it.")
+@click.argument("path", type=PATH)
+@click.argument("src", type=PATH, required=False)
+@click.option(
+    "--config",
+    type=PATH,
+    help="The config.json of a bump file, if not beside it.",
+)
 @click.option("--drop", multiple=True, metavar="GLOB", help="A source tensor left out on purpose; repeatable.")
-@click.option("--base", type=click.Path(path_type=Path), help="The model that an adapter was made for.")
+@click.option("--base", type=PATH, help="The model that an adapter was made for.")
 @common_options
 @click.pass_context
 def command(

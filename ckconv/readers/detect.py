@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.errors import CkconvError, InputError, UsageError, quoted
+from ckconv.files import readable
 from ckconv.formats.adapters import CONFIG_NAME, MLX_NAME, PEFT_NAME, PEFT_PICKLE
 from ckconv.formats.bump import VERSIONS
 from ckconv.formats.gguf import MAGIC as GGUF_MAGIC
@@ -86,9 +87,13 @@ def open_index(
     Raises:
         InputError: malformed, missing or unreadable.
         UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
+        UsageError: ``usage``, there is no such format.
     """
+    if format is not None and format not in READERS:
+        raise UsageError("usage", f"no format is called {quoted(format)}; one of {', '.join(READERS)} expected")
     try:
-        index = _open(path, format, source, config_path, base)
+        with readable(path):
+            index = _open(path, format, source, config_path, base)
         return index if source is not None else replace(index, identities=_identities(index.files))
     except CkconvError as error:
         if error.path is None:  # rules about tensors know no files
