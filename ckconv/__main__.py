@@ -40,6 +40,7 @@ def run(arguments: list[str]) -> int:
     _settle_streams()
     try:
         if "" in arguments:  # Path("") is the working directory, which nobody meant
+            settings.json = "--json" in arguments  # none of them was read
             raise UsageError("usage", "an argument is empty", hint="perhaps a variable of the shell is not set")
         status = group.main(arguments, prog_name="ckconv", standalone_mode=False, obj=settings)
         sys.stdout.flush()
@@ -50,7 +51,7 @@ def run(arguments: list[str]) -> int:
     except click.ClickException as error:
         settings.json = settings.json or "--json" in arguments  # what stands behind the mistake was not read
         hint = f"{error.ctx.command_path} --help shows the usage" if getattr(error, "ctx", None) else None  # type: ignore[attr-defined]
-        return print_error(UsageError("usage", error.format_message(), hint=hint), settings)
+        return print_error(UsageError("usage", " ".join(error.format_message().split()), hint=hint), settings)
     except CkconvError as error:
         if settings.debug:
             raise

@@ -66,3 +66,13 @@ def test_where_the_version_is_chosen_it_is_what_was_chosen(tmp_path: Path) -> No
         convert(untied, tmp_path / "out.bump", options=Options(dtype_codes="v4"))
 
     convert(MODEL, tmp_path / "out.bump", options=Options(dtype_codes="v4"))
+
+
+@pytest.mark.parametrize("flag", ["drop", "decode"])
+@pytest.mark.parametrize("name", ["output_norm", "blk.2.*", "lm_head.weight"])
+def test_a_name_that_names_nothing(tmp_path: Path, flag: str, name: str) -> None:
+    options = Options(**{flag: ("output_norm.weigh?", name) if flag == "decode" else (name,)})
+    with pytest.raises(UsageError, match=f"--{flag} .* names no tensor of {MODEL.name}") as info:
+        convert(MODEL, tmp_path / "out.gguf", options=options)
+    assert info.value.code == "usage.flag"
+    assert not list(tmp_path.iterdir())

@@ -577,6 +577,9 @@ USAGE = {
     "verify nothing": ("verify",),
     "hash of a pipe": ("inspect", "-", "--hash"),
     "no such shell": ("completion", "tcsh"),
+    "no shell": ("completion",),
+    "an empty name": ("convert", "", "a.bump"),
+    "tie and untie": ("convert", "m.gguf", "a.gguf", "--tie", "--untie"),
 }
 
 
@@ -585,6 +588,16 @@ def test_usage_errors(arguments: tuple[str, ...], ckconv) -> None:
     result = ckconv(*arguments)
     assert (result.code, result.out) == (2, "")
     assert result.err
+    assert "\\n" not in result.err, "one sentence"
+    if arguments and arguments[-1] != "--drop":
+        told = ckconv(*arguments, "--json")
+        assert (told.code, told.out) == (2, "")
+        assert json.loads(told.err.splitlines()[-1])["error"]["code"].startswith("usage")
+
+
+def test_a_head_stored_twice_is_verified_for_itself(fixtures: Path, tmp_path: Path, ckconv) -> None:
+    result = ckconv("convert", fixtures / "gguf" / "llama-tied-bf16.auto.gguf", tmp_path / "m.gguf", "--untie")
+    assert "verified 21/21" in result.out
 
 
 # --- element types

@@ -126,8 +126,8 @@ class Size(click.ParamType):  # type: ignore[type-arg]
     show_default=True,
     help="What tensors are called (safetensors, MLX); max: as MAX declares GPT-2.",
 )
-@click.option("--untie", "tie", flag_value="untie", help="Store a tied output head as a tensor of its own.")
-@click.option("--tie", "tie", flag_value="tie", help="Leave out an output head that is byte for byte the embedding.")
+@click.option("--untie", is_flag=True, help="Store a tied output head as a tensor of its own.")
+@click.option("--tie", is_flag=True, help="Leave out an output head that is byte for byte the embedding.")
 @click.option("--checksums", is_flag=True, help="Write DST.sha256 (in a directory: SHA256SUMS) for sha256sum -c.")
 @click.option(
     "--no-source-record",
@@ -159,6 +159,8 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     settings = settings_of(context)
     if (flags["dequantize"] or flags["decode"]) and flags["dtype"] == "keep":
         raise UsageError("usage.dtype", "--dequantize, --decode and --dtype keep exclude each other")
+    if flags["tie"] and flags["untie"]:
+        raise UsageError("usage.flag", "--tie and --untie exclude each other")
     if dst == STDOUT and sys.stdout.isatty():
         raise UsageError("usage.target", "refusing to write a model to a terminal", hint="pipe it somewhere")
     options = Options(
@@ -178,7 +180,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         drop_meta=flags["drop_meta"],
         fuse=flags["fuse"],
         names=flags["names"],
-        tie=flags["tie"] or "",
+        tie="tie" if flags["tie"] else "untie" if flags["untie"] else "",
         source_record=flags["source_record"],
         base=flags["base"],
     )

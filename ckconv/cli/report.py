@@ -68,7 +68,8 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
     written = _counts(plan)
     # What comes back out of a record is not in the bump file that the others are compared with.
     total = sum(written.values())
-    compared = report.verified if plan.restores else total
+    # A head that is stored beside the embedding which it is, is verified for itself.
+    compared = report.verified if plan.restores or plan.options.tie == "untie" else total
     verified = "not verified" if report.verified is None else f"verified {report.verified}/{compared}"
     rate = size(int(plan.nbytes / report.seconds)) if report.seconds else size(plan.nbytes)
     lines = [

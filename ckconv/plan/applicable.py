@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from ckconv.errors import UsageError
 from ckconv.model.index import TensorIndex
+from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
 from ckconv.plan.steps import Options, Plan
 
 _CHECKPOINTS = ("safetensors", "mlx")
@@ -61,6 +63,22 @@ def check_options(index: TensorIndex, to: str, options: Options) -> None:
             raise UsageError("usage.flag", f"{asked.flag} is for {_listed(outputs)}, and the output is {output}")
     if options.base is not None and index.adapter is None:
         raise UsageError("usage.flag", f"--base is for an adapter to be converted, and {index.path.name} is a model")
+    if index.adapter is None:
+        _check_globs(index, options)
+
+
+def _check_globs(index: TensorIndex, options: Options) -> None:
+    """A glob that names nothing is a name that was not written right."""
+    everything = index.everything.values()
+    names = {name for tensor in everything for name in (tensor.name, tensor.source)}
+    # What scales RoPE may be a tensor, or said by the configuration alone; what a rule drops anyway has a name too.
+    known = {*names, *(stored.name for stored in index.stored), ROPE_FREQUENCIES, HEAD}
+    for glob in options.drop:
+        if not any(fnmatchcase(name, glob) for name in known):
+            raise UsageError("usage.flag", f"--drop {glob} names no tensor of {index.path.name}")
+    for glob in options.decode:
+        if not any(fnmatchcase(name, glob) for name in names):
+            raise UsageError("usage.flag", f"--decode {glob} names no tensor of {index.path.name}")
 
 
 def check_version(plan: Plan) -> None:
