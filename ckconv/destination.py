@@ -69,7 +69,9 @@ def destination(target: str, to: str | None) -> Destination:
     if to is None:
         if says_nothing(target):
             raise UsageError(
-                "usage.target", f"{target!r} does not say which format to write", hint="--to names one: gguf, safetensors, mlx, peft or bump"
+                "usage.target",
+                f"{target!r} does not say which format to write",
+                hint="--to names one, such as gguf or mlx",
             )
         if named is None:
             known = ", ".join(TARGET_SUFFIXES)

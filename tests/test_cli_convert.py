@@ -440,7 +440,7 @@ def test_stdout_holds_the_model_and_nothing_else(source: Path, tmp_path: Path) -
 def test_stdout_needs_a_format(source: Path, ckconv) -> None:
     result = ckconv("convert", source, "-")
     assert result.code == 2
-    assert "--to names one: gguf, safetensors, mlx, peft or bump" in result.err
+    assert "--to names one, such as gguf or mlx" in result.err
 
 
 @pytest.mark.parametrize("arguments", [("inspect",), ("convert", "-", "--to", "bump")])
