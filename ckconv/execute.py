@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
 from ckconv.destination import Destination
-from ckconv.errors import InputError, UnsupportedError, UsageError, VerifyError
+from ckconv.errors import InputError, UsageError, VerifyError
 from ckconv.files import Files
 from ckconv.filesystem import failing
 from ckconv.leftovers import check_leftovers
-from ckconv.model.index import Extent, TensorIndex
+from ckconv.model.index import Extent
 from ckconv.output import Outputs, Room, Small
 from ckconv.plan.steps import OutputFile, Plan
-from ckconv.reread import ChecksumThread
+from ckconv.soundness import Soundness
 from ckconv.stage import Stage
 from ckconv.stream import SMALLEST_HOLE
 from ckconv.transfer import Unwatched, Watcher, write_files, write_stdout
@@ -125,10 +124,10 @@ def run(
     if target.parent is None and plan.index.adapter is not None and container.side_files:
         raise UsageError("usage.target", "an adapter is two files, stdout holds one", hint="name a directory")
     side = _side_files(plan, container, target.parent, places or {}, on_request)
-    with Files(plan.index.identities) as files, _sound(plan.index) as source:
+    with Files(plan.index.identities) as files, Soundness(plan.index) as source:
         if target.parent is None:
             assert stdout is not None
-            source.check(plan.index.path)  # nothing can be taken back from there
+            source.check()  # nothing can be taken back from there
             with Outputs({}, side, force=force, inputs=_inputs(plan)) as outputs:
                 digest, losses = write_stdout(plan, container, files, stdout, watcher)
                 outputs.publish()
@@ -150,6 +149,8 @@ def run(
         with Outputs(rooms, side, directory=target.directory, force=force, inputs=_inputs(plan)) as outputs:
             check_leftovers(plan, target.parent, [*rooms, *side])
             fds = [outputs.fds[path] for path in paths]
+            if not verify:
+                source.begin()
             with failing(Path(target.name)):  # what is read says of itself that it cannot be
                 digests, losses = write_files(plan, container, files, fds, watcher, reread=verify)
             written = tuple(
@@ -164,7 +165,8 @@ def run(
             for item in late:
                 with failing(item.path):
                     _write_late(item, outputs.fds[item.path], item.content(written, outputs))
-            source.check(plan.index.path)
+            if not plan.restores:  # which is verified whole, or hashed already
+                source.begin()
             try:
                 verified = _settle(plan, target, paths, outputs, watcher, reread, verify=verify)
             except VerifyError as error:
@@ -182,28 +184,14 @@ def run(
                     offset=error.offset,
                     details=error.details,
                 ) from error
+            if not plan.restores or not verify:
+                source.check()
             files.check_unchanged()
             outputs.publish()
     besides = (*side, *(item.path for item in late))
     return Report(
         plan, target.name, written, besides, verified, time.monotonic() - started, losses.changed, losses.merged
     )
-
-
-@contextmanager
-def _sound(index: TensorIndex) -> Iterator[ChecksumThread]:
-    """Hash a source that says its own checksum, beside what is done with it.
-
-    A source that is damaged is said to be so, whatever else is found to be wrong because of it.
-    """
-    hashing = ChecksumThread(index.checksums, {})
-    try:
-        yield hashing
-    except (UnsupportedError, VerifyError):
-        hashing.check(index.path)
-        raise
-    finally:
-        hashing.stop()
 
 
 def _inputs(plan: Plan) -> tuple[Path, ...]:
@@ -280,9 +268,8 @@ def _settle(
         out = open_index(_opened(plan, target, paths, outputs), base=plan.options.base)
         watcher.begin("verifying", plan.nbytes)
         if plan.restores:
-            # The comparison that was made when the bump was written: of the bump with its source.
-            known = {checksum.extent: checksum.stored for checksum in plan.index.checksums}  # all of them fit
-            found = verify_index(plan.index, out, left_out=plan.details.left_out, progress=watcher, digests=known)
+            # The comparison that was made when the bump was written: of the bump, its checksum too, with its source.
+            found = verify_index(plan.index, out, left_out=plan.details.left_out, progress=watcher)
         else:
             found = verify_index(
                 out,

@@ -24,6 +24,8 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     what = f"architecture {index.architecture!r} has no rules" if index.architecture else "no architecture is named"
     if index.format == "safetensors" and not index.metadata:
         what = "no config.json beside the tensors names an architecture"
+    if index.format == "bump" and not index.architecture:
+        what = "no config.json beside it names an architecture"
     return Reason(f"{what} (known: {known})")
 
 
