@@ -103,11 +103,13 @@ class ChecksumThread:
         self._checksums, self._known = checksums, known
         self._mismatch: tuple[Checksum, bytes] | None = None
         self._stopped = False
-        self._stage = Stage(self._run, 0)
-        if checksums:
-            self._stage.jobs.put(0)
-        self._stage.jobs.put(None)
-        self._stage.start()
+        self._stage: Stage | None = None
+        if checksums:  # a thread takes memory of its own even if it has nothing to do
+            stage = Stage(self._run, 0)
+            stage.jobs.put(0)
+            stage.jobs.put(None)
+            stage.start()
+            self._stage = stage
 
     def _run(self, job: memoryview | int, position: int) -> None:
         for checksum in self._checksums:
@@ -139,9 +141,10 @@ class ChecksumThread:
         Raises:
             InputError: ``input.unreadable``.
         """
-        self._stage.wait()
-        if self._stage.error is not None:
-            raise self._stage.error
+        if self._stage is not None:
+            self._stage.wait()
+            if self._stage.error is not None:
+                raise self._stage.error
         return self._mismatch
 
     def check(self, path: Path, *, tensor: str | None = None, details: Sequence[str] = ()) -> None:
@@ -171,4 +174,5 @@ class ChecksumThread:
     def stop(self) -> None:
         """End early and wait for the thread."""
         self._stopped = True
-        self._stage.wait()
+        if self._stage is not None:
+            self._stage.wait()
