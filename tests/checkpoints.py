@@ -106,6 +106,8 @@ class Decoder:
                 "num_experts_per_tok": 2,
                 "intermediate_size": self.expert_ffn,
             }
+        if model_type == "gemma3_text":
+            facts |= {"query_pre_attn_scalar": self.head_dim}
         if model_type == "qwen3_moe":
             facts |= {"num_experts": self.experts, "num_experts_per_tok": 2, "moe_intermediate_size": self.expert_ffn}
         return {key: value for key, value in {**facts, **other}.items() if value is not ...}

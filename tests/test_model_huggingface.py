@@ -562,6 +562,43 @@ def test_gemma3_has_modifiers_of_its_own(tmp_path: Path) -> None:
     )
 
 
+def test_a_gemma3_that_names_no_scalar_of_attention_has_that_of_its_class(tmp_path: Path) -> None:
+    decoder = Decoder(layers=1)
+    assert read(tmp_path, decoder, "gemma3_text", query_pre_attn_scalar=...).modifiers == (
+        "query_pre_attn_scalar = 256 beside head_dim = 16",
+    )
+    assert read(tmp_path, decoder, "gemma3_text", query_pre_attn_scalar=..., head_dim=...).modifiers == ()
+
+
+#: What a configuration may leave out -> what the class of transformers 4.57 and 5.18 has then.
+LEFT_OUT = {
+    "llama": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
+    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131072},
+    "mixtral": {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen2": {"rms_norm_eps": 1e-6, "num_key_value_heads": 32, "max_position_embeddings": 32768},
+    "qwen3": {"head_dim": 128, "num_key_value_heads": 32},
+    "qwen3_moe": {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8},
+    "gemma3_text": {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072,
+    },
+    "phi3": {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", LEFT_OUT)
+def test_what_a_configuration_leaves_out_is_what_its_class_takes(tmp_path: Path, model_type: str) -> None:
+    left_out = LEFT_OUT[model_type]
+    decoder = Decoder(heads=32, kv_heads=32, experts=2)
+    silent = read(tmp_path, decoder, model_type, **dict.fromkeys(left_out, ...))
+    assert silent == read(tmp_path, decoder, model_type, **left_out)
+
+
+def test_null_is_not_left_out(tmp_path: Path) -> None:
+    config = read(tmp_path, PLAIN, "mistral", num_key_value_heads=None, sliding_window=None)
+    assert (config.num_kv_heads, config.sliding_window) == (PLAIN.heads, None)
+
+
 USUAL_LAYERS = ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
 
 

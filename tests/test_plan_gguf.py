@@ -282,7 +282,6 @@ def test_linear_and_yarn_scaling_are_keys(tmp_path: Path) -> None:
         ),
         ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu' changes the computation"),
         ("mistral", {"sliding_window": 16}, "attention slides over 16 tokens, llama.cpp attends to all 128"),
-        ("llama", {"max_position_embeddings": ...}, "names no context length"),
     ],
 )
 def test_what_llama_cpp_would_compute_otherwise_is_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,27 @@ def test_a_configuration_in_the_style_of_transformers_5_is_completed(tmp_path: P
     document = config_of(to_mlx(save(tmp_path / "hf", config, decoder.tensors()), tmp_path / "out"))
     assert document["rope_theta"] == 5e5
     assert {key: document["rope_scaling"][key] for key in scaling} == scaling
+
+
+def test_a_part_of_the_head_that_rope_turns_is_said_where_mlx_lm_looks(tmp_path: Path) -> None:
+    """transformers 5 says it in ``rope_parameters``; mlx_lm/models/phi3.py reads the top, and else turns all."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    config = json.loads((FIXTURES / "hf/phi3-bf16/config.json").read_text())
+    source = shutil.copytree(FIXTURES / "hf/phi3-bf16", tmp_path / "hf")
+    config = {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling", "partial_rotary_factor")}
+    (source / "config.json").write_text(json.dumps({**config, "rope_parameters": rope}))
+
+    assert config_of(to_mlx(source, tmp_path / "out"))["partial_rotary_factor"] == 0.5
+
+
+def test_what_transformers_takes_for_granted_is_written_out(tmp_path: Path) -> None:
+    """mlx_lm/models/gemma3_text.py has defaults of its own: 4 heads, a window of 512."""
+    source = shutil.copytree(FIXTURES / "hf/gemma3-text-bf16", tmp_path / "hf")
+    config = json.loads((source / "config.json").read_text())
+    taken = {"sliding_window": 4096, "rms_norm_eps": 1e-6, "max_position_embeddings": 131072}
+    (source / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in taken}))
+
+    assert config_of(to_mlx(source, tmp_path / "out")).items() >= taken.items()
 
 
 # Quantised matrices

@@ -24,12 +24,15 @@ _QUANTIZATION_KEYS = ("quantization", "quantization_config")
 
 #: Keys that mlx-lm's classes cannot do without, or take a default of their own for; those of Hugging Face can.
 _MLX_NEEDS: Mapping[str, tuple[str, ...]] = {
-    "": ("rope_theta", "num_key_value_heads", "max_position_embeddings"),
+    "": ("rope_theta", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "vocab_size"),
     "llama": ("head_dim",),
     "qwen3": ("head_dim",),
+    "mixtral": ("num_local_experts", "num_experts_per_tok"),
     # transformers 5 says num_local_experts.
-    "qwen3moe": ("head_dim", "num_experts"),
-    "gemma3": ("head_dim", "rope_local_base_freq", "query_pre_attn_scalar"),
+    "qwen3moe": ("head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    "gemma3": ("num_attention_heads", "head_dim", "rope_local_base_freq", "query_pre_attn_scalar", "sliding_window"),
+    # transformers 5 says it in rope_parameters.
+    "phi3": ("partial_rotary_factor",),
     "gpt2": ("n_ctx", "n_positions", "layer_norm_epsilon"),
 }
 

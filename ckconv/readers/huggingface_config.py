@@ -9,6 +9,7 @@ from typing import Any
 from ckconv.errors import InputError
 from ckconv.model.architectures import FAMILIES, Family, family_of_model_type
 from ckconv.model.config import DEFAULT_ROPE_THETA, PARAMETERS, ModelConfig, build_config, checked_number
+from ckconv.model.huggingface_defaults import DEFAULTS, GEMMA3_ATTENTION_SCALAR
 from ckconv.model.index import StoredTensor
 
 _BY_FIELD = {parameter.field: parameter for parameter in PARAMETERS}
@@ -46,13 +47,6 @@ _OWN_MODIFIERS: dict[str, _Modifiers] = {
     },
     "whisper": {"activation_function": (None, "gelu"), "scale_embedding": (None, False)},
 }
-
-#: What the classes of transformers take where a configuration names no base.
-_ROPE_THETA = {"gemma3": 1_000_000.0, "mixtral": 1_000_000.0}
-
-#: The window that classes of transformers have where a configuration does not name the key; ``null`` is none. Those
-#: of Qwen have one only where ``use_sliding_window`` says so.
-_SLIDING_WINDOW = {"mistral": 4096, "gemma3_text": 4096}
 
 #: Endings of the names of tables, in every dialect.
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "token_embedding.weight", "token_embd.weight")
@@ -106,7 +100,12 @@ def huggingface_config(
         theta = checked_number(name, rope["rope_theta"], _BY_FIELD["rope_theta"], fail)
         if values.setdefault("rope_theta", theta) != theta:
             raise fail(f"{names['rope_theta']} is {values['rope_theta']:,}, {name} is {theta:,}")
-    values.setdefault("rope_theta", _ROPE_THETA.get(family.name, DEFAULT_ROPE_THETA))
+    # A key that is null is not left out: classes take null kv heads for as many as there are heads, and a null window
+    # for none.
+    for field, default in DEFAULTS.get(str(own.get("model_type", "")), {}).items():
+        if not any(key in own for key in _BY_FIELD[field].huggingface):
+            values.setdefault(field, default)
+    values.setdefault("rope_theta", DEFAULT_ROPE_THETA)
     if own.get("encoder_layers") is not None:
         checked_number("encoder_layers", own["encoder_layers"], _BY_FIELD["num_layers"], fail)
     factor = own.get("partial_rotary_factor", rope.get("partial_rotary_factor"))
@@ -115,9 +114,6 @@ def huggingface_config(
     if factor is not None and factor < 1:
         head = values.get("head_dim") or values.get("hidden_size", 0) / max(values.get("num_heads", 1), 1)
         values["rotary_dim"] = int(head * factor)
-    window = _SLIDING_WINDOW.get(str(own.get("model_type", "")))
-    if window and "sliding_window" not in own:
-        values["sliding_window"] = window
     if not own.get("use_sliding_window", not family.name.startswith("qwen")):
         values.pop("sliding_window", None)
     tied = own.get("tie_word_embeddings")  # classes and libraries differ in what its absence means
@@ -179,9 +175,10 @@ def _modifiers(own: Mapping[str, Any], family: Family) -> tuple[str, ...]:
 
 def _gemma3_modifiers(own: Mapping[str, Any]) -> Iterator[str]:
     """What only the relation of several keys tells."""
-    scalar = own.get("query_pre_attn_scalar")
-    if scalar is not None and scalar != own.get("head_dim", scalar):
-        yield f"query_pre_attn_scalar = {scalar!r} beside head_dim = {own['head_dim']!r}"
+    scalar = own.get("query_pre_attn_scalar", GEMMA3_ATTENTION_SCALAR)
+    head = own.get("head_dim", DEFAULTS["gemma3_text"]["head_dim"])
+    if scalar is not None and scalar != head:
+        yield f"query_pre_attn_scalar = {scalar!r} beside head_dim = {head!r}"
     parameters = own.get("rope_parameters")
     local = parameters.get("sliding_attention") if isinstance(parameters, dict) else None
     base = local.get("rope_theta") if isinstance(local, dict) else None
