@@ -16,7 +16,8 @@ from ckconv.model.index import Delta, Merge, Rescale, Tensor, TensorIndex, matri
 from ckconv.model.layouts import plain
 from ckconv.tied import head_is_embedding
 
-_HEAD, _EMBEDDING = "output.weight", "token_embedding.weight"
+_HEAD_MODULE, _EMBEDDING_MODULE = "output", "token_embedding"
+_HEAD, _EMBEDDING = f"{_HEAD_MODULE}.weight", f"{_EMBEDDING_MODULE}.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ def merge_adapters(
             path=base.path,
         )
     _check_supported(adapters)
+    base = _untied(base, adapters, config)
     _check_there(base, adapters, config)
     tensors = dict(base.tensors)
     quantised: list[str] = []
@@ -71,8 +73,6 @@ def merge_adapters(
             hint="--dequantize decodes them to float32, --decode GLOB only those that it names",
             details=listed(quantised),
         )
-    if _HEAD in tensors and tensors[_EMBEDDING].merge and not tensors[_HEAD].merge and head_is_embedding(base):
-        del tensors[_HEAD]  # the one matrix that both are changes with the embedding
     files = (*base.files, *(path for adapter in adapters for path in adapter.index.files))
     identities = dict(base.identities)
     for adapter in adapters:
@@ -84,6 +84,38 @@ def merge_adapters(
         merged=tuple(_words(adapter) for adapter in adapters),
         identities=identities,
     )
+
+
+def _untied(base: TensorIndex, adapters: Sequence[Adapting], config: ModelConfig) -> TensorIndex:
+    """The base with an output head of its own, where the adapters make a tied one differ from the embedding.
+
+    Raises:
+        UnsupportedError: ``adapter.unsupported``, of several adapters only some change both together.
+    """
+    apart, together = False, False
+    for adapter in adapters:
+        known = adapter.index.adapter
+        assert known is not None
+        if not known.ties:
+            apart |= not {_EMBEDDING_MODULE, _HEAD_MODULE}.isdisjoint(known.modules)
+        together |= known.ties and _EMBEDDING_MODULE in known.modules
+    there = _HEAD in base.tensors
+    tied = not there or (config.tied is not False and head_is_embedding(base))
+    if not tied or not (apart or together):
+        return base
+    if apart and together:
+        raise UnsupportedError(
+            "adapter.unsupported",
+            "the base is tied; some of the adapters change its embedding together with its output head, others do not",
+            path=base.path,
+        )
+    tensors = dict(base.tensors)
+    if together:
+        tensors.pop(_HEAD, None)  # the one matrix that both are changes with the embedding
+        return replace(base, tensors=tensors)
+    if not there:
+        tensors[_HEAD] = replace(tensors[_EMBEDDING], name=_HEAD)
+    return replace(base, tensors=tensors, config=replace(config, tied=False))
 
 
 def _words(adapter: Adapting) -> str:

@@ -15,6 +15,8 @@ import numpy as np
 
 from ckconv.conversions import decode
 from ckconv.dtypes import DType
+from ckconv.errors import UnsupportedError
+from ckconv.model.adapter import float32
 from ckconv.model.index import Delta, Merge, Rescale, Tensor
 from ckconv.rows import RowReader
 from ckconv.values import from_float32
@@ -34,6 +36,8 @@ class MergedRows:
     def __init__(self, merge: Merge, dtype: DType, files: Files) -> None:
         self._dtype = dtype
         self._base_type = merge.base.dtype
+        self._name = merge.base.name
+        self._path = next((extent.path for extent in merge.base.extents), None)
         self._base = RowReader(merge.base, files)
         self._changes = [
             _Added(change, files) if isinstance(change, Delta) else _Rescaled(change, files) for change in merge.changes
@@ -42,7 +46,11 @@ class MergedRows:
         self.max_change = 0.0
 
     def rows(self, start: int, stop: int) -> Rows:
-        """Rows ``start`` to ``stop``: ``[stop - start, bytes of a row]``."""
+        """Rows ``start`` to ``stop``: ``[stop - start, bytes of a row]``.
+
+        Raises:
+            UnsupportedError: ``adapter.unsupported``, what is made of a finite number is none.
+        """
         return self._changed(self._base.rows(start, stop), np.arange(start, stop, dtype=np.int64))
 
     def gather(self, canonical: Index) -> Rows:
@@ -52,14 +60,27 @@ class MergedRows:
     def _changed(self, stored: Rows, canonical: Index) -> Rows:
         before = decode(stored, self._base_type)
         after = before.copy()
-        for change in self._changes:
-            after = change.apply(after, canonical)
-        made, _ = from_float32(after, self._dtype)
-        if len(canonical):
-            with np.errstate(invalid="ignore"):
-                difference = np.abs(decode(made, self._dtype) - before)
-            self.max_change = max(self.max_change, float(np.nanmax(difference, initial=0.0)))
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is an error below
+            for change in self._changes:
+                after = change.apply(after, canonical)
+            made, _ = from_float32(after, self._dtype)
+            rounded = decode(made, self._dtype)
+            difference = np.abs(rounded - before)
+        if not np.isfinite(difference).all():
+            self._check_finite(before, rounded, canonical)
+        self.max_change = max(self.max_change, float(np.nanmax(difference, initial=0.0)))
         return made
+
+    def _check_finite(self, before: Floats, after: Floats, canonical: Index) -> None:
+        """A number stays one: an adapter that overflows, or holds NaN, would break the whole model."""
+        broken = (np.isfinite(before) & ~np.isfinite(after)).any(axis=1)
+        if broken.any():
+            raise UnsupportedError(
+                "adapter.unsupported",
+                f"the adapters make row {canonical[broken][0]:,} of {self._name} infinite or NaN in {self._dtype}",
+                path=self._path,
+                tensor=self._name,
+            )
 
 
 class _Added:
@@ -69,7 +90,7 @@ class _Added:
         self._a = RowReader(delta.a, files) if delta.a is not None else None
         self._b_type = delta.b.dtype
         self._b = RowReader(delta.b, files)
-        self._scale = np.float32(delta.scale)
+        self._scale = np.float32(float32(delta.scale))
         self._magnitude = _Factors(delta.magnitude, files) if delta.magnitude is not None else None
         self._rows_of_a: Floats | None = None
 

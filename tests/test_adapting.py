@@ -13,6 +13,8 @@ from conftest import FIXTURES
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from ckconv.library import open_model
+
 LORA = FIXTURES / "lora"
 LLAMA = FIXTURES / "gguf-split" / "llama-untied-f32-00001-of-00003.gguf"
 QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
@@ -86,6 +88,103 @@ def test_every_kind_as_peft_merges_it(name: str, tmp_path: Path, ckconv) -> None
             assert not np.array_equal(value, before[key]), key
         else:
             assert np.array_equal(value, before[key]), key
+
+
+def edited(source: Path, target: Path, **changes: object) -> Path:
+    """An adapter with another configuration."""
+    shutil.copytree(source, target)
+    config = json.loads((target / CONFIG).read_text())
+    (target / CONFIG).write_text(json.dumps({**config, **changes}))
+    return target
+
+
+def with_tensors(folder: Path, tensors: dict[str, np.ndarray]) -> Path:
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    return folder
+
+
+EMBEDDING = "base_model.model.model.embed_tokens"
+HEAD = "base_model.model.lm_head"
+
+
+def embedding_adapter(kind: str, target: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """An adapter of qwen2's embedding or head, and what peft makes of either, out of zeros."""
+    rng = np.random.default_rng(5)
+    a, b, whole = (rng.normal(0, 0.1, shape).astype("f4") for shape in ((4, 384), (64, 4), (384, 64)))
+    tensors, changed = {
+        "embed": ({f"{EMBEDDING}.lora_embedding_A": a, f"{EMBEDDING}.lora_embedding_B": b}, {"embed": 2 * (b @ a).T}),
+        "head": ({f"{HEAD}.lora_A.weight": b.T.copy(), f"{HEAD}.lora_B.weight": a.T.copy()}, {"head": 2 * (b @ a).T}),
+        "saved embed": ({f"{EMBEDDING}.weight": whole}, {"embed": whole}),
+        "saved head": ({f"{HEAD}.weight": whole}, {"head": whole}),
+    }[kind]
+    names = ["embed_tokens", "lm_head"]
+    changes = {"modules_to_save": names} if kind.startswith("saved") else {"target_modules": names}
+    folder = edited(LORA / "qwen2-r4-all", target, r=4, lora_alpha=8, **changes)
+    return with_tensors(folder, tensors), changed
+
+
+@pytest.mark.parametrize("target", ["hf/", "m.gguf", "mlx/", "m.bump"])
+@pytest.mark.parametrize("kind", ["embed", "head", "saved embed", "saved head"])
+def test_the_head_of_a_tied_base_is_apart_from_the_embedding_that_peft_changes(
+    kind: str, target: str, tmp_path: Path, ckconv
+) -> None:
+    """peft wraps one of the two modules that share a matrix; the other computes what it did."""
+    adapter, changed = embedding_adapter(kind, tmp_path / "adapter")
+    to = {"hf/": "safetensors", "mlx/": "mlx"}.get(target, target.rpartition(".")[2])
+    out = f"{tmp_path}/{target}"
+    result = ckconv("convert", QWEN2, out, "--to", to, "--dtype", "f32", "--adapter", adapter)
+    assert result.code == 0, result.err
+    assert "verified 27/27" in result.out.replace("verified 37/37", "verified 27/27")
+
+    before = ckconv_values(QWEN2)
+    after = ckconv_values(Path(out))
+    for name, key in (("embed", "token_embedding.weight"), ("head", "output.weight")):
+        old = before["token_embedding.weight"]
+        expected = old if name not in changed else changed[name] if "saved" in kind else old + changed[name]
+        assert np.abs(after[key] - expected).max() < 1e-6, name
+
+
+def ckconv_values(path: Path) -> dict[str, np.ndarray]:
+    return {name: tensor.values() for name, tensor in open_model(path).tensors.items()}
+
+
+def test_an_adapter_that_keeps_weights_tied_changes_both(tmp_path: Path, ckconv) -> None:
+    folder, changed = embedding_adapter("saved embed", tmp_path / "adapter")
+    adapter = edited(folder, tmp_path / "tied", ensure_weight_tying=True)
+    assert ckconv("convert", QWEN2, f"{tmp_path}/out/", "--to", "safetensors", "--adapter", adapter).code == 0
+    made = ckconv_values(tmp_path / "out")
+    assert "output.weight" not in made
+    assert np.array_equal(made["token_embedding.weight"], changed["embed"])
+
+    result = ckconv(
+        "convert", QWEN2, f"{tmp_path}/x/", "--to", "safetensors", "--adapter", adapter, "--adapter", folder
+    )
+    assert result.code == 4
+    assert "some of the adapters change its embedding together with its output head, others do not" in result.err
+
+
+def test_a_target_without_a_head_does_not_hold_an_untied_model(tmp_path: Path, ckconv) -> None:
+    adapter, _ = embedding_adapter("embed", tmp_path / "adapter")
+    result = ckconv("convert", QWEN2, tmp_path / "m.bump", "--bump-version", "3", "--adapter", adapter)
+    assert (result.code, "not tied to the embeddings" in result.err) == (4, True)
+
+
+@pytest.mark.parametrize(("weight", "factor"), [("1", np.nan), ("1", 1e30), ("1e300", 1.0)])
+def test_numbers_that_an_adapter_would_break(weight: str, factor: float, tmp_path: Path, ckconv) -> None:
+    folder = edited(ADAPTER, tmp_path / "adapter")
+    tensors = {name: value * np.float32(factor) for name, value in load_file(ADAPTER / WEIGHTS).items()}
+    with_tensors(folder, tensors)
+    result = ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", f"{folder}={weight}")
+    assert result.code == 4
+    assert "infinite or NaN in F32" in result.err
+    assert "Warning" not in result.err
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_bare_parameters_are_refused_whatever_rank_they_have(tmp_path: Path, ckconv) -> None:
+    folder = edited(ADAPTER, tmp_path / "adapter", target_parameters=["experts.gate_up_proj"], r=2)
+    result = ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", folder)
+    assert (result.code, "it changes bare parameters, not modules" in result.err) == (4, True)
 
 
 def test_rounded_to_the_type_of_the_base(tmp_path: Path, ckconv) -> None:

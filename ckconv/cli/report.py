@@ -12,6 +12,7 @@ from ckconv.dtypes import F32
 from ckconv.errors import MAX_LISTED
 from ckconv.execute import Report
 from ckconv.model.index import TensorIndex
+from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan, Step
 
 #: Tensors left out for one reason that are named before they are counted.
@@ -183,6 +184,9 @@ def _actions(plan: Plan) -> dict[str, Step]:
     owners = {plane.name: tensor.name for tensor in index.tensors.values() for plane in tensor.planes}
     found: dict[str, Step] = {}
     for step in plan.steps:
+        if step.target.name == HEAD:  # a tied head that is stored is read from the embedding
+            found.setdefault(HEAD, step)
+            continue
         for tensor in step.sources:
             name = owners.get(tensor.name, tensor.name)
             names = (name,) if name in index.tensors else index.canonical_of.get(tensor.source, (name,))

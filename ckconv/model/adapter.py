@@ -89,6 +89,7 @@ class Adapter:
         unsupported: what the file says of the computation that ckconv has no rule for; each stops every use of it.
         base: the base model's hyper-parameters, where it was named and found.
         document: the configuration as the file has it.
+        ties: what it changes of a tied model's embedding changes the output head too.
     """
 
     method: str
@@ -97,6 +98,7 @@ class Adapter:
     unsupported: tuple[str, ...] = ()
     base: ModelConfig | None = None
     document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    ties: bool = True
 
     @property
     def family(self) -> Family | None:

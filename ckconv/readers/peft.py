@@ -73,11 +73,20 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None) -> Tensor
     for module, (parts, embedding) in found.items():
         _add(collector, config, module, parts, embedding, families, unsupported)
     collected = collector.finish()
-    if model is not None:
+    if model is not None and not unsupported:  # what has no rule has no shape to be held against either
         check_fits(collected.modules, collected.tensors, model, root)
     unsupported += [f"no rule for tensor {quoted(tensor.name)}" for tensor in unknown]
     method = "IA3" if config.method == "IA3" else "DoRA" if config.dora else "LoRA"
-    adapter = Adapter(method, config.base_name, collected.modules, tuple(unsupported), model, config.document)
+    adapter = Adapter(
+        method,
+        config.base_name,
+        collected.modules,
+        tuple(unsupported),
+        model,
+        config.document,
+        # A module that peft wraps or saves is one of its own, and the head keeps the base's matrix (peft 0.21).
+        ties=config.ties,
+    )
     return TensorIndex(
         format="peft",
         version=0,
@@ -161,7 +170,9 @@ def _add(
         message = f"{module}: alpha {alpha} and rank {rank} make a scale that is no float32 number"
         collector.faults.add("adapter.scale", message, tensor=module)
     given = "rank_pattern" if rank != config.rank else "r"
-    collector.add(name, module, parts, Shape(scale, rank, alpha, given), embedding=embedding)
+    # The matrices of a bare parameter, of all experts say, have the rank as often as there are experts.
+    stated = None if config.document.get("target_parameters") else rank
+    collector.add(name, module, parts, Shape(scale, stated, alpha, given), embedding=embedding)
 
 
 def _ignored(module: str) -> str:

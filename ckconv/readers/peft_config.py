@@ -51,6 +51,7 @@ class PeftConfig:
     Attributes:
         method: ``LORA`` or ``IA3``.
         dora: rows of the merged matrix get norms of their own.
+        ties: the embedding and the head of a tied base change together.
         unsupported: settings that change the computation and have no rule here.
     """
 
@@ -62,6 +63,7 @@ class PeftConfig:
     alphas: Mapping[str, float]
     rank_stabilised: bool
     dora: bool
+    ties: bool
     base_name: str
     unsupported: tuple[str, ...]
 
@@ -137,6 +139,7 @@ def read_peft_config(path: Path) -> PeftConfig:
         alphas={key: config.alpha(f"alpha_pattern of {quoted(key)}", v) for key, v in config.patterns("alpha_pattern")},
         rank_stabilised=config.flag("use_rslora"),
         dora=config.flag("use_dora"),
+        ties=config.flag("ensure_weight_tying"),
         base_name=config.text("base_model_name_or_path"),
         unsupported=_unsupported(document),
     )
