@@ -110,11 +110,15 @@ class Conversion:
         floats = decode(rows, self.source)
         if self.factor != 1.0:
             return _scaled(floats, self.factor, self.target)
-        if self.shift >= 0:
-            return from_float32(floats + np.float32(self.shift) if self.shift else floats, self.target)
-        # Values were stored higher than they are, which rounded them: what counts is that adding gives them again.
-        lower, _ = from_float32(floats + np.float32(self.shift), self.target)
-        again = to_float32(lower, self.target) - np.float32(self.shift)
+        if not self.shift:
+            return from_float32(floats, self.target)
+        with np.errstate(invalid="ignore"):  # a signalling NaN stays a NaN
+            shifted = floats + np.float32(self.shift)
+            if self.shift > 0:
+                return from_float32(shifted, self.target)
+            # Values were stored higher than they are, which rounded them: what counts is that adding gives them again.
+            lower, _ = from_float32(shifted, self.target)
+            again = to_float32(lower, self.target) - np.float32(self.shift)
         return lower, int(np.count_nonzero(again.view(np.uint32) != floats.view(np.uint32)))
 
 

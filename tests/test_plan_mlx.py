@@ -117,6 +117,16 @@ def test_what_transformers_takes_for_granted_is_written_out(tmp_path: Path) -> N
     assert config_of(to_mlx(source, tmp_path / "out")).items() >= taken.items()
 
 
+def test_a_family_that_mlx_lm_lacks_is_noted(tmp_path: Path, ckconv) -> None:
+    folder = FIXTURES / "hf/whisper-f32"
+    names = json.loads((folder / "names.json").read_text())
+    tensors = {name: np.zeros(shape, np.float32) for name, (_, shape) in names.items()}
+    source = save(tmp_path / "hf", json.loads((folder / "config.json").read_text()), tensors)
+
+    result = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
+    assert (result.code, "mlx-lm has no whisper class" in result.out) == (0, True)
+
+
 # Quantised matrices
 
 

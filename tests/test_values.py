@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 
 import gguf
 import gguf.quants
@@ -198,3 +199,13 @@ def test_shift_is_added_in_float32() -> None:
     shifted, changed = Conversion(F16, F32, 1).apply(row.view(np.uint8))
     assert np.array_equal(shifted.view(np.float32), row.astype(np.float32) + np.float32(1))
     assert changed == 0
+
+
+def test_a_signalling_nan_of_a_shifted_norm_stays_a_nan_without_a_word() -> None:
+    rows = np.array([[0xFF81, 0x7F80, 0xBF80]], "<u2").view(np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made, changed = Conversion(BF16, F32, shift=1).apply(rows)
+    values = made.view("<f4")[0]
+    assert np.isnan(values[0])
+    assert (values[1:].tolist(), changed) == ([np.inf, 0.0], 0)
