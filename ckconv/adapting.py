@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ckconv.dtypes import F32, WIDENS_TO_F32, DType
-from ckconv.errors import InputError, UnsupportedError, listed, quoted
+from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
 from ckconv.model.adapter import AdapterModule, Change, Role, changes_of
 from ckconv.model.config import ModelConfig
 from ckconv.model.index import Delta, Merge, Rescale, Tensor, TensorIndex, matrix_of
@@ -81,7 +81,7 @@ def merge_adapters(
         base,
         tensors=tensors,
         files=files,
-        merged=tuple(_words(adapter) for adapter in adapters),
+        merged=tuple(_words(adapter, base) for adapter in adapters),
         identities=identities,
     )
 
@@ -118,11 +118,35 @@ def _untied(base: TensorIndex, adapters: Sequence[Adapting], config: ModelConfig
     return replace(base, tensors=tensors, config=replace(config, tied=False))
 
 
-def _words(adapter: Adapting) -> str:
+#: Where a model says what it is called, in a ``config.json`` or in the header of a GGUF.
+_NAME_KEYS = ("_name_or_path", "general.name", "general.basename")
+
+
+def _words(adapter: Adapting, base: TensorIndex) -> str:
     known = adapter.index.adapter
     assert known is not None
     weight = "" if adapter.weight == 1 else f", weight {adapter.weight:g}"
-    return f"{adapter.index.path.name} ({known.method}, {len(known.modules)} modules{weight})"
+    words = f"{adapter.index.path.name} ({known.method}, {counted(len(known.modules), 'module')}{weight})"
+    if _is_called(known.base_name, base):
+        return words
+    return (
+        f"{words}: it was made for {quoted(known.base_name)}, and {base.path.name} does not say that it is that model"
+    )
+
+
+def _is_called(name: str, base: TensorIndex) -> bool:
+    """Nothing speaks against the base's being the model of this name: it fits anyway, and names are given freely.
+
+    Not compared: who published it, letter case, and what a file name adds, as the type of a quantised copy.
+    """
+    said = [getattr(value, "value", value) for value in map(base.metadata.get, _NAME_KEYS)]
+    names = [_plain(text) for text in (base.path.absolute().name, *said) if isinstance(text, str)]
+    wanted = _plain(name)
+    return not wanted or any(known and (known in wanted or wanted in known) for known in names)
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.rstrip("/").rpartition("/")[2].lower() if letter.isalnum())
 
 
 def _check_supported(adapters: Sequence[Adapting]) -> None:

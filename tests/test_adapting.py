@@ -274,3 +274,28 @@ def test_a_base_of_another_shape(tmp_path: Path, ckconv) -> None:
 def test_a_model_is_no_adapter(tmp_path: Path, ckconv) -> None:
     result = ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", LLAMA)
     assert (result.code, "is no adapter but gguf" in result.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("made_for", "noted"),
+    [
+        ("qwen2-tied-bf16", False),
+        ("someone/Qwen2-Tied", False),
+        ("/models/qwen2-tied-bf16/", False),
+        ("", False),
+        ("someone/llama-8b", True),
+    ],
+)
+def test_a_base_that_does_not_say_that_it_is_the_one_named_is_noted(
+    made_for: str, noted: bool, tmp_path: Path, ckconv
+) -> None:
+    adapter = tmp_path / "adapter"
+    shutil.copytree(LORA / "qwen2-r4-all", adapter)
+    config = json.loads((adapter / CONFIG).read_text()) | {"base_model_name_or_path": made_for}
+    (adapter / CONFIG).write_text(json.dumps(config))
+
+    result = ckconv("convert", QWEN2, tmp_path / "out.gguf", "--adapter", adapter)
+
+    assert result.code == 0, result.err
+    said = f"it was made for {made_for!r}, and qwen2-tied-bf16 does not say that it is that model"
+    assert (said in result.out) == noted
