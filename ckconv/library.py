@@ -283,10 +283,10 @@ def verify(
         VerifyError: something is not what it should be; every fault is in ``details``.
         InputError: one of the two is malformed.
     """
-    from ckconv.verification import verify_index
+    from ckconv.verification import verify_soundly
 
     theirs = open_index(Path(source)) if source is not None else None
-    return verify_index(open_index(Path(path)), theirs, left_out=left_out, progress=progress)
+    return verify_soundly(open_index(Path(path)), theirs, left_out=left_out, progress=progress)
 
 
 def diff(a: StrPath, b: StrPath, *, progress: Progress | None = None) -> Comparison:

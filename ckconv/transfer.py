@@ -87,7 +87,22 @@ class Losses:
             )
 
 
-def _stream(file: OutputFile, frame: Frame, files: Files, pipeline: Pipeline, watcher: Watcher, losses: Losses) -> None:
+class _Told:
+    """Tells a watcher of bytes, and of the tensor that they belong to."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._name = ""
+
+    def begin(self, name: str) -> None:
+        self._name = name
+        self._watcher(0, name)
+
+    def __call__(self, nbytes: int) -> None:
+        self._watcher(nbytes, self._name)
+
+
+def _stream(file: OutputFile, frame: Frame, files: Files, pipeline: Pipeline, told: _Told, losses: Losses) -> None:
     """Run every step of a file."""
     pipeline.put(frame.prologue)
     following = iter(file.steps[1:])
@@ -95,9 +110,8 @@ def _stream(file: OutputFile, frame: Frame, files: Files, pipeline: Pipeline, wa
         for tensor in _stored(next(following, None)):
             files.will_need(tensor.extents[0].path, tensor.extents[0].offset, tensor.extents[0].nbytes)
         _fill(pipeline, step.offset - frame.header_bytes, step.slot)
-        watcher(0, step.target.name)
+        told.begin(step.target.name)
         _run_step(step, files, pipeline, losses)
-        watcher(step.nbytes, step.target.name)
     _fill(pipeline, file.nbytes - len(frame.epilogue) - frame.header_bytes, "the end")
 
 
@@ -174,13 +188,13 @@ def write_files(
         reread: hash what is in a file whose header holds its digest, too.
     """
     watcher.begin("writing", plan.nbytes)
-    losses = Losses(plan)
+    told, losses = _Told(watcher), Losses(plan)
     digests: list[Digests] = []
     for file, frame, fd in zip(plan.files, container.frames, fds, strict=True):
         behind = Reread(fd, frame.header_bytes) if reread and frame.header else None
         followers = (WriteBehind(fd), behind) if behind else (WriteBehind(fd),)
-        with Pipeline(fd, offset=frame.header_bytes, followers=followers) as pipeline:
-            _stream(file, frame, files, pipeline, watcher, losses)
+        with Pipeline(fd, offset=frame.header_bytes, progress=told, followers=followers) as pipeline:
+            _stream(file, frame, files, pipeline, told, losses)
             content = pipeline.finish()
         digests.append(Digests(content, (behind.offset, behind.nbytes, behind.digest) if behind else None))
         header = frame.header(content) if frame.header else b""
@@ -188,6 +202,7 @@ def write_files(
         for what, data, offset in (("header", header, 0), ("end", frame.epilogue, end)):
             if data and os.pwrite(fd, data, offset) != len(data):
                 raise OutputError("output.write", f"the {what} could not be written")
+        told(frame.header_bytes + len(frame.epilogue))
     losses.check()
     return digests, losses
 
@@ -201,24 +216,26 @@ def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watche
         hint = "leave out --max-shard-size" if plan.options.max_shard_bytes else "name a file or a directory"
         raise UsageError("usage.target", f"{len(plan.files)} files cannot go to stdout", hint=hint)
     file, frame = plan.files[0], container.frames[0]
+    told = _Told(watcher)
     losses = counted = Losses(plan)
     digest = b""
     if frame.header or any(_may_lose(step) for step in file.steps):
         watcher.begin("hashing", plan.nbytes)
-        with Pipeline(None) as pipeline:
-            _stream(file, frame, files, pipeline, watcher, losses)
+        with Pipeline(None, progress=told) as pipeline:
+            _stream(file, frame, files, pipeline, told, losses)
             digest = pipeline.finish()
         losses.check()
         counted = Losses(plan)
     watcher.begin("writing", plan.nbytes)
     if frame.header:
         _write_all(fd, frame.header(digest))
-    with Pipeline(fd, seekable=False) as pipeline:
-        _stream(file, frame, files, pipeline, watcher, counted)
+    with Pipeline(fd, seekable=False, progress=told) as pipeline:
+        _stream(file, frame, files, pipeline, told, counted)
         again = pipeline.finish()
     if digest and again != digest:
         raise OutputError("input.changed", "the input changed between two passes over it", path=plan.index.path)
     _write_all(fd, frame.epilogue)
+    told(frame.header_bytes + len(frame.epilogue))
     files.check_unchanged()
     return again, losses
 

@@ -20,6 +20,7 @@ from ckconv.model.names import is_bias
 from ckconv.model.rope_scaling import llama3_factors, same_factors
 from ckconv.reread import ChecksumThread
 from ckconv.rowmoves import moved_chunks, row_order
+from ckconv.soundness import Soundness
 from ckconv.tied import head_is_embedding
 
 #: Called with the bytes just read and the tensor they belong to.
@@ -85,6 +86,27 @@ def verify_index(
         )
     digest = out.checksums[0].stored.hex() if out.checksums else ""
     return Verified(compared, blank, digest, source is not None, comparison.rounded)
+
+
+def verify_soundly(
+    out: TensorIndex,
+    source: TensorIndex | None,
+    *,
+    left_out: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Verified:
+    """:func:`verify_index`, and the source's own checksum: nothing is right beside a damaged one.
+
+    Raises:
+        VerifyError, InputError: see there.
+    """
+    if source is None:
+        return verify_index(out, left_out=left_out, progress=progress)
+    with Soundness(source) as sound:
+        sound.begin()
+        found = verify_index(out, source, left_out=left_out, progress=progress)
+        sound.check()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -457,3 +457,26 @@ def test_an_output_that_is_not_there_is_no_failed_verification(made: Case, name:
 
     assert result.code == 3
     assert f"error[{code}]" in result.err
+
+
+def test_a_damaged_source_proves_nothing(tmp_path: Path, ckconv) -> None:
+    """What no tensor holds, such as a vocabulary, is compared with nothing; the source's own checksum covers it."""
+    from conftest import FIXTURES
+
+    source, out = tmp_path / "a" / "m.bump", tmp_path / "b" / "m.gguf"
+    for path in (source, out):
+        path.parent.mkdir()
+    model = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
+    assert ckconv("convert", model, source, "--bump-version", "5").code == 0
+    assert ckconv("convert", model, out, "--set-meta", "general.name=m").code == 0
+    assert ckconv("verify", out, source).code == 0
+
+    entries = json.loads((source.parent / "weights_manifest.json").read_text())["entries"]
+    entry = next(entry for entry in entries if entry["name"].startswith("vocab"))
+    data = bytearray(source.read_bytes())
+    data[entry["file_offset"] + entry["size"] - 1] ^= 1
+    source.write_bytes(data)
+
+    result = ckconv("verify", out, source)
+    assert result.code == 5
+    assert f"error[bump.checksum]: {source}: the payload sha256 is wrong" in result.err

@@ -43,7 +43,7 @@ def command(
     """
     from ckconv.readers.bump_map import MAP_NAME, check_map
     from ckconv.readers.detect import open_index
-    from ckconv.verification import verify_index
+    from ckconv.verification import verify_soundly
 
     settings = settings_of(context)
     source = open_index(src, base=base) if src else None
@@ -56,7 +56,7 @@ def command(
         raise _failed(error) from error
     with ProgressLine(settings) as line:
         line.begin("verifying", out.nbytes + (source.nbytes if source else 0))
-        found = verify_index(out, source, left_out=drop, progress=line)
+        found = verify_soundly(out, source, left_out=drop, progress=line)
     record = _record(out)
     mapped = check_map(out)
     if settings.json:
