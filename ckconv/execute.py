@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -121,6 +121,7 @@ def run(
     watcher = watcher or Unwatched()
     module, function = _RESTORED if plan.restores else CONTAINERS[plan.target_name]
     container: Container = getattr(import_module(module), function)(plan)
+    plan = replace(plan, notes=(*plan.notes, *container.notes))
     if target.parent is None and plan.index.adapter is not None and container.side_files:
         raise UsageError("usage.target", "an adapter is two files, stdout holds one", hint="name a directory")
     side = _side_files(plan, container, target.parent, places or {}, on_request)

@@ -9,7 +9,7 @@ regular expressions of the original files.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -37,12 +37,18 @@ class PreTokenizer:
         steps: what text goes through, as :func:`steps_of` names them.
         ignore_merges: a word that is a token is one, whatever the merges say.
         approximate: llama.cpp stands in for classes of letters with ranges of ASCII: combining marks are cut elsewhere.
+        adds_bos: llama.cpp puts a beginning before a text where a file does not say.
+        composed: the tokenizers of this name compose characters first (NFC), which llama.cpp does not do.
+        also: other names under which llama.cpp does the same.
     """
 
     name: str
     steps: tuple[str, ...]
     ignore_merges: bool = False
     approximate: bool = False
+    adds_bos: bool = False
+    composed: bool = False
+    also: tuple[str, ...] = ()
 
 
 _BYTES = "bytes"
@@ -52,14 +58,45 @@ _DIGITS = "single digits"
 
 #: Every definition that is recognised. "dbrx" is llama 3's expression for a tokenizer that follows its merges.
 PRE_TOKENIZERS: tuple[PreTokenizer, ...] = (
-    PreTokenizer("gpt-2", (_GPT2_BYTES,)),
-    PreTokenizer("smollm", (_DIGITS, _GPT2_BYTES)),
-    PreTokenizer("llama-bpe", (f"split {_LLAMA3}", _BYTES), ignore_merges=True),
-    PreTokenizer("dbrx", (f"split {_LLAMA3}", _BYTES)),
-    PreTokenizer("qwen2", (f"split {_QWEN2}", _BYTES)),
-    PreTokenizer("tekken", (f"split {_TEKKEN}", _BYTES), ignore_merges=True, approximate=True),
+    PreTokenizer("gpt-2", (_GPT2_BYTES,), also=("phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4")),
+    PreTokenizer("smollm", (_DIGITS, _GPT2_BYTES), also=("starcoder", "refact", "codeshell", "exaone", "minerva-7b")),
+    PreTokenizer(
+        "llama-bpe",
+        (f"split {_LLAMA3}", _BYTES),
+        ignore_merges=True,
+        adds_bos=True,
+        also=("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+    ),
+    PreTokenizer("dbrx", (f"split {_LLAMA3}", _BYTES), also=("smaug-bpe",)),
+    PreTokenizer("qwen2", (f"split {_QWEN2}", _BYTES), composed=True),
+    PreTokenizer("tekken", (f"split {_TEKKEN}", _BYTES), ignore_merges=True, approximate=True, adds_bos=True),
     PreTokenizer("gpt-4o", (f"split {_GPT4O}", _BYTES), approximate=True),
 )
+
+#: Names under which llama.cpp cuts text as under another, for tokenizers that do not compose characters.
+_UNCOMPOSED = {"deepseek-r1-qwen": "qwen2", "megrez": "qwen2", "stablelm2": "qwen2", "hunyuan": "qwen2"}
+
+
+def named(name: str) -> PreTokenizer | None:
+    """What llama.cpp does under a name; ``None`` where this is not known exactly."""
+    wanted = _UNCOMPOSED.get(name, name)
+    known = next((known for known in PRE_TOKENIZERS if wanted in (known.name, *known.also)), None)
+    return replace(known, composed=known.composed and wanted == name) if known else None
+
+
+def definition(known: PreTokenizer) -> dict[str, Any]:
+    """The ``pre_tokenizer`` of a ``tokenizer.json``, of which :func:`steps_of` makes ``known.steps``."""
+    members = [_member(step) for step in known.steps]
+    return members[0] if len(members) == 1 else {"type": "Sequence", "pretokenizers": members}
+
+
+def _member(step: str) -> dict[str, Any]:
+    if step in (_BYTES, _GPT2_BYTES):
+        return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": step == _GPT2_BYTES}
+    if step == _DIGITS:
+        return {"type": "Digits", "individual_digits": True}
+    expression = step.removeprefix("split ")
+    return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
 
 
 def recognised(document: Mapping[str, Any]) -> tuple[PreTokenizer | None, str]:

@@ -1,4 +1,4 @@
-"""``tokenizer.model``: the vocabulary of a SentencePiece model, read strictly.
+"""``tokenizer.model``: the vocabulary of a SentencePiece model, read strictly, and written.
 
 The file is a protocol buffer; every field is a varint key (number and wire type) and a value. What is read, by number
 (``sentencepiece_model.proto`` of google/sentencepiece)::
@@ -7,12 +7,15 @@ The file is a protocol buffer; every field is a varint key (number and wire type
     SentencePiece    1 piece (string)   2 score (float)   3 type (enum, default NORMAL)
     TrainerSpec      3 model_type (enum)   35 byte_fallback   40 unk_id   41 bos_id   42 eos_id   43 pad_id
     NormalizerSpec   1 name   2 precompiled_charsmap   3 add_dummy_prefix   4 remove_extra_whitespaces
+
+What is written besides: TrainerSpec 4 vocab_size, and 45 to 48, the texts of the tokens 40 to 43, by which the library
+finds them.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 UNIGRAM, BPE = 1, 2
@@ -163,3 +166,51 @@ def _text(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise Malformed("a text is no UTF-8") from None
+
+
+def encode(pieces: Iterable[Piece], special: Mapping[str, int], *, add_dummy_prefix: bool) -> bytes:
+    """A BPE model with byte fallback that takes text as it is, but for the space that may be put before it.
+
+    Args:
+        pieces: by id.
+        special: ``unk``, ``bos``, ``eos``, ``pad`` -> id; those that there are.
+
+    Raises:
+        UnicodeEncodeError: the text of a piece is no text.
+    """
+    out = bytearray()
+    texts: dict[int, str] = {}
+    wanted = frozenset(special.values())
+    count = 0
+    for count, piece in enumerate(pieces, 1):
+        message = _field(1, piece.text.encode()) + bytes((2 << 3 | _FIXED32,)) + struct.pack("<f", piece.score)
+        if piece.type != NORMAL:
+            message += _field(3, piece.type)
+        out += _field(1, message)
+        if count - 1 in wanted:
+            texts[count - 1] = piece.text
+    trainer = _field(3, BPE) + _field(4, count) + _field(35, 1)
+    for number, name in enumerate(("unk", "bos", "eos", "pad")):
+        found = special.get(name, -1)
+        trainer += _field(40 + number, found)
+        if found in texts:
+            trainer += _field(45 + number, texts[found].encode())
+    normalizer = _field(1, b"identity") + _field(3, int(add_dummy_prefix)) + _field(4, 0)
+    return bytes(out + _field(2, trainer) + _field(3, normalizer))
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """A field with its key; negative numbers as 64-bit two's complement."""
+    if isinstance(value, int):
+        return _encoded(number << 3 | _VARINT) + _encoded(value % (1 << 64))
+    return _encoded(number << 3 | _BYTES) + _encoded(len(value)) + value
+
+
+def _encoded(value: int) -> bytes:
+    """A varint."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -31,8 +31,10 @@ class Container:
         frames: one for each file of the plan, in the plan's order.
         side_files: name -> content of what is published beside the model; a name, not a path.
         on_request: names of side files that are only written where they are asked for.
+        notes: facts worth a line in the report that only show when the bytes are made.
     """
 
     frames: tuple[Frame, ...]
     side_files: Mapping[str, bytes] = field(default_factory=dict)
     on_request: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()

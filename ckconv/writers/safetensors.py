@@ -1,4 +1,4 @@
-"""What stands in and beside safetensors files but tensors: headers, the index, the configuration, carried files."""
+"""What stands in and beside safetensors files but tensors: headers, index, configuration, tokenizer, carried files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from ckconv.plan.checkpoint import Checkpoint
 from ckconv.plan.steps import Plan
 from ckconv.writers.container import Container, Frame
+from ckconv.writers.tokenizer import tokenizer_files
 
 
 def container(plan: Plan) -> Container:
@@ -16,17 +17,22 @@ def container(plan: Plan) -> Container:
 
     Raises:
         OSError: a file of the source that is carried cannot be read.
+        OutputError: ``input.changed``, the source is not what it was.
     """
     details = plan.details
     assert isinstance(details, Checkpoint)
     side: dict[str, bytes] = {path.name: path.read_bytes() for path in details.carried}
+    made, notes = tokenizer_files(details.tokenizer)
+    side |= made
     if details.config_json:
         side["config.json"] = details.config_json
     shards = details.shards
     if shards.index_name:
         metadata = {"total_parameters": details.parameters, "total_size": shards.nbytes}
         side[shards.index_name] = _json({"metadata": metadata, "weight_map": shards.weight_map})
-    return Container(tuple(Frame(header) for header in shards.headers), side_files=dict(sorted(side.items())))
+    return Container(
+        tuple(Frame(header) for header in shards.headers), side_files=dict(sorted(side.items())), notes=notes
+    )
 
 
 def _json(document: Mapping[str, Any]) -> bytes:

@@ -1,0 +1,53 @@
+"""The tokenizer of a GGUF that becomes a directory of Hugging Face or MLX: whether it is written, and as what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckconv.model.gguf_vocabulary import NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
+from ckconv.model.index import TensorIndex
+from ckconv.model.tokenizer_settings import generation_config
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerPlan:
+    """What there is to write beside a checkpoint; its words are decoded by the writer.
+
+    Attributes:
+        vocabulary: ``None`` where the tokenizer is left out.
+        context: tokens that the model takes, 0 where nobody knows.
+        generation: ``generation_config.json``, empty for none.
+        notes: why the tokenizer is left out, or what it does that llama.cpp does not.
+    """
+
+    vocabulary: Vocabulary | None = None
+    context: int = 0
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def tokenizer_plan(index: TensorIndex, context: int) -> TokenizerPlan:
+    """What a GGUF says of its tokenizer; no array is decoded.
+
+    Args:
+        context: of the output.
+    """
+    size = index.config.vocab_size if index.config else 0
+    generation = generation_config(special_ids(index.metadata), ending_ids(index.metadata), size)
+    try:
+        found = vocabulary(index.metadata)
+    except NotFaithful as reason:
+        return TokenizerPlan(None, context, generation, (left_out(reason),))
+    notes = []
+    if found.pre and found.pre.composed:
+        notes.append("the tokenizer composes characters first (NFC), as Qwen's does; llama.cpp does not")
+    if found.pre and found.pre.approximate:
+        notes.append(f"llama.cpp cuts text with combining marks otherwise than the tokenizer ({found.pre.name})")
+    return TokenizerPlan(found, context, generation, tuple(notes))
+
+
+def left_out(reason: object) -> str:
+    """The line of the report."""
+    return f"no tokenizer files are written: {reason}; put those of the original checkpoint beside the model"

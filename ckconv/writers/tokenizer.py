@@ -1,0 +1,50 @@
+"""The files of a tokenizer, made out of the arrays of a GGUF: decoded here and nowhere before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckconv.model import sentencepiece, tokenizer_json
+from ckconv.model.gguf_vocabulary import NotFaithful, Vocabulary
+from ckconv.model.tokenizer_settings import pieces, tokenizer_config
+from ckconv.plan.checkpoint_tokenizer import TokenizerPlan, left_out
+
+
+def tokenizer_files(plan: TokenizerPlan) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Name -> content, and what a user should know: that the words are not those of a tokenizer, and why.
+
+    Raises:
+        OutputError: ``input.changed``, the source is not what it was.
+    """
+    files = {"generation_config.json": _json(plan.generation)} if plan.generation else {}
+    if plan.vocabulary is None:
+        return files, ()
+    try:
+        return {**files, **_files(plan.vocabulary, plan.context)}, ()
+    except NotFaithful as reason:
+        return files, (left_out(reason),)
+
+
+def _files(vocabulary: Vocabulary, context: int) -> dict[str, bytes]:
+    tokens, types = vocabulary.tokens.decode(), vocabulary.types.decode()
+    tokenizer_json.check_words(vocabulary, tokens, types)
+    if vocabulary.pre is not None:
+        settings = tokenizer_config(vocabulary, tokens, types, (), context)
+        document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.decode())
+        return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
+    scores = vocabulary.scores.decode()
+    document = tokenizer_json.sentencepiece(vocabulary, tokens, types, scores)
+    unknown = types.index(sentencepiece.UNKNOWN)
+    vocabulary = replace(vocabulary, special={"unk": unknown, **vocabulary.special})
+    own = {name: number for name, number in vocabulary.special.items() if name in ("bos", "eos", "pad")}
+    own["unk"] = unknown
+    model = sentencepiece.encode(pieces(tokens, types, scores), own, add_dummy_prefix=vocabulary.space_prefix)
+    settings = tokenizer_config(vocabulary, tokens, types, scores, context)
+    return {"tokenizer.json": document, "tokenizer.model": model, "tokenizer_config.json": _json(settings)}
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
