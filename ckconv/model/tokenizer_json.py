@@ -11,7 +11,8 @@ Source: ``generate_merges`` of transformers' ``convert_slow_tokenizer.py``; ``ll
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from json import JSONEncoder
 from math import isnan
 from typing import Any
@@ -65,7 +66,7 @@ def has_role(number: int, tokens: Sequence[str], types: Sequence[int]) -> bool:
     return number < len(tokens) and types[number] in ADDED and bool(tokens[number])
 
 
-def byte_level(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], merges: Sequence[str]) -> bytes:
+def byte_level(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], merges: Iterable[str]) -> bytes:
     """``tokenizer.json`` of byte-level BPE.
 
     Raises:
@@ -76,10 +77,6 @@ def byte_level(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[in
     if BYTE in types:
         raise NotFaithful("it has tokens for bytes and is byte-level BPE")
     vocab = {token: n for n, token in enumerate(tokens) if not fills(token, types[n], n)}
-    for merge in merges:
-        left, space, right = merge.partition(" ")
-        if not (space and left in vocab and right in vocab and left + right in vocab):
-            raise NotFaithful(f"the merge {merge!r} is not of tokens")
     document = {
         "added_tokens": _added(vocabulary, tokens, types),
         "normalizer": {"type": "NFC"} if pre.composed else None,
@@ -97,7 +94,16 @@ def byte_level(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[in
         "byte_fallback": False,
         "ignore_merges": pre.ignore_merges,
     }
-    return _document(document, model, vocab.items(), merges)
+    return _document(document, model, vocab.items(), _of_tokens(merges, vocab))
+
+
+def _of_tokens(merges: Iterable[str], vocab: Mapping[str, int]) -> Iterator[str]:
+    """The merges, whose halves and whole have to be tokens."""
+    for merge in merges:
+        left, space, right = merge.partition(" ")
+        if not (space and left in vocab and right in vocab and left + right in vocab):
+            raise NotFaithful(f"the merge {merge!r} is not of tokens")
+        yield merge
 
 
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -164,26 +170,32 @@ def _spell_out(vocab: dict[str, int], tokens: Sequence[str], types: Sequence[int
 def _merges(
     vocab: dict[str, int], tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
 ) -> Iterator[str]:
-    """The merges that make pieces, in the order in which SentencePiece would choose them."""
-    order = sorted(
-        (n for n, token in enumerate(tokens) if types[n] == NORMAL and len(token) > 1), key=lambda n: (-scores[n], n)
-    )
-    before = float("nan")
-    for number in order:
-        token, score = tokens[number], scores[number]
-        if isnan(score):
-            raise NotFaithful(f"the score of {token!r} is no number")
-        first = True
-        for at in range(len(token) - 1, 0, -1):
-            left, right = token[:at], token[at:]
-            if not (_joins(left, vocab, types) and _joins(right, vocab, types)):
-                continue
-            if first and score == before:
-                raise NotFaithful(f"{token!r} has the score of another piece, and merges have an order")
-            if " " in token:
-                raise NotFaithful(f"the piece {token!r} holds a space")
-            first, before = False, score
+    """The merges that make pieces, in the order in which SentencePiece would choose them.
+
+    Pieces of one score have no order, and of their merges the leftmost comes first. Where they are all runs of one
+    character, as the spaces of llama's vocabulary, that is the one that makes the longest run longer.
+    """
+    made = [n for n, token in enumerate(tokens) if types[n] == NORMAL and len(token) > 1]
+    if any(isnan(scores[n]) for n in made):
+        raise NotFaithful("a score is no number")
+    made.sort(key=lambda n: -scores[n])
+    for _, equals in groupby(made, key=lambda n: scores[n]):
+        group = [(n, halves) for n in equals if (halves := _halves(tokens[n], vocab, types))]
+        if len(group) > 1 and len({char for n, _ in group for char in tokens[n]}) > 1:
+            first, second = (tokens[n] for n, _ in group[:2])
+            raise NotFaithful(f"{first!r} and {second!r} have one score, and merges have an order")
+        pairs = [pair for _, halves in group for pair in halves]
+        for left, right in sorted(pairs, key=lambda pair: (-len(pair[0]), -len(pair[1]))):
             yield f"{left} {right}"
+
+
+def _halves(token: str, vocab: dict[str, int], types: Sequence[int]) -> list[tuple[str, str]]:
+    """Every way in which a piece can be made of two."""
+    cuts = ((token[:at], token[at:]) for at in range(len(token) - 1, 0, -1))
+    found = [(left, right) for left, right in cuts if _joins(left, vocab, types) and _joins(right, vocab, types)]
+    if found and " " in token:
+        raise NotFaithful(f"the piece {token!r} holds a space")
+    return found
 
 
 def _joins(part: str, vocab: dict[str, int], types: Sequence[int]) -> bool:

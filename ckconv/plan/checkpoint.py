@@ -22,7 +22,7 @@ from ckconv.model.names import parse, pattern_of
 from ckconv.plan.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
 from ckconv.plan.checkpoint_pieces import copied_piece, module_of
 from ckconv.plan.checkpoint_rules import class_reasons, option_reasons
-from ckconv.plan.checkpoint_tokenizer import TokenizerPlan, left_out, tokenizer_plan
+from ckconv.plan.checkpoint_tokenizer import TokenizerPlan, tokenizer_plan
 from ckconv.plan.facts import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.rope_scaling import scaling_of
@@ -301,7 +301,7 @@ class CheckpointPlanner(Planner):
         carried = () if o.file_name else tuple(path for path in self.index.side_files if path.name not in left)
         if o.fuse or o.names in ("canonical", "gguf"):
             self.notes.append(f"{self._loader} loads tensors under the names of --names hf, fused as its classes are")
-        tokenizer = self._tokenizer()
+        tokenizer = tokenizer_plan(self.index, o)
         self.notes += tokenizer.notes
         absent = {item.name for item in self.left_out}
         parameters = sum(tensor.elements for name, tensor in self.index.everything.items() if name not in absent)
@@ -316,16 +316,6 @@ class CheckpointPlanner(Planner):
             rope_layout="split" if self.family and self.family.rope else "",
             details=Checkpoint(shards, document, parameters, carried, tokenizer),
         )
-
-    def _tokenizer(self) -> TokenizerPlan:
-        """What lies beside the model in a directory, where the source has it inside."""
-        source, context = self.index, self.options.context or (self.config.context_length if self.config else 0)
-        if source.format in CHECKPOINTS:
-            return TokenizerPlan()
-        if source.format == "gguf" and not self.options.file_name:
-            return tokenizer_plan(source, context)
-        what = "a bump file has none that is whole" if source.format == "bump" else "DST is one file"
-        return TokenizerPlan(notes=(left_out(what),))
 
     def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
         pieces = [piece for module in modules for piece in module]

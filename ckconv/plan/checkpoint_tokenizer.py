@@ -9,6 +9,8 @@ from typing import Any
 from ckconv.model.gguf_vocabulary import NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
 from ckconv.model.index import TensorIndex
 from ckconv.model.tokenizer_settings import generation_config
+from ckconv.plan.checkpoint_config import CHECKPOINTS
+from ckconv.plan.steps import Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +30,21 @@ class TokenizerPlan:
     notes: tuple[str, ...] = ()
 
 
-def tokenizer_plan(index: TensorIndex, context: int) -> TokenizerPlan:
-    """What a GGUF says of its tokenizer; no array is decoded.
-
-    Args:
-        context: of the output.
-    """
-    size = index.config.vocab_size if index.config else 0
+def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
+    """What lies beside a model of its tokenizer where the source has that inside; no array is decoded."""
+    if index.format in CHECKPOINTS:
+        return TokenizerPlan()  # its own files are carried
+    if index.format != "gguf":
+        return TokenizerPlan(notes=(left_out("a bump file has no whole one"),))
+    if options.file_name:
+        return TokenizerPlan(notes=(left_out("they lie in a directory, and DST is one file"),))
+    config = index.config
+    size, context = (config.vocab_size, options.context or config.context_length) if config else (0, 0)
     generation = generation_config(special_ids(index.metadata), ending_ids(index.metadata), size)
     try:
         found = vocabulary(index.metadata)
+        if found.tokens.count > size:
+            raise NotFaithful(f"it has {found.tokens.count:,} tokens, the embedding {size:,} rows")
     except NotFaithful as reason:
         return TokenizerPlan(None, context, generation, (left_out(reason),))
     notes = []

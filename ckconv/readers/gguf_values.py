@@ -68,6 +68,14 @@ class ArrayRef:
         """
         return self._decoded(self.raw(), self.count)
 
+    def each(self) -> Iterator[str]:
+        """The strings of an array of them, one after the other: their bytes are read at once, decoded when asked for.
+
+        Raises:
+            OutputError: as :meth:`raw`.
+        """
+        return self._texts(self.raw(), self.count)
+
     def head(self, count: int) -> list[Scalar]:
         """The first ``count`` elements, or all where there are fewer; reads little more than those.
 
@@ -85,8 +93,10 @@ class ArrayRef:
                 return list(struct.unpack(f"<{count}{VALUE_TYPES_BY_NAME[self.type].code}", data))
             except struct.error:
                 raise self._changed() from None
+        return list(self._texts(data, count))
+
+    def _texts(self, data: bytes, count: int) -> Iterator[str]:
         unpack, width, at, end = self.length.unpack_from, self.length.size, 0, len(data)
-        elements: list[Scalar] = []
         for _ in range(count):
             start = at + width
             if start > end:
@@ -94,8 +104,7 @@ class ArrayRef:
             at = start + unpack(data, at)[0]
             if at > end:
                 raise self._changed()
-            elements.append(data[start:at].decode("utf-8", "surrogateescape"))
-        return elements
+            yield data[start:at].decode("utf-8", "surrogateescape")
 
     def _strings(self, count: int) -> Iterator[str]:
         cursor = Cursor(self.source, self.offset, first=4 << 10, window=64 << 10)

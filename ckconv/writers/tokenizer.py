@@ -33,7 +33,7 @@ def _files(vocabulary: Vocabulary, context: int) -> dict[str, bytes]:
     tokenizer_json.check_words(vocabulary, tokens, types)
     if vocabulary.pre is not None:
         settings = tokenizer_config(vocabulary, tokens, types, (), context)
-        document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.decode())
+        document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.each())
         return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
     scores = vocabulary.scores.decode()
     document = tokenizer_json.sentencepiece(vocabulary, tokens, types, scores)
