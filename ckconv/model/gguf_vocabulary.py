@@ -49,7 +49,7 @@ class Vocabulary:
         space_prefix: SentencePiece: a space is put before a text.
         strips: special tokens swallow the white space behind them, but for ``KEEPS_SPACE``.
         chat_template: a text, or a list of ``name`` and ``template`` with the default one first; ``None`` for none.
-        tokens, types, merges, scores: arrays with a ``count`` and ``decode()``, of strings with ``each()`` too; ``None``
+        tokens, types, merges, scores: arrays with ``count`` and ``decode()``, of strings with ``each()`` too; ``None``
             for those that the model does not have.
     """
 

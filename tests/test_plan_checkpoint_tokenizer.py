@@ -1,0 +1,499 @@
+"""A GGUF's tokenizer beside the checkpoint that is made from it: what llama.cpp does with a text, or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from checkpoints import Decoder, stacked
+from conftest import FIXTURES
+
+import ckconv
+from ckconv import Options
+from ckconv.model import sentencepiece
+from ckconv.model.gguf_pretokenizers import PRE_TOKENIZERS, definition, recognised, steps_of
+from ckconv.model.gguf_vocabulary import NotFaithful, vocabulary
+from ckconv.plan.checkpoint_tokenizer import TokenizerPlan
+from ckconv.plan.targets import make_plan
+from ckconv.readers.detect import open_index
+from ckconv.readers.gguf_values import ArrayRef
+from ckconv.writers.tokenizer import tokenizer_files
+
+LIBRARY = os.environ.get("LLAMA_CPP_LIBRARY", "")
+ORACLE = json.loads((FIXTURES / "tokenizers" / "llama-cpp-ids.json").read_text())
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    value: object
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of a GGUF's metadata that is there already."""
+
+    type: str
+    values: Sequence[Any]
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    def decode(self) -> list[Any]:
+        return list(self.values)
+
+    def each(self) -> Iterator[Any]:
+        return iter(self.values)
+
+
+def metadata(**changes: Any) -> dict[str, Scalar]:
+    """Keys of the smallest byte-level tokenizer; a change of ``...`` leaves a key out."""
+    keys: dict[str, Any] = {
+        "model": "gpt2", "pre": "gpt-2", "tokens": Array("str", ["<s>", "</s>", "a", "Ġ", "b", "Ġa", "ab", "<u>"]),
+        "token_type": Array("i32", [CONTROL, CONTROL, *[NORMAL] * 5, USER_DEFINED]),
+        "merges": Array("str", ["Ġ a", "a b"]), "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    return {f"tokenizer.ggml.{key}": Scalar(value) for key, value in {**keys, **changes}.items() if value is not ...}
+
+
+def spm(tokens: Sequence[tuple[str, float, int]], **changes: Any) -> dict[str, Scalar]:
+    """Keys of a SentencePiece model: unknown, beginning, end, 256 bytes, and ``tokens``."""
+    rows = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
+    rows += [*((f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)), *tokens]
+    texts, scores, kinds = (list(column) for column in zip(*rows, strict=True))
+    keys = {"tokens": Array("str", texts), "scores": Array("f32", scores), "token_type": Array("i32", kinds)}
+    return metadata(**{"model": "llama", "pre": ..., "merges": ..., "bos_token_id": ..., **keys, **changes})
+
+
+def files_of(keys: Mapping[str, Scalar], context: int = 32) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    return tokenizer_files(TokenizerPlan(vocabulary(keys), context))
+
+
+def made_of(keys: Mapping[str, Scalar]) -> dict[str, Any]:
+    files, notes = files_of(keys)
+    assert notes == ()
+    document: dict[str, Any] = json.loads(files["tokenizer.json"])
+    return document
+
+
+def left_out(keys: Mapping[str, Scalar]) -> str:
+    """Why nothing is written, found before or while the words are read."""
+    try:
+        files, notes = files_of(keys)
+    except NotFaithful as reason:
+        return str(reason)
+    assert files == {}
+    return notes[0].removeprefix("no tokenizer files are written: ").partition(";")[0]
+
+
+def to_hf(source: Path, tmp_path: Path) -> Path:
+    ckconv.convert(source, f"{tmp_path / 'hf'}/", to="safetensors")
+    return tmp_path / "hf"
+
+
+def added(number: int, content: str, special: str) -> str:
+    plain = '"single_word": false, "lstrip": false, "rstrip": false, "normalized": false'
+    return f'    {{"id": {number}, "content": "{content}", {plain}, "special": {special}}}'
+
+
+TOKENIZER_JSON = f"""\
+{{
+  "version": "1.0",
+  "truncation": null,
+  "padding": null,
+  "added_tokens": [
+{added(0, "<s>", "true")},
+{added(1, "</s>", "true")},
+{added(7, "<u>", "false")}
+  ],
+  "normalizer": null,
+  "pre_tokenizer": {{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}},
+  "post_processor": {{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}},
+  "decoder": {{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}},
+  "model": {{
+    "type": "BPE",
+    "dropout": null,
+    "unk_token": null,
+    "continuing_subword_prefix": null,
+    "end_of_word_suffix": null,
+    "fuse_unk": false,
+    "byte_fallback": false,
+    "ignore_merges": false,
+    "vocab": {{
+      "<s>": 0,
+      "</s>": 1,
+      "a": 2,
+      "Ġ": 3,
+      "b": 4,
+      "Ġa": 5,
+      "ab": 6,
+      "<u>": 7
+    }},
+    "merges": [
+      "Ġ a",
+      "a b"
+    ]
+  }}
+}}
+"""
+
+TOKENIZER_CONFIG = """\
+{
+  "add_bos_token": false,
+  "add_eos_token": false,
+  "bos_token": "<s>",
+  "eos_token": "</s>",
+  "clean_up_tokenization_spaces": false,
+  "model_max_length": 32,
+  "tokenizer_class": "PreTrainedTokenizerFast"
+}
+"""
+
+
+def test_the_bytes_of_a_small_tokenizer() -> None:
+    files, notes = files_of(metadata())
+
+    assert {name: data.decode() for name, data in files.items()} == {
+        "tokenizer.json": TOKENIZER_JSON,
+        "tokenizer_config.json": TOKENIZER_CONFIG,
+    }
+    assert notes == ()
+
+
+def test_pieces_are_the_bytes_that_sentencepiece_wrote(tmp_path: Path) -> None:
+    """llama.cpp's converter read the fixture into the GGUF; trained models begin with their pieces."""
+    made = (to_hf(FIXTURES / "gguf" / "phi3-bf16.auto.gguf", tmp_path) / "tokenizer.model").read_bytes()
+
+    original = (FIXTURES / "tokenizers" / "sentencepiece-bpe.model").read_bytes()
+    pieces = original.index(b"\x12'\x18\x02 \x80\x03")  # the trainer's settings
+    assert made[:pieces] == original[:pieces]
+    said, had = sentencepiece.parse(made), sentencepiece.parse(original)
+    assert (said.pieces, said.special, said.model_type, said.byte_fallback) == (
+        had.pieces, had.special, had.model_type, had.byte_fallback,
+    )  # fmt: skip
+    assert said.add_dummy_prefix  # as llama.cpp does where a file does not say
+
+
+def test_what_is_put_around_a_text_follows_the_switches_or_llama_cpps_default() -> None:
+    begin = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    end = {"SpecialToken": {"id": "</s>", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+
+    def single(**changes: Any) -> Any:
+        processor = made_of(metadata(**changes))["post_processor"]
+        members = processor.get("processors", [processor])
+        return next((m["single"] for m in members if m["type"] == "TemplateProcessing"), [text])
+
+    assert single() == [text]
+    assert single(pre="llama-bpe") == [begin, text]
+    assert single(pre="llama-bpe", add_bos_token=False) == [text]
+    assert single(add_bos_token=True, add_eos_token=True) == [begin, text, end]
+
+
+@pytest.mark.parametrize("known", PRE_TOKENIZERS, ids=lambda known: known.name)
+def test_a_definition_is_recognised_as_what_it_was_made_of(known: Any) -> None:
+    document = made_of(metadata(pre=known.name))
+
+    assert document["pre_tokenizer"] == definition(known)
+    assert steps_of(document["pre_tokenizer"]) == known.steps
+    assert recognised(document)[0] == known
+    assert document["normalizer"] == ({"type": "NFC"} if known.name == "qwen2" else None)
+
+
+def test_names_for_the_same_rules() -> None:
+    llama, qwen = made_of(metadata(pre="llama-bpe")), made_of(metadata(pre="qwen2"))
+
+    assert made_of(metadata(pre="llama3")) == llama
+    assert made_of(metadata(pre="deepseek-r1-qwen")) == {**qwen, "normalizer": None}
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({}, "the source has none"),
+        (metadata(model="no_vocab"), "the source has none"),
+        (metadata(model="bert"), "its model is 'bert', neither byte-level BPE nor SentencePiece BPE"),
+        (metadata(pre=...), "the source does not say how it splits text (tokenizer.ggml.pre)"),
+        (metadata(pre="default"), "the source does not say how it splits text (tokenizer.ggml.pre)"),
+        (metadata(pre="deepseek-llm"), "it splits text as 'deepseek-llm', whose definition is not known exactly"),
+        (metadata(merges=...), "tokenizer.ggml.merges is missing or too short"),
+        (metadata(token_type=...), "tokenizer.ggml.token_type is missing or too short"),
+        (metadata(token_type=Array("i32", [1])), "tokenizer.ggml.token_type is missing or too short"),
+        (metadata(tokens=Array("i32", [1])), "tokenizer.ggml.tokens is missing or too short"),
+        (
+            metadata(add_bos_token=True, bos_token_id=...),
+            "it puts a token around a text and does not say which (bos_token_id)",
+        ),
+        (metadata(add_eos_token=True, eos_token_id=2), "it puts token 2 around a text, which is no control token"),
+        (metadata(merges=Array("str", ["a Ġ"])), "the merge 'a Ġ' is not of tokens"),
+        (metadata(merges=Array("str", ["ab"])), "the merge 'ab' is not of tokens"),
+        (metadata(tokens=Array("str", ["a", "a", *"bcdefg"])), "two tokens are 'a'"),
+        (metadata(tokens=Array("str", ["a", "\udcff", *"bcdefg"])), "token 1 is no text"),
+        (metadata(token_type=Array("i32", [BYTE] * 8)), "it has tokens for bytes and is byte-level BPE"),
+        (spm([("x", 0.0, UNKNOWN)]), "it has 2 unknown tokens, and not one"),
+        (spm([("<0x41>", 0.0, NORMAL)]), "two tokens are '<0x41>'"),
+        (spm([("éé", -1.0, NORMAL)]), "a piece holds 'é', which is no piece"),
+        (
+            spm([("a", 0.0, NORMAL), ("b", 0.0, NORMAL), ("ab", -1.0, NORMAL), ("ba", -1.0, NORMAL)]),
+            "'ab' and 'ba' have one score, and merges have an order",
+        ),
+        (spm([("a", 0.0, NORMAL), ("aa", float("nan"), NORMAL)]), "a score is no number"),
+        (spm([], scores=...), "tokenizer.ggml.scores is missing or too short"),
+    ],
+)
+def test_what_is_not_known_exactly_is_left_out(keys: dict[str, Scalar], why: str) -> None:
+    assert left_out(keys) == why
+
+
+def test_merges_of_sentencepiece_come_by_score_and_make_runs_longer_from_the_left() -> None:
+    """As in llama's vocabulary, whose runs of spaces have one score: SentencePiece joins the leftmost two."""
+    runs = [("▁" * n, -1e9 if n > 1 else -1.0, NORMAL) for n in (1, 2, 4, 3)]
+    words = [("a", -2.0, NORMAL), ("b", -3.0, NORMAL), ("ab", -0.5, NORMAL), ("▁ab", -0.7, NORMAL)]
+    document = made_of(spm([*runs, *words]))
+
+    merges = ["a b", "▁ ab", "▁▁▁ ▁", "▁▁ ▁▁", "▁▁ ▁", "▁ ▁▁▁", "▁ ▁▁", "▁ ▁"]
+    assert document["model"]["merges"] == merges
+    assert document["model"]["byte_fallback"]
+    assert document["model"]["unk_token"] == "<unk>"
+
+
+def test_a_character_without_a_piece_is_its_byte() -> None:
+    document = made_of(spm([("\t\t", -1.0, NORMAL), ("▁", -2.0, NORMAL)]))
+
+    assert document["model"]["vocab"]["\t"] == document["model"]["vocab"]["<0x09>"] == 3 + 9
+    assert document["model"]["merges"] == ["\t \t"]
+
+
+def test_a_space_before_the_text_is_the_sources() -> None:
+    piece = [("▁", -1.0, NORMAL)]
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+
+    assert made_of(spm(piece))["normalizer"]["normalizers"] == [{"type": "Prepend", "prepend": "▁"}, spaces]
+    without = files_of(spm(piece, add_space_prefix=False))[0]
+    assert json.loads(without["tokenizer.json"])["normalizer"]["normalizers"] == [spaces]
+    assert not sentencepiece.parse(without["tokenizer.model"]).add_dummy_prefix
+
+
+def test_phi_3s_special_tokens_swallow_spaces() -> None:
+    tokens = [("<|end|>", -1000.0, CONTROL), ("<|endoftext|>", -1000.0, CONTROL)]
+    keys = {**spm(tokens), "general.name": Scalar("Phi-3 mini")}
+
+    strips = {token["content"]: token["rstrip"] for token in made_of(keys)["added_tokens"]}
+    assert strips == {"<unk>": False, "<s>": False, "</s>": True, "<|end|>": True, "<|endoftext|>": False}
+
+
+def test_rows_that_only_fill_the_embedding_are_no_words() -> None:
+    tokens = Array("str", ["<s>", "</s>", "a", "[PAD3]", "[PAD9]", "b", "ab"])
+    types = Array("i32", [CONTROL, CONTROL, NORMAL, UNUSED, UNUSED, NORMAL, NORMAL])
+    document = made_of(metadata(tokens=tokens, token_type=types, merges=Array("str", ["a b"])))
+
+    assert document["model"]["vocab"] == {"<s>": 0, "</s>": 1, "a": 2, "[PAD9]": 4, "b": 5, "ab": 6}
+
+
+def test_templates_by_name_and_only_control_tokens_as_special_ones() -> None:
+    keys = {**metadata(padding_token_id=2, unknown_token_id=9), "tokenizer.chat_template": Scalar("{{ x }}")}
+    one = json.loads(files_of(keys)[0]["tokenizer_config.json"])
+    several = json.loads(files_of({**keys, "tokenizer.chat_template.rag": Scalar("y")})[0]["tokenizer_config.json"])
+
+    assert (one["chat_template"], one["eos_token"]) == ("{{ x }}", "</s>")
+    assert "pad_token" not in one  # "a" is a word, and would be cut out of every text
+    assert "unk_token" not in one
+    assert several["chat_template"] == [{"name": "default", "template": "{{ x }}"}, {"name": "rag", "template": "y"}]
+
+
+def test_generation_ends_at_every_token_that_the_source_names(tmp_path: Path) -> None:
+    source = FIXTURES / "gguf" / "qwen2-tied-bf16.auto.gguf"
+    ends = Options(set_meta=(("tokenizer.ggml.eot_token_id", "u32:17"), ("tokenizer.ggml.eom_token_id", "u32:9999")))
+    ckconv.convert(source, tmp_path / "m.gguf", options=ends)
+    root = to_hf(tmp_path / "m.gguf", tmp_path)
+
+    said = json.loads((root / "generation_config.json").read_text())
+    assert said == {"bos_token_id": 1, "eos_token_id": [2, 17], "pad_token_id": 0}
+
+
+GGUFS = sorted(path.name for path in (FIXTURES / "gguf").glob("*.gguf"))
+
+
+@pytest.mark.parametrize("to", ["safetensors", "mlx"])
+@pytest.mark.parametrize("name", GGUFS)
+def test_there_and_back_are_the_same_keys(name: str, to: str, tmp_path: Path) -> None:
+    source = FIXTURES / "gguf" / name
+    ckconv.convert(source, f"{tmp_path / 'there'}/", to=to)
+    ckconv.convert(tmp_path / "there", tmp_path / "back.gguf")
+
+    had, has = (
+        {key: model.metadata[key] for key in model.metadata if key.startswith("tokenizer.")}
+        for model in (ckconv.open_model(source), ckconv.open_model(tmp_path / "back.gguf"))
+    )
+    assert {key: has.get(key) for key in had} == had
+    said_now = {"tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.unknown_token_id"}
+    assert has.keys() - had.keys() <= said_now
+
+
+def test_a_plan_decodes_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decoded(array: ArrayRef) -> list[Any]:
+        raise AssertionError("an array was decoded")
+
+    monkeypatch.setattr(ArrayRef, "decode", decoded)
+    monkeypatch.setattr(ArrayRef, "raw", decoded)
+    index = open_index(FIXTURES / "gguf" / "phi3-bf16.auto.gguf")
+
+    assert make_plan(index, "safetensors", Options()).details.tokenizer.vocabulary.tokens.count == 384
+
+
+def test_words_that_turn_out_wrong_are_told_and_the_model_is_written(tmp_path: Path) -> None:
+    source = bytearray((FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf").read_bytes())
+    at = source.index(b"\x03\x00\x00\x00\x00\x00\x00\x00e r")
+    source[at + 8 : at + 11] = b"e\xff "
+    (tmp_path / "m.gguf").write_bytes(source)
+    report = ckconv.convert(tmp_path / "m.gguf", f"{tmp_path / 'hf'}/", to="safetensors")
+
+    assert [note for note in report.plan.notes if "tokenizer" in note] == [
+        "no tokenizer files are written: the merge 'e\\udcff ' is not of tokens; "
+        "put those of the original checkpoint beside the model"
+    ]
+    assert sorted(path.name for path in report.side_files) == ["config.json", "generation_config.json"]
+
+
+def test_a_file_has_no_place_for_a_tokenizer(tmp_path: Path) -> None:
+    report = ckconv.convert(FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf", tmp_path / "m.safetensors")
+
+    assert "they lie in a directory, and DST is one file" in report.plan.notes[-1]
+    assert not (tmp_path / "tokenizer.json").exists()
+
+
+def test_the_sources_own_files_are_carried(tmp_path: Path) -> None:
+    source = FIXTURES / "hf" / "llama-tied-bf16"
+    ckconv.convert(source, f"{tmp_path / 'mlx'}/", to="mlx")
+
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tmp_path / "mlx" / name).read_bytes() == (source / name).read_bytes()
+
+
+def big_vocabulary(path: Path, size: int) -> Path:
+    """A decoder of a few numbers a word with byte-level tokens of one to three characters, and their merges."""
+    decoder = Decoder(layers=1, hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=32, vocab=size)
+    letters = [chr(0x100 + n) for n in range(128)]
+    pairs = [a + b for a in letters for b in letters]
+    triples = [pair + letter for letter in letters for pair in pairs]
+    tokens = ["<s>", "</s>", *letters, *pairs, *triples][:size]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_token_list(tokens)
+    writer.add_token_types([CONTROL, CONTROL, *[NORMAL] * (size - 2)])
+    writer.add_token_merges([f"{token[:-1]} {token[-1]}" for token in tokens[130:]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    words = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    layer = {
+        "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
+        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    }  # fmt: skip
+    words |= {f"model.layers.0.{theirs}": f"blk.0.{ours}" for theirs, ours in layer.items()}
+    for name, array in stacked(decoder.tensors()).items():
+        writer.add_tensor(words[name.removesuffix(".weight")] + ".weight", array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+MEASURED = """
+import sys
+from ckconv.__main__ import run
+run(sys.argv[1:])
+with open("/proc/self/status") as file:
+    print(next(line.split()[1] for line in file if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc for its peak memory")
+def test_a_vocabulary_of_152_thousand_words_is_written_within_96_megabytes(tmp_path: Path) -> None:
+    source = big_vocabulary(tmp_path / "big.gguf", 152_000)
+    command = [sys.executable, "-c", MEASURED, "convert", source, f"{tmp_path / 'hf'}/", "--to", "safetensors", "-q"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(ckconv.__file__).parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+
+    assert len(json.loads((tmp_path / "hf" / "tokenizer.json").read_bytes())["model"]["vocab"]) == 152_000
+    assert int(done.stdout.split()[-1]) < 96 * 1024
+
+
+# Other programs
+
+
+def differing(name: str, root: Path, wanted: Sequence[Sequence[int]]) -> list[str]:
+    """Texts of which the tokenizers library makes other ids than ``wanted``."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(root / "tokenizer.json"))
+    texts = ORACLE["texts"]
+    composed = [text == unicodedata.normalize("NFC", text) or "qwen" not in name for text in texts]
+    return [
+        text
+        for text, same, ids in zip(texts, composed, wanted, strict=True)
+        if same and tokenizer.encode(text).ids != ids
+    ]
+
+
+@pytest.mark.parametrize("name", ORACLE["ids"])
+def test_the_tokenizers_library_makes_the_ids_that_llama_cpp_makes(name: str, tmp_path: Path) -> None:
+    root = to_hf(FIXTURES / "gguf" / f"{name}.gguf", tmp_path)
+
+    assert differing(name, root, ORACLE["ids"][name]) == []
+
+
+def test_the_original_and_ours_make_the_same_ids_and_texts(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    root = to_hf(FIXTURES / "gguf" / "gpt2-f32.f32.gguf", tmp_path)
+    ours = tokenizers.Tokenizer.from_file(str(root / "tokenizer.json"))
+    original = tokenizers.Tokenizer.from_file(str(FIXTURES / "hf" / "gpt2-hub-f32" / "tokenizer.json"))
+
+    for text in ORACLE["texts"]:
+        ids = original.encode(text).ids
+        assert ours.encode(text).ids == ids
+        assert ours.decode(ids) == original.decode(ids)
+
+
+def test_sentencepiece_reads_the_model(tmp_path: Path) -> None:
+    library = pytest.importorskip("sentencepiece")
+    root = to_hf(FIXTURES / "gguf" / "gemma3-text-bf16.auto.gguf", tmp_path)
+    model = library.SentencePieceProcessor(model_file=str(root / "tokenizer.model"))
+
+    assert (model.bos_id(), model.eos_id(), model.pad_id(), model.unk_id()) == (1, 2, 0, 3)
+    wanted = zip(ORACLE["texts"], ORACLE["ids"]["gemma3-text-bf16.auto"], strict=True)
+    plain = [(text, ids[1:]) for text, ids in wanted if "<" not in text and "\0" not in text]
+    assert len(plain) > 20
+    assert [text for text, ids in plain if model.encode(text) != ids] == []
+
+
+@pytest.mark.skipif(not LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
+@pytest.mark.parametrize("pre", [name for known in PRE_TOKENIZERS for name in (known.name, *known.also)])
+def test_llama_cpp_makes_the_same_ids_under_every_name(pre: str, tmp_path: Path) -> None:
+    options = Options(set_meta=(("tokenizer.ggml.pre", pre),))
+    ckconv.convert(FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf", tmp_path / "m.gguf", options=options)
+    root = to_hf(tmp_path / "m.gguf", tmp_path)
+    script = Path(__file__).parent / "llama_cpp_tokens.py"
+    command = [sys.executable, str(script), LIBRARY, str(tmp_path / "m.gguf")]
+    texts = json.dumps(ORACLE["texts"])
+    done = subprocess.run(command, input=texts, capture_output=True, text=True, timeout=120, check=True)
+
+    assert differing("qwen" if pre == "qwen2" else pre, root, json.loads(done.stdout)) == []
