@@ -300,6 +300,32 @@ def test_rows_that_only_fill_the_embedding_are_no_words() -> None:
     assert document["model"]["vocab"] == {"<s>": 0, "</s>": 1, "a": 2, "[PAD9]": 4, "b": 5, "ab": 6}
 
 
+def test_rows_of_older_converters_are_called_unknown() -> None:
+    files, _ = files_of(spm([("[PAD259]", -10000.0, UNKNOWN), ("▁", -1.0, NORMAL), ("[PAD261]", -10000.0, UNKNOWN)]))
+
+    document, pieces = json.loads(files["tokenizer.json"]), sentencepiece.parse(files["tokenizer.model"]).pieces
+    assert document["model"]["unk_token"] == "<unk>"
+    assert [token["content"] for token in document["added_tokens"]] == ["<unk>", "<s>", "</s>"]
+    assert [(piece.text, piece.type) for piece in pieces[259:]] == [("[PAD259]", UNUSED), ("▁", NORMAL)]
+
+
+def test_an_unknown_token_that_is_a_control_token_is_still_the_unknown_one() -> None:
+    """As llama.cpp's converter writes it for a checkpoint that lists it among its added tokens."""
+    keys = spm([("▁", -1.0, NORMAL)])
+    types = [CONTROL, *keys["tokenizer.ggml.token_type"].value.values[1:]]
+    scores = [-1000.0, *keys["tokenizer.ggml.scores"].value.values[1:]]
+    keys |= {
+        "tokenizer.ggml.token_type": Scalar(Array("i32", types)),
+        "tokenizer.ggml.scores": Scalar(Array("f32", scores)),
+    }
+    files, _ = files_of(keys)
+
+    settings = json.loads(files["tokenizer_config.json"])
+    assert (settings["unk_token"], list(settings["added_tokens_decoder"])) == ("<unk>", ["0"])
+    assert sentencepiece.parse(files["tokenizer.model"]).pieces[0].type == UNKNOWN
+    assert json.loads(files["tokenizer.json"])["model"]["unk_token"] == "<unk>"
+
+
 def test_templates_by_name_and_only_control_tokens_as_special_ones() -> None:
     keys = {**metadata(padding_token_id=2, unknown_token_id=9), "tokenizer.chat_template": Scalar("{{ x }}")}
     one = json.loads(files_of(keys)[0]["tokenizer_config.json"])

@@ -28,13 +28,18 @@ _BYTES = 256
 #: What stands for a space in a SentencePiece model.
 _SPACE = "▁"
 _ASCII = 128
+#: What llama.cpp takes for the unknown token where a file does not say.
+_UNKNOWN_ID = 0
 
 _encoded = JSONEncoder(ensure_ascii=False).encode
 
 
 def fills(token: str, kind: int, number: int) -> bool:
-    """The token only fills a row of the embedding: llama.cpp's converter makes one up where there is none."""
-    return not token or (kind == UNUSED and token == f"[PAD{number}]")
+    """The token only fills a row of the embedding: llama.cpp's converter makes one up where there is none.
+
+    It is unused, or unknown in files of older converters.
+    """
+    return not token or (kind in (UNUSED, UNKNOWN) and token == f"[PAD{number}]")
 
 
 def check_words(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) -> None:
@@ -59,6 +64,23 @@ def check_words(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[i
         number = vocabulary.special.get(what, -1)
         if adds and not has_role(number, tokens, types):
             raise NotFaithful(f"it puts token {number:,} around a text, which is no control token")
+
+
+def unknown_token(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) -> int:
+    """The id of the token that stands for what no token is: by its type, else the one that the file or llama.cpp names.
+
+    A file has no such type where the checkpoint lists the token among the added ones: it is a control token then.
+
+    Raises:
+        NotFaithful: there is none, or more than one.
+    """
+    found = [n for n, kind in enumerate(types) if kind == UNKNOWN and not fills(tokens[n], kind, n)]
+    named = vocabulary.special.get("unk", _UNKNOWN_ID)
+    if not found and has_role(named, tokens, types):
+        return named
+    if len(found) != 1:
+        raise NotFaithful(f"it has {len(found):,} unknown tokens, and not one")
+    return found[0]
 
 
 def has_role(number: int, tokens: Sequence[str], types: Sequence[int]) -> bool:
@@ -117,11 +139,9 @@ def sentencepiece(
     Raises:
         NotFaithful: it is not one that merges can say.
     """
-    unknown = [n for n, kind in enumerate(types) if kind == UNKNOWN]
-    if len(unknown) != 1:
-        raise NotFaithful(f"it has {len(unknown):,} unknown tokens, and not one")
+    unknown = unknown_token(vocabulary, tokens, types)
     vocab = {token: n for n, token in enumerate(tokens) if not fills(token, types[n], n)}
-    if any(types[vocab.get(f"<0x{byte:02X}>", unknown[0])] != BYTE for byte in range(_BYTES)):
+    if any(types[vocab.get(f"<0x{byte:02X}>", unknown)] != BYTE for byte in range(_BYTES)):
         raise NotFaithful("it has no tokens for all bytes")
     _spell_out(vocab, tokens, types)
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if vocabulary.space_prefix else []
@@ -145,7 +165,7 @@ def sentencepiece(
     model = {
         "type": "BPE",
         "dropout": None,
-        "unk_token": tokens[unknown[0]],
+        "unk_token": tokens[unknown],
         "continuing_subword_prefix": None,
         "end_of_word_suffix": None,
         "fuse_unk": True,
@@ -217,7 +237,7 @@ def _added(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) 
             "special": types[number] != USER_DEFINED,
         }
         for number, token in enumerate(tokens)
-        if types[number] in ADDED and token
+        if types[number] in ADDED and not fills(token, types[number], number)
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckconv.model.gguf_vocabulary import SPECIAL, Vocabulary
-from ckconv.model.sentencepiece import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, Piece
+from ckconv.model.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece
 from ckconv.model.tokenizer_json import fills, has_role
 
 #: The class that takes ``tokenizer.json`` as it is, whatever the model is. Others build their own steps.
@@ -60,16 +60,17 @@ def generation_config(special: Mapping[str, int], ending: Sequence[int], vocab_s
     }
 
 
-def pieces(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> Iterator[Piece]:
-    """The pieces of ``tokenizer.model``: every token up to the last that is one."""
+def pieces(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], unknown: int) -> Iterator[Piece]:
+    """The pieces of ``tokenizer.model``: every token up to the last that is one. SentencePiece wants an unknown one."""
     count = len(tokens)
     while count and fills(tokens[count - 1], types[count - 1], count - 1):
         count -= 1
     for number in range(count):
-        text, kind = tokens[number], types[number]
+        text, kind = tokens[number], UNKNOWN if number == unknown else types[number]
         # SentencePiece looks for a user's token where every space is escaped already.
         text = text.replace(" ", "▁") if kind == USER_DEFINED else text
-        yield Piece(text or f"[PAD{number}]", scores[number], kind if kind in range(NORMAL, BYTE + 1) else UNUSED)
+        used = kind in range(NORMAL, BYTE + 1) and not fills(text, kind, number)
+        yield Piece(text or f"[PAD{number}]", scores[number], kind if used else UNUSED)
 
 
 def _not_its_own(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> dict[str, dict[str, Any]]:

@@ -37,11 +37,11 @@ def _files(vocabulary: Vocabulary, context: int) -> dict[str, bytes]:
         return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
     scores = vocabulary.scores.decode()
     document = tokenizer_json.sentencepiece(vocabulary, tokens, types, scores)
-    unknown = types.index(sentencepiece.UNKNOWN)
+    unknown = tokenizer_json.unknown_token(vocabulary, tokens, types)
     vocabulary = replace(vocabulary, special={"unk": unknown, **vocabulary.special})
     own = {name: number for name, number in vocabulary.special.items() if name in ("bos", "eos", "pad")}
     own["unk"] = unknown
-    model = sentencepiece.encode(pieces(tokens, types, scores), own, add_dummy_prefix=vocabulary.space_prefix)
+    model = sentencepiece.encode(pieces(tokens, types, scores, unknown), own, add_dummy_prefix=vocabulary.space_prefix)
     settings = tokenizer_config(vocabulary, tokens, types, scores, context)
     return {"tokenizer.json": document, "tokenizer.model": model, "tokenizer_config.json": _json(settings)}
 
