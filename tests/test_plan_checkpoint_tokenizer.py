@@ -248,6 +248,7 @@ def test_names_for_the_same_rules() -> None:
             "'ab' and 'ba' have one score, and merges have an order",
         ),
         (spm([("a", 0.0, NORMAL), ("aa", float("nan"), NORMAL)]), "a score is no number"),
+        (spm([("a", 0.0, NORMAL), ("a" * 2000, -1.0, NORMAL)]), "a piece has 2,000 characters"),
         (spm([], scores=...), "tokenizer.ggml.scores is missing or too short"),
     ],
 )
@@ -523,3 +524,44 @@ def test_llama_cpp_makes_the_same_ids_under_every_name(pre: str, tmp_path: Path)
     done = subprocess.run(command, input=texts, capture_output=True, text=True, timeout=120, check=True)
 
     assert differing("qwen" if pre == "qwen2" else pre, root, json.loads(done.stdout)) == []
+
+
+def python_with(module: str) -> str | None:
+    """This interpreter, or the one that ``MLX_PYTHON`` names, if it has the module."""
+    for python in (os.environ.get("MLX_PYTHON"), sys.executable):
+        if (
+            python
+            and subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
+        ):
+            return python
+    return None
+
+
+MLX_LM = """
+import json, sys
+from pathlib import Path
+from mlx_lm.tokenizer_utils import load
+tokenizer = load(Path(sys.argv[1]))
+texts = json.load(sys.stdin)
+chat = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+print(json.dumps({"ids": [tokenizer.encode(text) for text in texts], "chat": chat}))
+"""
+
+
+@pytest.mark.parametrize("name", ORACLE["ids"])
+def test_mlx_lm_makes_the_ids_that_llama_cpp_makes(name: str, tmp_path: Path) -> None:
+    python = python_with("mlx_lm")
+    if python is None:
+        pytest.skip("no Python with mlx-lm")
+    template = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}"
+    options = Options(set_meta=(("tokenizer.chat_template", f"str:{template}"),))
+    ckconv.convert(FIXTURES / "gguf" / f"{name}.gguf", tmp_path / "m.gguf", options=options)
+    ckconv.convert(tmp_path / "m.gguf", f"{tmp_path / 'mlx'}/", to="mlx")
+    command = [python, "-W", "ignore", "-c", MLX_LM, str(tmp_path / "mlx")]
+    texts = [text for text in ORACLE["texts"] if text == unicodedata.normalize("NFC", text)]
+    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=True)
+
+    made = json.loads(done.stdout.splitlines()[-1])
+    wanted = zip(ORACLE["texts"], ORACLE["ids"][name], strict=True)
+    assert made["ids"] == [ids for text, ids in wanted if text in texts]
+    assert made["chat"] == "<s>hello"

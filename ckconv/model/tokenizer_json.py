@@ -1,25 +1,20 @@
 """``tokenizer.json`` out of the words of a GGUF: the steps of the tokenizers library that do what llama.cpp does.
 
-Byte-level BPE is said in the same words by both. SentencePiece joins the two neighbours whose piece has the highest
-score, the leftmost of equals; here that is a list of merges in the order of the scores, as transformers makes it out of
-a ``tokenizer.model``. Of one piece's merges the one with the longest first half is first, so that where two of them
-overlap it is the leftmost.
-Source: ``generate_merges`` of transformers' ``convert_slow_tokenizer.py``; ``llm_tokenizer_spm_session`` and
-``tokenizer_st_partition`` of llama.cpp's ``src/llama-vocab.cpp``.
+Source: ``llm_tokenizer_bpe``, ``llm_tokenizer_spm_session`` and ``tokenizer_st_partition`` of llama.cpp's
+``src/llama-vocab.cpp``; the serialised form is that of the tokenizers library, version 1.0.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from json import JSONEncoder
-from math import isnan
 from typing import Any
 
 from ckconv.model.gguf_pretokenizers import definition
 from ckconv.model.gguf_vocabulary import KEEPS_SPACE, NotFaithful, Vocabulary
-from ckconv.model.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from ckconv.model.sentencepiece import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
+from ckconv.model.sentencepiece_merges import merges_of, spell_out
 
 #: Types of tokens that are looked for in a text before anything else; all but the user's are special.
 ADDED = frozenset({CONTROL, UNKNOWN, USER_DEFINED})
@@ -27,7 +22,6 @@ ADDED = frozenset({CONTROL, UNKNOWN, USER_DEFINED})
 _BYTES = 256
 #: What stands for a space in a SentencePiece model.
 _SPACE = "▁"
-_ASCII = 128
 #: What llama.cpp takes for the unknown token where a file does not say.
 _UNKNOWN_ID = 0
 
@@ -143,7 +137,7 @@ def sentencepiece(
     vocab = {token: n for n, token in enumerate(tokens) if not fills(token, types[n], n)}
     if any(types[vocab.get(f"<0x{byte:02X}>", unknown)] != BYTE for byte in range(_BYTES)):
         raise NotFaithful("it has no tokens for all bytes")
-    _spell_out(vocab, tokens, types)
+    spell_out(vocab, tokens, types)
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if vocabulary.space_prefix else []
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.space_prefix else []
@@ -172,56 +166,7 @@ def sentencepiece(
         "byte_fallback": True,
         "ignore_merges": False,
     }
-    return _document(document, model, vocab.items(), _merges(vocab, tokens, types, scores))
-
-
-def _spell_out(vocab: dict[str, int], tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Give every character of a piece an id of its own: merges begin with characters.
-
-    One without a piece is its byte, whose id it shares; so has Gemma's vocabulary tabs, but no single one.
-    """
-    missing = {char for n, token in enumerate(tokens) if types[n] == NORMAL for char in token} - vocab.keys()
-    for char in sorted(missing):
-        if ord(char) >= _ASCII:
-            raise NotFaithful(f"a piece holds {char!r}, which is no piece")
-        vocab[char] = vocab[f"<0x{ord(char):02X}>"]
-
-
-def _merges(
-    vocab: dict[str, int], tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
-) -> Iterator[str]:
-    """The merges that make pieces, in the order in which SentencePiece would choose them.
-
-    Pieces of one score have no order, and of their merges the leftmost comes first. Where they are all runs of one
-    character, as the spaces of llama's vocabulary, that is the one that makes the longest run longer.
-    """
-    made = [n for n, token in enumerate(tokens) if types[n] == NORMAL and len(token) > 1]
-    if any(isnan(scores[n]) for n in made):
-        raise NotFaithful("a score is no number")
-    made.sort(key=lambda n: -scores[n])
-    for _, equals in groupby(made, key=lambda n: scores[n]):
-        group = [(n, halves) for n in equals if (halves := _halves(tokens[n], vocab, types))]
-        if len(group) > 1 and len({char for n, _ in group for char in tokens[n]}) > 1:
-            first, second = (tokens[n] for n, _ in group[:2])
-            raise NotFaithful(f"{first!r} and {second!r} have one score, and merges have an order")
-        pairs = [pair for _, halves in group for pair in halves]
-        for left, right in sorted(pairs, key=lambda pair: (-len(pair[0]), -len(pair[1]))):
-            yield f"{left} {right}"
-
-
-def _halves(token: str, vocab: dict[str, int], types: Sequence[int]) -> list[tuple[str, str]]:
-    """Every way in which a piece can be made of two."""
-    cuts = ((token[:at], token[at:]) for at in range(len(token) - 1, 0, -1))
-    found = [(left, right) for left, right in cuts if _joins(left, vocab, types) and _joins(right, vocab, types)]
-    if found and " " in token:
-        raise NotFaithful(f"the piece {token!r} holds a space")
-    return found
-
-
-def _joins(part: str, vocab: dict[str, int], types: Sequence[int]) -> bool:
-    """A character, or a piece that merges make."""
-    number = vocab.get(part)
-    return number is not None and (len(part) == 1 or types[number] == NORMAL)
+    return _document(document, model, vocab.items(), merges_of(vocab, tokens, types, scores))
 
 
 def _added(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:

@@ -74,7 +74,10 @@ def pieces(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float],
 
 
 def _not_its_own(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> dict[str, dict[str, Any]]:
-    """Tokens that were added to a SentencePiece model, as transformers lists them: id -> token."""
+    """Tokens that were added to a SentencePiece model, as transformers lists them: id -> token.
+
+    So are a user's with spaces, which the model itself only holds escaped.
+    """
     return {
         str(number): {
             "content": tokens[number],
@@ -85,5 +88,9 @@ def _not_its_own(tokens: Sequence[str], types: Sequence[int], scores: Sequence[f
             "special": types[number] == CONTROL,
         }
         for number, score in enumerate(scores)
-        if types[number] in (CONTROL, USER_DEFINED) and score == _ADDED_SCORE and tokens[number]
+        if tokens[number]
+        and (
+            (types[number] in (CONTROL, USER_DEFINED) and score == _ADDED_SCORE)
+            or (types[number] == USER_DEFINED and " " in tokens[number])
+        )
     }
