@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
 from json import JSONEncoder
 from typing import Any
 
@@ -213,30 +214,31 @@ def _document(
     document: dict[str, Any], model: dict[str, Any], vocab: Iterable[tuple[str, int]], merges: Iterable[str]
 ) -> bytes:
     """One line for a word: the whole as one object in memory would be ten times the file."""
-    out = bytearray(b'{\n  "version": "1.0",\n  "truncation": null,\n  "padding": null,\n')
+    out = BytesIO()
+    out.write(b'{\n  "version": "1.0",\n  "truncation": null,\n  "padding": null,\n')
     for key, value in document.items():
         if key == "added_tokens":
-            out += b'  "added_tokens": [\n'
+            out.write(b'  "added_tokens": [\n')
             _lines(out, "    ", (json.dumps(token, ensure_ascii=False) for token in value))
-            out += b"  ],\n"
+            out.write(b"  ],\n")
             continue
-        out += f'  "{key}": {json.dumps(value, ensure_ascii=False)},\n'.encode()
-    out += b'  "model": {\n'
+        out.write(f'  "{key}": {json.dumps(value, ensure_ascii=False)},\n'.encode())
+    out.write(b'  "model": {\n')
     for key, value in model.items():
-        out += f'    "{key}": {json.dumps(value, ensure_ascii=False)},\n'.encode()
-    out += b'    "vocab": {\n'
+        out.write(f'    "{key}": {json.dumps(value, ensure_ascii=False)},\n'.encode())
+    out.write(b'    "vocab": {\n')
     _lines(out, "      ", (f"{_encoded(token)}: {number}" for token, number in vocab))
-    out += b'    },\n    "merges": [\n'
+    out.write(b'    },\n    "merges": [\n')
     _lines(out, "      ", map(_encoded, merges))
-    out += b"    ]\n  }\n}\n"
-    return bytes(out)
+    out.write(b"    ]\n  }\n}\n")
+    return out.getvalue()  # its buffer, not a copy
 
 
-def _lines(out: bytearray, indent: str, items: Iterable[str]) -> None:
+def _lines(out: BytesIO, indent: str, items: Iterable[str]) -> None:
     """The items, each on a line, with commas between them."""
     first = True
     for item in items:
-        out += (f"{indent}{item}" if first else f",\n{indent}{item}").encode()
+        out.write((f"{indent}{item}" if first else f",\n{indent}{item}").encode())
         first = False
     if not first:
-        out += b"\n"
+        out.write(b"\n")
