@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: A head with more bytes is moved piece by piece, by what computes with rows.
 MAX_HEAD_BYTES = CHUNK
 
+#: Rows that are moved at once: where each of them goes is worked out before.
+MAX_ROWS = 1 << 14
+
 
 def row_order(source: Tensor, target: Tensor) -> tuple[int, ...] | None:
     """Which stored row of a source's head is each stored row of the target's.
@@ -48,7 +51,7 @@ def moved_chunks(source: Tensor, order: tuple[int, ...], files: Files) -> Iterat
     """
     row_bytes = source.dtype.nbytes(source.layout.cols)
     head_bytes, total = len(order) * row_bytes, source.nbytes
-    heads = CHUNK // head_bytes
+    heads = min(CHUNK // head_bytes, total // head_bytes, max(1, MAX_ROWS // len(order)))
     stored, moved = memoryview(bytearray(heads * head_bytes)), memoryview(bytearray(heads * head_bytes))
     places = [
         (n * row_bytes, (n - n % len(order) + order[n % len(order)]) * row_bytes) for n in range(heads * len(order))

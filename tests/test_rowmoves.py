@@ -75,6 +75,7 @@ def test_a_head_larger_than_a_piece_is_for_what_computes_with_rows(monkeypatch: 
     dtype=st.sampled_from((F16, F32, Q8_0)),
     to_pairs=st.booleans(),
     piece=st.integers(1, 9),
+    by_rows=st.booleans(),
     cut=st.integers(0, 100),
 )
 @settings(max_examples=60, deadline=None)
@@ -86,6 +87,7 @@ def test_bytes(
     dtype: DType,
     to_pairs: bool,
     piece: int,
+    by_rows: bool,
     cut: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("rowmoves")
@@ -99,7 +101,10 @@ def test_bytes(
     source = stored(folder, packed(matrix, byte_rows[0]).tobytes(), there, dtype, cuts)
 
     with pytest.MonkeyPatch.context() as patch, Files() as files:
-        patch.setattr(rowmoves, "CHUNK", piece * head_rows * row_bytes + 1)
+        if by_rows:
+            patch.setattr(rowmoves, "MAX_ROWS", piece * head_rows + 1)
+        else:
+            patch.setattr(rowmoves, "CHUNK", piece * head_rows * row_bytes + 1)
         order = row_order(source, tensor(here, dtype))
         assert order is not None
         chunks = [bytes(chunk) for chunk in moved_chunks(source, order, files)]
