@@ -138,10 +138,14 @@ def made_meanwhile(target: Path) -> OutputError:
     return OutputError("output.exists", "was made by somebody else meanwhile", path=target)
 
 
+def write_code(error: OSError) -> str:
+    """The code of what the system says of a write; no room is a kind of its own."""
+    return "output.space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "output.write"
+
+
 def write_error(error: OSError, path: Path) -> OutputError:
-    """What the system says of ``path``; no room is a kind of its own."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return OutputError("output.space" if full else "output.write", f"cannot be written: {error.strerror}", path=path)
+    """What the system says of ``path``."""
+    return OutputError(write_code(error), f"cannot be written: {error.strerror}", path=path)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ Into a pipe the calling thread writes itself: a write that waits for a reader ca
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import mmap
 import os
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckconv.errors import InputError, OutputError
 from ckconv.files import READ_AHEAD, read_ahead
+from ckconv.filesystem import write_code
 from ckconv.signals import check, deferred
 from ckconv.stage import Stage
 
@@ -264,9 +264,8 @@ class Pipeline:
         except BrokenPipeError:
             raise
         except OSError as error:
-            code = "output.space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "output.write"
             raise OutputError(
-                code, f"writing failed after {position:,} bytes: {error.strerror}", offset=position
+                write_code(error), f"writing failed after {position:,} bytes: {error.strerror}", offset=position
             ) from error
 
     def _tell(self, nbytes: int) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 
 from ckconv.errors import OutputError
+from ckconv.filesystem import write_code
 from ckconv.stage import Stage
 
 #: Bytes between two requests: what a disk is busy with for some tenths of a second.
@@ -66,10 +67,9 @@ class WriteBehind:
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # a device: there is nothing to bring
                 return
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            code = "output.space" if full else "output.write"
+            within = position + int(job)
             raise OutputError(
-                code, f"writing failed within the first {position + int(job):,} bytes: {error.strerror}"
+                write_code(error), f"writing failed within the first {within:,} bytes: {error.strerror}"
             ) from error
         finally:
             self._busy = False
