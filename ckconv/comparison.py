@@ -117,17 +117,8 @@ def _tensors(index: TensorIndex, files: Files) -> dict[str, Tensor]:
 def _drop_placeholders(has: dict[str, Tensor], lacks: dict[str, Tensor], files: Files) -> None:
     """Zeros that stand for a tensor which is not there; a model that has the tensor is compared with them."""
     for name in [name for name, tensor in has.items() if name not in lacks and (tensor.may_be_absent or is_bias(name))]:
-        if _is_zero(has[name], files):
+        if files.are_zero(pieces(has[name])):
             del has[name]
-
-
-def _is_zero(tensor: Tensor, files: Files) -> bool:
-    for path, offset, nbytes in pieces(tensor):
-        buffer = np.empty(nbytes, np.uint8)
-        files.read_into(path, offset, buffer)
-        if buffer.any():
-            return False
-    return True
 
 
 def _drop_derived(has: dict[str, Tensor], lacks: dict[str, Tensor], other: TensorIndex, files: Files) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckconv.errors import InputError, OutputError
-from ckconv.model.index import Identity, identity
+from ckconv.model.index import Extent, Identity, cut, identity
 from ckconv.signals import check
 
 if TYPE_CHECKING:
@@ -23,6 +24,14 @@ READ_AHEAD = 16 << 20
 
 #: Bytes of a piece: what stays in the second-level cache (see the pipeline's buffers).
 CHUNK = 1 << 20
+
+#: Path, offset and number of bytes, at most ``CHUNK``.
+Piece = tuple[Path, int, int]
+
+#: (path, offset) of one and of the other, and how many bytes of both.
+Pair = tuple[tuple[Path, int], tuple[Path, int], int]
+
+_ZEROS = bytes(CHUNK)
 
 
 @contextmanager
@@ -100,6 +109,52 @@ class Files:
                 )
             done += got
 
+    def read_run(self, extents: Iterable[Extent], start: int, buffer: Buffer) -> None:
+        """Fill ``buffer`` from byte ``start`` on of a run of bytes that is stored as several."""
+        view, at = memoryview(buffer), 0
+        if not view.nbytes:  # no rows: an array of none has no flat view
+            return
+        view = view.cast("B")
+        for extent in cut(extents, start, start + len(view)):
+            self.read_into(extent.path, extent.offset, view[at : at + extent.nbytes])
+            at += extent.nbytes
+
+    def are_zero(self, parts: Iterable[Piece], told: Callable[[int], None] | None = None) -> bool:
+        """All bytes of these pieces are zero; reads up to the first that is not.
+
+        Args:
+            told: hears of the bytes of each piece.
+        """
+        for path, at, n in parts:
+            mine = memoryview(self._buffers[0])[:n]
+            self.read_into(path, at, mine)
+            if told:
+                told(n)
+            if not _ZEROS.startswith(mine):
+                return False
+        return True
+
+    def are_same(self, parts: Iterable[Pair], told: Callable[[int], None] | None = None) -> bool:
+        """All pairs of pieces hold the same bytes; reads up to the first that do not.
+
+        Args:
+            told: hears of the bytes of each pair, counted once.
+        """
+        mine, theirs = self._buffers
+        for (path, at), (other, other_at), n in parts:
+            self.read_into(path, at, memoryview(mine)[:n])
+            self.read_into(other, other_at, memoryview(theirs)[:n])
+            if told:
+                told(n)
+            if (mine != theirs) if n == CHUNK else (mine[:n] != theirs[:n]):
+                return False
+        return True
+
+    @cached_property
+    def _buffers(self) -> tuple[bytearray, bytearray]:
+        """Used again and again: memory that is new costs more than what is done with it."""
+        return bytearray(CHUNK), bytearray(CHUNK)
+
     def check_unchanged(self) -> None:
         """Raise ``input.changed`` if a file's size or modification time is not what it was."""
         for path, (fd, before) in self._open.items():
@@ -128,22 +183,27 @@ def read_ahead(fd: int, offset: int, nbytes: int) -> None:
             os.posix_fadvise(fd, offset, min(nbytes, READ_AHEAD), os.POSIX_FADV_WILLNEED)
 
 
-def pieces(tensor: Tensor) -> Iterator[tuple[Path, int, int]]:
-    """(path, offset, bytes) of a tensor's stored bytes in pieces of at most ``CHUNK``, cut alike for alike tensors."""
+def extent_pieces(extent: Extent) -> Iterator[Piece]:
+    """The bytes of an extent in pieces of at most ``CHUNK``."""
+    for at in range(0, extent.nbytes, CHUNK):
+        yield extent.path, extent.offset + at, min(CHUNK, extent.nbytes - at)
+
+
+def pieces(tensor: Tensor) -> Iterator[Piece]:
+    """A tensor's stored bytes in pieces of at most ``CHUNK``, cut alike for alike tensors."""
     if tensor.merge is not None:
         raise AssertionError(f"{tensor.name} is computed; no file has its bytes")
     for plane in tensor.planes:
         yield from pieces(plane)
     for extent in tensor.extents:
-        for at in range(0, extent.nbytes, CHUNK):
-            yield extent.path, extent.offset + at, min(CHUNK, extent.nbytes - at)
+        yield from extent_pieces(extent)
 
 
-def paired_pieces(one: Tensor, other: Tensor) -> Iterator[tuple[tuple[Path, int], tuple[Path, int], int]]:
-    """((path, offset) in each, bytes) of two tensors of as many stored bytes, however either is cut into extents."""
+def paired_pieces(one: Tensor, other: Tensor) -> Iterator[Pair]:
+    """The pieces of two tensors of as many stored bytes, however either is cut into extents."""
     left, right = pieces(one), pieces(other)
-    mine: tuple[Path, int, int] | None = None
-    theirs: tuple[Path, int, int] | None = None
+    mine: Piece | None = None
+    theirs: Piece | None = None
     while True:
         mine, theirs = mine or next(left, None), theirs or next(right, None)
         if mine is None or theirs is None:

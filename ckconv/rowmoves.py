@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ckconv.files import CHUNK, Files
-from ckconv.model.index import cut
 
 if TYPE_CHECKING:
     from ckconv.model.index import Tensor
@@ -59,10 +58,7 @@ def moved_chunks(source: Tensor, order: tuple[int, ...], files: Files) -> Iterat
     slices = [(slice(to, to + row_bytes), slice(at, at + row_bytes)) for to, at in places]
     for start in range(0, total, heads * head_bytes):
         nbytes = min(heads * head_bytes, total - start)
-        at = 0
-        for extent in cut(source.extents, start, start + nbytes):
-            files.read_into(extent.path, extent.offset, stored[at : at + extent.nbytes])
-            at += extent.nbytes
+        files.read_run(source.extents, start, stored[:nbytes])
         for here, there in slices[: nbytes // row_bytes]:
             moved[here] = stored[there]
         yield moved[:nbytes]

@@ -116,14 +116,7 @@ class RowReader:
     def stored(self, start: int, stop: int) -> Rows:
         """Stored rows, padding included. Rows of several extents follow each other; no row crosses two."""
         out = np.empty((stop - start, self._stored_row_bytes), np.uint8)
-        begin, end = start * self._stored_row_bytes, stop * self._stored_row_bytes
-        at = 0
-        for extent in self.tensor.extents:
-            low, high = max(begin, at), min(end, at + extent.nbytes)
-            if low < high:
-                flat = out.reshape(-1)[low - begin : high - begin]
-                self._files.read_into(extent.path, extent.offset + low - at, flat)
-            at += extent.nbytes
+        self._files.read_run(self.tensor.extents, start * self._stored_row_bytes, out.reshape(-1))
         return out
 
     def _rows_of_blocks(self, start: int, stop: int) -> Rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckconv.files import CHUNK, Files, pieces
+from ckconv.files import Files, paired_pieces
 from ckconv.model.index import TensorIndex
 
 
@@ -17,16 +17,10 @@ def head_is_embedding(index: TensorIndex, files: Files | None = None) -> bool:
     if head.merge or embedding.merge or not head.layout.same_bytes_as(embedding.layout):
         return False
     if any(len(tensor.extents) > 1 for t in (head, embedding) for tensor in (t, *t.planes)):
-        return False  # pieces of several extents are not cut alike
+        return False  # stacked or fused: no head and no embedding is
     own = files or Files(index.identities)
-    mine, theirs = bytearray(CHUNK), bytearray(CHUNK)
     try:
-        for (path, at, n), (other, other_at, _) in zip(pieces(head), pieces(embedding), strict=True):
-            own.read_into(path, at, memoryview(mine)[:n])
-            own.read_into(other, other_at, memoryview(theirs)[:n])
-            if mine[:n] != theirs[:n]:
-                return False
-        return True
+        return own.are_same(paired_pieces(head, embedding))
     finally:
         if files is None:
             own.close()

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 
 from ckconv.conversions import between, convertible
 from ckconv.dtypes import F32
 from ckconv.errors import VerifyError, listed
-from ckconv.files import CHUNK, Files, paired_pieces, pieces
+from ckconv.files import Files, paired_pieces, pieces
 from ckconv.model.config import config_differences
-from ckconv.model.index import Extent, Tensor, TensorIndex, cut, plain_tensor, require_tensors
+from ckconv.model.index import Extent, Tensor, TensorIndex, plain_tensor, require_tensors
 from ckconv.model.names import is_bias
 from ckconv.model.rope_scaling import llama3_factors, same_factors
 from ckconv.reread import ChecksumThread
@@ -128,8 +129,6 @@ class _Comparison:
         self.out, self.source, self.files, self.left_out, self.progress = out, source, files, left_out, progress
         self.rounded = 0
         self.configuration = True
-        # Used again and again: memory that is new costs more than what is done with it.
-        self._mine, self._theirs, self._zeros = bytearray(CHUNK), bytearray(CHUNK), bytes(CHUNK)
 
     def run(self) -> tuple[list[_Fault], int, int]:
         """All faults, the number of tensors looked at, and how many of them are placeholders."""
@@ -209,7 +208,8 @@ class _Comparison:
         conversion = between(twin, tensor)
         alike = tensor.dtype is twin.dtype and not conversion.shift and tensor.layout.same_bytes_as(twin.layout)
         alike = alike and twin.merge is None
-        if alike and self._same_bytes(tensor, twin):
+        told = partial(self._told, tensor.name)
+        if alike and self.files.are_same(paired_pieces(tensor, twin), told):
             return []
         order = row_order(twin, tensor)
         if order is not None and self._same_moved(tensor, twin, order):
@@ -217,7 +217,7 @@ class _Comparison:
         # Importing what computes with rows takes a while, in which the checksum gets ahead.
         from ckconv.rowcompare import wrong_rows
 
-        wrong, rounded = wrong_rows(tensor, twin, conversion, self.files, lambda n: self.progress(n, tensor.name))
+        wrong, rounded = wrong_rows(tensor, twin, conversion, self.files, told)
         if not wrong:
             self.rounded += rounded > 0
             return []
@@ -228,25 +228,12 @@ class _Comparison:
         text = f"{label} differs from {twin.source}: {which} not what the source holds"
         return [_Fault("verify.tensor", text, tensor.source)]
 
-    def _same_bytes(self, tensor: Tensor, twin: Tensor) -> bool:
-        mine, theirs = self._mine, self._theirs
-        for (path, at), (other, other_at), n in paired_pieces(tensor, twin):
-            self.files.read_into(path, at, memoryview(mine)[:n])
-            self.files.read_into(other, other_at, memoryview(theirs)[:n])
-            self.progress(n, tensor.name)
-            if (mine != theirs) if n == CHUNK else (mine[:n] != theirs[:n]):
-                return False
-        return True
-
     def _same_moved(self, tensor: Tensor, twin: Tensor, order: tuple[int, ...]) -> bool:
         mine, start = bytearray(), 0
         for moved in moved_chunks(twin, order, self.files):
             if len(mine) != len(moved):
                 mine = bytearray(len(moved))
-            at = 0
-            for extent in cut(tensor.extents, start, start + len(moved)):
-                self.files.read_into(extent.path, extent.offset, memoryview(mine)[at : at + extent.nbytes])
-                at += extent.nbytes
+            self.files.read_run(tensor.extents, start, mine)
             start += len(moved)
             self.progress(len(moved), tensor.name)
             if mine != moved:  # a bytearray first: comparing views goes byte by byte
@@ -276,12 +263,10 @@ class _Comparison:
         return [_Fault("verify.padding", text, tensor.source)]
 
     def _is_zero(self, tensor: Tensor) -> bool:
-        for path, at, n in pieces(tensor):
-            self.files.read_into(path, at, memoryview(self._mine)[:n])
-            self.progress(n, tensor.name)
-            if not self._zeros.startswith(memoryview(self._mine)[:n]):
-                return False
-        return True
+        return self.files.are_zero(pieces(tensor), partial(self._told, tensor.name))
+
+    def _told(self, name: str, nbytes: int) -> None:
+        self.progress(nbytes, name)
 
 
 def _every_tensor(index: TensorIndex) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ckconv.dtypes import DType
-from ckconv.files import CHUNK, Files, pieces
+from ckconv.files import Files, pieces
 from ckconv.model.index import Tensor, TensorIndex
 from ckconv.tied import head_is_embedding
 from ckconv.triples import triple_of
@@ -59,15 +59,5 @@ def _misfits(tensor: Tensor, files: Files) -> dict[DType, int]:
 def placeholders(index: TensorIndex) -> frozenset[str]:
     """Canonical names of tensors that may be absent and are all zeros: they stand for ones that are not there."""
     candidates = [tensor for tensor in index.tensors.values() if tensor.may_be_absent]
-    zeros = bytes(CHUNK)
-    found = set()
     with Files(index.identities) as files:
-        for tensor in candidates:
-            for path, at, nbytes in pieces(tensor):
-                buffer = bytearray(nbytes)
-                files.read_into(path, at, buffer)
-                if buffer != zeros[:nbytes]:
-                    break
-            else:
-                found.add(tensor.name)
-    return frozenset(found)
+        return frozenset(tensor.name for tensor in candidates if files.are_zero(pieces(tensor)))

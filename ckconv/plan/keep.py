@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckconv.conversions import Action, Conversion
 from ckconv.errors import quoted
-from ckconv.files import CHUNK, Files
+from ckconv.files import Files, extent_pieces
 from ckconv.formats import zipstore
 from ckconv.model.index import Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.plan.planner import EMBEDDING, HEAD
@@ -166,19 +166,10 @@ def _kept(index: TensorIndex, path: Path, returning: _Returning, files: Files) -
     end = 0
     for extent in (*(t.extent for t in stored), Extent(path, path.stat().st_size, 0)):
         gap = Extent(path, end, extent.offset - end)
-        if gap.nbytes > 0 and not _is_zero(gap, files):
+        if gap.nbytes > 0 and not files.are_zero(extent_pieces(gap)):
             groups.append([(gap.offset, gap.nbytes)])
         end = max(end, extent.offset + extent.nbytes)
     return groups + [runs for t in stored if (runs := returning.lost(t))]
-
-
-def _is_zero(extent: Extent, files: Files) -> bool:
-    for at in range(0, extent.nbytes, CHUNK):
-        buffer = bytearray(min(CHUNK, extent.nbytes - at))
-        files.read_into(extent.path, extent.offset + at, buffer)
-        if any(buffer):
-            return False
-    return True
 
 
 class _Returning:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from ckconv.errors import OutputError
-from ckconv.files import CHUNK, Files
+from ckconv.files import Files, extent_pieces
 from ckconv.formats import zipstore
 from ckconv.model.index import Extent
 from ckconv.record import DOCUMENT_NAME, Record
@@ -88,7 +88,7 @@ def _again(content: Content, files: Files) -> Iterator[bytes]:
 
 def _read(extents: Sequence[Extent], files: Files) -> Iterator[bytes]:
     for extent in extents:
-        for at in range(0, extent.nbytes, CHUNK):
-            buffer = bytearray(min(CHUNK, extent.nbytes - at))
-            files.read_into(extent.path, extent.offset + at, buffer)
+        for path, at, nbytes in extent_pieces(extent):
+            buffer = bytearray(nbytes)
+            files.read_into(path, at, buffer)
             yield bytes(buffer)
