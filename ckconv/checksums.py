@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 
 from ckconv.destination import Destination
 from ckconv.errors import UsageError
 from ckconv.execute import Late, Written
-from ckconv.files import CHUNK
 from ckconv.output import Outputs
 from ckconv.plan.steps import Plan
+from ckconv.reread import FileHash
 
 #: What the file is called in a directory.
 _IN_DIRECTORY = "SHA256SUMS"
@@ -38,11 +37,9 @@ def _content(files: Sequence[Written], outputs: Outputs) -> Iterator[bytes]:
 
 def _digest(fd: int) -> str:
     """The digest of a whole file: its own header may hold another, of a part of it."""
-    digest, buffer, at = hashlib.sha256(), memoryview(bytearray(CHUNK)), 0
-    while got := os.preadv(fd, [buffer], at):
-        digest.update(buffer[:got])
-        at += got
-    return digest.hexdigest()
+    whole = FileHash(fd, 0)
+    whole.read_to(os.fstat(fd).st_size)
+    return whole.digest.hex()
 
 
 def _line(digest: str, name: str) -> bytes:

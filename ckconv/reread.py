@@ -20,16 +20,19 @@ from ckconv.stage import Stage
 HASHED_AT_ONCE = 4 << 20
 
 
-class Reread:
-    """Hashes the bytes of ``fd`` from ``offset`` on, as far as they are written."""
+class FileHash:
+    """Hashes the bytes of ``fd`` from ``offset`` on, as far as it is told to.
+
+    Attributes:
+        stopped: set by whoever no longer needs it, from any thread.
+    """
 
     def __init__(self, fd: int, offset: int) -> None:
         self._fd, self.offset = fd, offset
         self._hash = hashlib.sha256()
         self._buffer = memoryview(bytearray(HASHED_AT_ONCE))
-        self._written = self._asked = self._hashed = 0
-        self._stopped = False
-        self._stage: Stage | None = None
+        self._hashed = 0
+        self.stopped = False
 
     @property
     def nbytes(self) -> int:
@@ -40,6 +43,26 @@ class Reread:
     def digest(self) -> bytes:
         """SHA-256 of :attr:`nbytes` bytes."""
         return self._hash.digest()
+
+    def read_to(self, until: int) -> None:
+        """Hash up to ``until`` bytes, or as far as the file goes: a hole may end only when the file does."""
+        while self._hashed < until and not self.stopped:
+            check()
+            part = self._buffer[: until - self._hashed]
+            got = os.preadv(self._fd, [part], self.offset + self._hashed)
+            if not got:
+                return
+            self._hash.update(part[:got])
+            self._hashed += got
+
+
+class Reread(FileHash):
+    """Hashes what is written, as far as it is."""
+
+    def __init__(self, fd: int, offset: int) -> None:
+        super().__init__(fd, offset)
+        self._written = self._asked = 0
+        self._stage: Stage | None = None
 
     def wrote(self, nbytes: int) -> None:
         """``nbytes`` more are written. Never waits; called by one thread only."""
@@ -66,29 +89,18 @@ class Reread:
             self._stage = None
             if stage.error is not None:
                 raise stage.error
-        self._catch_up(self._written)
+        self.read_to(self._written)
 
     def abandon(self) -> None:
         """End the thread."""
-        self._stopped = True
+        self.stopped = True
         stage, self._stage = self._stage, None
         if stage is not None:
             stage.jobs.put(None)
             stage.wait()
 
     def _follow(self, job: memoryview | int, position: int) -> None:
-        self._catch_up(position + int(job))
-
-    def _catch_up(self, until: int) -> None:
-        """Hash up to ``until``, or as far as the file goes: a hole may end only when the file does."""
-        while self._hashed < until and not self._stopped:
-            check()
-            part = self._buffer[: until - self._hashed]
-            got = os.preadv(self._fd, [part], self.offset + self._hashed)
-            if not got:
-                return
-            self._hash.update(part[:got])
-            self._hashed += got
+        self.read_to(position + int(job))
 
 
 class ChecksumThread:
@@ -102,6 +114,7 @@ class ChecksumThread:
         """
         self._checksums, self._known = checksums, known
         self._mismatch: tuple[Checksum, bytes] | None = None
+        self._reading: FileHash | None = None
         self._stopped = False
         self._stage: Stage | None = None
         if checksums:  # a thread takes memory of its own even if it has nothing to do
@@ -119,21 +132,15 @@ class ChecksumThread:
                 return
 
     def _digest(self, extent: Extent) -> bytes:
-        digest = hashlib.sha256()
-        view = memoryview(bytearray(HASHED_AT_ONCE))
         try:
             with open(extent.path, "rb", buffering=0) as file:
-                file.seek(extent.offset)
-                left = extent.nbytes
-                while left and not self._stopped:
-                    got = file.readinto(view[: min(left, len(view))])
-                    if not got:
-                        break
-                    digest.update(view[:got])
-                    left -= got
+                self._reading = reading = FileHash(file.fileno(), extent.offset)
+                if self._stopped:  # before there was anything to stop
+                    reading.stopped = True
+                reading.read_to(extent.nbytes)
         except OSError as error:
             raise InputError("input.unreadable", f"cannot be read: {error.strerror}", path=extent.path) from error
-        return digest.digest()
+        return reading.digest
 
     def result(self) -> tuple[Checksum, bytes] | None:
         """Wait; the checksum that does not fit with what was computed, or ``None``.
@@ -174,5 +181,7 @@ class ChecksumThread:
     def stop(self) -> None:
         """End early and wait for the thread."""
         self._stopped = True
+        if self._reading is not None:
+            self._reading.stopped = True
         if self._stage is not None:
             self._stage.wait()
