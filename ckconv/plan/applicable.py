@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
 
 from ckconv.errors import UsageError
 from ckconv.model.index import TensorIndex
+from ckconv.plan.choices import asked
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
 from ckconv.plan.steps import Options, Plan
 
@@ -34,21 +33,6 @@ _OUTPUTS: Mapping[str, tuple[str, ...]] = {
 #: Option that only some versions of bump have -> those.
 _BUMP_VERSIONS: Mapping[str, tuple[int, ...]] = {"dtype_codes": (3,)}
 
-_FLAGS: Mapping[str, str] = {"max_shard_bytes": "--max-shard-size"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """An option that is not what it is by default."""
-
-    name: str
-    value: Any
-
-    @property
-    def flag(self) -> str:
-        """As the command line has it."""
-        return f"--{self.value}" if self.name == "tie" else _FLAGS.get(self.name, f"--{self.name.replace('_', '-')}")
-
 
 def check_options(index: TensorIndex, to: str, options: Options) -> None:
     """Refuse options that have no say in the output.
@@ -57,10 +41,10 @@ def check_options(index: TensorIndex, to: str, options: Options) -> None:
         UsageError: ``usage.flag``.
     """
     output = f"{to} adapter" if index.adapter is not None else to
-    for asked in _asked(options):
-        outputs = _OUTPUTS[asked.name]
+    for given in asked(options, _OUTPUTS):
+        outputs = _OUTPUTS[given.name]
         if output not in outputs:
-            raise UsageError("usage.flag", f"{asked.flag} is for {_listed(outputs)}, and the output is {output}")
+            raise UsageError("usage.flag", f"{given.flag} is for {_listed(outputs)}, and the output is {output}")
     if options.base is not None and index.adapter is None:
         raise UsageError("usage.flag", f"--base is for an adapter to be converted, and {index.path.name} is a model")
     if index.adapter is None:
@@ -89,22 +73,14 @@ def check_version(plan: Plan) -> None:
     """
     if plan.format != "bump" or not plan.version:
         return
-    for asked in _asked(plan.options):
-        versions = _BUMP_VERSIONS.get(asked.name, (plan.version,))
+    for given in asked(plan.options, _OUTPUTS):
+        versions = _BUMP_VERSIONS.get(given.name, (plan.version,))
         if plan.version not in versions:
             known = _listed([f"bump {version}" for version in versions])
             hint = " or ".join(f"--bump-version {version}" for version in versions)
             raise UsageError(
-                "usage.flag", f"{asked.flag} is for {known}, and the output is bump {plan.version}", hint=hint
+                "usage.flag", f"{given.flag} is for {known}, and the output is bump {plan.version}", hint=hint
             )
-
-
-def _asked(options: Options) -> Iterator[_Asked]:
-    defaults = Options()
-    for name in _OUTPUTS:
-        value = getattr(options, name)
-        if value != getattr(defaults, name):
-            yield _Asked(name, value)
 
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:

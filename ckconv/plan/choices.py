@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from ckconv.errors import UsageError
 from ckconv.plan.steps import Options
@@ -18,6 +20,9 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
 
 #: Options that hold any number of values, each of which is one of these; of a word or a glob where there are none.
 _LISTS: Mapping[str, tuple[str, ...]] = {"fuse": ("qkv", "gate-up"), "drop": (), "decode": (), "drop_meta": ()}
+
+#: Option -> its flag, where that is not its name.
+_FLAGS: Mapping[str, str] = {"max_shard_bytes": "--max-shard-size"}
 
 #: Option -> the least number that it may be, which is what it is by default, and one more than the largest.
 _NUMBERS: Mapping[str, tuple[int, int]] = {"context": (0, (1 << 30) + 1), "max_shard_bytes": (0, 1 << 63)}
@@ -48,6 +53,28 @@ def check_values(options: Options) -> None:
     for pair in options.set_meta:
         if not isinstance(pair, tuple) or [type(text) for text in pair] != [str, str]:
             raise _fault("set_meta", pair, "pairs of a key and a value, both words")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An option that is not what it is by default."""
+
+    name: str
+    value: Any
+
+    @property
+    def flag(self) -> str:
+        """As the command line has it."""
+        return f"--{self.value}" if self.name == "tie" else _FLAGS.get(self.name, f"--{self.name.replace('_', '-')}")
+
+
+def asked(options: Options, names: Iterable[str]) -> Iterator[Asked]:
+    """The options among ``names`` that somebody asked for, in their order."""
+    defaults = Options()
+    for name in names:
+        value = getattr(options, name)
+        if value != getattr(defaults, name):
+            yield Asked(name, value)
 
 
 def _fault(name: str, value: object, expected: str) -> UsageError:

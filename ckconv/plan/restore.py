@@ -18,6 +18,7 @@ from ckconv.errors import InputError, quoted
 from ckconv.formats.gguf import ShardName, parse_shard_name
 from ckconv.model.index import Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.model.layouts import plain
+from ckconv.plan.choices import asked
 from ckconv.plan.steps import Options, OutputFile, Plan, Reason, Step
 from ckconv.readers.record import OpenRecord, record_beside
 from ckconv.readers.skeleton import open_skeleton
@@ -47,7 +48,7 @@ def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan 
     Raises:
         InputError: ``record.*``: the record beside the bump is malformed, or belongs to another bump.
     """
-    asked = _asked(options)
+    given = _given(options)
     if not options.source_record or index.config is None:
         return None, ""
     opened = record_beside(index)
@@ -57,8 +58,8 @@ def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan 
     record = opened.record
     if record.format != to:
         return None, f"beside it lies the record of its source: --to {record.format} makes that again"
-    if asked:
-        return None, f"the source record is not used: {', '.join(asked)} asks for another file than the source was"
+    if given:
+        return None, f"the source record is not used: {', '.join(given)} asks for another file than the source was"
     names = _names(opened, options.file_name)
     if names is None:
         return None, "the source record is not used: it holds a directory of files; name a directory to get them"
@@ -66,13 +67,10 @@ def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan 
     return _Restorer(index, opened, options).plan(names), ""
 
 
-def _asked(options: Options) -> list[str]:
+def _given(options: Options) -> list[str]:
     """Flags that ask for another output than the source was."""
-    defaults = Options()
     names = [field.name for field in fields(options) if field.name not in _NEUTRAL]
-    flags = {"max_shard_bytes": "--max-shard-size", "tie": f"--{options.tie}"}
-    asked = [name for name in names if getattr(options, name) != getattr(defaults, name)]
-    return [flags.get(name, f"--{name.replace('_', '-')}") for name in asked]
+    return [option.flag for option in asked(options, names)]
 
 
 def _names(opened: OpenRecord, file_name: str) -> dict[str, str] | None:
