@@ -17,18 +17,8 @@ from typing import Any
 from ckconv.formats.gguf import Value, array, scalar
 from ckconv.model import sentencepiece
 from ckconv.model.gguf_pretokenizers import recognised
+from ckconv.model.gguf_vocabulary import SPECIAL
 from ckconv.model.sentencepiece import BPE, CONTROL, NORMAL, UNUSED, USER_DEFINED, Malformed, SentencePiece
-
-#: What a checkpoint calls a special token -> its key in GGUF, in llama.cpp's order.
-_SPECIAL: dict[str, str] = {
-    "bos": "bos_token_id",
-    "eos": "eos_token_id",
-    "unk": "unknown_token_id",
-    "sep": "seperator_token_id",
-    "pad": "padding_token_id",
-    "cls": "cls_token_id",
-    "mask": "mask_token_id",
-}
 
 #: Tokens that llama.cpp's converter takes for control tokens although nobody marked them as special.
 _LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL)
@@ -221,7 +211,7 @@ def _special_ids(
 ) -> dict[str, Value]:
     """Ids by the words of the settings, else by ``config.json``, else the model's ``own``."""
     made: dict[str, Value] = {}
-    for name, key in _SPECIAL.items():
+    for name, key in SPECIAL.items():
         word = _content(files.settings, f"{name}_token")
         said = files.config.get(f"{name}_token_id")
         said = said[0] if isinstance(said, list) and said else said

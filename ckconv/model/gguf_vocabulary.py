@@ -11,7 +11,7 @@ from typing import Any
 
 from ckconv.model.gguf_pretokenizers import PreTokenizer, named
 
-#: Name of a special token in Hugging Face's words -> its key in GGUF after ``tokenizer.ggml.``.
+#: Name of a special token in Hugging Face's words -> its key in GGUF after ``tokenizer.ggml.``, in llama.cpp's order.
 SPECIAL: dict[str, str] = {
     "bos": "bos_token_id",
     "eos": "eos_token_id",
