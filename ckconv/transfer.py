@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -63,28 +63,25 @@ class Losses:
         Raises:
             UnsupportedError: ``plan.repack`` or ``plan.lossy``, naming every tensor.
         """
-        plan = self._plan
+        options = self._plan.options
         if self._misfits:
-            faults = [f"{name}: {count:,} groups" for name, count in self._misfits.items()]
-            raise UnsupportedError(
-                "plan.repack",
-                f"{sum(self._misfits.values()):,} groups of {len(faults)} tensors have numbers that no block holds",
-                path=plan.index.path,
-                tensor=next(iter(self._misfits)),
-                hint="--dequantize decodes them",
-                details=listed(faults),
-            )
-        if self.changed and not plan.options.allow_lossy:
-            faults = [f"{name}: {count:,} values" for name, count in self.changed.items()]
-            what = plan.options.dtype if plan.options.dtype not in ("engine", "keep") else plan.target_name
-            raise UnsupportedError(
-                "plan.lossy",
-                f"{what} cannot hold {sum(self.changed.values()):,} values of {len(faults)} tensors exactly",
-                path=plan.index.path,
-                tensor=next(iter(self.changed)),
-                hint="--allow-lossy rounds them",
-                details=listed(faults),
-            )
+            text = "{} have numbers that no block holds"
+            raise self._refusal("plan.repack", text, self._misfits, "groups", "--dequantize decodes them")
+        if self.changed and not options.allow_lossy:
+            what = options.dtype if options.dtype not in ("engine", "keep") else self._plan.target_name
+            text = f"{what} cannot hold {{}} exactly"
+            raise self._refusal("plan.lossy", text, self.changed, "values", "--allow-lossy rounds them")
+
+    def _refusal(self, code: str, text: str, counts: Mapping[str, int], unit: str, hint: str) -> UnsupportedError:
+        """``text`` with the sum in its place, and every tensor with its count."""
+        return UnsupportedError(
+            code,
+            text.format(f"{sum(counts.values()):,} {unit} of {len(counts)} tensors"),
+            path=self._plan.index.path,
+            tensor=next(iter(counts)),
+            hint=hint,
+            details=listed([f"{name}: {count:,} {unit}" for name, count in counts.items()]),
+        )
 
 
 class _Told:
