@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckconv.dtypes import DTYPES
+from ckconv.formats.safetensors import document_of
 from ckconv.model.architectures import FAMILIES
 from ckconv.model.config import ModelConfig
 from ckconv.model.huggingface_classes import CLASSES, fit
@@ -86,7 +87,7 @@ def source_document(index: TensorIndex) -> dict[str, Any]:
     """The configuration that the source has of its own; empty where it has none or is no checkpoint."""
     if index.format not in CHECKPOINTS:
         return {}
-    return {key: value for key, value in index.metadata.items() if not key.startswith("__metadata__.")}
+    return document_of(index.metadata)
 
 
 def widest(names: frozenset[str]) -> str:

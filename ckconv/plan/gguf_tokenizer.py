@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.errors import InputError
+from ckconv.formats.safetensors import document_of
 from ckconv.model.gguf_tokenizer import TokenizerFiles
 from ckconv.model.index import TensorIndex
 from ckconv.readers.strictjson import Document, read_object
@@ -25,7 +26,7 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
         return TokenizerFiles()
     root = index.path if index.path.is_dir() else index.path.parent
     settings = {**(_json(root / "special_tokens_map.json") or {}), **(_json(root / "tokenizer_config.json") or {})}
-    config = {key: value for key, value in index.metadata.items() if not key.startswith("__metadata__.")}
+    config = document_of(index.metadata)
     nested = config.get("text_config")
     return TokenizerFiles(
         tokenizer=_json(root / "tokenizer.json"),

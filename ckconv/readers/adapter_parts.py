@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckconv.dtypes import Kind
 from ckconv.errors import Faults, quoted
-from ckconv.model.adapter import AdapterModule, Role
-from ckconv.model.index import StoredTensor, Tensor, plain_tensor
+from ckconv.formats.safetensors import joined_metadata
+from ckconv.model.adapter import Adapter, AdapterModule, Role
+from ckconv.model.index import StoredTensor, Tensor, TensorIndex, plain_tensor
 from ckconv.model.layouts import transposed
+from ckconv.readers.safetensors import SafetensorsFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,44 @@ class Collected:
     modules: Mapping[str, AdapterModule]
     tensors: Mapping[str, Tensor]
     canonical_of: Mapping[str, tuple[str, ...]]
+
+
+def adapter_index(
+    format: str,
+    path: Path,
+    file: SafetensorsFile,
+    config_path: Path,
+    collected: Collected,
+    adapter: Adapter,
+    *,
+    unknown: Sequence[StoredTensor],
+    more: Mapping[str, object] | None = None,
+) -> TensorIndex:
+    """The index of an adapter that is a file of tensors and a configuration.
+
+    Args:
+        path: what the user named.
+        more: what ``inspect`` prints besides.
+    """
+    facts: dict[str, object] = {"kind": "adapter", "method": adapter.method, "modules": len(adapter.modules)}
+    if adapter.base_name:
+        facts["base"] = adapter.base_name
+    return TensorIndex(
+        format=format,
+        version=0,
+        path=path,
+        files=(file.path,),
+        architecture=adapter.base.model_type if adapter.base else "",
+        config=None,
+        stored=file.tensors,
+        tensors=collected.tensors,
+        canonical_of=collected.canonical_of,
+        unknown=tuple(unknown),
+        metadata=joined_metadata(file.metadata, adapter.document),
+        facts={**facts, **(more or {})},
+        side_files=(config_path,),
+        adapter=adapter,
+    )
 
 
 class Collector:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ckconv.formats.safetensors import joined_metadata
 from ckconv.model.architectures import Canonical
 from ckconv.model.huggingface import canonicalise, refuse_foreign
 from ckconv.model.huggingface_names import NAMES_KEY
@@ -82,10 +83,10 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = Fal
 
 def _metadata(checkpoint: CheckpointFiles) -> dict[str, Any]:
     """The headers' own ``__metadata__`` and the configuration, each key once."""
-    merged: dict[str, Any] = {}
+    header: dict[str, str] = {}
     for shard in checkpoint.shards:
-        merged.update({f"__metadata__.{key}": value for key, value in shard.metadata.items()})
-    return {**merged, **(checkpoint.config or {})}
+        header.update(shard.metadata)
+    return joined_metadata(header, checkpoint.config or {})
 
 
 def _facts(checkpoint: CheckpointFiles, config: dict[str, Any] | None) -> dict[str, Any]:

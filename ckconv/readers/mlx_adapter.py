@@ -17,7 +17,7 @@ from ckconv.model.adapter import Adapter, Role, float32
 from ckconv.model.adapter_names import families_of, local_path, stem_of
 from ckconv.model.index import StoredTensor, TensorIndex
 from ckconv.readers.adapter_base import Opener, check_fits, find_base
-from ckconv.readers.adapter_parts import Collector, Part, Shape
+from ckconv.readers.adapter_parts import Collector, Part, Shape, adapter_index
 from ckconv.readers.huggingface_files import regular_file
 from ckconv.readers.peft_config import positive, read_adapter_document
 from ckconv.readers.safetensors import read_safetensors
@@ -94,25 +94,7 @@ def open_mlx_adapter(path: Path, *, opener: Opener, base: Path | None = None) ->
         if not tensor.name.endswith((".lora_a", ".lora_b"))
     ]
     adapter = Adapter(_METHODS[method], base_name, collected.modules, tuple(unsupported), model, document)
-    facts: dict[str, object] = {"kind": "adapter", "method": adapter.method, "modules": len(adapter.modules)}
-    if base_name:
-        facts["base"] = base_name
-    return TensorIndex(
-        format="mlx",
-        version=0,
-        path=path,
-        files=(file.path,),
-        architecture=model.model_type if model else "",
-        config=None,
-        stored=file.tensors,
-        tensors=collected.tensors,
-        canonical_of=collected.canonical_of,
-        unknown=tuple(unknown),
-        metadata={**{f"__metadata__.{key}": value for key, value in file.metadata.items()}, **document},
-        facts=facts,
-        side_files=(config_path,),
-        adapter=adapter,
-    )
+    return adapter_index("mlx", path, file, config_path, collected, adapter, unknown=unknown)
 
 
 def _shape(document: Mapping[str, Any], path: Path) -> Shape:

@@ -15,7 +15,7 @@ from ckconv.model.adapter import Adapter, Role, effective_scale
 from ckconv.model.adapter_names import families_of, stem_of
 from ckconv.model.index import StoredTensor, TensorIndex
 from ckconv.readers.adapter_base import Opener, check_fits, find_base
-from ckconv.readers.adapter_parts import Collector, Part, Shape, vector
+from ckconv.readers.adapter_parts import Collector, Part, Shape, adapter_index, vector
 from ckconv.readers.huggingface_files import regular_file
 from ckconv.readers.peft_config import PeftConfig, read_peft_config
 from ckconv.readers.safetensors import pickle_refusal, read_safetensors
@@ -87,22 +87,8 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None) -> Tensor
         # A module that peft wraps or saves is one of its own, and the head keeps the base's matrix (peft 0.21).
         ties=config.ties,
     )
-    return TensorIndex(
-        format="peft",
-        version=0,
-        path=path,
-        files=(file.path,),
-        architecture=model.model_type if model else "",
-        config=None,
-        stored=file.tensors,
-        tensors=collected.tensors,
-        canonical_of=collected.canonical_of,
-        unknown=unknown,
-        metadata={**{f"__metadata__.{key}": value for key, value in file.metadata.items()}, **config.document},
-        facts=_facts(adapter, config),
-        side_files=(config_path,),
-        adapter=adapter,
-    )
+    more = {"rank_stabilised": "yes"} if config.rank_stabilised else {}
+    return adapter_index("peft", path, file, config_path, collected, adapter, unknown=unknown, more=more)
 
 
 def _root(path: Path) -> Path:
@@ -177,12 +163,3 @@ def _add(
 
 def _ignored(module: str) -> str:
     return f"the configuration does not select {quoted(module)}, so peft ignores its tensors"
-
-
-def _facts(adapter: Adapter, config: PeftConfig) -> dict[str, object]:
-    facts: dict[str, object] = {"kind": "adapter", "method": adapter.method, "modules": len(adapter.modules)}
-    if adapter.base_name:
-        facts["base"] = adapter.base_name
-    if config.rank_stabilised:
-        facts["rank_stabilised"] = "yes"
-    return facts
