@@ -1,0 +1,123 @@
+"""The golden file: every fixture x target x options, with exit status, error code and the SHA-256 of every output.
+
+    python scripts/golden.py           write tests/golden.tsv anew
+    python scripts/golden.py --check   compare, and print the lines that differ
+
+A line is one run of ``ckconv convert``: source, options, status, and either the error's code or each output file with
+the first 16 digits of its SHA-256. A change that moves a line says in its commit message why the new bytes are right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from ckconv.__main__ import run  # noqa: E402
+
+GOLDEN = ROOT / "tests" / "golden.tsv"
+FIXTURES = ROOT / "fixtures"
+
+#: Name of the target's options -> arguments. Every source goes through all of them, refusals included.
+RUNS: dict[str, tuple[str, ...]] = {
+    "bump": ("--to", "bump"),
+    "bump 3 lossless": ("--to", "bump", "--bump-version", "3", "--dequantize"),
+    "bump 4": ("--to", "bump", "--bump-version", "4"),
+    "bump 5": ("--to", "bump", "--bump-version", "5", "--map"),
+    "bump 5 keep": ("--to", "bump", "--bump-version", "5", "--dtype", "keep", "--no-source-record"),
+    "gguf": ("--to", "gguf"),
+    "gguf f32 split": ("--to", "gguf", "--dtype", "f32", "--max-shard-size", "200KB"),
+    "safetensors": ("--to", "safetensors"),
+    "safetensors decoded": ("--to", "safetensors", "--dequantize", "--dtype", "f32", "--max-shard-size", "200KB"),
+    "safetensors canonical": ("--to", "safetensors", "--names", "canonical", "--untie"),
+    "mlx": ("--to", "mlx"),
+    "mlx fused": ("--to", "mlx", "--fuse", "qkv", "--fuse", "gate-up", "--checksums"),
+    "peft": ("--to", "peft"),
+}
+
+
+def sources() -> list[Path]:
+    """Every model and adapter of the fixtures: a file, a directory, or the first shard of a set."""
+    found = []
+    for kind in ("gguf", "kquants", "gguf-lora"):
+        found += sorted((FIXTURES / kind).glob("*.gguf"))
+    found.append(FIXTURES / "gguf-split" / "llama-untied-f32-00001-of-00003.gguf")
+    for kind in ("hf", "mlx", "mlx-dequantized", "lora"):
+        found += sorted(path for path in (FIXTURES / kind).iterdir() if path.is_dir())
+    return found
+
+
+def lines() -> Iterator[str]:
+    """One line a run, in a fixed order."""
+    os.environ.pop("SOURCE_DATE_EPOCH", None)
+    for source in sources():
+        base = _base(source)
+        for name, arguments in RUNS.items():
+            with tempfile.TemporaryDirectory() as place:
+                out = Path(place) / "out"
+                call = ["convert", str(source), f"{out}/", *arguments, *base, "--json"]
+                status, printed = _run(call)
+                outcome = _digests(out) if status == 0 else _code(printed)
+                yield "\t".join((str(source.relative_to(FIXTURES)), name, str(status), outcome))
+
+
+def _base(source: Path) -> tuple[str, ...]:
+    """The base of an adapter of the fixtures, where its name says which it is."""
+    if source.parent.name not in ("lora", "gguf-lora") or "merged" in source.name or "fused" in source.name:
+        return ()
+    family = source.name.partition("-")[0]
+    bases = {"llama": "llama-untied-f32", "qwen2": "qwen2-tied-bf16", "gpt2": "gpt2-f32", "phi3": "phi3-bf16"}
+    path = FIXTURES / "hf" / bases.get(family, "")
+    return ("--base", str(path)) if family in bases and path.is_dir() else ()
+
+
+def _run(call: list[str]) -> tuple[int, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = run(call)
+    return status, out.getvalue() + err.getvalue()
+
+
+def _code(printed: str) -> str:
+    document = json.loads(printed[printed.index("{") :])
+    return str(document.get("error", document)["code"])
+
+
+def _digests(out: Path) -> str:
+    """Every file below ``out`` with its digest."""
+    found = []
+    for path in sorted(out.rglob("*")):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        found.append(f"{path.relative_to(out)}={digest[:16]}")
+    shutil.rmtree(out)
+    return " ".join(found)
+
+
+def main() -> int:
+    """Write or compare the golden file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare with the file, and change nothing")
+    asked = parser.parse_args()
+    now = list(lines())
+    if not asked.check:
+        GOLDEN.write_text("\n".join(now) + "\n")
+        return 0
+    before = GOLDEN.read_text().splitlines()
+    print("\n".join(difflib.unified_diff(before, now, "golden", "now", lineterm="", n=0)))
+    return int(before != now)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
