@@ -181,7 +181,7 @@ class _Pair:
     def __init__(self, one: Tensor, other: Tensor, shifts: tuple[int, int]) -> None:
         self.one, self.other, self.shifts = one, other, shifts
         self.comparable = convertible(one.dtype, F32) and convertible(other.dtype, F32)
-        self.recipe = recipe_between(one.dtype, other.dtype)
+        self.recipes = recipe_between(one.dtype, other.dtype), recipe_between(other.dtype, one.dtype)
         self.values, self.max_error, self.squares = 0, math.nan, 0.0
         self.uncompared = False
 
@@ -190,10 +190,15 @@ class _Pair:
         alike = self.shifts[0] == self.shifts[1] and self.one.layout.scale == self.other.layout.scale
         if self.one.dtype is self.other.dtype and alike and np.array_equal(left, right):
             return
-        if self.recipe is not None:
-            packed, inexact = Conversion(self.one.dtype, self.other.dtype).apply(left)
-            if not inexact and np.array_equal(packed, right):
-                return
+        # Some re-packings go one way only: whichever there is decides.
+        for recipe, source, target, rows, want in (
+            (self.recipes[0], self.one, self.other, left, right),
+            (self.recipes[1], self.other, self.one, right, left),
+        ):
+            if recipe is not None:
+                packed, inexact = Conversion(source.dtype, target.dtype).apply(rows)
+                if not inexact and np.array_equal(packed, want):
+                    return
         if not self.comparable:
             self.values += int((left != right).any(axis=1).sum())
             self.uncompared = True

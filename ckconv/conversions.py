@@ -18,6 +18,7 @@ from ckconv.values import from_float32, to_float32
 if TYPE_CHECKING:
     from ckconv.model.index import Tensor
     from ckconv.repack import Recipe
+    from ckconv.superblocks import SuperblockRecipe
     from ckconv.values import Floats, Rows
 
 #: Block types for which the gguf package has no decoder.
@@ -150,14 +151,17 @@ def decodable(dtype: DType) -> bool:
     return dtype.kind is Kind.BLOCK and dtype.name not in _NO_DECODER
 
 
-def recipe_between(source: DType, target: DType) -> Recipe | None:
-    """The exact re-packing between an MLX triple and a GGUF block type, in either direction."""
+def recipe_between(source: DType, target: DType) -> Recipe | SuperblockRecipe | None:
+    """The exact re-packing from an MLX triple to a GGUF block type, or from a block type to a triple."""
+    if source is target:
+        return None
     for one, other in ((source, target), (target, source)):
         triple = triple_of(one)
-        if triple is not None and other is not one:
-            from ckconv.repack import find
+        if triple is not None:
+            from ckconv import repack, superblocks
 
-            return find(triple.quantization, other)
+            found = repack.find(triple.quantization, other)
+            return found or (superblocks.find(other, triple.quantization) if one is target else None)
     return None
 
 
@@ -183,14 +187,17 @@ def _scaled(floats: Floats, factor: float, target: DType) -> tuple[Rows, int]:
     return made, int(np.count_nonzero((back != products) & ~(np.isnan(back) & np.isnan(products))))
 
 
-def _repack(rows: Rows, recipe: Recipe, source: DType, target: DType) -> tuple[Rows, int]:
+def _repack(rows: Rows, recipe: Recipe | SuperblockRecipe, source: DType, target: DType) -> tuple[Rows, int]:
     import numpy as np
 
-    triple = triple_of(source)
-    if triple is not None:
+    from ckconv import repack
+
+    into = triple_of(target)
+    if into is None:
+        triple = triple_of(source)
+        assert triple is not None
+        assert isinstance(recipe, repack.Recipe)  # the others go one way
         made = recipe.to_blocks(split_planes(rows, triple), triple)
         return made.planes[0], made.inexact
-    triple = triple_of(target)
-    assert triple is not None
-    made = recipe.to_triple(rows, triple)
+    made = recipe.to_triple(rows, into)
     return np.concatenate(made.planes, axis=1), made.inexact

@@ -7,6 +7,7 @@ from ckconv.formats.bump_slots import LOADED_BY_V3, LOADED_BY_V5, LOADED_BY_V5_I
 from ckconv.plan.targets import ADAPTERS, PLANNERS
 from ckconv.readers.detect import READERS
 from ckconv.repack import BY_BLOCK
+from ckconv.superblocks import RECIPES
 
 #: What models are converted to, and from; adapters go between the formats of :data:`ADAPTERS`.
 MODEL_TARGETS = tuple(name for name in PLANNERS if name not in ADAPTERS.values())
@@ -36,4 +37,4 @@ def _blocks_in(source: str) -> list[DType]:
 def _holds(target: str, dtype: DType) -> bool:
     if target in _LOADED:
         return dtype.name in _LOADED[target]
-    return target == "gguf" or (target == "mlx" and dtype in BY_BLOCK)
+    return target == "gguf" or (target == "mlx" and (dtype in BY_BLOCK or dtype in RECIPES))

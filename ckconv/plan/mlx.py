@@ -46,17 +46,14 @@ class MlxPlanner(CheckpointPlanner):
         """
         if triple_of(tensor.dtype) is not None:
             return tensor.dtype
-        from ckconv.repack import BY_BLOCK, natural_triple
+        from ckconv.superblocks import triple_for
 
         asked = self.options.dtype
-        recipe = BY_BLOCK.get(tensor.dtype)
-        if recipe is None or asked == "keep":
-            why = "is no exact MLX quantisation" if recipe is None else "is another type in MLX"
+        triple = triple_for(tensor.dtype, F32 if asked in ("engine", "keep") else DTYPES[asked.upper()])
+        if triple is None or asked == "keep":
+            why = "is no exact MLX quantisation" if triple is None else "is another type in MLX"
             self._fault(f"{tensor.dtype} {why}", DECODE, tensor.source)
             return tensor.dtype
-        number = F32 if asked == "engine" else DTYPES[asked.upper()]
-        triple = natural_triple(tensor.dtype, number if recipe.mode == "affine" else None)
-        assert triple is not None
         if not triple.quantization.divides(tensor.shape[-1]):
             self._fault(f"rows are no whole groups of {triple.quantization}", DECODE, tensor.source)
             return tensor.dtype
