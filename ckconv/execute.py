@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from ckconv.destination import Destination
 from ckconv.errors import InputError, UsageError, VerifyError
 from ckconv.files import Files
-from ckconv.filesystem import failing
+from ckconv.filesystem import failing, write_at
 from ckconv.leftovers import check_leftovers
 from ckconv.model.index import Extent
 from ckconv.output import Outputs, Room, Small
@@ -175,7 +174,7 @@ def run(
                     error.path = target.name  # its temporary name says nothing to anybody
                 raise
             except InputError as error:
-                if error.path is None or outputs.staging not in Path(error.path).parents:
+                if error.path is None or not Path(error.path).is_relative_to(outputs.staging):
                     raise
                 raise VerifyError(
                     error.code,
@@ -236,10 +235,8 @@ def _holes(file: OutputFile) -> list[tuple[int, int]]:
 def _write_late(item: Late, fd: int, pieces: Iterable[bytes]) -> None:
     at = 0
     for data in pieces:
-        view = memoryview(data)
-        while len(view):
-            written = os.pwrite(fd, view, at)
-            view, at = view[written:], at + written
+        write_at(fd, data, at)
+        at += len(data)
     if at != item.nbytes:
         raise AssertionError(f"{item.path.name} has {at:,} bytes, {item.nbytes:,} were planned")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckconv.errors import InputError, OutputError
 from ckconv.model.index import Extent, Identity, cut, identity
+from ckconv.regular import open_regular
 from ckconv.signals import check
 
 if TYPE_CHECKING:
@@ -64,21 +65,28 @@ class Files:
         """The descriptor of ``path``, opened on first use.
 
         Raises:
-            InputError: ``input.unreadable``.
+            InputError: ``input.missing``, ``input.special`` or ``input.unreadable``.
             OutputError: ``input.changed``, it is not the file whose header was read.
         """
         if path not in self._open:
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise InputError("input.unreadable", f"cannot be read: {error.strerror}", path=path) from error
-            status = os.fstat(fd)
+            fd, status = self._opened(path)
             self._open[path] = fd, status
             if self._known.get(path, identity(status)) != identity(status):
                 raise OutputError("input.changed", "the file is not the one whose header was read", path=path)
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         return self._open[path][0]
+
+    def _opened(self, path: Path) -> tuple[int, os.stat_result]:
+        try:
+            return open_regular(path)
+        except InputError as error:
+            if path not in self._known or error.code == "input.unreadable":
+                raise
+            message = f"was another file when its header was read: now it {error.message}"
+            if error.code == "input.missing":
+                message = "is not there any more: its header was read before"
+            raise OutputError("input.changed", message, path=path) from error
 
     def will_need(self, path: Path, offset: int, nbytes: int) -> None:
         """Have the system begin to read these bytes, of which only the first ``READ_AHEAD`` count, and do not wait."""
@@ -156,16 +164,21 @@ class Files:
         return bytearray(CHUNK), bytearray(CHUNK)
 
     def check_unchanged(self) -> None:
-        """Raise ``input.changed`` if a file's size or modification time is not what it was."""
+        """Raise ``input.changed`` if a file's size or one of its times is not what it was."""
         for path, (fd, before) in self._open.items():
             now = os.fstat(fd)
-            if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+            same = (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+            # A name more or less is a change too: of a file that was replaced under its name, what is open stays.
+            same = same and (now.st_ctime_ns == before.st_ctime_ns or now.st_nlink != before.st_nlink)
+            if not same:
                 raise OutputError("input.changed", "the file changed while it was being read", path=path)
 
     def close(self) -> None:
         """Close every descriptor."""
         while self._open:
-            os.close(self._open.popitem()[1][0])
+            fd = self._open.popitem()[1][0]
+            with suppress(OSError):  # nothing was written to it
+                os.close(fd)
 
     def __enter__(self) -> Files:
         return self

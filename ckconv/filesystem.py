@@ -45,6 +45,14 @@ def write_file(path: Path, content: bytes) -> None:
         os.close(fd)
 
 
+def write_at(fd: int, content: bytes, offset: int) -> None:
+    """Write all of ``content``: a system may take less of it than it was given."""
+    view = memoryview(content)
+    while len(view):
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
 def holds(path: Path, content: bytes) -> bool:
     """``path`` is a regular file with this very content."""
     with suppress(OSError):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ckconv.errors import InputError, VerifyError, listed
 from ckconv.model.index import Checksum, Extent
+from ckconv.regular import open_regular
 from ckconv.signals import check
 from ckconv.stage import Stage
 
@@ -133,7 +134,7 @@ class ChecksumThread:
 
     def _digest(self, extent: Extent) -> bytes:
         try:
-            with open(extent.path, "rb", buffering=0) as file:
+            with os.fdopen(open_regular(extent.path)[0], "rb", buffering=0) as file:
                 self._reading = reading = FileHash(file.fileno(), extent.offset)
                 if self._stopped:  # before there was anything to stop
                     reading.stopped = True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from ckconv.conversions import Action, Conversion
 from ckconv.errors import OutputError, UnsupportedError, UsageError, listed
 from ckconv.files import Files
+from ckconv.filesystem import write_at
 from ckconv.plan.steps import OutputFile, Plan, Step
 from ckconv.reread import Reread
 from ckconv.rowmoves import moved_chunks, row_order
@@ -196,9 +197,8 @@ def write_files(
         digests.append(Digests(content, (behind.offset, behind.nbytes, behind.digest) if behind else None))
         header = frame.header(content) if frame.header else b""
         end = file.nbytes - len(frame.epilogue)
-        for what, data, offset in (("header", header, 0), ("end", frame.epilogue, end)):
-            if data and os.pwrite(fd, data, offset) != len(data):
-                raise OutputError("output.write", f"the {what} could not be written")
+        write_at(fd, header, 0)
+        write_at(fd, frame.epilogue, end)
         told(frame.header_bytes + len(frame.epilogue))
     losses.check()
     return digests, losses

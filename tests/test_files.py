@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import FIXTURES
+from conftest import FIXTURES, Result
 
 import ckconv
+from ckconv import staging
 from ckconv.comparison import diff
 from ckconv.destination import destination
 from ckconv.errors import OutputError
@@ -20,6 +22,7 @@ from ckconv.hashing import hash_index
 from ckconv.model.index import TensorIndex
 from ckconv.plan.steps import Options
 from ckconv.plan.targets import make_plan
+from ckconv.readers import detect
 from ckconv.readers.detect import open_index
 from ckconv.verification import verify_index
 
@@ -46,6 +49,16 @@ def touched(path: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 
 
+def changed_in_secret(path: Path) -> None:
+    """The same file, written to, with the modification time set back."""
+    status = path.stat()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 def longer(path: Path) -> None:
     status = path.stat()
     with path.open("ab") as file:
@@ -68,7 +81,7 @@ USES: dict[str, Callable[[TensorIndex], object]] = {
 }
 
 
-@pytest.mark.parametrize("change", [replaced, touched, longer])
+@pytest.mark.parametrize("change", [replaced, touched, changed_in_secret, longer])
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_data_of_another_file_than_the_header_is_refused(
     model: Path, use: Callable[[TensorIndex], object], change: Callable[[Path], None]
@@ -105,6 +118,72 @@ def test_a_file_that_is_written_to_while_it_is_open_is_noticed(model: Path) -> N
 
         with pytest.raises(OutputError, match="changed while it was being read"):
             files.check_unchanged()
+
+
+@pytest.mark.parametrize("change", [touched, changed_in_secret, longer])
+@pytest.mark.parametrize("flags", [(), ("--no-verify",)])
+def test_a_source_that_is_changed_while_it_is_converted_is_said_to_be(
+    model: Path,
+    flags: tuple[str, ...],
+    change: Callable[[Path], None],
+    ckconv: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def changing(*arguments: object, **options: object) -> None:
+        allocate(*arguments, **options)
+        change(model)
+
+    allocate = staging.allocate
+    monkeypatch.setattr(staging, "allocate", changing)
+    result = ckconv("convert", model, model.parent / "out.gguf", *flags)
+    assert (result.code, [path.name for path in model.parent.iterdir()]) == (6, ["model.gguf"])
+    assert "error[input.changed]" in result.err
+
+
+def test_a_file_that_is_swapped_between_its_header_and_the_end_of_the_opening_is_noticed(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the header was read from is known by its descriptor; its name leads to another file meanwhile."""
+
+    def opening(path: Path, *arguments: object) -> TensorIndex:
+        index = real(path, *arguments)
+        replaced(path)
+        return index
+
+    real = detect._open
+    monkeypatch.setattr(detect, "_open", opening)
+    index = open_index(model)
+    with pytest.raises(OutputError, match="not the one whose header was read") as info:
+        hash_index(index)
+    assert info.value.exit_code == 6
+
+
+def test_a_fifo_in_the_place_of_a_file_whose_header_was_read_hangs_nothing(model: Path) -> None:
+    index = open_index(model)
+    model.unlink()
+    os.mkfifo(model)
+    with pytest.raises(OutputError, match="now it is a FIFO") as info:
+        hash_index(index)
+    assert (info.value.code, info.value.exit_code) == ("input.changed", 6)
+
+
+def test_a_file_that_is_gone_after_its_header_was_read_has_changed(model: Path) -> None:
+    index = open_index(model)
+    model.unlink()
+    with pytest.raises(OutputError, match="is not there any more") as info:
+        hash_index(index)
+    assert (info.value.code, info.value.exit_code) == ("input.changed", 6)
+
+
+def test_an_error_of_closing_a_source_is_no_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closing(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EIO, "Input/output error")
+
+    close = os.close
+    with Files() as files:
+        files.fd(model)
+        monkeypatch.setattr(os, "close", closing)
 
 
 def test_a_read_beyond_the_end_is_an_error(model: Path) -> None:

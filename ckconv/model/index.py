@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
 
 #: Device, inode, bytes and modification time: what tells a file from another one of the same name.
-Identity = tuple[int, int, int, int]
+Identity = tuple[int, int, int, int, int]
 
 
 def identity(status: os.stat_result) -> Identity:
-    """What is remembered of a file between two times that it is opened."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    """What is remembered of a file between two times that it is opened.
+
+    Programs set the modification time back (``cp -p``, ``rsync -t``); nobody can set the time of the last change
+    (``st_ctime``).
+    """
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @dataclass(frozen=True, slots=True)

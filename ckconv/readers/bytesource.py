@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from ckconv.errors import InputError, OutputError
 from ckconv.model.index import identity
+from ckconv.regular import open_regular, unreadable
 
 #: Bytes of a pipe that are kept, so that what lies in a header can be decoded later.
 PIPE_LIMIT = 256 << 20
@@ -62,7 +62,7 @@ class FileSource(ByteSource):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = -1
-        self._fd, status = _open_regular(path)
+        self._fd, status = open_regular(path)
         self.size = status.st_size
         self._identity = identity(status)
 
@@ -78,7 +78,7 @@ class FileSource(ByteSource):
             return b""
         if self._fd >= 0:
             return self._read(self._fd, offset, nbytes)
-        fd, status = _open_regular(self.path)
+        fd, status = open_regular(self.path)
         try:
             if identity(status) != self._identity:
                 raise OutputError("input.changed", "the file was changed while it was being read", path=self.path)
@@ -97,7 +97,7 @@ class FileSource(ByteSource):
                 parts.append(os.pread(fd, nbytes - done, offset + done))
             return b"".join(parts)
         except OSError as error:
-            raise _unreadable(self.path, error) from None
+            raise unreadable(self.path, error) from None
 
     def close(self) -> None:
         """See :meth:`ByteSource.close`."""
@@ -146,7 +146,7 @@ class PipeSource(ByteSource):
         try:
             data = self._stream.read(nbytes)
         except OSError as error:
-            raise _unreadable(self.path, error) from None
+            raise unreadable(self.path, error) from None
         if data:
             self._kept += data
         else:
@@ -161,60 +161,6 @@ def open_source(path: Path) -> FileSource:
             ``input.unreadable`` (permission, a name that is too long, an I/O error).
     """
     return FileSource(path)
-
-
-def _open_regular(path: Path) -> tuple[int, os.stat_result]:
-    """Open a regular file.
-
-    The kind is asked twice: opening some devices has side effects, and the name may be replaced in between;
-    ``O_NONBLOCK`` keeps a FIFO that appears then from blocking the open.
-    """
-    fd = -1
-    try:
-        _require_regular(path, path.stat())
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        status = os.fstat(fd)
-        _require_regular(path, status)
-    except (FileNotFoundError, NotADirectoryError):
-        hint = "only inspect reads from a pipe; save the input to a file" if str(path) == "-" else None
-        raise InputError("input.missing", "there is no such file", path=path, hint=hint) from None
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    except ValueError:
-        raise InputError("input.missing", "a file name cannot hold a NUL character", path=path) from None
-    except InputError:
-        if fd >= 0:
-            os.close(fd)
-        raise
-    return fd, status
-
-
-def _require_regular(path: Path, status: os.stat_result) -> None:
-    if stat.S_ISREG(status.st_mode):
-        return
-    if stat.S_ISDIR(status.st_mode):
-        raise InputError("input.directory", "is a directory, a file is needed here", path=path)
-    kind = next((name for test, name in _SPECIAL if test(status.st_mode)), "special file")
-    raise InputError(
-        "input.special",
-        f"is a {kind}, a regular file is needed here",
-        path=path,
-        found=kind,
-        allowed="regular file",
-        hint="save it to a file first; `ckconv inspect -` reads a pipe",
-    )
-
-
-_SPECIAL = (
-    (stat.S_ISFIFO, "FIFO"),
-    (stat.S_ISSOCK, "socket"),
-    (stat.S_ISCHR, "character device"),
-    (stat.S_ISBLK, "block device"),
-)
-
-
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError("input.unreadable", f"cannot be read: {error.strerror or error}", path=path)
 
 
 # The pointer format: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -18,6 +18,7 @@ from ckconv.formats.gguf import MAGIC as GGUF_MAGIC
 from ckconv.formats.safetensors import INDEX_SUFFIX
 from ckconv.model.index import Identity, TensorIndex, identity
 from ckconv.readers.bytesource import ByteSource, open_source
+from ckconv.regular import remembered
 
 if TYPE_CHECKING:
     from ckconv.model.config import ModelConfig
@@ -92,20 +93,23 @@ def open_index(
     if format is not None and format not in READERS:
         raise UsageError("usage", f"no format is called {quoted(format)}; one of {', '.join(READERS)} expected")
     try:
-        with readable(path):
+        with readable(path), remembered() as opened:
             index = _open(path, format, source, config_path, base)
-        return index if source is not None else replace(index, identities=_identities(index.files))
+        if source is not None:
+            return index
+        return replace(index, identities=_identities([*index.files, *index.side_files], opened))
     except CkconvError as error:
         if error.path is None:  # rules about tensors know no files
             error.path = str(path)
         raise
 
 
-def _identities(files: Iterable[Path]) -> dict[Path, Identity]:
+def _identities(files: Iterable[Path], opened: Mapping[Path, Identity]) -> dict[Path, Identity]:
+    """What the files are: those that were read by their descriptors, side files that are read later by their names."""
     found = {}
     for path in files:
         with suppress(OSError):  # whoever reads it will say so
-            found[path] = identity(path.stat())
+            found[path] = opened.get(path) or identity(path.stat())
     return found
 
 
