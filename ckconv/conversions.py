@@ -11,7 +11,8 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckconv.dtypes import F32, WIDENS_TO_F32, DType, Kind
+from ckconv.dtypes import F16, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.errors import UnsupportedError
 from ckconv.triples import plane_types, split_planes, triple_of
 from ckconv.values import from_float32, to_float32
 
@@ -112,11 +113,11 @@ class Conversion:
         if self.factor != 1.0:
             return _scaled(floats, self.factor, self.target)
         if not self.shift:
-            return from_float32(floats, self.target)
+            return narrowed(floats, self.target)
         with np.errstate(invalid="ignore"):  # a signalling NaN stays a NaN
             shifted = floats + np.float32(self.shift)
             if self.shift > 0:
-                return from_float32(shifted, self.target)
+                return narrowed(shifted, self.target)
             # Values were stored higher than they are, which rounded them: what counts is that adding gives them again.
             lower, _ = from_float32(shifted, self.target)
             again = to_float32(lower, self.target) - np.float32(self.shift)
@@ -176,13 +177,35 @@ def decode(rows: Rows, dtype: DType) -> Floats:
     return mlxquant.decode(weight, scales, biases[0] if biases else None, triple.quantization, triple.number)
 
 
+def narrowed(floats: Floats, target: DType) -> tuple[Rows, int]:
+    """float32 ``[n, cols]`` -> ``[n, bytes]`` and how many values were rounded.
+
+    Raises:
+        UnsupportedError: ``plan.range``, a finite value is too large for ``target``: no flag makes infinity of it.
+    """
+    import numpy as np
+
+    made, changed = from_float32(floats, target)
+    if changed:
+        beyond = np.isinf(to_float32(made, target)) & np.isfinite(floats)
+        if beyond.any():
+            largest = float(np.abs(floats[beyond]).max())
+            raise UnsupportedError(
+                "plan.range",
+                f"the value {largest:g} is beyond the range of {target} and would become infinite",
+                found=largest,
+                hint="--dtype f32 or bf16 holds it" if target is F16 else "--dtype f32 holds it",
+            )
+    return made, changed
+
+
 def _scaled(floats: Floats, factor: float, target: DType) -> tuple[Rows, int]:
     """Every value times ``factor``, rounded once to the target's type; a power of two rounds nothing."""
     import numpy as np
 
     with np.errstate(all="ignore"):
         products = floats.astype(np.float64) * factor
-        made, _ = from_float32(products.astype(np.float32), target)
+        made, _ = narrowed(products.astype(np.float32), target)
         back = to_float32(made, target).astype(np.float64)
     return made, int(np.count_nonzero((back != products) & ~(np.isnan(back) & np.isnan(products))))
 

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ckconv.conversions import decode
+from ckconv.conversions import decode, narrowed
 from ckconv.files import CHUNK, Files
 from ckconv.model.layouts import Layout, plain
 from ckconv.triples import triple_of
-from ckconv.values import from_float32
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ckconv.conversions import Conversion, Run
+    from ckconv.conversions import Conversion, Run, narrowed
     from ckconv.merging import MergedRows
     from ckconv.model.index import Tensor
     from ckconv.values import Rows
@@ -306,4 +305,4 @@ def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[R
         first, last = low // source.block, -(-high // source.block)
     floats = decode(np.ascontiguousarray(rows[:, first * source.size : last * source.size]), source)
     left = first * source.block
-    return from_float32(floats[:, low - left : high - left], target)
+    return narrowed(floats[:, low - left : high - left], target)

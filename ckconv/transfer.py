@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ckconv.conversions import Action, Conversion
@@ -51,6 +52,11 @@ class Losses:
         #: Tensor that adapters change -> the largest difference that they made to a value.
         self.merged: dict[str, float] = {}
         self._misfits: dict[str, int] = {}
+
+    @property
+    def path(self) -> Path:
+        """What is converted."""
+        return self._plan.index.path
 
     def add(self, step: Step, count: int) -> None:
         """``count`` values of a step's source did not survive."""
@@ -154,9 +160,15 @@ def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> N
     joined = JoinedRows(step.runs, step.target.layout.cols, files) if step.runs else None
     reader = joined or RowReader(step.source, files)
     conversion = Conversion(joined.dtype, joined.dtype) if joined else step.conversion
-    for chunk, some in stored_chunks(reader, step.target.layout, conversion):
-        pipeline.put(chunk)
-        losses.add(step, some)
+    try:
+        for chunk, some in stored_chunks(reader, step.target.layout, conversion):
+            pipeline.put(chunk)
+            losses.add(step, some)
+    except UnsupportedError as error:  # rows do not know whose they are
+        if error.tensor is None:
+            error.tensor, error.path = step.source.source, str(losses.path)
+            error.message = f"{error.message}: {error.tensor}"
+        raise
     if joined:
         losses.add(step, joined.changed)
     if reader.max_change:

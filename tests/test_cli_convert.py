@@ -610,6 +610,22 @@ def rounded(values: np.ndarray, kind: str) -> np.ndarray:
     return gguf.quants.dequantize(gguf.quants.quantize(values, Q.BF16), Q.BF16)
 
 
+def test_no_flag_makes_infinity_of_a_number(tmp_path: Path, ckconv) -> None:
+    """100,000 is beyond float16, whose largest number is 65,504."""
+    source = Model().write(tmp_path / "m.gguf")
+    tensor = next(t for t in gguf.GGUFReader(source).tensors if t.name == "blk.0.ffn_up.weight")
+    data = bytearray(source.read_bytes())
+    data[tensor.data_offset : tensor.data_offset + 4] = np.float32(100_000).tobytes()
+    source.write_bytes(data)
+
+    result = ckconv("convert", source, tmp_path / "out.gguf", "--dtype", "f16", "--allow-lossy")
+    assert (result.code, names(tmp_path)) == (4, ["m.gguf"])
+    assert "error[plan.range]" in result.err
+    assert "the value 100000 is beyond the range of F16 and would become infinite" in result.err
+    assert "blk.0.ffn_up.weight" in result.err
+    assert ckconv("convert", source, tmp_path / "out.gguf", "--dtype", "bf16", "--allow-lossy").code == 0
+
+
 def embedding(path: Path, size: int) -> bytes:
     data = path.read_bytes()
     return data[0x84 + 32 :][:size]

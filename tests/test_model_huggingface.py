@@ -508,12 +508,41 @@ Q = "model.layers.0.self_attn.q_proj"
     ],
 )  # fmt: skip
 def test_foreign_quantisers_are_named_with_their_count(tmp_path: Path, parts: Tensors, what: str, count: int) -> None:
-    error = refused(tmp_path, PLAIN.config(), {**PLAIN.tensors(), **parts})
+    source = save(tmp_path / "hf", PLAIN.config(), {**PLAIN.tensors(), **parts})
+    index = open_index(source)
 
-    assert (error.code, error.exit_code, error.path) == ("model.quantizer", 4, str(tmp_path))
-    noun = "tensor looks" if count == 1 else "tensors look"
-    assert error.message == f"{count} {noun} like {what}; ckconv does not read it"
-    assert error.hint == "convert the original, unquantised checkpoint"
+    assert index.quantizer == f"{count} tensor{'s' if count > 1 else ''} of {what}"
+    assert (index.config, dict(index.tensors)) == (None, {})
+
+
+def test_a_quantiser_is_known_by_its_own_word_where_the_numbers_are_no_floats(tmp_path: Path) -> None:
+    config = PLAIN.config(quantization_config={"quant_method": "hqq"})
+    assert open_index(save(tmp_path / "plain", config, PLAIN.tensors())).config is not None, "quantised when loaded"
+
+    packed = {**PLAIN.tensors(), f"{Q}.W_q": WORDS}
+    assert open_index(save(tmp_path / "packed", config, packed)).quantizer == (
+        "1 tensor of quantised numbers (quant_method 'hqq')"
+    )
+
+
+@pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
+def test_what_another_quantiser_wrote_is_copied_and_compared_and_not_converted(
+    tmp_path: Path, ckconv, model_type: str
+) -> None:
+    parts = module(Q, qweight=WORDS, qzeros=WORDS, scales=ONES)
+    config = PLAIN.config(model_type=model_type, quantization_config={"quant_method": "gptq"})
+    source = save(tmp_path / "hf", config, {**PLAIN.tensors(), **parts})
+    out = tmp_path / "out"
+
+    assert "2 tensors of GPTQ or AWQ (quant_method 'gptq')" in ckconv("inspect", source, "--hash").out
+    assert ckconv("convert", source, f"{out}/", "--to", "safetensors", "--max-shard-size", "40KB").code == 0
+    assert len(list(out.glob("*.safetensors"))) > 1
+    assert ckconv("verify", out, source).code == ckconv("diff", out, source).code == 0
+    for target in ("gguf", "mlx", "bump"):
+        result = ckconv("convert", source, f"{tmp_path}/{target}/", "--to", target)
+        assert (result.code, "2 tensors of GPTQ or AWQ" in result.err) == (4, True)
+        assert "--to safetensors copies this one as it is" in result.err
+        assert not (tmp_path / target).exists()
 
 
 def test_bfloat16_values_are_those_of_float32_cut_in_half(tmp_path: Path) -> None:

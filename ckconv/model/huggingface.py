@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ckconv.errors import Faults, UnsupportedError, counted, quoted
+from ckconv.dtypes import Kind
+from ckconv.errors import Faults, counted, quoted
 from ckconv.model.architectures import Canonical, Family, dimensions
 from ckconv.model.config import ModelConfig
 from ckconv.model.huggingface_names import FOREIGN_QUANTIZERS, Naming, naming_of
@@ -213,18 +215,19 @@ def _rows_of(extent: Extent, row_bytes: int, first: int, rows: int) -> Extent:
     return Extent(extent.path, extent.offset + first * row_bytes, rows * row_bytes)
 
 
-def refuse_foreign(tensors: Sequence[StoredTensor], path: Path) -> None:
-    """Name the quantiser that wrote these tensors, if one is recognised.
+def foreign_quantizer(tensors: Sequence[StoredTensor], config: Mapping[str, Any] | None) -> str:
+    """What another quantiser made of these tensors, for people; empty where none is recognised.
 
-    Raises:
-        UnsupportedError: ``model.quantizer``.
+    It is known by its names, or by its own word, ``quantization_config.quant_method``, beside numbers that are no
+    floats: with that word alone the loader quantises, and the checkpoint holds plain matrices.
     """
+    settings = (config or {}).get("quantization_config")
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    method = method if isinstance(method, str) else ""
     found = Counter(what for tensor in tensors for ending, what in FOREIGN_QUANTIZERS if tensor.name.endswith(ending))
-    if found:
-        what, count = found.most_common(1)[0]
-        raise UnsupportedError(
-            "model.quantizer",
-            f"{counted(count, 'tensor')} look{'s' if count == 1 else ''} like {what}; ckconv does not read it",
-            path=path,
-            hint="convert the original, unquantised checkpoint",
-        )
+    if not found and method:
+        found["quantised numbers"] = sum(tensor.dtype.kind is not Kind.FLOAT for tensor in tensors)
+    what, count = next(iter(found.most_common(1)), ("", 0))
+    if not count:
+        return ""
+    return f"{counted(count, 'tensor')} of {what}" + (f" (quant_method {quoted(method)})" if method else "")

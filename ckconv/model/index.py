@@ -198,6 +198,8 @@ class TensorIndex:
         side_files: configuration, tokenizer and documentation files that belong to the model, in order; of some of
             them readers open what they need, the others are carried.
         merged: the adapters that were merged into it, for people; what the files say is then not what the model is.
+        quantizer: what another quantiser made of the tensors, for people; such a model has no ``config``, and is only
+            copied, hashed and compared.
         adapter: what changes another model, where the files hold no model of their own.
         identities: what ``files`` were when their headers were read, so that data of other files is not taken for
             theirs.
@@ -219,6 +221,7 @@ class TensorIndex:
     checksums: tuple[Checksum, ...] = ()
     side_files: tuple[Path, ...] = ()
     merged: tuple[str, ...] = ()
+    quantizer: str = ""
     adapter: Adapter | None = None
     identities: Mapping[Path, Identity] = field(default_factory=dict)
 

@@ -31,6 +31,10 @@ class MlxPlanner(CheckpointPlanner):
     def _loader(self) -> str:
         return "mlx-lm"
 
+    def _keeps_names(self) -> bool:
+        """What is MLX's already is copied; of an unknown architecture nobody knows what mlx-lm would compute."""
+        return super()._keeps_names() and (self.config is not None or self.index.format == self.format)
+
     def _plain_type(self, name: str, source: DType) -> DType:
         dtype = super()._plain_type(name, source)
         # Source: ``dtype_from_safetensor_str`` of mlx/io/safetensors.cpp, 0.32.

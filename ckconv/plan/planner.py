@@ -19,6 +19,11 @@ EMBEDDING = "token_embedding.weight"
 def unknown_architecture(index: TensorIndex) -> Reason:
     """Why a model without rules cannot be planned for."""
     known = ", ".join(FAMILIES)
+    if index.quantizer:
+        return Reason(
+            f"it was quantised by another tool, and ckconv cannot read that quantisation: {index.quantizer}",
+            "convert the original, unquantised checkpoint; --to safetensors copies this one as it is",
+        )
     if index.facts.get("kind", "model") != "model":
         return Reason(f"it is no model but {quoted(str(index.facts['kind']))}, which this version does not convert")
     what = f"architecture {index.architecture!r} has no rules" if index.architecture else "no architecture is named"
@@ -26,7 +31,8 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         what = "no config.json beside the tensors names an architecture"
     if index.format == "bump" and not index.architecture:
         what = "no config.json beside it names an architecture"
-    return Reason(f"{what} (known: {known})")
+    hint = "--to safetensors copies it as it is" if index.format in ("safetensors", "mlx") else ""
+    return Reason(f"{what} (known: {known})", hint)
 
 
 class Planner(ABC):

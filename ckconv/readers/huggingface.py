@@ -7,7 +7,7 @@ from typing import Any
 
 from ckconv.formats.safetensors import joined_metadata
 from ckconv.model.architectures import Canonical
-from ckconv.model.huggingface import canonicalise, refuse_foreign
+from ckconv.model.huggingface import canonicalise, foreign_quantizer
 from ckconv.model.huggingface_names import NAMES_KEY
 from ckconv.model.index import TensorIndex
 from ckconv.readers.bytesource import ByteSource
@@ -32,7 +32,7 @@ def open_checkpoint(path: Path, *, source: ByteSource | None = None, mlx: bool =
 
     Raises:
         InputError: ``st.*``, ``index.*``, ``hf.*``, ``mlx.quant`` or ``model.config``.
-        UnsupportedError: ``hf.pickle``; ``model.quantizer``, tensors of a quantiser that is not read.
+        UnsupportedError: ``hf.pickle``.
     """
     if source is not None:
         file = read_safetensors(path, source=source)
@@ -47,20 +47,19 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = Fal
 
     Raises:
         InputError: ``mlx.quant`` or ``model.config``.
-        UnsupportedError: ``model.quantizer``.
     """
     config = checkpoint.config
     mlx = mlx or is_mlx(config, checkpoint.shards[0].metadata)
     architecture = str(config.get("model_type", "")) if config else ""
-    family = huggingface_family(config) if config else None
+    quantizer = "" if mlx else foreign_quantizer(checkpoint.tensors, config)
+    # Without the values of its matrices a model has no canonical tensors, whatever its family.
+    family = huggingface_family(config) if config and not quantizer else None
     dialect = checkpoint.shards[0].metadata.get(NAMES_KEY, "hf")
     model = None
     canonical = Canonical({}, {}, (), checkpoint.tensors)
     if config is not None:
         items = mlx_items(checkpoint.tensors, config, path) if mlx else [plain_item(t) for t in checkpoint.tensors]
         if family:
-            if not mlx:
-                refuse_foreign(checkpoint.tensors, path)
             model = huggingface_config(config, family, checkpoint.tensors, path)
             canonical = canonicalise(items, family, model, path, mlx=mlx, dialect=dialect)
     return TensorIndex(
@@ -76,7 +75,8 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = Fal
         dropped=canonical.dropped,
         unknown=canonical.unknown,
         metadata=_metadata(checkpoint),
-        facts=_facts(checkpoint, config),
+        facts=_facts(checkpoint, config, quantizer),
+        quantizer=quantizer,
         side_files=checkpoint.side_files,
     )
 
@@ -89,10 +89,12 @@ def _metadata(checkpoint: CheckpointFiles) -> dict[str, Any]:
     return joined_metadata(header, checkpoint.config or {})
 
 
-def _facts(checkpoint: CheckpointFiles, config: dict[str, Any] | None) -> dict[str, Any]:
+def _facts(checkpoint: CheckpointFiles, config: dict[str, Any] | None, quantizer: str) -> dict[str, Any]:
     facts: dict[str, Any] = {"kind": "model", "shards": len(checkpoint.shards)}
     if checkpoint.side_files:
         facts["side_files"] = ", ".join(side.name for side in checkpoint.side_files)
+    if quantizer:
+        facts["quantizer"] = quantizer
     if config is None:
         facts["note"] = "no config.json: tensors keep the names of the file"
     return facts
