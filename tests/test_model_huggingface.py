@@ -579,24 +579,18 @@ def test_a_factor_without_a_type_scales(tmp_path: Path) -> None:
     assert read(tmp_path, rope_scaling={"factor": 1.0}).rope_scaling is None
 
 
-def test_gemma3_has_modifiers_of_its_own(tmp_path: Path) -> None:
+def test_gemma3_has_modifiers_and_parameters_of_its_own(tmp_path: Path) -> None:
     decoder = Decoder(layers=1)
     plain = {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": decoder.head_dim}
-    assert read(tmp_path, decoder, "gemma3_text", **plain).modifiers == ()
+    config = read(tmp_path, decoder, "gemma3_text", **plain)
+    assert (config.modifiers, config.final_cap, config.query_scalar) == ((), 0, decoder.head_dim)
     other = {"final_logit_softcapping": 30.0, "hidden_activation": "silu", "query_pre_attn_scalar": 168}
-    assert read(tmp_path, decoder, "gemma3_text", **other).modifiers == (
-        "final_logit_softcapping = 30.0",
-        "hidden_activation = 'silu'",
-        "query_pre_attn_scalar = 168 beside head_dim = 16",
-    )
+    config = read(tmp_path, decoder, "gemma3_text", **other)
+    assert (config.modifiers, config.final_cap, config.query_scalar) == (("hidden_activation = 'silu'",), 30, 168)
 
 
 def test_a_gemma3_that_names_no_scalar_of_attention_has_that_of_its_class(tmp_path: Path) -> None:
-    decoder = Decoder(layers=1)
-    assert read(tmp_path, decoder, "gemma3_text", query_pre_attn_scalar=...).modifiers == (
-        "query_pre_attn_scalar = 256 beside head_dim = 16",
-    )
-    assert read(tmp_path, decoder, "gemma3_text", query_pre_attn_scalar=..., head_dim=...).modifiers == ()
+    assert read(tmp_path, Decoder(layers=1), "gemma3_text", query_pre_attn_scalar=...).query_scalar == 256
 
 
 #: What a configuration may leave out -> what the class of transformers 4.57 and 5.18 has then.
@@ -631,21 +625,29 @@ def test_null_is_not_left_out(tmp_path: Path) -> None:
 USUAL_LAYERS = ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
 
 
-def test_gemma3_whose_layers_or_local_base_no_engine_expects(tmp_path: Path) -> None:
-    decoder = Decoder(layers=1)
-    same = {"rope_local_base_freq": 10000.0, "_sliding_window_pattern": 6, "layer_types": USUAL_LAYERS}
-    assert read(tmp_path, decoder, "gemma3_text", **same).modifiers == ()
-    bases = {"sliding_attention": {"rope_theta": 5000.0}, "full_attention": {"rope_theta": 1e6}}
-    other = {
-        "rope_local_base_freq": 5000.0, "sliding_window_pattern": 4, "rope_theta": ..., "rope_parameters": bases,
-        "layer_types": USUAL_LAYERS[1:],
-    }  # fmt: skip
-    assert read(tmp_path, decoder, "gemma3_text", **other).modifiers == (
-        "rope_local_base_freq = 5000.0",
-        "sliding_window_pattern = 4",
-        "rope_parameters.sliding_attention.rope_theta = 5000.0",
-        "layer_types is not five of sliding_attention, then one of full_attention",
-    )
+@pytest.mark.parametrize(
+    ("keys", "local", "layers"),
+    [
+        ({}, 10_000, USUAL_LAYERS),
+        ({"rope_local_base_freq": 5000.0, "_sliding_window_pattern": 2}, 5000, USUAL_LAYERS),
+        ({"sliding_window_pattern": 2}, 10_000, ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"]),
+        ({"sliding_window_pattern": 2, "layer_types": USUAL_LAYERS[::-1]}, 10_000, USUAL_LAYERS[::-1]),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 7.0}, "full_attention": {}}}, 7, USUAL_LAYERS),
+    ],
+)
+def test_gemma3s_local_base_and_layers(tmp_path: Path, keys: dict[str, Any], local: float, layers: list[str]) -> None:
+    config = read(tmp_path, Decoder(layers=7), "gemma3_text", **keys)
+    assert (config.modifiers, config.local_rope_theta, config.layer_types) == ((), local, tuple(layers))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"layer_types": USUAL_LAYERS[1:]}, {"layer_types": ["chunked_attention"] * 7}, {"sliding_window_pattern": 0}],
+)
+def test_layers_that_transformers_does_not_take(tmp_path: Path, keys: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, Decoder(layers=7), "gemma3_text", **keys)
+    assert caught.value.code == "model.config"
 
 
 def test_gpt2_and_whisper_have_modifiers_of_their_own() -> None:

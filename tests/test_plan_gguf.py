@@ -317,16 +317,6 @@ def test_experts_that_are_not_renormalised_are_refused(tmp_path: Path) -> None:
         ckconv.convert(save(tmp_path / "hf", sparse.config("qwen3_moe"), sparse.tensors()), tmp_path / "m.gguf")
 
 
-def test_gemma_3_with_other_local_layers_is_refused(tmp_path: Path) -> None:
-    source = copied("gemma3-text-bf16", tmp_path / "hf")
-    config = json.loads((source / "config.json").read_text())
-    config["layer_types"] = ["full_attention", *config["layer_types"][:-1]]
-    (source / "config.json").write_text(json.dumps(config))
-
-    with pytest.raises(UnsupportedError, match="every 6th layer"):
-        ckconv.convert(source, tmp_path / "m.gguf")
-
-
 @pytest.mark.parametrize("order", ["split", "interleaved"])
 def test_rows_lie_as_every_reader_of_gguf_takes_them_to(order: str, tmp_path: Path) -> None:
     source, other = ("llama-tied-bf16", "split") if order == "split" else ("qwen2-tied-bf16", "interleaved")

@@ -110,7 +110,15 @@ SHARED_FIELDS = (
 )
 
 #: Fields that formats say in words of their own, or have no words for.
-_WORDED_FIELDS = ("sliding_window", "rope_scaling", "modifiers")
+_WORDED_FIELDS = (
+    "sliding_window",
+    "layer_types",
+    "local_rope_theta",
+    "final_cap",
+    "query_scalar",
+    "rope_scaling",
+    "modifiers",
+)
 
 #: Keys of ``rope_scaling`` that repeat another field, or ``rope_type`` under its older name.
 _REPEATED = ("type", "rope_theta", "partial_rotary_factor")
@@ -127,6 +135,11 @@ class ModelConfig:
         rotary_dim: elements of a head that RoPE rotates.
         rope_theta: ``None`` for a model without RoPE.
         sliding_window: attention span in tokens, ``None`` for full attention.
+        layer_types: ``sliding_attention`` or ``full_attention`` for every layer, ``None`` where all are alike or the
+            source does not say.
+        local_rope_theta: the RoPE base of the sliding layers, ``None`` where there is no other one.
+        final_cap: logits are capped by ``cap * tanh(x / cap)``; 0 for no cap, ``None`` where the source cannot say.
+        query_scalar: attention is divided by the root of this, ``None`` for the size of a head.
         rope_scaling: how RoPE is scaled, in Hugging Face's words, ``None`` where it is not. A GGUF says Llama 3's only
             by its ``rope_frequencies`` tensor.
         tied: what the source says of the output head, ``None`` where it says nothing.
@@ -148,6 +161,10 @@ class ModelConfig:
     rope_theta: float | None
     rotary_dim: int
     sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None
+    local_rope_theta: float | None = None
+    final_cap: float | None = None
+    query_scalar: float | None = None
     num_experts: int = 0
     experts_used: int = 0
     expert_ffn_size: int = 0
@@ -266,7 +283,7 @@ def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> d
     found: dict[str, tuple[object, object]] = {}
     for name in (*SHARED_FIELDS, *_WORDED_FIELDS):
         ours, theirs = _comparable(getattr(a, name)), _comparable(getattr(b, name))
-        silent = name in _WORDED_FIELDS and not same_words and (name == "modifiers" or not (ours and theirs))
+        silent = name in _WORDED_FIELDS and not same_words and (name == "modifiers" or None in (ours, theirs))
         if ours != theirs and not silent:
             found[name] = ours, theirs
     return found

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckconv.formats.gguf import Value, scalar
+from ckconv.formats.gguf import Value, array, scalar
 from ckconv.model.architectures import Family
-from ckconv.model.config import MAX_DIMENSION, ModelConfig, shortest_float32
-from ckconv.model.rope_scaling import MAX_FLOAT32
+from ckconv.model.config import MAX_DIMENSION, ModelConfig
+from ckconv.model.gemma3 import PERIOD, SLIDING, layers_of, local_theta_of, period_of, periodic
 
 #: ``general.file_type`` by the type of most matrices (``enum llama_ftype`` of ``include/llama.h``, the medium mixes).
 FILE_TYPES: dict[str, int] = {
@@ -49,9 +49,6 @@ FILE_TYPES: dict[str, int] = {
 #: The version of ggml's block types, which changed last in 2023 (``GGML_QNT_VERSION`` of ``ggml.h``).
 _QUANTIZATION_VERSION = 2
 
-#: What llama.cpp rotates the local layers of gemma 3 with, and transformers where a configuration does not say.
-LOCAL_ROPE_THETA = 10_000.0
-
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"))
 
 Number = int | float | None
@@ -61,16 +58,6 @@ def own_document(config: ModelConfig) -> Mapping[str, Any]:
     """The source's document with the decoder's part on top, for a model of several modalities."""
     nested = config.raw.get("text_config")
     return {**config.raw, **nested} if isinstance(nested, dict) else config.raw
-
-
-def local_rope_theta(config: ModelConfig) -> float:
-    """The RoPE base of gemma 3's sliding layers, from either style of configuration."""
-    own = own_document(config)
-    parameters = own.get("rope_parameters")
-    sliding = parameters.get("sliding_attention") if isinstance(parameters, dict) else None
-    found = sliding.get("rope_theta") if isinstance(sliding, dict) else own.get("rope_local_base_freq")
-    usable = isinstance(found, int | float) and not isinstance(found, bool) and 0 < found <= MAX_FLOAT32
-    return shortest_float32(float(found)) if usable and found is not None else LOCAL_ROPE_THETA
 
 
 def _head_dim(config: ModelConfig) -> Number:
@@ -106,6 +93,20 @@ def _tokens(document: Mapping[str, Any], config: ModelConfig) -> int:
     return found if usable and found is not None else config.context_length
 
 
+def _gemma3_window(config: ModelConfig) -> Number:
+    """None where no layer slides, as llama.cpp's converter has it."""
+    return config.sliding_window if SLIDING in layers_of(config) else None
+
+
+def _gemma3_pattern(config: ModelConfig) -> Value | None:
+    """Which layers slide, where it is not what llama.cpp takes without a word: a period, else every layer by itself."""
+    kinds = layers_of(config)
+    if SLIDING not in kinds or kinds == periodic(len(kinds), PERIOD):
+        return None
+    period = period_of(kinds)
+    return scalar("u32", period) if period else array("bool", [kind == SLIDING for kind in kinds])
+
+
 @dataclass(frozen=True, slots=True)
 class _Key:
     """One key after ``{arch}.``; it is left out where ``value`` gives ``None``. ``only`` names families, if not all."""
@@ -132,7 +133,7 @@ _KEYS: tuple[_Key, ...] = (
     _Key("rope.scaling.yarn_beta_fast", "f32", _scaling("yarn", "beta_fast")),
     _Key("rope.scaling.yarn_beta_slow", "f32", _scaling("yarn", "beta_slow")),
     _Key("rope.freq_base", "f32", lambda c: c.rope_theta, _RMS),
-    _Key("rope.freq_base_swa", "f32", local_rope_theta, ("gemma3",)),
+    _Key("rope.freq_base_swa", "f32", local_theta_of, ("gemma3",)),
     _Key("attention.layer_norm_rms_epsilon", "f32", lambda c: c.norm_eps, _RMS),
     _Key("attention.layer_norm_epsilon", "f32", lambda c: c.norm_eps, ("gpt2",)),
     _Key("expert_count", "u32", lambda c: c.num_experts or None),
@@ -144,7 +145,8 @@ _KEYS: tuple[_Key, ...] = (
     _Key("rope.dimension_count", "u32", lambda c: c.rotary_dim, (*_LLAMA, "phi3")),
     # llama.cpp's phi 3 wants the key, and 0 for a model that attends to everything.
     _Key("attention.sliding_window", "u32", lambda c: c.sliding_window or 0, ("phi3",)),
-    _Key("attention.sliding_window", "u32", lambda c: c.sliding_window, ("gemma3",)),
+    _Key("attention.sliding_window", "u32", _gemma3_window, ("gemma3",)),
+    _Key("final_logit_softcapping", "f32", lambda c: c.final_cap or None, ("gemma3",)),
 )
 
 
@@ -169,6 +171,9 @@ def _model_keys(config: ModelConfig, family: Family) -> Iterator[tuple[str, Valu
         value = key.value(config)
         if value is not None:
             yield f"{family.gguf}.{key.name}", scalar(key.type, float(value) if key.type == "f32" else int(value))
+    pattern = _gemma3_pattern(config) if family.name == "gemma3" else None
+    if pattern:
+        yield f"{family.gguf}.attention.sliding_window_pattern", pattern
 
 
 def general_keys(family: Family, name: str, size_label: str) -> dict[str, Value]:

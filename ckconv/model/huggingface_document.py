@@ -12,12 +12,7 @@ from typing import Any
 
 from ckconv.model.architectures import FAMILIES
 from ckconv.model.config import ModelConfig
-
-#: Layers of which the last one has full attention, the others a sliding window (Gemma 3, in llama.cpp too).
-GEMMA3_PATTERN = 6
-_GEMMA3_LOCAL_BASE = 10_000.0
-#: The one size of Gemma 3 whose attention is scaled by hidden / heads (``LLM_TYPE_27B`` of llama.cpp, 62 layers).
-_GEMMA3_27B_LAYERS = 62
+from ckconv.model.gemma3 import layers_of, local_theta_of, period_of, scalar_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,26 +132,22 @@ def _qwen3moe(config: ModelConfig, facts: Facts) -> dict[str, Any]:
 
 
 def _gemma3(config: ModelConfig, facts: Facts) -> dict[str, Any]:
-    said = facts.source.get("sliding_window_pattern")
-    pattern = (said if isinstance(said, int) and said > 0 else GEMMA3_PATTERN) if config.sliding_window else 1
-    largest = config.num_layers == _GEMMA3_27B_LAYERS
-    local = facts.source.get("rope_local_base_freq") or _GEMMA3_LOCAL_BASE
+    kinds, local, scalar = layers_of(config), local_theta_of(config), scalar_of(config)
+    period = period_of(kinds)
     return {
         "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
+        "final_logit_softcapping": config.final_cap or None,
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
-        "layer_types": [
-            "sliding_attention" if (n + 1) % pattern else "full_attention" for n in range(config.num_layers)
-        ],
-        "query_pre_attn_scalar": config.hidden_size // config.num_heads if largest else config.head_dim,
+        "layer_types": list(kinds),
+        "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,
         "rope_local_base_freq": local,
         "rope_parameters": {
             "full_attention": _rope_parameters(config, facts.rope_scaling),
             "sliding_attention": {"rope_theta": local, "rope_type": "default"},
         },
         "sliding_window": config.sliding_window or facts.context or config.context_length,
-        "sliding_window_pattern": pattern,
+        **({"sliding_window_pattern": period} if period else {}),
     }
 
 

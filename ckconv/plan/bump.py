@@ -16,6 +16,7 @@ from ckconv.formats.bump import TABLE_LENGTH
 from ckconv.formats.bump_slots import Slot, SlotTable, table_entries
 from ckconv.model.architectures import FAMILIES
 from ckconv.model.config import ModelConfig
+from ckconv.model.gemma3 import unusual
 from ckconv.model.index import Extent, Tensor, TensorIndex
 from ckconv.model.names import parse, pattern_of, with_layer
 from ckconv.model.placement import Geometry, geometry, place, slots_of
@@ -158,7 +159,7 @@ class BumpPlanner(Planner):
             )
         if c.tied is False and HEAD not in self.index.tensors:
             self.refuse("the configuration says that the output head is not tied to the embeddings, but there is none")
-        for modifier in c.modifiers:
+        for modifier in (*c.modifiers, *unusual(c)):
             self.refuse(f"{modifier} changes the computation; the engine does not know it")
         if not c.norm_eps:
             self.refuse("the source names no epsilon for its norms")

@@ -37,6 +37,9 @@ _MLX_NEEDS: Mapping[str, tuple[str, ...]] = {
     "gpt2": ("n_ctx", "n_positions", "layer_norm_epsilon"),
 }
 
+#: Keys that mlx-lm's classes read, where those of Hugging Face go by another key if it is there.
+_MLX_READS: Mapping[str, tuple[str, ...]] = {"gemma3": ("rope_local_base_freq", "sliding_window_pattern")}
+
 #: What transformers' classes take for a key that is not there, where mlx-lm's want it to be there.
 _CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "qwen3moe": {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
@@ -106,8 +109,6 @@ def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
 
     document = source_document(index)
     source = {
-        "rope_local_base_freq": _local_base(document) if document else value("rope.freq_base_swa"),
-        "sliding_window_pattern": document.get("sliding_window_pattern") or value("attention.sliding_window_pattern"),
         "original_max_position_embeddings": value("rope.scaling.original_context_length"),
     }
     switches: Mapping[str, bool] = {}
@@ -154,16 +155,9 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
         document.setdefault(key, value)
     if config.rope_scaling and not document.get("rope_scaling"):
         document["rope_scaling"] = dict(config.rope_scaling)
-    types = document.get("layer_types")
-    if config.family == "gemma3" and isinstance(types, list) and "full_attention" in types:
-        document.setdefault("sliding_window_pattern", types.index("full_attention") + 1)
-
-
-def _local_base(document: Mapping[str, Any]) -> Any:
-    """The base of Gemma 3's sliding layers, in the style of transformers 4 or 5."""
-    local = (document.get("rope_parameters") or {}).get("sliding_attention")
-    found = local.get("rope_theta") if isinstance(local, dict) else None
-    return document.get("rope_local_base_freq", found)
+    for key in _MLX_READS.get(config.family, ()):
+        if key in built:
+            document[key] = built[key]
 
 
 def _encoded(document: Mapping[str, Any], index: TensorIndex) -> bytes:

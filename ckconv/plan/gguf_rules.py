@@ -12,6 +12,7 @@ from typing import Any
 
 from ckconv.model.architectures import FAMILIES, Family
 from ckconv.model.config import ModelConfig
+from ckconv.model.gemma3 import SLIDING, layers_of, local_theta_of, scalar_in_gguf, scalar_of
 from ckconv.model.gguf_metadata import own_document
 from ckconv.model.rope_scaling import LLAMA3_NUMBERS, MAX_FLOAT32, positive_numbers
 from ckconv.plan.steps import Reason
@@ -55,11 +56,6 @@ _YARN_KEYS = frozenset({"rope_type", "type", "factor", "original_max_position_em
 #: it reads those two keys for other architectures only (v0.5.0; found by loading files that have them).
 _YARN_FIXED: Mapping[str, float] = {"beta_fast": 32.0, "beta_slow": 1.0}
 
-#: Every n-th layer of gemma 3 attends to everything (``load_arch_hparams`` of llama.cpp's gemma3).
-_GEMMA3_PERIOD = 6
-#: Layers of the one gemma 3 whose attention llama.cpp scales by the model's width, not by its head.
-_GEMMA3_27B = 62
-
 
 def layer_required(family: Family) -> tuple[str, ...]:
     """Tensors of every layer, after ``layers.{n}.``."""
@@ -89,8 +85,7 @@ def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool) -> 
     family = FAMILIES[config.family]
     own = own_document(config)
     for modifier in config.modifiers:
-        if not _gemma3_scale_fits(config, own, modifier):
-            yield Reason(f"{modifier} changes the computation, and llama.cpp computes {family.gguf} without it")
+        yield Reason(f"{modifier} changes the computation, and llama.cpp computes {family.gguf} without it")
     if config.rope_scaling is not None:
         yield from _scaling_reasons(config, config.rope_scaling, rope_dropped)
     if family.rope and config.head_dim % 2:
@@ -105,7 +100,7 @@ def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool) -> 
     if not context:
         yield Reason("the source names no context length", "--context N sets one")
     if family.name == "gemma3":
-        yield from _gemma3_reasons(config, own)
+        yield from _gemma3_reasons(config)
     elif config.sliding_window and config.sliding_window < context:
         yield Reason(
             f"attention slides over {config.sliding_window:,} tokens, llama.cpp attends to all {context:,}",
@@ -144,28 +139,14 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
                 yield Reason(f"the scaling of RoPE (yarn) has {key} = {scaling[key]!r}, llama.cpp's {family} {fixed:g}")
 
 
-def _gemma3_scale_fits(config: ModelConfig, own: Mapping[str, Any], modifier: str) -> bool:
-    """The scale of attention that is reported as unusual is the one that llama.cpp takes for this size."""
-    return (
-        modifier.startswith("query_pre_attn_scalar ")
-        and config.num_layers == _GEMMA3_27B
-        and own.get("query_pre_attn_scalar") == config.hidden_size // config.num_heads
-    )
-
-
-def _gemma3_reasons(config: ModelConfig, own: Mapping[str, Any]) -> Iterator[Reason]:
-    if config.sliding_window is None:
+def _gemma3_reasons(config: ModelConfig) -> Iterator[Reason]:
+    if config.sliding_window is None and SLIDING in layers_of(config):
         yield Reason("the source names no sliding window, which every other part of gemma3 depends on")
-    scalar = own.get("query_pre_attn_scalar")
-    width = config.hidden_size // config.num_heads
-    if config.num_layers == _GEMMA3_27B and scalar != width and (scalar or config.head_dim) != width:
-        yield Reason(f"query_pre_attn_scalar = {scalar!r}, llama.cpp takes {width} for {_GEMMA3_27B} layers")
-    full = [(n + 1) % _GEMMA3_PERIOD == 0 for n in range(config.num_layers)]
-    types = own.get("layer_types")
-    if isinstance(types, list):
-        same = [kind == "full_attention" for kind in types] == full
-    else:
-        period = own.get("sliding_window_pattern", own.get("_sliding_window_pattern", _GEMMA3_PERIOD))
-        same = period == _GEMMA3_PERIOD
-    if not same:
-        yield Reason(f"llama.cpp's gemma3 attends to everything in every {_GEMMA3_PERIOD}th layer, this one in others")
+    scalar, taken = scalar_of(config), scalar_in_gguf(config)
+    if scalar != taken:
+        also = f" for {config.num_layers} layers" if taken != config.head_dim else ", the size of a head"
+        yield Reason(f"query_pre_attn_scalar = {scalar:g}, llama.cpp takes {taken:g}{also}")
+    numbers = {"rope_local_base_freq": local_theta_of(config), "final_logit_softcapping": config.final_cap or 0.0}
+    for name, number in numbers.items():
+        if number > MAX_FLOAT32:
+            yield Reason(f"{name} is {number:g}, which no float32 holds")

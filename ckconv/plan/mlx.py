@@ -9,8 +9,8 @@ from typing import Any
 from ckconv.dtypes import DTYPES, F32, DType, Kind
 from ckconv.mlxquant import Quantization
 from ckconv.model.architectures import Family
+from ckconv.model.gemma3 import layers_of, period_of
 from ckconv.model.huggingface_classes import CLASSES
-from ckconv.model.huggingface_document import GEMMA3_PATTERN
 from ckconv.model.index import Tensor
 from ckconv.plan.checkpoint import DECODE, CheckpointPlanner
 from ckconv.plan.mlx_rope import rope_reasons
@@ -101,7 +101,7 @@ class MlxPlanner(CheckpointPlanner):
         if family.name == "gpt2":
             self._check_gpt2()
         if family.name == "gemma3":
-            self._check_layer_types()
+            self._check_gemma3()
             return
         context = self.options.context or config.context_length
         if config.sliding_window and config.sliding_window < context:
@@ -116,17 +116,20 @@ class MlxPlanner(CheckpointPlanner):
         if config.ffn_size != 4 * config.hidden_size:
             self.refuse(f"mlx-lm's gpt2 has a feed-forward of 4 x hidden, not {config.ffn_size:,}")
 
-    def _check_layer_types(self) -> None:
+    def _check_gemma3(self) -> None:
         """mlx-lm's Gemma 3 has full attention in every nth layer, whatever the configuration lists, and has an nth."""
-        assert self.config is not None
-        types = self.document.get("layer_types")
-        types = types if isinstance(types, list) and "full_attention" in types else []
-        period = types.index("full_attention") + 1 if types else self.document.get("sliding_window_pattern")
-        period = period if isinstance(period, int) and period > 0 else GEMMA3_PATTERN
-        if self.config.sliding_window and self.config.num_layers < period:
-            self.refuse(f"mlx-lm's gemma3 wants at least {period} layers, one of full attention among them")
-        if any((kind == "full_attention") != (n % period == 0) for n, kind in enumerate(types, 1)):
+        config = self.config
+        assert config is not None
+        if config.final_cap:
+            self.refuse(
+                f"final_logit_softcapping = {config.final_cap:g} changes the computation; mlx-lm does not know it"
+            )
+        kinds = layers_of(config)
+        period = period_of(kinds)
+        if period is None:
             self.refuse("mlx-lm's gemma3 has full attention in every nth layer, which layer_types does not say")
+        elif config.num_layers < period:
+            self.refuse(f"mlx-lm's gemma3 wants at least {period} layers, one of full attention among them")
 
     def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
         """The most common quantisation, and by name the modules that have another."""

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.formats.adapters import GGUF_KIND
 from ckconv.model.architectures import Canonical, Family, canonicalise_gguf, family_of_gguf
-from ckconv.model.config import GGUF_MODIFIERS, PARAMETERS, ModelConfig, build_config, checked_number
+from ckconv.model.config import (
+    GGUF_MODIFIERS,
+    PARAMETERS,
+    ModelConfig,
+    build_config,
+    checked_number,
+    shortest_float32,
+)
+from ckconv.model.gemma3 import FULL, LOCAL_ROPE_THETA, PERIOD, SLIDING, periodic, scalar_in_gguf
 from ckconv.model.index import TensorIndex
 from ckconv.model.names import GGUF_NAMES
 from ckconv.readers.bytesource import ByteSource
@@ -17,6 +26,8 @@ from ckconv.readers.gguf import ArrayRef, GgufFile, MetaValue, read_gguf
 
 if TYPE_CHECKING:
     from ckconv.readers.adapter_base import Opener
+
+_NUMBER = next(parameter for parameter in PARAMETERS if not parameter.integer)
 
 
 def open_gguf(
@@ -108,7 +119,7 @@ def _config(file: GgufFile, architecture: str, family: Family) -> ModelConfig:
     vocab = shapes.get("token_embd.weight", (0,))[0]
     _check_tokens(file, vocab, fail)
     positions = shapes.get("position_embd.weight", (0,))[0]
-    return build_config(
+    made = build_config(
         family.name,
         family.model_type,
         values,
@@ -119,6 +130,7 @@ def _config(file: GgufFile, architecture: str, family: Family) -> ModelConfig:
         rope=family.rope,
         modifiers=_modifiers(file, architecture),
     )
+    return _gemma3(file, made, fail) if family.name == "gemma3" else made
 
 
 def _uniform(file: GgufFile, key: str, value: object) -> object:
@@ -158,20 +170,37 @@ def _modifiers(file: GgufFile, architecture: str) -> tuple[str, ...]:
     )
     if value_length is not None and key_length is not None and key_length != value_length:
         found.append(f"{architecture}.attention.value_length = {value_length}")
-    found += _attention_scale(file, architecture, key_length)
     return tuple(found)
 
 
-def _attention_scale(file: GgufFile, architecture: str, key_length: object) -> list[str]:
-    """Gemma 3 27B divides by the root of hidden / heads instead of the head size, which no key of a GGUF says.
+def _gemma3(file: GgufFile, config: ModelConfig, fail: Any) -> ModelConfig:
+    """With what only Gemma 3 has (``load_arch_hparams`` of llama.cpp's ``src/models/gemma3.cpp``)."""
 
-    llama.cpp knows the model by its 62 layers (``LLM_ARCH_GEMMA3`` in ``llama-model.cpp``, ``f_attention_scale``).
-    """
-    layers, hidden, heads = (
-        _value(file.metadata, f"{architecture}.{key}")
-        for key in ("block_count", "embedding_length", "attention.head_count")
+    def number(name: str, default: float) -> float:
+        value = _value(file.metadata, f"gemma3.{name}")
+        found = default if value is None else checked_number(f"gemma3.{name}", value, _NUMBER, fail)
+        return shortest_float32(float(found))
+
+    pattern = _value(file.metadata, "gemma3.attention.sliding_window_pattern")
+    return replace(
+        config,
+        layer_types=_layer_types(pattern, config, fail),
+        local_rope_theta=number("rope.freq_base_swa", LOCAL_ROPE_THETA),
+        final_cap=number("final_logit_softcapping", 0.0),
+        query_scalar=float(scalar_in_gguf(config)),
     )
-    if architecture != "gemma3" or layers != 62 or not isinstance(hidden, int) or not isinstance(heads, int):
-        return []
-    scalar = hidden // max(heads, 1)
-    return [f"query_pre_attn_scalar = {scalar}"] if scalar != key_length else []
+
+
+def _layer_types(pattern: object, config: ModelConfig, fail: Any) -> tuple[str, ...]:
+    """A period, or for every layer whether it slides; layers behind the end of a list do not."""
+    if not config.sliding_window:
+        return periodic(config.num_layers, 1)
+    if isinstance(pattern, ArrayRef):
+        slides = [bool(item) for item in pattern.decode()[: config.num_layers]]
+        slides += [False] * (config.num_layers - len(slides))
+        return tuple(SLIDING if item else FULL for item in slides)
+    if pattern is None:
+        return periodic(config.num_layers, PERIOD)
+    if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 0:
+        raise fail(f"gemma3.attention.sliding_window_pattern must be a whole number or a list, got {pattern!r}")
+    return periodic(config.num_layers, pattern)

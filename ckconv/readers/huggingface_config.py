@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ckconv.errors import InputError
 from ckconv.model.architectures import FAMILIES, Family, family_of_model_type
-from ckconv.model.config import DEFAULT_ROPE_THETA, PARAMETERS, ModelConfig, build_config, checked_number
+from ckconv.model.config import (
+    DEFAULT_ROPE_THETA,
+    PARAMETERS,
+    ModelConfig,
+    build_config,
+    checked_number,
+    shortest_float32,
+)
+from ckconv.model.gemma3 import FULL, LOCAL_ROPE_THETA, PERIOD, SLIDING, periodic
 from ckconv.model.huggingface_defaults import DEFAULTS, GEMMA3_ATTENTION_SCALAR
 from ckconv.model.index import StoredTensor
 
@@ -30,15 +39,11 @@ _MODIFIERS: _Modifiers = {
     "hidden_act": (None, "silu", "swish"),
 }
 
-#: Families whose classes read other keys. Every engine that is written for takes gemma 3's local base and pattern of
-#: windows for granted (llama.cpp: ``set_swa_pattern(6)``, ``rope_freq_base_train_swa``), as it does GPT-2's tanh GELU.
+#: Families whose classes read other keys.
 _OWN_MODIFIERS: dict[str, _Modifiers] = {
     "gemma3": {
-        **{key: harmless for key, harmless in _MODIFIERS.items() if key != "hidden_act"},
+        **{key: ok for key, ok in _MODIFIERS.items() if key not in ("hidden_act", "final_logit_softcapping")},
         "hidden_activation": (None, "gelu_pytorch_tanh"),
-        "rope_local_base_freq": (None, 10_000),
-        "sliding_window_pattern": (None, 6),
-        "_sliding_window_pattern": (None, 6),
     },
     "gpt2": {
         "activation_function": (None, "gelu_new", "gelu_pytorch_tanh"),
@@ -119,7 +124,7 @@ def huggingface_config(
     tied = own.get("tie_word_embeddings")  # classes and libraries differ in what its absence means
     if tied is not None and not isinstance(tied, bool):
         raise fail(f"tie_word_embeddings must be true or false, got {tied!r}")
-    return build_config(
+    made = build_config(
         family.name,
         str(own.get("model_type", "")),
         values,
@@ -133,6 +138,7 @@ def huggingface_config(
         modifiers=_modifiers(own, family),
         raw=config,
     )
+    return _gemma3(own, made, fail) if family.name == "gemma3" else made
 
 
 def _rows(stored: tuple[StoredTensor, ...], endings: tuple[str, ...]) -> int:
@@ -169,22 +175,36 @@ def _scaling(own: Mapping[str, Any], rope: Mapping[str, Any], fail: Any) -> Mapp
 
 def _modifiers(own: Mapping[str, Any], family: Family) -> tuple[str, ...]:
     table = _OWN_MODIFIERS.get(family.name, _MODIFIERS)
-    found = [f"{key} = {own[key]!r}" for key, harmless in table.items() if key in own and own[key] not in harmless]
-    return (*found, *_gemma3_modifiers(own)) if family.name == "gemma3" else tuple(found)
+    return tuple(f"{key} = {own[key]!r}" for key, harmless in table.items() if key in own and own[key] not in harmless)
 
 
-def _gemma3_modifiers(own: Mapping[str, Any]) -> Iterator[str]:
-    """What only the relation of several keys tells."""
-    scalar = own.get("query_pre_attn_scalar", GEMMA3_ATTENTION_SCALAR)
-    head = own.get("head_dim", DEFAULTS["gemma3_text"]["head_dim"])
-    if scalar is not None and scalar != head:
-        yield f"query_pre_attn_scalar = {scalar!r} beside head_dim = {head!r}"
+def _gemma3(own: Mapping[str, Any], config: ModelConfig, fail: Any) -> ModelConfig:
+    """With what only Gemma 3 has (``Gemma3TextConfig`` of transformers 5)."""
+
+    def number(name: str, value: object, default: float) -> float:
+        return default if value is None else float(checked_number(name, value, _BY_FIELD["rope_theta"], fail))
+
     parameters = own.get("rope_parameters")
     local = parameters.get("sliding_attention") if isinstance(parameters, dict) else None
     base = local.get("rope_theta") if isinstance(local, dict) else None
-    if base not in (None, 10_000):
-        yield f"rope_parameters.sliding_attention.rope_theta = {base!r}"
+    base = own.get("rope_local_base_freq") if base is None else base
+    return replace(
+        config,
+        layer_types=_layer_types(own, config.num_layers, fail),
+        local_rope_theta=shortest_float32(number("rope_local_base_freq", base, LOCAL_ROPE_THETA) or LOCAL_ROPE_THETA),
+        final_cap=number("final_logit_softcapping", own.get("final_logit_softcapping"), 0.0),
+        query_scalar=number("query_pre_attn_scalar", own.get("query_pre_attn_scalar"), GEMMA3_ATTENTION_SCALAR),
+    )
+
+
+def _layer_types(own: Mapping[str, Any], layers: int, fail: Any) -> tuple[str, ...]:
+    """The class takes the list where there is one; of ``_sliding_window_pattern`` it takes no notice."""
     kinds = own.get("layer_types")
-    usual = ["sliding_attention"] * 5 + ["full_attention"]
-    if isinstance(kinds, list) and kinds != [usual[n % 6] for n in range(len(kinds))]:
-        yield "layer_types is not five of sliding_attention, then one of full_attention"
+    if kinds is None:
+        period = own.get("sliding_window_pattern", PERIOD)
+        if isinstance(period, bool) or not isinstance(period, int) or period <= 0:
+            raise fail(f"sliding_window_pattern must be a whole number above 0, got {period!r}")
+        return periodic(layers, period)
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in (SLIDING, FULL) for kind in kinds):
+        raise fail(f"layer_types must list {SLIDING} or {FULL} for each of the {layers:,} layers")
+    return tuple(kinds)
