@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from ckconv.destination import Destination
 from ckconv.errors import UsageError
-from ckconv.execute import Late, Written
-from ckconv.output import Outputs
-from ckconv.plan.steps import Plan
-from ckconv.reread import FileHash
+from ckconv.settle import Late, Written
 
-#: What the file is called in a directory.
-_IN_DIRECTORY = "SHA256SUMS"
+#: What the file is called in a directory, and what is added to the name of a model that is a file.
+IN_DIRECTORY = "SHA256SUMS"
+SUFFIX = ".sha256"
 
 
-def checksum_file(plan: Plan, target: Destination) -> Late:
-    """``DST.sha256``, or ``SHA256SUMS`` in a directory: a line for every model file, named as it lies beside them.
+def checksum_file(target: Destination) -> Late:
+    """``DST.sha256``, or ``SHA256SUMS`` in a directory: a line for every other file, named as it lies beside it.
 
     Raises:
         UsageError: ``usage.side-file``, standard output has no place beside it.
@@ -26,20 +25,22 @@ def checksum_file(plan: Plan, target: Destination) -> Late:
         raise UsageError(
             "usage.side-file", "--checksums writes a file beside the model, and stdout has no place for it"
         )
-    name = _IN_DIRECTORY if target.directory else f"{target.file_name}.sha256"
-    nbytes = sum(len(_line("0" * 64, file.name)) for file in plan.files)
-    return Late(target.parent / name, nbytes, _content)
+    parent = target.parent
+    name = IN_DIRECTORY if target.directory else f"{target.file_name}{SUFFIX}"
+    return Late(
+        parent / name,
+        lambda files: sum(map(len, _lines(files, parent))),
+        lambda files: _lines(files, parent),
+    )
 
 
-def _content(files: Sequence[Written], outputs: Outputs) -> Iterator[bytes]:
-    return (_line(_digest(outputs.fds[file.path]), file.path.name) for file in files)
+def _lines(files: Sequence[Written], parent: Path) -> Iterator[bytes]:
+    return (_line(file.sha256, _beside(file.path, parent)) for file in files)
 
 
-def _digest(fd: int) -> str:
-    """The digest of a whole file: its own header may hold another, of a part of it."""
-    whole = FileHash(fd, 0)
-    whole.read_to(os.fstat(fd).st_size)
-    return whole.digest.hex()
+def _beside(path: Path, parent: Path) -> str:
+    """A side file may have been sent to another directory."""
+    return path.name if path.parent == parent else os.path.relpath(path.absolute(), parent.absolute())
 
 
 def _line(digest: str, name: str) -> bytes:

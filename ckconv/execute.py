@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 
 from ckconv.destination import Destination
-from ckconv.errors import InputError, UsageError, VerifyError
+from ckconv.errors import UsageError
 from ckconv.files import Files
-from ckconv.filesystem import failing, write_at
+from ckconv.filesystem import failing
 from ckconv.leftovers import check_leftovers
-from ckconv.model.index import Extent
 from ckconv.output import Outputs, Room, Small
 from ckconv.plan.steps import OutputFile, Plan
+from ckconv.settle import NO_DIGEST, Late, Staged, Written, write_late
 from ckconv.soundness import Soundness
-from ckconv.stage import Stage
 from ckconv.stream import SMALLEST_HOLE
 from ckconv.transfer import Unwatched, Watcher, write_files, write_stdout
 from ckconv.writers.container import Container
@@ -40,21 +40,12 @@ _RESTORED = ("ckconv.writers.restore", "container")
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """One model file: its SHA-256 as hex, and that of its payload, which the header of a bump file stores."""
-
-    path: Path
-    nbytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """What a conversion did.
 
     Attributes:
         target: what was written, as the user named it.
-        files: the files of tensors, in order. The SHA-256 of one that has a digest in its header is that digest.
+        files: the files of tensors, in order.
         side_files: what was published beside them.
         verified: tensors compared, ``None`` where that was not asked for.
         seconds: wall time.
@@ -76,14 +67,10 @@ class Report:
         """The digest of the one file; empty where there are several."""
         return self.files[0].sha256 if len(self.files) == 1 else ""
 
-
-@dataclass(frozen=True, slots=True)
-class Late:
-    """A file beside the model whose size is known before, and whose content is known when the model is written."""
-
-    path: Path
-    nbytes: int
-    content: Callable[[Sequence[Written], Outputs], Iterable[bytes]]
+    @property
+    def payload_sha256(self) -> str:
+        """The digest that the one file's own header stores; empty where there is none."""
+        return self.files[0].payload_sha256 if len(self.files) == 1 else ""
 
 
 def run(
@@ -131,7 +118,7 @@ def run(
             with Outputs({}, side, force=force, inputs=_inputs(plan)) as outputs:
                 digest, losses = write_stdout(plan, container, files, stdout, watcher)
                 outputs.publish()
-            whole = Written(Path(target.name), plan.nbytes, digest.hex())
+            whole = Written(Path(target.name), plan.nbytes, *_of_pipe(container, digest))
             return Report(
                 plan,
                 target.name,
@@ -143,7 +130,7 @@ def run(
                 losses.merged,
             )
         paths = [target.parent / file.name for file in plan.files]
-        rooms = {item.path: Room(item.nbytes) for item in late}
+        rooms = _rooms_of_late(late, paths, plan, side)
         rooms |= {path: Room(file.nbytes, tuple(_holes(file))) for path, file in zip(paths, plan.files, strict=True)}
         _check_apart([*side, *(item.path for item in late)], paths)
         with Outputs(rooms, side, directory=target.directory, force=force, inputs=_inputs(plan)) as outputs:
@@ -153,49 +140,49 @@ def run(
                 source.begin()
             with failing(Path(target.name)):  # what is read says of itself that it cannot be
                 digests, losses = write_files(plan, container, files, fds, watcher, reread=verify)
-            written = tuple(
-                Written(path, file.nbytes, digest.content.hex())
-                for path, file, digest in zip(paths, plan.files, digests, strict=True)
-            )
-            reread = {
-                Extent(outputs.staged(path), digest.reread[0], digest.reread[1]): digest.reread[2]
-                for path, digest in zip(paths, digests, strict=True)
-                if digest.reread
-            }
-            for item in late:
-                with failing(item.path):
-                    _write_late(item, outputs.fds[item.path], item.content(written, outputs))
             if not plan.restores:  # which is verified whole, or hashed already
                 source.begin()
-            try:
-                verified = _settle(plan, target, paths, outputs, watcher, reread, verify=verify)
-            except VerifyError as error:
-                if not plan.restores:
-                    error.path = target.name  # its temporary name says nothing to anybody
-                raise
-            except InputError as error:
-                if error.path is None or not Path(error.path).is_relative_to(outputs.staging):
-                    raise
-                raise VerifyError(
-                    error.code,
-                    f"what was written cannot be read: {error.message}",
-                    path=target.name,
-                    tensor=error.tensor,
-                    offset=error.offset,
-                    details=error.details,
-                ) from error
+            staged = Staged(plan, container, target, paths, digests, outputs)
+            verified = staged.settle(watcher, verify=verify)
             if not plan.restores or not verify:
                 source.check()
+            written = [*staged.written, *_written(side)]
+            for item in late:
+                with failing(item.path):
+                    written.append(write_late(item, written, outputs.fds[item.path], verify=verify))
             files.check_unchanged()
             outputs.publish()
-    besides = (*side, *(item.path for item in late))
     return Report(
-        plan, target.name, written, besides, verified, time.monotonic() - started, losses.changed, losses.merged
+        plan,
+        target.name,
+        tuple(written[: len(paths)]),
+        tuple(file.path for file in written[len(paths) :]),
+        verified,
+        time.monotonic() - started,
+        losses.changed,
+        losses.merged,
     )
 
 
 def _inputs(plan: Plan) -> tuple[Path, ...]:
     return (*plan.index.files, *plan.index.side_files)
+
+
+def _written(side: Mapping[Path, Small]) -> list[Written]:
+    return [Written(path, len(what.content), sha256(what.content).hexdigest()) for path, what in side.items()]
+
+
+def _rooms_of_late(
+    late: Sequence[Late], paths: Sequence[Path], plan: Plan, side: Mapping[Path, Small]
+) -> dict[Path, Room]:
+    known = [Written(path, file.nbytes, NO_DIGEST, NO_DIGEST) for path, file in zip(paths, plan.files, strict=True)]
+    known += _written(side)
+    rooms = {}
+    for item in late:
+        nbytes = item.nbytes(known)
+        rooms[item.path] = Room(nbytes)
+        known.append(Written(item.path, nbytes, NO_DIGEST))
+    return rooms
 
 
 def _side_files(
@@ -232,65 +219,6 @@ def _holes(file: OutputFile) -> list[tuple[int, int]]:
     return [(step.offset, step.nbytes) for step in file.steps if step.blank and step.nbytes >= SMALLEST_HOLE]
 
 
-def _write_late(item: Late, fd: int, pieces: Iterable[bytes]) -> None:
-    at = 0
-    for data in pieces:
-        write_at(fd, data, at)
-        at += len(data)
-    if at != item.nbytes:
-        raise AssertionError(f"{item.path.name} has {at:,} bytes, {item.nbytes:,} were planned")
-
-
-def _settle(
-    plan: Plan,
-    target: Destination,
-    paths: Sequence[Path],
-    outputs: Outputs,
-    watcher: Watcher,
-    reread: Mapping[Extent, bytes],
-    *,
-    verify: bool,
-) -> int | None:
-    """Bring the files to the disk; meanwhile read them again and compare every tensor with its source."""
-    if not verify:
-        outputs.sync()
-        return None
-    from ckconv.readers.detect import open_index
-    from ckconv.verification import verify_index
-
-    syncing = Stage(lambda job, position: outputs.sync(), 0)
-    syncing.jobs.put(0)
-    syncing.jobs.put(None)
-    syncing.start()
-    try:
-        out = open_index(_opened(plan, target, paths, outputs), base=plan.options.base)
-        watcher.begin("verifying", plan.nbytes)
-        if plan.restores:
-            # The comparison that was made when the bump was written: of the bump, its checksum too, with its source.
-            found = verify_index(plan.index, out, left_out=plan.details.left_out, progress=watcher)
-        else:
-            found = verify_index(
-                out,
-                plan.index,
-                left_out=[left.name for left in plan.left_out],
-                configuration=not (plan.options.set_meta or plan.options.drop_meta),
-                progress=watcher,
-                digests=reread,
-            )
-    finally:
-        syncing.wait()
-    if syncing.error is not None:
-        raise syncing.error
-    return found.tensors
-
-
-def _opened(plan: Plan, target: Destination, paths: Sequence[Path], outputs: Outputs) -> Path:
-    """What a reader of the format opens: a checkpoint's directory, its index, or the first file."""
-    if plan.format in ("safetensors", "mlx", "peft", "mlx adapter"):
-        if target.directory is not None:
-            return outputs.staging
-        if len(paths) > 1:
-            from ckconv.formats.safetensors import INDEX_SUFFIX
-
-            return next(path for path in outputs.staging.iterdir() if path.name.endswith(INDEX_SUFFIX))
-    return outputs.staged(paths[0])
+def _of_pipe(container: Container, digest: bytes) -> tuple[str, str]:
+    """SHA-256 of the whole and of the payload; what follows a header is all that was hashed of it."""
+    return ("", digest.hex()) if container.frames[0].header else (digest.hex(), "")

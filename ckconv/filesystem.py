@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ckconv.errors import OutputError
+from ckconv.errors import OutputError, VerifyError
 
 #: What a file system says that cannot make hard links (FAT, some network mounts).
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -35,12 +35,18 @@ def create(path: Path) -> int:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Make a new file that holds ``content``."""
+    """Make a new file that holds ``content``, and read it again.
+
+    Raises:
+        VerifyError: ``verify.file``, it holds something else.
+    """
     fd = create(path)
     try:
         view = memoryview(content)
         while len(view):
             view = view[os.write(fd, view) :]
+        if os.pread(fd, len(content) + 1, 0) != content:
+            raise VerifyError("verify.file", "is not what was meant to be written", path=path)
     finally:
         os.close(fd)
 

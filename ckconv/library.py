@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckconv.comparison import Comparison
-    from ckconv.execute import Late
+    from ckconv.settle import Late
     from ckconv.transfer import Watcher
     from ckconv.verification import Progress, Verified
     from ckconv.writers.record import PendingRecord
@@ -257,17 +257,17 @@ def side_files(plan: Plan, place: Destination, *, checksums: bool) -> Sequence[L
     from ckconv.checksums import checksum_file
 
     plan.check()
-    late = [checksum_file(plan, place)] if checksums else []
-    return [*late, _record_file(plan.record, plan, place)] if plan.record else late
+    late = [_record_file(plan.record, plan, place)] if plan.record else []
+    return [*late, checksum_file(place)] if checksums else late
 
 
 def _record_file(record: PendingRecord, plan: Plan, place: Destination) -> Late:
     """``DST.source.zip``."""
-    from ckconv.execute import Late
+    from ckconv.settle import Late
 
     assert place.parent is not None
     path = record_path(place.parent / plan.files[0].name)
-    return Late(path, record.nbytes, lambda written, _: record.chunks(bytes.fromhex(written[0].sha256)))
+    return Late(path, lambda _: record.nbytes, lambda files: record.chunks(bytes.fromhex(files[0].payload_sha256)))
 
 
 def verify(

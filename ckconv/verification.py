@@ -36,12 +36,12 @@ class Verified:
         tensors: tensors of the output that were compared, or only looked at where no source was given.
         blank: all-zero placeholders for tensors that the source does not have.
         rounded: tensors that hold their source's values rounded to a smaller type: right, but not exact.
-        sha256: the digest of the payload, as hex; empty where the format has none.
+        payload_sha256: the digest of the payload that the header stores, as hex; empty where the format has none.
     """
 
     tensors: int
     blank: int
-    sha256: str
+    payload_sha256: str
     compared: bool
     rounded: int = 0
 
@@ -163,8 +163,8 @@ class _Comparison:
             return
         same_words = self.out.same_words_as(self.source)
         chosen = {"context_length"}
-        if not self.out.config.norm_eps:  # no document beside the file: its header says nothing of these
-            chosen |= {"norm_eps", "rope_theta"}
+        if self.out.format == "bump" and self.out.metadata.keys() <= {"model_type"}:
+            chosen |= {"norm_eps", "rope_theta"}  # no document in or beside the file, and its header has no place
         for name, pair in config_differences(self.out.config, self.source.config, same_words=same_words).items():
             if name not in chosen:
                 yield _Fault("verify.config", f"{name} is {pair[0]}, {pair[1]} in the source", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -518,7 +519,8 @@ def test_verbose_lists_every_step(source: Path, tmp_path: Path, ckconv) -> None:
     assert "  copy    F32             layer.0.wq  <- blk.0.attn_q.weight" in out
     assert "  zero    F32             layer.1.b2" in out
     digest = (tmp_path / "m.bump").read_bytes()[0x40:0x60].hex()
-    assert f"sha256 {digest} " in out
+    assert f"payload sha256 {digest} " in out
+    assert f"sha256 {hashlib.sha256((tmp_path / 'm.bump').read_bytes()).hexdigest()} " in out
 
 
 def test_json_report(source: Path, tmp_path: Path, ckconv) -> None:
@@ -526,10 +528,11 @@ def test_json_report(source: Path, tmp_path: Path, ckconv) -> None:
     assert next(iter(shown)) == "schema"
     data = (tmp_path / "m.bump").read_bytes()
     expected = {
-        "schema": 1,
+        "schema": 2,
         "target": str(tmp_path / "m.bump"),
         "side_files": [str(tmp_path / "config.json"), str(tmp_path / "m.bump.source.zip")],
-        "sha256": data[0x40:0x60].hex(),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "payload_sha256": data[0x40:0x60].hex(),
         "verified": 20,
         "changed_values": {},
         "format": "bump",
@@ -725,15 +728,15 @@ def test_dequantize_to_half_counts_what_does_not_fit(tmp_path: Path, ckconv) -> 
 
 
 def test_input_that_changes_meanwhile(source: Path, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckconv import execute
+    from ckconv.settle import Staged
 
-    real = execute._settle
+    real = Staged.settle
 
     def slow(*arguments, **named):
         os.utime(source, ns=(1, 1))
         return real(*arguments, **named)
 
-    monkeypatch.setattr(execute, "_settle", slow)
+    monkeypatch.setattr(Staged, "settle", slow)
     result = ckconv("convert", source, tmp_path / "m.bump")
     assert result.code == 6
     assert "error[input.changed]" in result.err

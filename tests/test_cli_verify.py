@@ -85,7 +85,7 @@ def test_untouched_output_passes(made: Case, ckconv) -> None:
     assert made.out.stat().st_size == max(at + size for at, size in made.slots.values())
     result = ckconv("verify", made.out, made.source)
     assert result.code == 0
-    assert "structure and padding right, sha256 " in result.out
+    assert "structure and padding right, payload sha256 " in result.out
     assert made.data[0x40:0x60].hex() in result.out
     assert ckconv("verify", made.out).code == 0
 
@@ -355,8 +355,8 @@ def test_json(plain: Case, ckconv) -> None:
     shown = ckconv("--json", "verify", plain.out, plain.source).json
     assert next(iter(shown)) == "schema"
     expected = {
-        "schema": 1, "path": str(plain.out), "source": str(plain.source), "format": "bump", "version": 3,
-        "tensors": 26, "placeholders": 10, "compared": True, "sha256": plain.data[0x40:0x60].hex(),
+        "schema": 2, "path": str(plain.out), "source": str(plain.source), "format": "bump", "version": 3,
+        "tensors": 26, "placeholders": 10, "compared": True, "payload_sha256": plain.data[0x40:0x60].hex(),
     }  # fmt: skip
     assert {key: shown[key] for key in expected} == expected
     alone = ckconv("verify", plain.out, "--json").json

@@ -80,7 +80,7 @@ def test_layout_is_recognised_and_read(name: str, documents: str, tmp_path: Path
     assert same(values(index), built.weights)
     stored = {item.name: item.extent for item in index.facts["tokenizer"] or ()}
     assert {n: built.data[e.offset : e.offset + e.nbytes] for n, e in stored.items()} == built.content
-    assert verify_index(index).sha256
+    assert verify_index(index).payload_sha256
     family = "gemma3" if name in SHIFTED else "qwen3" if "q_norm" in str(built.weights.keys()) else "llama"
     assert index.config is not None
     assert index.config.family == family

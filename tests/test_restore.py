@@ -284,7 +284,7 @@ def test_the_record_is_bound_to_the_payload_and_deterministic(source: Path, tmp_
         planned = ckconv("convert", copy, tmp_path / "x.bump", "-n", "--json").json
         path = beside(tmp_path / folder / "out.bump")
         assert planned["source_record"] == path.stat().st_size
-        assert record_of(path)["bump"]["payload_sha256"] == done.json["sha256"]
+        assert record_of(path)["bump"]["payload_sha256"] == done.json["payload_sha256"]
         made.append(path.read_bytes())
     assert made[0] == made[1]
     assert b"a/m.gguf" not in made[0]

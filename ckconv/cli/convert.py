@@ -128,7 +128,9 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option("--untie", is_flag=True, help="Store a tied output head as a tensor of its own.")
 @click.option("--tie", is_flag=True, help="Leave out an output head that is byte for byte the embedding.")
-@click.option("--checksums", is_flag=True, help="Write DST.sha256 (in a directory: SHA256SUMS) for sha256sum -c.")
+@click.option(
+    "--checksums", is_flag=True, help="Write DST.sha256 (in a directory: SHA256SUMS) of all files for sha256sum -c."
+)
 @click.option(
     "--no-source-record",
     "source_record",

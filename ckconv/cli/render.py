@@ -49,11 +49,15 @@ def print_error(error: CkconvError, settings: Settings) -> int:
     return error.exit_code
 
 
-def print_json(document: Mapping[str, Any], *, err: bool = False) -> None:
-    """Write one JSON document to stdout, or to stderr where stdout is the model."""
+def print_json(document: Mapping[str, Any], *, err: bool = False, schema: int = SCHEMA) -> None:
+    """Write one JSON document to stdout, or to stderr where stdout is the model.
+
+    Args:
+        schema: counts up where a field has another meaning than before.
+    """
     import json
 
-    text = json.dumps({"schema": SCHEMA, **document}, indent=2, ensure_ascii=True, allow_nan=False, default=str)
+    text = json.dumps({"schema": schema, **document}, indent=2, ensure_ascii=True, allow_nan=False, default=str)
     (sys.stderr if err else sys.stdout).write(text + "\n")
 
 

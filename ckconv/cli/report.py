@@ -51,8 +51,15 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
                 "target": report.target,
                 "side_files": [str(path) for path in report.side_files],
                 "sha256": report.sha256 or None,
+                "payload_sha256": report.payload_sha256 or None,
                 "files": [
-                    {"path": str(file.path), "bytes": file.nbytes, "sha256": file.sha256} for file in report.files
+                    {
+                        "path": str(file.path),
+                        "bytes": file.nbytes,
+                        "sha256": file.sha256 or None,
+                        "payload_sha256": file.payload_sha256 or None,
+                    }
+                    for file in report.files
                 ],
                 "verified": report.verified,
                 "seconds": round(report.seconds, 3),
@@ -62,6 +69,7 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
                 **_plan_facts(plan),
             },
             err=err,
+            schema=2,
         )
         return
     if settings.quiet:
@@ -137,7 +145,8 @@ def _in_files(plan: Plan) -> str:
 
 
 def _digest(report: Report, settings: Settings) -> str:
-    return f"   sha256 {_short(report.sha256, settings)}" if report.sha256 else ""
+    sums = (("sha256", report.sha256), ("payload sha256", report.payload_sha256 if settings.verbose else ""))
+    return "".join(f"   {what} {_short(digest, settings)}" for what, digest in sums if digest)
 
 
 def _short(digest: str, settings: Settings) -> str:

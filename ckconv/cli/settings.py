@@ -60,7 +60,7 @@ def common_options(function: Function) -> Function:
             },
         ),
         (("--no-color",), {"is_flag": True, "help": "No colour; NO_COLOR and TERM=dumb do the same."}),
-        (("--json",), {"is_flag": True, "help": "One JSON document on stdout, schema 1."}),
+        (("--json",), {"is_flag": True, "help": "One JSON document on stdout."}),
         (("-v", "--verbose"), {"is_flag": True, "help": "More detail in the report."}),
         (("-q", "--quiet"), {"is_flag": True, "help": "Nothing but errors."}),
     )

@@ -70,10 +70,11 @@ def command(
                 "placeholders": found.blank,
                 "compared": found.compared,
                 "rounded": found.rounded,
-                "sha256": found.sha256 or None,
+                "payload_sha256": found.payload_sha256 or None,
                 "map": mapped,
                 "source_record": str(record.path) if record else None,
-            }
+            },
+            schema=2,
         )
         return
     if settings.quiet:
@@ -83,7 +84,7 @@ def command(
     rounded = f", {found.rounded:,} of them rounded" if found.rounded else ""
     blank = f", {counted(found.blank, 'placeholder')} zero" if found.blank else ""
     checks = "structure and padding right" + (
-        f", sha256 {found.sha256}" if found.sha256 else ", the format has no checksum"
+        f", payload sha256 {found.payload_sha256}" if found.payload_sha256 else ", the format has no checksum"
     )
     checks += f", {MAP_NAME} fits" if mapped else ""
     lines = [f"{path}  {container(out.format, out.version, 'v')}  {against}{rounded}{blank}", f"  {checks}"]
