@@ -45,7 +45,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_file_is_the_computed_one(name: str, tmp_path: Path, ckconv) -> None:
     source = MODELS[name].write(tmp_path / "m.gguf")
-    assert ckconv("convert", source, tmp_path / "m.bump").code == 0
+    assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 3).code == 0
     assert (tmp_path / "m.bump").read_bytes() == expected_bump3(source)
 
 
@@ -53,20 +53,20 @@ def test_file_is_the_computed_one(name: str, tmp_path: Path, ckconv) -> None:
 @pytest.mark.parametrize("context", [1, 7, 64, 3000])
 def test_context_sets_the_position_table(name: str, context: int, tmp_path: Path, ckconv) -> None:
     source = MODELS[name].write(tmp_path / "m.gguf")
-    assert ckconv("convert", source, tmp_path / "m.bump", "--context", context).code == 0
+    assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 3, "--context", context).code == 0
     assert (tmp_path / "m.bump").read_bytes() == expected_bump3(source, context=context)
 
 
 def test_dtype_codes_v4_are_7_and_8(tmp_path: Path, ckconv) -> None:
     source = MODELS["q4_k_m"].write(tmp_path / "m.gguf")
-    assert ckconv("convert", source, tmp_path / "m.bump", "--dtype-codes", "v4").code == 0
+    assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 3, "--dtype-codes", "v4").code == 0
     assert (tmp_path / "m.bump").read_bytes() == expected_bump3(source, codes="v4")
 
 
 @pytest.mark.parametrize("asked", ["source", "interleaved"])
 def test_rope_rows_can_stay_as_they_are(asked: str, tmp_path: Path, ckconv) -> None:
     source = MODELS["q4_k_m"].write(tmp_path / "m.gguf")
-    assert ckconv("convert", source, tmp_path / "m.bump", "--rope-layout", asked).code == 0
+    assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 3, "--rope-layout", asked).code == 0
     assert (tmp_path / "m.bump").read_bytes() == expected_bump3(source, interleaved_kept=True)
     assert '"rope_layout": "interleaved"' in (tmp_path / "config.json").read_text()
 

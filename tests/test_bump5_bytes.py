@@ -115,7 +115,35 @@ def test_version_4_is_the_computed_one(name: str, tmp_path: Path, ckconv) -> Non
     assert (tmp_path / "m.bump").read_bytes() == expected
     manifest = manifest_of(tmp_path)
     assert manifest["entries"] == entries
-    assert not {"config", "template", "quant_summary"} & manifest.keys()
+    assert "template" not in manifest
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_builder_is_told_the_same_of_version_4_as_of_version_5(name: str, tmp_path: Path, ckconv) -> None:
+    """What it takes head size, rotation and types from: left out, it computes other logits, or NaN."""
+    source = MODELS[name].write(tmp_path / "m.gguf")
+    for version in (4, 5):
+        assert ckconv("convert", source, f"{tmp_path}/{version}/", "--to", "bump", "--bump-version", version).code == 0
+    older, newer = manifest_of(tmp_path / "4"), manifest_of(tmp_path / "5")
+    assert older["config"]["head_dim"] == gguf_head_size(source)
+    assert {e["dtype"] for e in older["entries"]} >= set(older["quant_summary"]["layer.0"].values())
+    assert older == newer
+
+
+def gguf_head_size(path: Path) -> int:
+    """Rows of attn_q over heads."""
+    reader = gguf.GGUFReader(path)
+    (heads,) = (f.parts[f.data[0]][0] for name, f in reader.fields.items() if name.endswith(".head_count"))
+    (rows,) = (int(t.shape[1]) for t in reader.tensors if t.name == "blk.0.attn_q.weight")
+    return rows // int(heads)
+
+
+def test_version_4_is_said_to_be_for_v7_and_v8(tmp_path: Path, ckconv) -> None:
+    """The engine of January loads it as its own layout: same magic, other order."""
+    source = Model().write(tmp_path / "m.gguf")
+    said = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 4).out
+    assert "note: for v7 and v8 only: the v4 engine of January 2026 loads the file without a complaint" in said
+    assert "container\tnote\tfor v7 and v8 only" in ckconv("inspect", tmp_path / "m.bump").out
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -269,11 +297,36 @@ def test_split_rows_are_hugging_faces_and_recorded_everywhere(tmp_path: Path, ck
             (tmp_path / gone).unlink()
 
 
-def test_pairwise_rows_of_a_split_family_are_recorded(tmp_path: Path, ckconv) -> None:
+PAIRWISE = {"kernels": {"rope_qk": "rope_forward_qk_pairwise"}}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_interleaved_rows_need_a_template_that_rotates_them(version: int, tmp_path: Path, ckconv) -> None:
+    """The builder takes ``split`` for an answer where a template says otherwise, and no other word."""
     source = MODELS["qwen2"].write(tmp_path / "m.gguf")
-    assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5, "--rope-layout", "interleaved").code == 0
-    assert manifest_of(tmp_path)["config"]["rope_layout"] == "pairwise"
+    flags = ("--bump-version", version, "--rope-layout", "interleaved")
+    refused = ckconv("convert", source, tmp_path / "m.bump", *flags)
+    assert refused.code == 4
+    assert "Q and K rows would be interleaved, the template for qwen2 rotates split rows" in refused.err
+    assert not (tmp_path / "m.bump").exists()
+    (tmp_path / "t.json").write_text(json.dumps(PAIRWISE))
+    assert ckconv("convert", source, tmp_path / "m.bump", *flags, "--template", tmp_path / "t.json").code == 0
+    assert manifest_of(tmp_path)["template"]["kernels"] == PAIRWISE["kernels"]
+    assert "rope_layout" not in manifest_of(tmp_path)["config"]
     assert ckconv("verify", tmp_path / "m.bump", source).code == 0
+
+
+def test_a_template_that_rotates_split_rows_gets_no_interleaved_ones(tmp_path: Path, ckconv) -> None:
+    (tmp_path / "t.json").write_text(json.dumps({"kernels": {"rope_qk": "rope_forward_qk"}}))
+    source = MODELS["llama"].write(tmp_path / "m.gguf")
+    flags = ("--template", tmp_path / "t.json", "--rope-layout", "interleaved")
+    assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5, *flags).code == 4
+
+
+def test_split_rows_of_a_llama_are_said_to_be_for_some_engines(tmp_path: Path, ckconv) -> None:
+    source = MODELS["llama"].write(tmp_path / "m.gguf")
+    said = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5, "--rope-layout", "split").out
+    assert "note: Q and K rows are split: April's v7 and v8 go by rope_layout in the configuration, July's v8" in said
 
 
 def test_norms_of_q_and_k_go_where_the_rows_of_their_heads_go(tmp_path: Path, ckconv) -> None:
@@ -282,7 +335,8 @@ def test_norms_of_q_and_k_go_where_the_rows_of_their_heads_go(tmp_path: Path, ck
     tensors = gguf.GGUFReader(source).tensors
     norms = {t.name: t.data for t in tensors if t.name.endswith(("q_norm.weight", "k_norm.weight"))}
     assert len(norms) == 4
-    assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5, "--rope-layout", "interleaved").code == 0
+    (tmp_path / "t.json").write_text(json.dumps(PAIRWISE))
+    assert ckconv("convert", source, tmp_path / "m.bump", "--template", tmp_path / "t.json").code == 0
     file = (tmp_path / "m.bump").read_bytes()
     entries = {e["name"]: e for e in manifest_of(tmp_path)["entries"]}
     for name, data in norms.items():
@@ -313,6 +367,10 @@ def test_template_is_embedded_with_its_hash(tmp_path: Path, ckconv) -> None:
     (tmp_path / "templates/llama.json").write_text(json.dumps(TEMPLATE))
     source = Model().write(tmp_path / "m.gguf")
     for place in (tmp_path / "templates", tmp_path / "templates/llama.json"):
+        older = f"{tmp_path}/4/"
+        flags = ("--to", "bump", "--bump-version", 4, "--template", place, "--force")
+        assert ckconv("convert", source, older, *flags).code == 0
+        assert manifest_of(tmp_path / "4")["template"] == TEMPLATE
         path = tmp_path / "m.bump"
         assert ckconv("convert", source, path, "--bump-version", 5, "--template", place, "--force").code == 0
         metadata = metadata_of(path.read_bytes(), len(expected_bump5(source)[0]))

@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
         replace(K, types={"ffn_up.weight": Q.Q6_K}),
         [
             "gate and up share one type in layer.{n}.w1: blk.0.ffn_gate.weight is Q4_K and blk.0.ffn_up.weight is Q6_K",
-            "--dequantize decodes them to FP32",
+            "--decode 'blk.*.ffn_gate.weight' --decode 'blk.*.ffn_up.weight' decodes them to FP32",
         ],
     ),
     "quantised norm": (
@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
     ),
     "scaled frequencies": (
         Model(extra_tensors={"rope_freqs.weight": (8,)}),
-        ["rope_freqs.weight scales RoPE", "--drop rope_frequencies leaves it out"],
+        ["rope_freqs.weight scales RoPE", "--drop rope_frequencies leaves the scaling out"],
     ),
     "unknown tensors": (
         Model(extra_tensors={f"blk.{n}.odd.weight": (3,) for n in (0, 1)} | {"strange": (5,)}),
@@ -258,13 +258,13 @@ def test_dry_run_writes_nothing_and_knows_the_exact_size(tmp_path: Path, ckconv)
     for name, model in (("p", PADDED), ("k", K), ("b", replace(PADDED, matrix=Q.BF16, all_bias=True))):
         source = model.write(tmp_path / f"{name}.gguf")
         before = names(tmp_path)
-        shown = ckconv("convert", source, tmp_path / "x.bump", "-n")
+        shown = ckconv("convert", source, tmp_path / "x.bump", "-n", "--bump-version", 3)
         assert shown.code == 0
         assert shown.out.endswith("nothing written\n")
         assert names(tmp_path) == before
-        facts = ckconv("convert", source, tmp_path / "x.bump", "-n", "--json").json
+        facts = ckconv("convert", source, tmp_path / "x.bump", "-n", "--json", "--bump-version", 3).json
         out = tmp_path / name
-        assert ckconv("convert", source, f"{out}/", "--to", "bump").code == 0
+        assert ckconv("convert", source, f"{out}/", "--to", "bump", "--bump-version", 3).code == 0
         size = (out / "weights.bump").stat().st_size
         assert f"({size:,} bytes)" in shown.out
         assert facts["bytes"] == size

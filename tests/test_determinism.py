@@ -32,6 +32,7 @@ ENVIRONMENTS = (
 
 
 RECORD = "weights.bump.source.zip"
+VERSION = ("--bump-version", "3")
 
 
 def ckconv(folder: Path, environment: dict[str, str], umask: int, cwd: str, *arguments: object) -> bytes:
@@ -54,10 +55,10 @@ def test_same_bytes_in_every_environment(name: str, tmp_path: Path) -> None:
     made, plans, described = set(), set(), set()
     for number, (environment, umask, cwd) in enumerate(ENVIRONMENTS):
         out = tmp_path / f"out{number}"
-        ckconv(tmp_path, environment, umask, cwd, "convert", source, f"{out}/", "--to", "bump")
+        ckconv(tmp_path, environment, umask, cwd, "convert", source, f"{out}/", "--to", "bump", *VERSION)
         assert sorted(path.name for path in out.iterdir()) == ["config.json", "weights.bump", RECORD]
         made.add(tuple((out / name).read_bytes() for name in ("weights.bump", "config.json", RECORD)))
-        plans.add(ckconv(tmp_path, environment, umask, cwd, "convert", source, tmp_path / "x.bump", "-n", "--json"))
+        plans.add(ckconv(tmp_path, environment, umask, cwd, "convert", source, tmp_path / "x.bump", *VERSION, "-n", "--json"))
         described.add(ckconv(tmp_path, environment, umask, cwd, "inspect", source, "--json", "--hash"))
     assert (len(made), len(plans), len(described)) == (1, 1, 1)
     assert json.loads(plans.pop())["dry_run"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gguf
 import pytest
+from bump5_expected import expected_bump5
 from conftest import FIXTURES
 from gguf import GGMLQuantizationType as Q
 from models import Model
@@ -32,6 +34,134 @@ def test_auto_takes_5_where_3_does_not_and_says_why(tmp_path: Path, ckconv) -> N
     assert f"note: bump 5 was chosen; bump 3 cannot hold the model: {UNTIED} (and 2 more)" in result.out
 
 
+KQ = {"hidden": 256, "ffn": 256}
+NO_ENGINE = (
+    "by the codes 6 and 7: no known engine computes it. The engine of January 2026 has another Q4_K than ggml's, "
+    "April's v1 runtime wants --dtype-codes v4, v7 and v8 want bump 5"
+)
+
+
+@pytest.mark.parametrize("matrix", [Q.Q4_K, Q.Q6_K])
+def test_auto_takes_5_for_k_quants(matrix: Q, tmp_path: Path, ckconv) -> None:
+    result = convert(ckconv, Model(**KQ, matrix=matrix), tmp_path)
+    assert (result.code, "bump v5" in result.out) == (0, True)
+    assert f"note: bump 5 was chosen; bump 3 cannot hold the model: {matrix.name} by the code" in result.out
+
+
+def test_auto_takes_3_where_the_k_quants_are_decoded(tmp_path: Path, ckconv) -> None:
+    assert "bump v3" in convert(ckconv, Model(**KQ, matrix=Q.Q4_K), tmp_path, "--dequantize").out
+
+
+def test_auto_refuses_k_quants_that_only_bump_3_has_a_place_for(tmp_path: Path, ckconv) -> None:
+    """No engine computes them right there; --bump-version 3 asks for the file all the same."""
+    model, flags = Model(arch="qwen2", **KQ, matrix=Q.Q4_K), ("--rope-layout", "interleaved")
+    result = convert(ckconv, model, tmp_path, *flags)
+    assert result.code == 4
+    assert f"bump 3: Q4_K {NO_ENGINE}" in result.err
+    assert "--bump-version 3 writes it all the same" in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+    result = convert(ckconv, model, tmp_path, *flags, "--bump-version", 3)
+    assert result.code == 0
+    assert "note: Q and K rows are interleaved: every engine of bump 3 rotates split rows" in result.out
+
+
+WHO = {
+    "Q4_K and Q6_K": (Model(**KQ, matrix=Q.Q4_K, types={"ffn_down.weight": Q.Q6_K}), (), f"Q4_K and Q6_K {NO_ENGINE}"),
+    "Q6_K": (
+        Model(**KQ, matrix=Q.Q6_K),
+        (),
+        "Q6_K by the code 7: only the engine of January 2026 computes it. April's v1 runtime takes it for Q4_K and "
+        "computes NaN: it wants --dtype-codes v4; v7 and v8 want bump 5",
+    ),
+    "Q4_K, codes of April": (
+        Model(**KQ, matrix=Q.Q4_K),
+        ("--dtype-codes", "v4"),
+        "Q4_K by the codes 7 and 8: only the v1 runtime of April 2026 computes it; v7 and v8 want bump 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHO)
+def test_report_and_inspect_say_who_computes_k_quants_in_bump_3(name: str, tmp_path: Path, ckconv) -> None:
+    model, flags, sentence = WHO[name]
+    result = convert(ckconv, model, tmp_path, "--bump-version", 3, *flags)
+    assert f"  note: {sentence}\n" in result.out
+    assert f"container\tnote\t{sentence}\n" in ckconv("inspect", tmp_path / "m.bump").out
+
+
+def test_inspect_of_the_source_says_who_computes_its_k_quants(tmp_path: Path, ckconv) -> None:
+    source = Model(**KQ, matrix=Q.Q4_K).write(tmp_path / "m.gguf")
+    lines = ckconv("inspect", source).out.splitlines()
+    assert {"target\tbump 3\tyes", "target\tbump 5\tyes", f"note\tbump 3\tQ4_K {NO_ENGINE}"} <= set(lines)
+    targets = json.loads(ckconv("inspect", source, "--json").out)["targets"]
+    assert [target["notes"] for target in targets] == [[f"Q4_K {NO_ENGINE}"], []]
+
+
+def test_nothing_of_the_kind_is_said_of_floats(tmp_path: Path, ckconv) -> None:
+    assert "engine of January" not in convert(ckconv, Model(), tmp_path, "--bump-version", 3).out
+    assert "note\t" not in ckconv("inspect", tmp_path / "m.bump").out
+
+
+ACCEPTED: dict[str, tuple[Model, dict[str, str]]] = {
+    "Q5_K in all layers": (
+        Model(**KQ, matrix=Q.Q5_K, types={"token_embd.weight": Q.Q6_K}),
+        {"token_emb": "q6_k", "layer.0.wq": "q5_k", "layer.1.w1": "q5_k", "layer.1.w2": "q5_k"},
+    ),
+    "Q5_K in some, FP32 embedding": (
+        Model(**KQ, matrix=Q.Q4_K, types={"token_embd.weight": Q.F32, "ffn_down.weight": Q.Q5_K}),
+        {"token_emb": "fp32", "layer.0.wq": "q4_k", "layer.0.w2": "q5_k"},
+    ),
+    "Q5_0 beside a Q6_K embedding": (
+        Model(**KQ, matrix=Q.Q5_0, types={"token_embd.weight": Q.Q6_K}),
+        {"token_emb": "q6_k", "layer.0.wq": "q5_0"},
+    ),
+    "Q5_1 beside a Q4_K head": (
+        Model(**KQ, head="own", types={"ffn_down.weight": Q.Q5_1, "output.weight": Q.Q4_K}),
+        {"token_emb": "fp32", "output.weight": "q4_k", "layer.0.w2": "q5_1"},
+    ),
+}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_types_that_the_engine_computes_right_are_copied(name: str, version: int, tmp_path: Path, ckconv) -> None:
+    model, expected = ACCEPTED[name]
+    result = convert(ckconv, model, tmp_path, "--bump-version", version)
+    assert result.code == 0
+    bytes_of, _ = expected_bump5(tmp_path / "m.gguf", version=version)
+    assert (tmp_path / "m.bump").read_bytes()[: len(bytes_of)] == bytes_of
+    assert expected.items() <= entries(tmp_path).items()
+
+
+DECODING = {
+    "one tensor of many": (
+        Model(**KQ, matrix=Q.Q4_K, types={"token_embd.weight": Q.Q5_K}),
+        "--decode 'token_embd.weight' decodes it to FP32",
+    ),
+    "some matrices of the layers": (
+        Model(**KQ, matrix=Q.Q8_0, types={"ffn_down.weight": Q.Q4_1, "attn_v.weight": Q.Q4_1}),
+        "--decode 'blk.*.attn_v.weight' --decode 'blk.*.ffn_down.weight' decodes them to FP32",
+    ),
+    "all matrices of the layers": (
+        Model(matrix=Q.Q4_1, types={"token_embd.weight": Q.Q8_0}),
+        "--decode 'blk.*' decodes them to FP32",
+    ),
+    "every matrix": (Model(matrix=Q.Q4_0), "--dequantize decodes them to FP32"),
+}
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_the_hint_decodes_what_is_refused_and_nothing_else(name: str, tmp_path: Path, ckconv) -> None:
+    model, hint = DECODING[name]
+    refused = convert(ckconv, model, tmp_path, "--bump-version", 5)
+    assert (refused.code, f"hint: {hint}\n" in refused.err) == (4, True)
+    flags = hint.partition(" decodes ")[0].replace("'", "").split()
+    before = {t.name: t.tensor_type for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert convert(ckconv, model, tmp_path, "--bump-version", 5, *flags).code == 0
+    kept = [kind for kind in before.values() if kind in (Q.Q8_0, Q.Q4_K)]
+    assert bool(kept) == bool({"q8_0", "q4_k"} & set(entries(tmp_path).values()))
+
+
 def test_neither_holds_it_and_both_say_why(tmp_path: Path, ckconv) -> None:
     model = Model(head="own", types={"ffn_down.weight": Q.Q4_0}, extra_tensors={"rope_freqs.weight": (8,)})
     result = convert(ckconv, model, tmp_path)
@@ -41,8 +171,8 @@ def test_neither_holds_it_and_both_say_why(tmp_path: Path, ckconv) -> None:
         "  rope_freqs.weight scales RoPE (Llama 3.1 style), which the engine does not do",
         f"  bump 3: {UNTIED}",
         "  bump 3: the engine loads F32, Q4_K and Q6_K matrices, not Q4_0: blk.0.ffn_down.weight and 1 more",
-        "  bump 5: the engine computes nothing right with Q4_0 matrices: blk.0.ffn_down.weight and 1 more",
-        "--drop rope_frequencies leaves it out",
+        "  bump 5: the engine has no correct kernel for Q4_0 matrices: blk.0.ffn_down.weight and 1 more",
+        "--drop rope_frequencies leaves the scaling out, and changes the logits from the first tokens on",
         "--dequantize decodes them to FP32",
     ):
         assert text in result.err
@@ -63,36 +193,23 @@ def test_version_3_names_none_where_5_does_not_hold_it(tmp_path: Path, ckconv) -
 REFUSED: dict[str, tuple[Model, str]] = {
     "Q4_0": (
         Model(matrix=Q.Q4_0),
-        "the engine computes nothing right with Q4_0 matrices: token_embd.weight and 14 more",
+        "the engine has no correct kernel for Q4_0 matrices: token_embd.weight and 14 more",
     ),
     "Q4_1": (
         Model(types={"attn_k.weight": Q.Q4_1}),
-        "nothing right with Q4_1 matrices: blk.0.attn_k.weight and 1 more",
+        "no correct kernel for Q4_1 matrices: blk.0.attn_k.weight and 1 more",
     ),
-    "Q5_K": (
-        Model(hidden=256, ffn=256, types={"ffn_down.weight": Q.Q5_K}),
-        "nothing right with Q5_K matrices: blk.0.ffn_down.weight",
+    "Q5_K embedding": (
+        Model(hidden=256, ffn=256, types={"token_embd.weight": Q.Q5_K}),
+        "the engine has no correct kernel for a Q5_K token_emb: token_embd.weight",
     ),
     "Q5_0 embedding": (
         Model(types={"token_embd.weight": Q.Q5_0}),
-        "the engine computes nothing right with a Q5_0 token_emb: token_embd.weight",
+        "the engine has no correct kernel for a Q5_0 token_emb: token_embd.weight",
     ),
     "Q5_1 head": (
         Model(head="own", types={"output.weight": Q.Q5_1}),
-        "the engine computes nothing right with a Q5_1 output.weight: output.weight",
-    ),
-    "Q5_0 beside a Q6_K embedding": (
-        Model(hidden=256, ffn=256, matrix=Q.Q5_0, types={"token_embd.weight": Q.Q6_K}),
-        "token_emb is Q6_K; beside Q5_0 and Q5_1 matrices it must be FP32 or Q8_0",
-    ),
-    "Q5_1 beside a Q4_K head": (
-        Model(
-            hidden=256,
-            ffn=256,
-            head="own",
-            types={"ffn_up.weight": Q.Q5_1, "ffn_gate.weight": Q.Q5_1, "output.weight": Q.Q4_K},
-        ),
-        "output.weight is Q4_K; beside Q5_0 and Q5_1 matrices it must be FP32 or Q8_0",
+        "the engine has no correct kernel for a Q5_1 output.weight: output.weight",
     ),
     "gate and up of two types": (
         Model(types={"ffn_up.weight": Q.Q8_0}),
@@ -159,7 +276,7 @@ def test_keep_refuses_a_type_without_a_code(tmp_path: Path, ckconv) -> None:
     assert "MLX 4-bit group 64 BF16 has no code in the dtype table" in result.err
 
 
-@pytest.mark.parametrize("kind", [Q.Q4_0, Q.Q5_K])
+@pytest.mark.parametrize("kind", [Q.Q4_0, Q.Q8_0])
 def test_dequantize_decodes_what_is_refused(kind: Q, tmp_path: Path, ckconv) -> None:
     model = Model(hidden=256, ffn=256, matrix=kind, head="own")
     result = convert(ckconv, model, tmp_path, "--bump-version", 5, "--dequantize")
@@ -188,12 +305,11 @@ def test_head_that_is_the_embedding_is_tied(tmp_path: Path, ckconv) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is True
 
 
-@pytest.mark.parametrize("version", [3, 4])
-def test_template_has_a_place_in_version_5_only(version: int, tmp_path: Path, ckconv) -> None:
+def test_a_template_has_no_place_in_version_3(tmp_path: Path, ckconv) -> None:
     template = tmp_path / "t.json"
     template.write_text("{}")
-    result = convert(ckconv, Model(), tmp_path, "--bump-version", version, "--template", template)
-    assert (result.code, f"bump {version} has no place for an engine template" in result.err) == (4, True)
+    result = convert(ckconv, Model(), tmp_path, "--bump-version", 3, "--template", template)
+    assert (result.code, "bump 3 has no place for an engine template" in result.err) == (4, True)
     assert convert(ckconv, Model(), tmp_path, "--template", template).code == 0
     assert "bump v5" in ckconv("verify", tmp_path / "m.bump").out
 

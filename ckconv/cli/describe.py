@@ -15,7 +15,7 @@ from ckconv.model.config import SHARED_FIELDS
 from ckconv.model.index import StoredTensor, TensorIndex
 from ckconv.plan.facts import SourceFacts
 from ckconv.plan.steps import Reason
-from ckconv.plan.targets import ADAPTERS, TARGETS, refusals
+from ckconv.plan.targets import ADAPTERS, TARGETS, judged
 from ckconv.readers.gguf import ArrayRef, MetaValue
 from ckconv.tied import head_is_embedding
 
@@ -30,10 +30,11 @@ _CONFIG_FIELDS = (*SHARED_FIELDS, "sliding_window")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whether the model converts to a target as it is, and every reason if not."""
+    """Whether the model converts to a target as it is, every reason if not, and what there is to know of the output."""
 
     name: str
     reasons: tuple[Reason, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class Description:
                     "target": t.name,
                     "converts": not t.reasons,
                     "reasons": [{"text": r.text, "hint": r.hint or None} for r in t.reasons],
+                    "notes": list(t.notes),
                 }
                 for t in self.targets
             ],
@@ -208,6 +210,7 @@ class Description:
         if not (only_metadata or only_tensors):
             rows += [("target", t.name, "yes" if not t.reasons else "no") for t in self.targets]
             rows += [("reason", t.name, reason.text, reason.hint) for t in self.targets for reason in t.reasons]
+            rows += [("note", t.name, note) for t in self.targets for note in t.notes]
         if self.hashes and not only_metadata:
             rows.append(("hash", self.hashes.model))
         return ["\t".join(str(cell).replace("\t", "\\t").replace("\n", "\\n") for cell in row) for row in rows]
@@ -219,10 +222,15 @@ def describe(index: TensorIndex, *, tensors: str | None, hashes: Hashes | None, 
     targets: tuple[Target, ...] = ()
     if index.facts.get("kind", "model") == "model" and index.format != "bump":
         source = SourceFacts(not piped and head_is_embedding(index))
-        targets = tuple(Target(name, refusals(index, name, source)) for name in TARGETS)
+        targets = tuple(_target(index, name, source) for name in TARGETS)
     if index.adapter is not None:
-        targets = tuple(Target(name, refusals(index, name, SourceFacts())) for name in ADAPTERS)
+        targets = tuple(_target(index, name, SourceFacts()) for name in ADAPTERS)
     return Description(index, shown, targets, hashes)
+
+
+def _target(index: TensorIndex, name: str, source: SourceFacts) -> Target:
+    plan = judged(index, name, source)
+    return Target(name, plan.refusals, () if plan.refusals else plan.notes)
 
 
 def _matches(tensor: StoredTensor, index: TensorIndex, glob: str) -> bool:

@@ -118,6 +118,8 @@ def _targets(console: Console, d: Description) -> None:
     for target in d.targets:
         if not target.reasons:
             console.print(Text(f"{target.name}: yes", style="green"))
+            for note in target.notes:
+                console.print(Text(printable(f"  note: {note}")))
             continue
         console.print(Text(f"{target.name}: no, because", style="yellow"))
         for reason in target.reasons:

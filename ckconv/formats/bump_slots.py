@@ -140,11 +140,9 @@ SLOTS_E: SlotTable = (
 #: Matrix types that the version 3 loader accepts (``load_weight_dtypes``): the rest makes its init fail with -6.
 LOADED_BY_V3 = ("F32", "Q4_K", "Q6_K")
 
-#: Types that the version 5 engine was seen to compute rightly: anywhere, and in matrices of the layers whose
-#: embedding and head are of :data:`BESIDE_Q5`.
+#: Types that the version 5 engine was seen to compute rightly: anywhere, and in matrices of the layers only.
 LOADED_BY_V5 = ("F32", "Q8_0", "Q4_K", "Q6_K")
-LOADED_BY_V5_IN_LAYERS = ("Q5_0", "Q5_1")
-BESIDE_Q5 = ("F32", "Q8_0")
+LOADED_BY_V5_IN_LAYERS = ("Q5_0", "Q5_1", "Q5_K")
 
 #: The manifest's word for each type of :data:`ckconv.dtypes.DTYPES`; tokenizer content has its own.
 TYPE_WORDS: dict[str, str] = {

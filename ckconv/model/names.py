@@ -110,11 +110,6 @@ def parse(name: str) -> Name:
     return Name(".".join(parts), *numbers) if numbers else Name(name, None)
 
 
-def pattern_of(name: str) -> str:
-    """Every whole-number segment replaced by ``{n}``: for grouping names in a report."""
-    return ".".join("{n}" if part.isascii() and part.isdigit() else part for part in name.split("."))
-
-
 def with_layer(pattern: str, layer: int | None) -> str:
     """The name that a pattern gives for one layer."""
     return pattern if layer is None else pattern.replace("{n}", str(layer))

@@ -18,14 +18,13 @@ from ckconv.model.architectures import FAMILIES
 from ckconv.model.config import ModelConfig
 from ckconv.model.gemma3 import unusual
 from ckconv.model.index import Extent, Tensor, TensorIndex
-from ckconv.model.names import parse, pattern_of, with_layer
+from ckconv.model.names import parse, with_layer
 from ckconv.model.placement import Geometry, geometry, place, slots_of
+from ckconv.plan.decoding import decoding_hint
 from ckconv.plan.facts import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.steps import Options, OutputFile, Plan, Step, missing_tensors
 from ckconv.triples import triple_of
-
-_DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
 
 #: What the file is called in a directory.
 MODEL_NAME = "weights.bump"
@@ -67,6 +66,8 @@ class BumpPlanner(Planner):
         types = self._types()
         self._check_missing()
         interleaved = self._interleaved()
+        if self.family.rope:
+            self._check_rows(interleaved=interleaved)
         if not self.reasons:
             self._check_types(types)
         if self.reasons or only_reasons:
@@ -79,15 +80,17 @@ class BumpPlanner(Planner):
 
     @abstractmethod
     def _refused_type(self, source: DType, slot: Slot) -> str:
-        """Why the engine computes nothing right with blocks of this type in a slot; empty if it does."""
+        """Why the engine has no correct kernel for blocks of this type in a slot; empty if it has one."""
 
-    @abstractmethod
     def _check_types(self, types: Mapping[str, DType]) -> None:
-        """Reasons that follow from the types of several slots together."""
+        """Reasons and notes that follow from the types of several slots together."""
+
+    def _check_rows(self, *, interleaved: bool) -> None:
+        """Reasons and notes that follow from the order of Q and K rows in the output."""
 
     @abstractmethod
     def _rotates_pairs(self) -> bool:
-        """The engine rotates neighbouring rows of a head, so that is how they have to be stored."""
+        """The engine rotates interleaved rows, so that is how they have to be stored."""
 
     @abstractmethod
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
@@ -113,26 +116,26 @@ class BumpPlanner(Planner):
             elif tensor.name == HEAD and self.source.head_is_embedding:
                 self.leave_out(tensor.name, "byte for byte the embedding: tied", tensor.nbytes)
                 self.notes.append("output.weight is byte for byte token_embedding.weight: written as tied")
-            elif pattern_of(tensor.name) in slotted:
+            elif parse(tensor.name).pattern in slotted:
                 self.tensors[tensor.name] = tensor
             elif tensor.name == HEAD:
                 self.refuse(f"the output head is not tied to the embeddings and bump {self.version} has no slot for it")
             elif tensor.name == ROPE_FREQUENCIES:
                 self._refuse_rope_scaling(tensor.source)
             else:
-                homeless[pattern_of(tensor.name)] += 1
+                homeless[parse(tensor.name).pattern] += 1
         for stored in self.index.unknown:
             if self.dropped(stored.name, stored.name):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             else:
-                homeless[pattern_of(stored.name)] += 1
+                homeless[parse(stored.name).pattern] += 1
         for pattern, count in homeless.items():
             self.refuse(f"no slot for {pattern}" + (f" ({count} tensors)" if count > 1 else ""))
 
     def _refuse_rope_scaling(self, what: str, kind: str = "Llama 3.1 style") -> None:
         self.refuse(
             f"{what} scales RoPE ({kind}), which the engine does not do",
-            f"--drop {ROPE_FREQUENCIES} leaves it out: right up to the original context only",
+            f"--drop {ROPE_FREQUENCIES} leaves the scaling out, and changes the logits from the first tokens on",
         )
 
     def _check_model(self) -> None:
@@ -182,48 +185,66 @@ class BumpPlanner(Planner):
     def _types(self) -> dict[str, DType]:
         """Slot name -> type; a refused one stands for itself so that planning goes on to find every reason."""
         types: dict[str, DType] = {}
-        refused: dict[tuple[str, str], list[str]] = {}
+        refused: dict[str, list[Tensor]] = {}
+        mixed: dict[str, list[list[Tensor]]] = {}
+        kept: set[str] = set()
         for slot, layer in slots_of(self.table, self.config.num_layers):
             name = with_layer(slot.name, layer)
             here = [self.tensors[c] for part in slot.parts if (c := with_layer(part.canonical, layer)) in self.tensors]
             chosen = []
             for tensor in here:
                 if triple_of(tensor.dtype) and self.options.dtype == "engine" and not self.decoded(tensor):
-                    dtype, why, hint = *self._repacked(here, tensor.dtype, slot), _DECODE
+                    dtype, why = self._repacked(here, tensor.dtype, slot)
                 else:
-                    dtype, why, hint = self._type(tensor, slot)
+                    dtype, why = self._type(tensor, slot)
                 if why:
-                    refused.setdefault((why, hint), []).append(tensor.source)
+                    refused.setdefault(why, []).append(tensor)
+                elif tensor.dtype.block > 1 and not self.decoded(tensor):
+                    kept.add(tensor.source)
                 chosen.append(dtype)
             types[name] = chosen[0] if chosen else F32
             if len(set(chosen)) > 1:
-                mixed = " and ".join(f"{tensor.source} is {tensor.dtype}" for tensor in here)
-                refused.setdefault((f"gate and up share one type in {pattern_of(slot.name)}", _DECODE), []).append(
-                    mixed
-                )
-        for (why, hint), names in refused.items():
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            self.refuse(f"{why}: {names[0]}{more}", hint)
+                mixed.setdefault(f"gate and up share one type in {slot.name}", []).append(here)
+        for why, tensors in refused.items():
+            self._refuse_blocks(why, tensors, kept, tensors[0].source)
+        for why, pairs in mixed.items():
+            both = " and ".join(f"{tensor.source} is {tensor.dtype}" for tensor in pairs[0])
+            tensors = [tensor for pair in pairs for tensor in pair if tensor.dtype.block > 1]
+            self._refuse_blocks(why, tensors, kept - {tensor.source for tensor in tensors}, both, len(pairs))
         return types
 
-    def _type(self, tensor: Tensor, slot: Slot) -> tuple[DType, str, str]:
-        """(type in the output, reason to refuse or "", flag that would change it)."""
+    def _refuse_blocks(self, why: str, tensors: Sequence[Tensor], kept: set[str], first: str, count: int = 0) -> None:
+        """Note a reason that decoding takes away, if any of ``tensors`` is quantised and not to be decoded already.
+
+        Args:
+            kept: names of quantised tensors that nothing speaks against.
+            first: what the reason names; ``count`` is how many there are of it, where that is not the tensors.
+        """
+        matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]  # nothing decodes a vector
+        blocks = [tensor.source for tensor in matrices if tensor.dtype.block > 1 and not self.decoded(tensor)]
+        decodes = blocks and self.options.dtype != "keep"
+        more = (count or len(tensors)) - 1
+        self.refuse(
+            f"{why}: {first}" + (f" and {more} more" if more else ""), decoding_hint(blocks, kept) if decodes else ""
+        )
+
+    def _type(self, tensor: Tensor, slot: Slot) -> tuple[DType, str]:
+        """(type in the output, reason to refuse or "")."""
         asked, source = self.options.dtype, tensor.dtype
         if slot.fp32:
-            ok = source in WIDENS_TO_F32
-            return F32, "" if ok else f"{source} in an FP32 slot", ""
+            return F32, "" if source in WIDENS_TO_F32 else f"{source} in an FP32 slot"
         if source.block > 1 and self.decoded(tensor):
             target = F32 if asked in ("engine", "keep") else DTYPES[asked.upper()]
-            return target, "" if decodable(source) else f"no decoder for {source}", ""
+            return target, "" if decodable(source) else f"no decoder for {source}"
         if asked == "keep":
             known = getattr(source, f"bump_{self.numbering}") is not None
-            return source, "" if known else f"{source} has no code in the dtype table", ""
+            return source, "" if known else f"{source} has no code in the dtype table"
         if source.block > 1:
-            return source, self._refused_type(source, slot), _DECODE
+            return source, self._refused_type(source, slot)
         target = F32 if asked == "engine" else DTYPES[asked.upper()]
         if not convertible(source, target):
-            return source, f"{source} cannot become {target} exactly", ""
-        return target, "", ""
+            return source, f"{source} cannot become {target} exactly"
+        return target, ""
 
     def _repacked(self, tensors: Sequence[Tensor], source: DType, slot: Slot) -> tuple[DType, str]:
         """(block type of an MLX triple in the output, reason to refuse or ""): the smallest that holds every number.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ckconv.dtypes import DType
 from ckconv.formats.bump import ALIGN_ELEMENTS, HEADER_BYTES
+from ckconv.formats.bump_engines import computed_by
 from ckconv.formats.bump_slots import LOADED_BY_V3, SLOTS_V3, Slot
 from ckconv.model.config import ModelConfig
 from ckconv.model.index import TensorIndex
@@ -83,6 +84,12 @@ class Bump3Planner(BumpPlanner):
             self.refuse(
                 f"hidden {g.hidden} and feed-forward {g.ffn} must be whole blocks", "--dequantize decodes them to FP32"
             )
+        who = computed_by([dtype.name for dtype in types.values()], self.numbering)
+        self.notes += [who] if who else []
+
+    def _check_rows(self, *, interleaved: bool) -> None:
+        if interleaved:
+            self.notes.append("Q and K rows are interleaved: every engine of bump 3 rotates split rows")
 
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
         steps = self.steps(types, interleaved=interleaved)

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckconv.dtypes import DType
+from ckconv.dtypes import F32, DType
 from ckconv.formats.bump import EXTENDED_HEADER_BYTES
+from ckconv.formats.bump_engines import FOR_V7_AND_V8
+from ckconv.formats.bump_flavours import PAIRWISE_FAMILIES
 from ckconv.formats.bump_slots import (
-    BESIDE_Q5,
     LOADED_BY_V5,
     LOADED_BY_V5_IN_LAYERS,
     SLOTS_V5,
@@ -39,9 +40,6 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "qwen3": _QK_NORM,
     "gemma3": (*_QK_NORM, *_POST_NORMS),
 }
-
-#: Families whose template rotates neighbouring rows (``rope_forward_qk_pairwise``); the others half against half.
-ROTATES_PAIRS = frozenset({"llama"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class Bump5Planner(BumpPlanner):
             self.present.add(HEAD)
         self.table = with_optional(SLOTS_V5, self.present)
         self._template: dict[str, Any] | None = None
-        if options.template is not None and self.version == 5:
+        if options.template is not None:
             from ckconv.readers.template import read_template
 
             self._template = read_template(options.template, self.family.gguf)
@@ -87,8 +85,6 @@ class Bump5Planner(BumpPlanner):
     def _check_engine(self) -> None:
         if self.config.family not in TEMPLATES:
             self.refuse(f"the engine has no template for {self.config.family} (it has {', '.join(TEMPLATES)})")
-        if self.options.template is not None and self.version != 5:
-            self.refuse(f"bump {self.version} has no place for an engine template", "--bump-version 5 embeds it")
 
     def _slides(self) -> bool:
         return self.config.family == "gemma3"
@@ -98,21 +94,24 @@ class Bump5Planner(BumpPlanner):
         if source.name in LOADED_BY_V5 or (in_layer and source.name in LOADED_BY_V5_IN_LAYERS):
             return ""
         if source.name in LOADED_BY_V5_IN_LAYERS:
-            return f"the engine computes nothing right with a {source} {slot.name}"
-        return f"the engine computes nothing right with {source} matrices"
+            return f"the engine has no correct kernel for a {source} {slot.name}"
+        return f"the engine has no correct kernel for {source} matrices"
 
-    def _check_types(self, types: Mapping[str, DType]) -> None:
-        if self.options.dtype == "keep" or not any(t.name in LOADED_BY_V5_IN_LAYERS for t in types.values()):
-            return
-        for name in ("token_emb", HEAD):
-            if name in types and types[name].name not in BESIDE_Q5:
-                self.refuse(
-                    f"{name} is {types[name]}; beside Q5_0 and Q5_1 matrices it must be FP32 or Q8_0",
-                    "--dequantize decodes them to FP32",
-                )
+    def _check_rows(self, *, interleaved: bool) -> None:
+        """A configuration can only say ``split`` against its template (``_resolve_rope_qk_kernel`` of v7 and v8)."""
+        if interleaved and not self._rotates_pairs():
+            self.refuse(
+                f"Q and K rows would be interleaved, the template for {self.family.gguf} rotates split rows",
+                "--rope-layout engine stores split rows, --template FILE may rotate interleaved ones",
+            )
+        elif not interleaved and self._rotates_pairs():
+            self.notes.append(
+                "Q and K rows are split: April's v7 and v8 go by rope_layout in the configuration, July's v8 only by a "
+                "--template whose rope_qk kernel rotates split rows"
+            )
 
     def _rotates_pairs(self) -> bool:
-        default = self.config.family in ROTATES_PAIRS
+        default = self.config.family in PAIRWISE_FAMILIES
         if self._template is None:
             return default
         from ckconv.readers.template import template_interleaves
@@ -128,14 +127,13 @@ class Bump5Planner(BumpPlanner):
         content = tokenizer_of(self.index, self.geometry.vocab) or {}
         table = with_optional(SLOTS_V5, self.present | content.keys())
         steps = tuple(self.steps(types, interleaved=interleaved, table=table, content=content))
-        self._note(content)
+        self._note(content, types[HEAD if HEAD in self.present else "token_emb"])
         facts = documents.Facts(
-            version=self.version,
             config=self.config,
             geometry=self.geometry,
             steps=steps,
             tied=HEAD not in self.present,
-            own_rope_layout="" if interleaved == self._rotates_pairs() else "pairwise" if interleaved else "split",
+            own_rope_layout="split" if self._rotates_pairs() and not interleaved else "",
             num_merges=len(content.get("vocab_merges", b"")) // MERGE_BYTES,
             total_vocab_bytes=len(content.get("vocab_strings", b"")),
             special_tokens=special_tokens_of(self.index),
@@ -165,12 +163,16 @@ class Bump5Planner(BumpPlanner):
             ),
         )
 
-    def _note(self, content: Mapping[str, bytes]) -> None:
+    def _note(self, content: Mapping[str, bytes], head: DType) -> None:
         if not content:
             self.notes.append("the source has no tokenizer: none is embedded")
-        if self._template is None and self.version == 5:
+        if head is F32:  # without it the generated code calls gemv_blocked_serial, which the library lacks
+            self.notes.append("the output head is FP32: the engine is built with --logits-layout full")
+        if self.version == 4:
+            self.notes.append(FOR_V7_AND_V8)
+        if self._template is None:
             self.notes.append("no engine template is embedded (--template): the engine takes its own")
-        elif self._template is not None and self._template.get("name", self.family.gguf) != self.family.gguf:
+        elif self._template.get("name", self.family.gguf) != self.family.gguf:
             self.notes.append(f"the template calls itself {self._template['name']!r}, the model is {self.family.gguf}")
 
 

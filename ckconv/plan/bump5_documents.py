@@ -38,13 +38,12 @@ class Facts:
     Attributes:
         steps: the payload.
         tied: there is no output head of its own.
-        own_rope_layout: ``split`` or ``pairwise`` where Q and K rows are not as the template rotates them, else empty.
+        own_rope_layout: ``split`` where Q and K rows are not as the template rotates them, else empty.
         total_vocab_bytes: bytes of the token strings.
         template: the engine's, ``None`` where none was given.
         created: seconds since 1970, ``None`` for no date.
     """
 
-    version: int
     config: ModelConfig
     geometry: Geometry
     steps: tuple[Step, ...]
@@ -88,11 +87,7 @@ def manifest(facts: Facts) -> dict[str, Any]:
     """``weights_manifest.json``."""
     g = facts.geometry
     names = {step.target.name for step in facts.steps if step.source is not None}
-    described: dict[str, Any] = {}
-    if facts.version == 5:
-        described = {"config": _config(facts), "quant_summary": _summary(facts.steps)}
-        if facts.template is not None:
-            described["template"] = _template(facts)
+    template = {} if facts.template is None else {"template": _template(facts)}
     return {
         "version": 5,
         "model": facts.family.gguf,
@@ -103,7 +98,10 @@ def manifest(facts: Facts) -> dict[str, Any]:
             "description": "Offsets: [0..header_size) header, [header_size..data_start) ext_metadata, "
             "[data_start..] dtype_table + weights",
         },
-        **described,
+        # In both versions: without them the builder takes head size, rotation and types for others than they are.
+        "config": _config(facts),
+        "quant_summary": _summary(facts.steps),
+        **template,
         "special_tokens": dict(facts.special_tokens) or None,
         "tokenizer_contract": None,
         "chat_contract": None,

@@ -18,7 +18,7 @@ from ckconv.model.checkpoint_names import FUSIONS, Spelling
 from ckconv.model.huggingface_classes import CLASSES, needs
 from ckconv.model.huggingface_names import NAMES_KEY, NAMINGS, PARTS
 from ckconv.model.index import Tensor, TensorIndex
-from ckconv.model.names import parse, pattern_of
+from ckconv.model.names import parse
 from ckconv.plan.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
 from ckconv.plan.checkpoint_pieces import copied_piece, module_of
 from ckconv.plan.checkpoint_rules import class_reasons, option_reasons
@@ -160,7 +160,7 @@ class CheckpointPlanner(Planner):
         names = self.dialect if self.options.names == "hf" else self.options.names
         spelling = Spelling(self.family.name, names, [FUSIONS[what] for what in self.options.fuse])
         entries, nameless = spelling.entries(self.tensors, self.config.num_experts)
-        self._refuse_grouped("no name for", [pattern_of(name) for name in nameless])
+        self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
         for name, tensor in self.tensors.items():
             self.types[name] = self._type(tensor)
         modules = []
@@ -193,7 +193,7 @@ class CheckpointPlanner(Planner):
             if self.dropped(stored.name):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             else:
-                homeless.append(pattern_of(stored.name))
+                homeless.append(parse(stored.name).pattern)
         self._refuse_grouped("no rule for", homeless)
         scaling = scaling_of(self.index, self.config, drop=self.dropped(ROPE_FREQUENCIES))
         self.rope_scaling = scaling.document

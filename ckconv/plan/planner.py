@@ -58,7 +58,14 @@ class Planner(ABC):
 
     def refused(self) -> Plan:
         """The plan of a model that cannot be held."""
-        return Plan(self.index, self.format, self.version, self.options, refusals=tuple(self.reasons))
+        return Plan(
+            self.index,
+            self.format,
+            self.version,
+            self.options,
+            refusals=tuple(self.reasons),
+            notes=tuple(self.notes),
+        )
 
     def dropped(self, *names: str) -> bool:
         """A flag leaves the tensor with these names out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib import import_module
 
+from ckconv.formats.bump_engines import computed_by
 from ckconv.model.index import TensorIndex
 from ckconv.plan.applicable import check_options, check_version
 from ckconv.plan.facts import SourceFacts, gather
@@ -34,11 +35,11 @@ TARGETS = ("bump 3", "bump 5")
 _AUTO = (3, 5)
 
 
-def refusals(index: TensorIndex, target: str, source: SourceFacts) -> tuple[Reason, ...]:
-    """Why a target cannot hold a model as it is; nothing of the model but its headers is looked at."""
+def judged(index: TensorIndex, target: str, source: SourceFacts) -> Plan:
+    """Why a target cannot hold a model as it is, and notes; nothing of the model but its headers is looked at."""
     if index.adapter is not None:
-        return _plan_adapter(index, target, Options()).refusals
-    return _plan(index, target, Options(), source, only_reasons=True).refusals
+        return _plan_adapter(index, target, Options())
+    return _plan(index, target, Options(), source, only_reasons=True)
 
 
 def make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
@@ -104,11 +105,19 @@ def _make_bump(index: TensorIndex, to: str, options: Options) -> Plan:
         return plan
     plans: list[Plan] = []
     for version in _AUTO:
-        plan = _plan(index, f"{to} {version}", options, source)
+        plan = _unless_k_quants(_plan(index, f"{to} {version}", options, source))
         if not plan.refusals:
             return replace(plan, notes=(*plan.notes, _why(plan, plans)))
         plans.append(plan)
     return _refused(index, options, plans)
+
+
+def _unless_k_quants(plan: Plan) -> Plan:
+    """A bump 3 file with K-quants, which at most one snapshot of the engine computes, has to be asked for."""
+    who = computed_by([step.target.dtype.name for step in plan.steps], plan.options.dtype_codes)
+    if plan.version != 3 or not who:
+        return plan
+    return replace(plan, files=(), refusals=(Reason(who, "--bump-version 3 writes it all the same"),))
 
 
 def _plan(

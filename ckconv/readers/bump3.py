@@ -10,6 +10,7 @@ from typing import Any
 from ckconv.dtypes import BUMP_CODES
 from ckconv.errors import InputError, listed, quoted
 from ckconv.formats.bump import ALIGN_ELEMENTS, HEADER_BYTES, TABLE_LENGTH, HeaderV3, align
+from ckconv.formats.bump_engines import computed_by
 from ckconv.formats.bump_slots import SLOTS_V3, table_entries
 from ckconv.model.config import MAX_LAYERS
 from ckconv.model.index import Checksum, Extent, TensorIndex
@@ -74,6 +75,8 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
     layout = _rope_layout(path, config)
     g = geometry(model, context=header.context_length, step=ALIGN_ELEMENTS)
     numbering, placed = _resolve_codes(path, codes, g, size, interleaved=layout == "interleaved")
+    who = computed_by([item.dtype.name for item in placed], numbering)
+    note = {"note": who} if who else {}
     return TensorIndex(
         format="bump",
         version=3,
@@ -85,7 +88,7 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
         tensors={p.canonical: tensor_of(path, p) for p in placed},
         canonical_of={p.canonical: (p.canonical,) for p in placed},
         metadata=config,
-        facts={**facts, "dtype_codes": numbering, "rope_layout": layout},
+        facts={**facts, "dtype_codes": numbering, "rope_layout": layout, **note},
         checksums=checksums,
     )
 

@@ -9,7 +9,8 @@ from typing import Any
 from ckconv.dtypes import DTYPES
 from ckconv.errors import InputError, quoted
 from ckconv.formats.bump import HeaderV4
-from ckconv.formats.bump_flavours import PAIRWISE_FAMILIES, Flavour
+from ckconv.formats.bump_engines import FOR_V7_AND_V8
+from ckconv.formats.bump_flavours import PAIRWISE_FAMILIES, D, Flavour
 from ckconv.model.architectures import FAMILIES, family_of_model_type
 from ckconv.model.config import ModelConfig
 from ckconv.model.index import Checksum, Extent, TensorIndex
@@ -65,6 +66,8 @@ def index_bump5(
         "rope_layout": "interleaved" if interleaved else "split",
         "tokenizer": tuple(stored_of(path, p) for p in placed if not p.canonical) or None,
     }
+    if file.version == 4 and resolved.flavour is D:
+        facts["note"] = FOR_V7_AND_V8
     if foreign:
         facts["note"] = "its Q4_K blocks are packed in the engine's first way, not ggml's: they cannot be read"
     known = [p for p in tensors if p not in foreign]
