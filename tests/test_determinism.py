@@ -58,7 +58,8 @@ def test_same_bytes_in_every_environment(name: str, tmp_path: Path) -> None:
         ckconv(tmp_path, environment, umask, cwd, "convert", source, f"{out}/", "--to", "bump", *VERSION)
         assert sorted(path.name for path in out.iterdir()) == ["config.json", "weights.bump", RECORD]
         made.add(tuple((out / name).read_bytes() for name in ("weights.bump", "config.json", RECORD)))
-        plans.add(ckconv(tmp_path, environment, umask, cwd, "convert", source, tmp_path / "x.bump", *VERSION, "-n", "--json"))
+        dry = ("convert", source, tmp_path / "x.bump", *VERSION, "-n", "--json")
+        plans.add(ckconv(tmp_path, environment, umask, cwd, *dry))
         described.add(ckconv(tmp_path, environment, umask, cwd, "inspect", source, "--json", "--hash"))
     assert (len(made), len(plans), len(described)) == (1, 1, 1)
     assert json.loads(plans.pop())["dry_run"]
