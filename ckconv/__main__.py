@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import sys
+import warnings
 
 #: New objects between two searches for garbage. Imports and headers make many thousands that all stay, and looking
 #: through them every 700, the default up to Python 3.12, takes a tenth of the time until there is something to do.
@@ -15,6 +16,8 @@ GARBAGE_THRESHOLD = 50_000
 def main() -> None:
     """Run the command line and exit; a user never sees a traceback without ``--debug``."""
     gc.set_threshold(GARBAGE_THRESHOLD)
+    if not sys.warnoptions:  # what Python and numpy warn of names lines of this installation, and no user can mend them
+        warnings.simplefilter("ignore")
     try:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # before there was anything to clean up
@@ -32,9 +35,9 @@ def run(arguments: list[str]) -> int:
 
     from ckconv.cli import ReaderGone
     from ckconv.cli import main as group
-    from ckconv.cli.render import print_error
+    from ckconv.cli.render import print_error, say
     from ckconv.cli.settings import Settings
-    from ckconv.errors import CkconvError, Interrupted, OutputError, UsageError
+    from ckconv.errors import NO_RESOURCES, CkconvError, Interrupted, OutputError, UsageError
 
     settings = Settings()
     _settle_streams()
@@ -46,7 +49,7 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.ctx.get_help() if error.ctx else "", err=True)
+        say(f"{error.ctx.get_help()}\n" if error.ctx else "")
         return 2
     except click.ClickException as error:
         settings.json = settings.json or "--json" in arguments  # what stands behind the mistake was not read
@@ -65,9 +68,13 @@ def run(arguments: list[str]) -> int:
         if settings.debug:
             raise
         reason = error.strerror or str(error)
-        if error.filename is None:  # what works with files names them: this is what was printed
+        if error.filename is None and error.errno not in NO_RESOURCES:  # what works with files names them: was printed
             return print_error(OutputError("output.write", f"stdout cannot be written: {reason}"), settings)
         return print_error(OutputError("system", reason, path=error.filename), settings)
+    except MemoryError:
+        if settings.debug:
+            raise
+        return print_error(OutputError("system", "there is not enough memory"), settings)
     except Exception as error:
         if settings.debug:
             raise

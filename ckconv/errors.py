@@ -7,6 +7,7 @@ only place that turns one into the lines a person reads or into JSON.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -102,6 +103,26 @@ class Interrupted(CkconvError):
     def exit_code(self) -> int:  # type: ignore[override]
         """128 + the signal's number, as a shell reports it."""
         return 128 + self.signal_number
+
+
+#: What the system says when it has no descriptor or no memory left, whatever file that was for.
+NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def unreadable(
+    error: OSError,
+    path: str | os.PathLike[str],
+    *,
+    doing: str = "cannot be read",
+    tensor: str | None = None,
+    offset: int | None = None,
+) -> InputError | OutputError:
+    """What the system says of reading ``path``: ``input.unreadable``, or ``system`` where the file is not at fault."""
+    message = f"{doing}: {error.strerror or error}"
+    if error.errno in (*NO_RESOURCES, errno.EIO):  # of a device that fails, no file is at fault
+        hint = "the limit of open files is reached (ulimit -n)" if error.errno == errno.EMFILE else None
+        return OutputError("system", message, path=path, tensor=tensor, offset=offset, hint=hint)
+    return InputError("input.unreadable", message, path=path, tensor=tensor, offset=offset)
 
 
 def listed(faults: list[str]) -> tuple[str, ...]:

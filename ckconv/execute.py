@@ -135,11 +135,12 @@ def run(
         _check_apart([*side, *(item.path for item in late)], paths)
         with Outputs(rooms, side, directory=target.directory, force=force, inputs=_inputs(plan)) as outputs:
             check_leftovers(plan, target.parent, [*rooms, *side])
-            fds = [outputs.fds[path] for path in paths]
             if not verify:
                 source.begin()
             with failing(Path(target.name)):  # what is read says of itself that it cannot be
-                digests, losses = write_files(plan, container, files, fds, watcher, reread=verify)
+                digests, losses = write_files(
+                    plan, container, files, (outputs.fds[path] for path in paths), watcher, reread=verify
+                )
             if not plan.restores:  # which is verified whole, or hashed already
                 source.begin()
             staged = Staged(plan, container, target, paths, digests, outputs)

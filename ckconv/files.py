@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ckconv.errors import InputError, OutputError
+from ckconv.errors import InputError, OutputError, unreadable
 from ckconv.model.index import Extent, Identity, cut, identity
 from ckconv.regular import open_regular
 from ckconv.signals import check
@@ -25,6 +25,9 @@ READ_AHEAD = 16 << 20
 
 #: Bytes of a piece: what stays in the second-level cache (see the pipeline's buffers).
 CHUNK = 1 << 20
+
+#: Descriptors that are open at a time: a checkpoint may have hundreds of shards, a process 256 descriptors (macOS).
+MAX_OPEN = 48
 
 #: Path, offset and number of bytes, at most ``CHUNK``.
 Piece = tuple[Path, int, int]
@@ -41,16 +44,20 @@ def readable(path: Path) -> Iterator[None]:
 
     Raises:
         InputError: ``input.unreadable``.
+        OutputError: ``system``.
     """
     try:
         yield
     except OSError as error:
         named = error.filename if isinstance(error.filename, str) else path
-        raise InputError("input.unreadable", f"cannot be read: {error.strerror or error}", path=named) from error
+        raise unreadable(error, named) from error
 
 
 class Files:
-    """Open read-only descriptors by path; and the proof that no file changed while it was read."""
+    """Open read-only descriptors by path; and the proof that no file changed while it was read.
+
+    At most ``MAX_OPEN`` are open at a time: the one used longest ago is closed, and opened again when it is needed.
+    """
 
     def __init__(self, known: Mapping[Path, Identity] | None = None) -> None:
         """Open nothing yet.
@@ -58,24 +65,36 @@ class Files:
         Args:
             known: what the files were when their headers were read.
         """
-        self._known = known or {}
-        self._open: dict[Path, tuple[int, os.stat_result]] = {}
+        self._known = dict(known or {})
+        #: Path -> descriptor, the one used longest ago first.
+        self._open: dict[Path, int] = {}
+        self._seen: dict[Path, os.stat_result] = {}
 
     def fd(self, path: Path) -> int:
-        """The descriptor of ``path``, opened on first use.
+        """The descriptor of ``path``, which stays open until ``MAX_OPEN`` others were asked for.
 
         Raises:
             InputError: ``input.missing``, ``input.special`` or ``input.unreadable``.
-            OutputError: ``input.changed``, it is not the file whose header was read.
+            OutputError: ``input.changed``, it is not the file whose header was read; ``system``.
         """
-        if path not in self._open:
+        fd = self._open.pop(path, -1)
+        if fd < 0:
+            while len(self._open) >= MAX_OPEN:
+                self._close_oldest()
             fd, status = self._opened(path)
-            self._open[path] = fd, status
-            if self._known.get(path, identity(status)) != identity(status):
+            self._open[path] = fd  # whatever comes next, it will be closed
+            found = identity(status)
+            if self._known.setdefault(path, found) != found:
                 raise OutputError("input.changed", "the file is not the one whose header was read", path=path)
+            self._seen[path] = status
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        return self._open[path][0]
+        self._open[path] = fd
+        return fd
+
+    def _close_oldest(self) -> None:
+        with suppress(OSError):  # nothing was written to it
+            os.close(self._open.pop(next(iter(self._open))))
 
     def _opened(self, path: Path) -> tuple[int, os.stat_result]:
         try:
@@ -97,7 +116,7 @@ class Files:
 
         Raises:
             InputError: ``input.unreadable``, the file cannot be read.
-            OutputError: ``input.changed``, the file ends early.
+            OutputError: ``input.changed``, the file ends early; ``system``.
         """
         check()
         view = memoryview(buffer).cast("B")
@@ -106,8 +125,8 @@ class Files:
             try:
                 got = os.preadv(self.fd(path), [view[done:]], offset + done)
             except OSError as error:
-                message = f"cannot be read at byte {offset + done:,}: {error.strerror}"
-                raise InputError("input.unreadable", message, path=path, offset=offset + done) from error
+                doing = f"cannot be read at byte {offset + done:,}"
+                raise unreadable(error, path, doing=doing, offset=offset + done) from error
             if not got:
                 raise OutputError(
                     "input.changed",
@@ -164,21 +183,18 @@ class Files:
         return bytearray(CHUNK), bytearray(CHUNK)
 
     def check_unchanged(self) -> None:
-        """Raise ``input.changed`` if a file's size or one of its times is not what it was."""
-        for path, (fd, before) in self._open.items():
-            now = os.fstat(fd)
-            same = (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-            # A name more or less is a change too: of a file that was replaced under its name, what is open stays.
-            same = same and (now.st_ctime_ns == before.st_ctime_ns or now.st_nlink != before.st_nlink)
-            if not same:
+        """Raise ``input.changed`` if a file is not what it was: its size or one of its times, or which one it is."""
+        for path, before in self._seen.items():
+            now = None
+            with suppress(OSError):
+                now = os.fstat(self._open[path]) if path in self._open else path.stat()
+            if now is None or not _same(now, before):
                 raise OutputError("input.changed", "the file changed while it was being read", path=path)
 
     def close(self) -> None:
         """Close every descriptor."""
         while self._open:
-            fd = self._open.popitem()[1][0]
-            with suppress(OSError):  # nothing was written to it
-                os.close(fd)
+            self._close_oldest()
 
     def __enter__(self) -> Files:
         return self
@@ -187,6 +203,15 @@ class Files:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _same(now: os.stat_result, before: os.stat_result) -> bool:
+    """A name more or less is a change too: of a file that was replaced under its name, what is open stays."""
+    return (
+        os.path.samestat(now, before)
+        and (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+        and (now.st_ctime_ns == before.st_ctime_ns or now.st_nlink != before.st_nlink)
+    )
 
 
 def read_ahead(fd: int, offset: int, nbytes: int) -> None:

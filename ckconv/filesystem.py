@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ckconv.errors import OutputError, VerifyError
+from ckconv.errors import NO_RESOURCES, OutputError, VerifyError
 
 #: What a file system says that cannot make hard links (FAT, some network mounts).
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -153,13 +153,15 @@ def made_meanwhile(target: Path) -> OutputError:
 
 
 def write_code(error: OSError) -> str:
-    """The code of what the system says of a write; no room is a kind of its own."""
+    """The code of what the system says of a write: no room, and no descriptor or memory, are kinds of their own."""
+    if error.errno in NO_RESOURCES:
+        return "system"
     return "output.space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "output.write"
 
 
 def write_error(error: OSError, path: Path) -> OutputError:
     """What the system says of ``path``."""
-    return OutputError(write_code(error), f"cannot be written: {error.strerror}", path=path)
+    return OutputError(write_code(error), f"cannot be written: {error.strerror or error}", path=path)
 
 
 @contextmanager

@@ -7,12 +7,11 @@ there before.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from ckconv.descriptors import Descriptors
 from ckconv.filesystem import failing, sync_directory, through_link
 from ckconv.naming import Naming
 from ckconv.places import check_apart, check_directory, check_room, check_target
@@ -63,7 +62,7 @@ class Outputs:
         self._naming = Naming(force)
         self._staging = Staging()
         self._complete = False
-        self.fds: dict[Path, int] = {}
+        self.fds = Descriptors()
 
     @property
     def staging(self) -> Path:
@@ -133,7 +132,9 @@ class Outputs:
                 if isinstance(file.what, Small):
                     self._staging.add_small(file, file.what)
                 else:
-                    self.fds[path] = self._staging.add_large(file, file.what)
+                    fd = self._staging.add_large(file, file.what)
+                    assert file.temp is not None
+                    self.fds.add(path, fd, file.temp)
 
     def sync(self) -> None:
         """Bring all files to the disk.
@@ -141,9 +142,7 @@ class Outputs:
         Raises:
             OutputError: ``output.write`` or ``output.space``.
         """
-        for path, fd in list(self.fds.items()):
-            with failing(self._files[path].target):
-                os.fsync(fd)
+        self.fds.sync()
         self._staging.sync_small()
 
     def publish(self) -> None:
@@ -188,7 +187,5 @@ class Outputs:
             self._remove_temporary()
 
     def _remove_temporary(self) -> None:
-        while self.fds:
-            with suppress(OSError):  # what could go wrong was said when it was brought to the disk
-                os.close(self.fds.popitem()[1])
+        self.fds.close()
         self._staging.remove()

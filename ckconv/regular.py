@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from ckconv.errors import InputError, OutputError
+from ckconv.errors import InputError, OutputError, unreadable
 from ckconv.model.index import Identity, identity
 
 #: What was opened since :func:`remembered` began.
@@ -57,7 +57,7 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
             hint = "only inspect reads from a pipe; save the input to a file" if str(path) == "-" else None
             raise InputError("input.missing", "there is no such file", path=path, hint=hint) from None
         if isinstance(error, OSError):
-            raise unreadable(path, error) from None
+            raise unreadable(error, path) from None
         if isinstance(error, ValueError):
             raise InputError("input.missing", "a file name cannot hold a NUL character", path=path) from None
         raise
@@ -92,8 +92,3 @@ _SPECIAL = (
     (stat.S_ISCHR, "character device"),
     (stat.S_ISBLK, "block device"),
 )
-
-
-def unreadable(path: Path, error: OSError) -> InputError:
-    """What the system says of a read."""
-    return InputError("input.unreadable", f"cannot be read: {error.strerror or error}", path=path)

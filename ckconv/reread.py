@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckconv.errors import InputError, VerifyError, listed
+from ckconv.errors import VerifyError, listed, unreadable
 from ckconv.model.index import Checksum, Extent
 from ckconv.regular import open_regular
 from ckconv.signals import check
@@ -140,7 +140,7 @@ class ChecksumThread:
                     reading.stopped = True
                 reading.read_to(extent.nbytes)
         except OSError as error:
-            raise InputError("input.unreadable", f"cannot be read: {error.strerror}", path=extent.path) from error
+            raise unreadable(error, extent.path) from error
         return reading.digest
 
     def result(self) -> tuple[Checksum, bytes] | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from ckconv.errors import InputError, OutputError
+from ckconv.errors import OutputError, unreadable
 from ckconv.files import READ_AHEAD, read_ahead
 from ckconv.filesystem import write_code
 from ckconv.signals import check, deferred
@@ -113,7 +113,7 @@ class Pipeline:
 
         Raises:
             InputError: ``input.unreadable``, the file cannot be read.
-            OutputError: ``input.changed``, the file ends early.
+            OutputError: ``input.changed``, the file ends early; ``system``.
         """
         done = asked = 0
         while done < nbytes:
@@ -124,13 +124,8 @@ class Pipeline:
             try:
                 got = os.preadv(fd, [free], offset + done)
             except OSError as error:
-                raise InputError(
-                    "input.unreadable",
-                    f"cannot be read at byte {offset + done:,}: {error.strerror}",
-                    path=path,
-                    tensor=tensor or None,
-                    offset=offset + done,
-                ) from error
+                doing = f"cannot be read at byte {offset + done:,}"
+                raise unreadable(error, path, doing=doing, tensor=tensor or None, offset=offset + done) from error
             if not got:
                 raise OutputError(
                     "input.changed",

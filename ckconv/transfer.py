@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from ckconv.conversions import Action, Conversion
 from ckconv.errors import OutputError, UnsupportedError, UsageError, listed
 from ckconv.files import Files
-from ckconv.filesystem import write_at
+from ckconv.filesystem import write_at, write_code
 from ckconv.plan.steps import OutputFile, Plan, Step
 from ckconv.reread import Reread
 from ckconv.rowmoves import moved_chunks, row_order
@@ -190,11 +191,12 @@ class Digests:
 
 
 def write_files(
-    plan: Plan, container: Container, files: Files, fds: Sequence[int], watcher: Watcher, *, reread: bool = False
+    plan: Plan, container: Container, files: Files, fds: Iterable[int], watcher: Watcher, *, reread: bool = False
 ) -> tuple[list[Digests], Losses]:
     """Write every file.
 
     Args:
+        fds: one a file, each used before the next is asked for.
         reread: hash what is in a file whose header holds its digest, too.
     """
     watcher.begin("writing", plan.nbytes)
@@ -236,17 +238,36 @@ def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watche
         losses.check()
         counted = Losses(plan)
     watcher.begin("writing", plan.nbytes)
-    if frame.header:
-        _write_all(fd, frame.header(digest))
-    with Pipeline(fd, seekable=False, progress=told) as pipeline:
-        _stream(file, frame, files, pipeline, told, counted)
-        again = pipeline.finish()
-    if digest and again != digest:
-        raise OutputError("input.changed", "the input changed between two passes over it", path=plan.index.path)
-    _write_all(fd, frame.epilogue)
+    with _to_reader():
+        if frame.header:
+            _write_all(fd, frame.header(digest))
+        with Pipeline(fd, seekable=False, progress=told) as pipeline:
+            _stream(file, frame, files, pipeline, told, counted)
+            again = pipeline.finish()
+        if digest and again != digest:
+            raise OutputError("input.changed", "the input changed between two passes over it", path=plan.index.path)
+        _write_all(fd, frame.epilogue)
     told(frame.header_bytes + len(frame.epilogue))
     files.check_unchanged()
     return again, losses
+
+
+@contextmanager
+def _to_reader() -> Iterator[None]:
+    """A model that its reader did not take whole is not there: unlike a listing, of which somebody wants the head.
+
+    Raises:
+        OutputError: ``output.write`` or ``output.space``.
+    """
+    try:
+        yield
+    except BrokenPipeError as error:
+        message = "stdout was closed by its reader before the model was complete"
+        raise OutputError("output.write", message) from error
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OutputError(write_code(error), f"stdout cannot be written: {error.strerror or error}") from error
 
 
 def _may_lose(step: Step) -> bool:

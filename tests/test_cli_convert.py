@@ -444,20 +444,6 @@ def test_stdout_needs_a_format(source: Path, ckconv) -> None:
     assert "--to names one, such as gguf or mlx" in result.err
 
 
-@pytest.mark.parametrize("arguments", [("inspect",), ("convert", "-", "--to", "bump")])
-def test_reader_of_stdout_goes_away(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    source = replace(SMALL, vocab=20_000).write(tmp_path / "m.gguf")
-    with subprocess.Popen(
-        command(arguments[0], source, *arguments[1:]), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as child:
-        assert child.stdout is not None
-        assert child.stderr is not None
-        child.stdout.close()
-        assert child.wait(20) == 0
-        assert child.stderr.read() == b""
-    assert names(tmp_path) == ["m.gguf"]
-
-
 def test_full_stdout(source: Path) -> None:
     with open("/dev/full", "wb") as full:
         for arguments in (("inspect", source), ("convert", source, "-", "--to", "bump")):

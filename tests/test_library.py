@@ -174,9 +174,9 @@ def refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
 
 def test_a_file_that_the_system_does_not_read(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, "preadv", errno.EIO)
-    with pytest.raises(InputError, match=r"cannot be read at byte .*: Input/output error") as info:
+    with pytest.raises(OutputError, match=r"cannot be read at byte .*: Input/output error") as info:
         ckconv.convert(source, tmp_path / "out.bump")
-    assert (info.value.code, info.value.path) == ("input.unreadable", str(source))
+    assert (info.value.code, info.value.exit_code, info.value.path) == ("system", 6, str(source))
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
 
 

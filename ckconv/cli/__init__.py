@@ -39,6 +39,13 @@ class Verbs(click.Group):
         command: click.Command = importlib.import_module(f"ckconv.cli.{cmd_name}").command
         return command
 
+    def make_context(self, *arguments: Any, **more: Any) -> click.Context:
+        """Parse the options, which may print the help; like :meth:`invoke` where nobody reads it."""
+        try:
+            return super().make_context(*arguments, **more)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; click itself would end the process with status 1 where stdout's reader went away."""
         try:

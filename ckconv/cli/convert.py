@@ -13,7 +13,7 @@ import click
 
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
-from ckconv.errors import UsageError
+from ckconv.errors import OutputError, UsageError
 
 FORMATS = ["gguf", "safetensors", "mlx", "bump", "peft"]
 TARGETS = ["gguf", "safetensors", "mlx", "bump", "peft"]
@@ -165,6 +165,8 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         raise UsageError("usage.flag", "--tie and --untie exclude each other")
     if dst == STDOUT and sys.stdout.isatty():
         raise UsageError("usage.target", "refusing to write a model to a terminal", hint="pipe it somewhere")
+    if dst == STDOUT and sys.__stdout__ is None:  # closed by the caller; what is there instead takes everything
+        raise OutputError("output.write", "stdout is closed, and the model was to go there")
     options = Options(
         dtype=flags["dtype"],
         rope_layout=flags["rope_layout"],

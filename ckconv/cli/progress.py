@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from ckconv.cli.render import printable, size
+from ckconv.cli.render import printable, say, size
 from ckconv.cli.settings import Settings
 
 #: Seconds before a terminal sees a line: short work needs none, nor the import of what draws it.
@@ -44,9 +44,7 @@ class ProgressLine:
                 self._last = now
                 share = 100 * self._done // self._total if self._total else 100
                 rate = self._done / (now - self._start)
-                sys.stderr.write(
-                    f"ckconv: {self._phase} {share}%  {size(self._done)}  {size(int(rate))}/s  {printable(name)}\n"
-                )
+                say(f"ckconv: {self._phase} {share}%  {size(self._done)}  {size(int(rate))}/s  {printable(name)}\n")
             return
         if self._bar is None and now - self._start >= _PATIENCE:
             self._bar = self._new_bar()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from ckconv.cli.settings import Settings
@@ -44,9 +46,19 @@ def print_error(error: CkconvError, settings: Settings) -> int:
         if error.hint:
             lines.append(f"hint: {error.hint}")
         text = "\n".join(printable(line) for line in lines)
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    say(text + "\n")
     return error.exit_code
+
+
+def say(text: str) -> None:
+    """Write to stderr. Where that fails nobody can be told, and the exit status must not change for it."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        # What is in its buffer would fail once more when the interpreter ends, and change the status then.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def print_json(document: Mapping[str, Any], *, err: bool = False, schema: int = SCHEMA) -> None:
@@ -58,14 +70,17 @@ def print_json(document: Mapping[str, Any], *, err: bool = False, schema: int = 
     import json
 
     text = json.dumps({"schema": schema, **document}, indent=2, ensure_ascii=True, allow_nan=False, default=str)
-    (sys.stderr if err else sys.stdout).write(text + "\n")
+    (say if err else sys.stdout.write)(text + "\n")
 
 
 def print_lines(lines: list[str], *, err: bool = False) -> None:
     """Write lines to stdout, or to stderr where stdout is the model. Tabs stand between fields and stay."""
-    stream = sys.stderr if err else sys.stdout
-    stream.write("".join("\t".join(map(printable, line.split("\t"))) + "\n" for line in lines))
-    stream.flush()
+    text = "".join("\t".join(map(printable, line.split("\t"))) + "\n" for line in lines)
+    if err:
+        say(text)
+        return
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def size(nbytes: int) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from ckconv.errors import InputError, OutputError
+from ckconv.errors import InputError, OutputError, unreadable
 from ckconv.model.index import identity
-from ckconv.regular import open_regular, unreadable
+from ckconv.regular import open_regular
 
 #: Bytes of a pipe that are kept, so that what lies in a header can be decoded later.
 PIPE_LIMIT = 256 << 20
@@ -70,7 +70,8 @@ class FileSource(ByteSource):
         """See :meth:`ByteSource.read_at`.
 
         Raises:
-            InputError: ``input.unreadable``, a read that the system refuses.
+            InputError: ``input.unreadable``, a read that the system refuses (``OutputError``, ``system``, where the
+                file is not at fault).
             OutputError: ``input.changed``, another file under this name than the one first opened.
         """
         nbytes = min(nbytes, self.size - offset)
@@ -97,7 +98,7 @@ class FileSource(ByteSource):
                 parts.append(os.pread(fd, nbytes - done, offset + done))
             return b"".join(parts)
         except OSError as error:
-            raise unreadable(self.path, error) from None
+            raise unreadable(error, self.path) from None
 
     def close(self) -> None:
         """See :meth:`ByteSource.close`."""
@@ -146,7 +147,7 @@ class PipeSource(ByteSource):
         try:
             data = self._stream.read(nbytes)
         except OSError as error:
-            raise unreadable(self.path, error) from None
+            raise unreadable(error, self.path) from None
         if data:
             self._kept += data
         else:

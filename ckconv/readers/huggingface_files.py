@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ckconv.errors import Faults, InputError, counted, quoted
+from ckconv.errors import Faults, InputError, counted, quoted, unreadable
 from ckconv.formats.safetensors import INDEX_NAME, INDEX_SUFFIX, MAX_JSON, SUFFIX, parse_shard_name
 from ckconv.model.index import StoredTensor
 from ckconv.readers.safetensors import SafetensorsFile, pickle_refusal, read_safetensors
@@ -127,7 +127,7 @@ def _names(root: Path) -> tuple[str, ...]:
     try:
         return tuple(sorted(entry.name for entry in root.iterdir()))
     except OSError as error:
-        raise InputError("input.unreadable", f"cannot be listed: {error.strerror}", path=root) from None
+        raise unreadable(error, root, doing="cannot be listed") from None
 
 
 def _choose(root: Path, names: tuple[str, ...]) -> tuple[Path | None, Path]:
@@ -228,7 +228,7 @@ def _is_there(root: Path, name: str, who: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise InputError("input.unreadable", f"cannot be read: {error.strerror}", path=path) from None
+        raise unreadable(error, path) from None
     except ValueError:
         # A name that this locale's file system encoding cannot hold.
         return False
