@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +218,15 @@ WRONG: list[tuple[str, str, dict[str, Any], dict[str, np.ndarray]]] = [
     ("adapter.config", "is no regular expression", {"alpha_pattern": {"a)(b": 2}}, pair()),
     ("adapter.config", "use_rslora is 'yes'", {"use_rslora": "yes"}, pair()),
     ("adapter.config", "layers_to_transform is", {"layers_to_transform": "0"}, pair()),
-    ("adapter.unsupported", "could take hours to match", {"target_modules": "(a+)+b"}, pair()),
-    ("adapter.unsupported", "could take hours to match", {"rank_pattern": {".*.*.*.*x": 2}}, pair()),
+    ("adapter.config", "modules_to_save is 'lm_head'", {"modules_to_save": "lm_head"}, pair()),
+    ("adapter.unsupported", "ckconv does not match", {"target_modules": r"(a)\1"}, pair()),
+    ("adapter.unsupported", "ckconv does not match", {"rank_pattern": {"(?=q)q_proj": 2}}, pair()),
+    (
+        "adapter.unsupported",
+        "'(?P<idx>layers)' of layers_pattern is an expression that ckconv does not match",
+        {"layers_pattern": "(?P<idx>layers)", "layers_to_transform": [0]},
+        pair(),
+    ),
     ("adapter.unsupported", "peft_type is 'LOHA'", {"peft_type": "LOHA"}, pair()),
     ("adapter.unsupported", "peft_type is null", {"peft_type": None}, pair()),
     ("adapter.unsupported", "peft_type is null", {"peft_type": ...}, pair()),
@@ -233,6 +241,20 @@ def test_malformed_adapters(
     assert result.code == (4 if code == "adapter.unsupported" else 3)
     assert f"error[{code}]" in result.err
     assert message in result.err
+
+
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern", "target_modules", "exclude_modules"])
+def test_patterns_over_which_backtracking_takes_hours_end_at_once(field: str, tmp_path: Path, ckconv: Any) -> None:
+    pattern = "(a|a)" * 30 + "b"
+    path = build.peft(tmp_path / "a", pair("a" * 40), **{field: {pattern: 4} if "_pattern" in field else pattern})
+    assert ckconv("inspect", path).code == 0
+
+
+def test_a_class_with_a_bracket_in_it_warns_of_nothing(tmp_path: Path, ckconv: Any) -> None:
+    path = build.peft(tmp_path / "a", pair(), target_modules=".*[[a-z]_proj")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ckconv("inspect", path).err == ""
 
 
 def test_every_fault_is_named_at_once(tmp_path: Path) -> None:

@@ -142,13 +142,13 @@ def _add(
         beside = {Role.MAGNITUDE, Role.BIAS} & parts.keys()
         if beside or (Role.IA3 in parts and config.method != "IA3"):
             unsupported.append(f"{quoted(module)} has tensors of another method than its configuration's")
-        elif Role.IA3 in parts and not config.selects(module):
+        elif Role.IA3 in parts and not config.selection.holds(module):
             unsupported.append(_ignored(module))
-        collector.add(name, module, parts, Shape(1.0), feedforward=config.feedforward(module))
+        collector.add(name, module, parts, Shape(1.0), feedforward=config.selection.feedforward(module))
         return
     if config.method != "LORA" or config.dora != (Role.MAGNITUDE in parts):
         unsupported.append(f"{quoted(module)} has tensors of another method than its configuration's")
-    if not config.selects(module):
+    if not config.selection.holds(module):
         unsupported.append(_ignored(module))
     rank, alpha = (config.rank_of(module), config.alpha_of(module)) if config.method == "LORA" else (1, 1.0)
     scale = effective_scale(alpha, rank, rank_stabilised=config.rank_stabilised)

@@ -1,7 +1,7 @@
 """peft's ``adapter_config.json``: which modules it selects, and each one's rank, alpha and scale.
 
-The rules are peft's own (0.21): ``get_pattern_key`` for patterns, ``check_target_module_exists`` for the selection,
-``LoraLayer.update_layer`` for the scale.
+The rules are peft's own (0.21): ``LoraLayer.update_layer`` for the scale; those of modules are in
+:mod:`ckconv.readers.peft_modules`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.safetensors import MAX_JSON
+from ckconv.readers.patterns import Steps
+from ckconv.readers.peft_modules import ModuleKeys, Selection
 from ckconv.readers.strictjson import Document, read_object, shown
 
 _DOCUMENT = Document("adapter configuration", "adapter.config", "adapter.config", MAX_JSON)
@@ -39,10 +40,6 @@ _CHANGES_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 
 METHODS = ("LORA", "IA3")
 
-#: More than this in one pattern could take hours to match; real ones have two.
-_MAX_REPEATS = 3
-_MAX_PATTERN = 1024
-
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
@@ -59,8 +56,11 @@ class PeftConfig:
     method: str
     rank: int
     alpha: float
-    ranks: Mapping[str, int]
-    alphas: Mapping[str, float]
+    ranks: tuple[int, ...]
+    rank_keys: ModuleKeys
+    alphas: tuple[float, ...]
+    alpha_keys: ModuleKeys
+    selection: Selection
     rank_stabilised: bool
     dora: bool
     ties: bool
@@ -69,46 +69,13 @@ class PeftConfig:
 
     def rank_of(self, module: str) -> int:
         """The rank of a module by its path in the base model."""
-        return next((rank for key, rank in self.ranks.items() if _named(key, module)), self.rank)
+        number = self.rank_keys.first(module)
+        return self.rank if number is None else self.ranks[number]
 
     def alpha_of(self, module: str) -> float:
         """The alpha of a module by its path in the base model."""
-        return next((alpha for key, alpha in self.alphas.items() if _named(key, module)), self.alpha)
-
-    def selects(self, module: str) -> bool:
-        """The loader puts a layer of its own around the module when it loads the adapter."""
-        document = self.document
-        excluded, saved = document.get("exclude_modules"), document.get("modules_to_save")
-        if excluded and _in_list(excluded, module):
-            return False
-        if saved and any(_matches(rf"(^|.*\.){name}($|\..*)", module) for name in saved):
-            return False
-        targets = document.get("target_modules")
-        if targets is None or targets == "all-linear":
-            return True
-        if isinstance(targets, str):
-            return _fully_matches(targets, module)
-        return module in targets or (_in_list(targets, module) and self._in_layers(module))
-
-    def feedforward(self, module: str) -> bool:
-        """IA3 multiplies the module's inputs, not its outputs."""
-        named = self.document.get("feedforward_modules") or ()
-        if isinstance(named, str):
-            return _fully_matches(named, module)
-        return any(module.endswith(name) for name in named)
-
-    def _in_layers(self, module: str) -> bool:
-        layers = self.document.get("layers_to_transform")
-        if layers is None or layers == []:
-            return True
-        patterns = self.document.get("layers_pattern")
-        if not patterns:
-            found = _layer(r".*?\.[^.]*\.(?P<idx>\d+)\.", module)
-        else:
-            names = [patterns] if isinstance(patterns, str) else patterns
-            tried = (_layer(rf"(?:^|.*?\.){name}\.(?P<idx>\d+)\.", module) for name in names)
-            found = next((layer for layer in tried if layer is not None), None)
-        return found == layers if isinstance(layers, int) else found in layers
+        number = self.alpha_keys.first(module)
+        return self.alpha if number is None else self.alphas[number]
 
 
 def read_peft_config(path: Path) -> PeftConfig:
@@ -130,13 +97,18 @@ def read_peft_config(path: Path) -> PeftConfig:
         )
     config = _Fields(document, path)
     lora = method == "LORA"
+    steps = Steps(path)
+    ranks, alphas = config.entries("rank_pattern"), config.entries("alpha_pattern")
     return PeftConfig(
         document=document,
         method=method,
         rank=config.rank("r", document.get("r", 8)) if lora else 0,
         alpha=config.alpha("lora_alpha", document.get("lora_alpha", 8)) if lora else 0.0,
-        ranks={key: config.rank(f"rank_pattern of {quoted(key)}", v) for key, v in config.patterns("rank_pattern")},
-        alphas={key: config.alpha(f"alpha_pattern of {quoted(key)}", v) for key, v in config.patterns("alpha_pattern")},
+        ranks=tuple(config.rank(f"rank_pattern of {quoted(key)}", v) for key, v in ranks.items()),
+        rank_keys=ModuleKeys(ranks, "rank_pattern", steps),
+        alphas=tuple(config.alpha(f"alpha_pattern of {quoted(key)}", v) for key, v in alphas.items()),
+        alpha_keys=ModuleKeys(alphas, "alpha_pattern", steps),
+        selection=Selection(document, steps),
         rank_stabilised=config.flag("use_rslora"),
         dora=config.flag("use_dora"),
         ties=config.flag("ensure_weight_tying"),
@@ -196,13 +168,11 @@ class _Fields:
             raise self._fault("adapter.scale", f"{what} is {shown(value)}; it must be a number above 0")
         return number
 
-    def patterns(self, key: str) -> list[tuple[str, object]]:
+    def entries(self, key: str) -> dict[str, Any]:
         value = self._document.get(key) or {}
         if not isinstance(value, dict):
             raise self._fault("adapter.config", f"{key} is {shown(value)}; it must be an object")
-        for pattern in value:
-            self._pattern(key, pattern)
-        return list(value.items())
+        return value
 
     def flag(self, key: str) -> bool:
         value = self._document.get(key)
@@ -217,33 +187,16 @@ class _Fields:
     def _names(self, key: str, value: object) -> None:
         if value is None:
             return
-        if isinstance(value, str):
-            if value != "all-linear":
-                self._pattern(key, value)
+        if isinstance(value, str) and key != "modules_to_save":
             return
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-            raise self._fault("adapter.config", f"{key} is {shown(value)}; it must be a string or a list of strings")
-        if key in ("modules_to_save", "layers_pattern"):
-            for name in value:
-                self._pattern(key, name)
+            wanted = "a list of strings" if key == "modules_to_save" else "a string or a list of strings"
+            raise self._fault("adapter.config", f"{key} is {shown(value)}; it must be {wanted}")
 
     def _layers(self, value: object) -> None:
         numbers = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(number) is int for number in numbers):
             raise self._fault("adapter.config", f"layers_to_transform is {shown(value)}; layers are whole numbers")
-
-    def _pattern(self, key: str, pattern: str) -> None:
-        """It is a regular expression to peft: one that can be matched, and in reasonable time."""
-        try:
-            re.compile(pattern)
-            re.compile(rf"(.*\.)?({pattern})$")
-        except (re.error, RecursionError, OverflowError):
-            raise self._fault("adapter.config", f"{quoted(pattern)} of {key} is no regular expression") from None
-        repeats = len(re.findall(r"(?<!\\)[*+{]", pattern))
-        if repeats > _MAX_REPEATS or len(pattern) > _MAX_PATTERN or re.search(r"\)[*+{]", pattern):
-            raise UnsupportedError(
-                "adapter.unsupported", f"{quoted(pattern)} of {key} could take hours to match", path=self._path
-            )
 
     def _fault(self, code: str, message: str) -> InputError:
         return InputError(code, message, path=self._path)
@@ -258,32 +211,3 @@ def _unsupported(document: Mapping[str, Any]) -> tuple[str, ...]:
             "(peft's save_pretrained with path_initial_model_for_weight_conversion saves it as plain LoRA)"
         )
     return tuple(found)
-
-
-def _named(key: str, module: str) -> bool:
-    """``get_pattern_key``: the end of the path, from the start of one of its parts on."""
-    return _matches(rf"(.*\.)?({key})$", module)
-
-
-def _in_list(names: str | list[str], module: str) -> bool:
-    if isinstance(names, str):
-        return _fully_matches(names, module)
-    return any(module == name or module.endswith(f".{name}") for name in names)
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
-
-
-def _matches(pattern: str, module: str) -> bool:
-    return _compiled(pattern).match(module) is not None
-
-
-def _fully_matches(pattern: str, module: str) -> bool:
-    return _compiled(pattern).fullmatch(module) is not None
-
-
-def _layer(pattern: str, module: str) -> int | None:
-    found = _compiled(pattern).match(module)
-    return int(found["idx"]) if found else None
