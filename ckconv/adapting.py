@@ -14,10 +14,7 @@ from ckconv.model.adapter import AdapterModule, Change, Role, changes_of
 from ckconv.model.config import ModelConfig
 from ckconv.model.index import Delta, Merge, Rescale, Tensor, TensorIndex, matrix_of
 from ckconv.model.layouts import plain
-from ckconv.tied import head_is_embedding
-
-_HEAD_MODULE, _EMBEDDING_MODULE = "output", "token_embedding"
-_HEAD, _EMBEDDING = f"{_HEAD_MODULE}.weight", f"{_EMBEDDING_MODULE}.weight"
+from ckconv.tiedadapters import said_once, untied
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,8 @@ def merge_adapters(
             path=base.path,
         )
     _check_supported(adapters)
-    base = _untied(base, adapters, config)
+    adapters = [replace(adapter, index=said_once(adapter.index, base, config)) for adapter in adapters]
+    base = untied(base, [adapter.index for adapter in adapters], config)
     _check_there(base, adapters, config)
     tensors = dict(base.tensors)
     quantised: list[str] = []
@@ -86,38 +84,6 @@ def merge_adapters(
     )
 
 
-def _untied(base: TensorIndex, adapters: Sequence[Adapting], config: ModelConfig) -> TensorIndex:
-    """The base with an output head of its own, where the adapters make a tied one differ from the embedding.
-
-    Raises:
-        UnsupportedError: ``adapter.unsupported``, of several adapters only some change both together.
-    """
-    apart, together = False, False
-    for adapter in adapters:
-        known = adapter.index.adapter
-        assert known is not None
-        if not known.ties:
-            apart |= not {_EMBEDDING_MODULE, _HEAD_MODULE}.isdisjoint(known.modules)
-        together |= known.ties and _EMBEDDING_MODULE in known.modules
-    there = _HEAD in base.tensors
-    tied = not there or (config.tied is not False and head_is_embedding(base))
-    if not tied or not (apart or together):
-        return base
-    if apart and together:
-        raise UnsupportedError(
-            "adapter.unsupported",
-            "the base is tied; some of the adapters change its embedding together with its output head, others do not",
-            path=base.path,
-        )
-    tensors = dict(base.tensors)
-    if together:
-        tensors.pop(_HEAD, None)  # the one matrix that both are changes with the embedding
-        return replace(base, tensors=tensors)
-    if not there:
-        tensors[_HEAD] = replace(tensors[_EMBEDDING], name=_HEAD)
-    return replace(base, tensors=tensors, config=replace(config, tied=False))
-
-
 #: Where a model says what it is called, in a ``config.json`` or in the header of a GGUF.
 _NAME_KEYS = ("_name_or_path", "general.name", "general.basename")
 
@@ -129,9 +95,7 @@ def _words(adapter: Adapting, base: TensorIndex) -> str:
     words = f"{adapter.index.path.name} ({known.method}, {counted(len(known.modules), 'module')}{weight})"
     if _is_called(known.base_name, base):
         return words
-    return (
-        f"{words}: it was made for {quoted(known.base_name)}, and {base.path.name} does not say that it is that model"
-    )
+    return f"{words}: made for {quoted(known.base_name)}; the base model given has another name"
 
 
 def _is_called(name: str, base: TensorIndex) -> bool:

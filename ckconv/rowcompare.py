@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckconv.conversions import Action
+from ckconv.conversions import Action, decode
+from ckconv.dtypes import WIDENS_TO_F32
 from ckconv.files import CHUNK, Files
 from ckconv.rows import RowReader, canonical_pieces
 
@@ -72,6 +73,20 @@ def dirty_padding(tensor: Tensor, files: Files) -> int | None:
         if bad.any():
             return start + int(np.argmax(bad))
     return None
+
+
+def same_values(one: Tensor, other: Tensor, files: Files) -> bool:
+    """The two are the same numbers in the same order, each in the float type that it is stored in."""
+    if one.shape != other.shape or not {one.dtype, other.dtype} <= WIDENS_TO_F32:
+        return False
+    mine, theirs = RowReader(one, files), RowReader(other, files)
+    return all(
+        np.array_equal(
+            decode(rows, one.dtype).view(np.uint32),
+            decode(theirs.rows(start, start + len(rows)), other.dtype).view(np.uint32),
+        )
+        for start, rows in canonical_pieces(mine, max(mine.row_bytes, theirs.row_bytes))
+    )
 
 
 def _words(rows: Rows) -> NDArray[np.uint64] | Rows:

@@ -465,3 +465,24 @@ def test_mlx_computes_what_the_source_does(
     ]
     assert np.abs(found[0] - theirs).max() < limit
     assert np.abs(found[1] - theirs).max() > 1
+
+
+@pytest.mark.parametrize("target", ["gguf", "mlx"])
+def test_copies_of_the_bases_matrices_are_left_out(target: str, tmp_path: Path, ckconv: Any) -> None:
+    """peft saves the embedding and the head beside their LoRA; only the base shows that nothing changed them."""
+    source = FIXTURES / "lora" / "llama-embed-head"
+    base = FIXTURES / "gguf-split" / "llama-untied-f32-00001-of-00003.gguf"
+    name = "m.gguf" if target == "gguf" else "m/"
+    for folder, more in (("with", ("--base", base)), ("dropped", ("--base", base, "--drop", "*base_layer*"))):
+        (tmp_path / folder).mkdir()
+        result = ckconv("convert", source, f"{tmp_path / folder}/{name}", "--to", target, *more)
+        assert result.code == 0, result.err
+    files = sorted(path.relative_to(tmp_path / "with") for path in (tmp_path / "with").rglob("*") if path.is_file())
+    assert files
+    for file in files:
+        assert (tmp_path / "with" / file).read_bytes() == (tmp_path / "dropped" / file).read_bytes()
+
+    other = FIXTURES / "hf" / "llama-bias-f32"
+    result = ckconv("convert", source, tmp_path / "x.gguf", "--to", target, "--base", other)
+    assert result.code == 4
+    assert "--base names the base model: copies of its matrices are left out" in result.err

@@ -163,6 +163,37 @@ def test_an_adapter_that_keeps_weights_tied_changes_both(tmp_path: Path, ckconv)
     assert "some of the adapters change its embedding together with its output head, others do not" in result.err
 
 
+@pytest.mark.parametrize("kind", ["embed", "saved embed"])
+def test_a_tied_embedding_and_its_head_that_peft_saves_both_are_one(kind: str, tmp_path: Path, ckconv) -> None:
+    """``ensure_weight_tying`` makes peft save the embedding and the head, equal."""
+    folder, changed = embedding_adapter(kind, tmp_path / "adapter")
+    adapter = edited(folder, tmp_path / "tied", ensure_weight_tying=True)
+    start = "base_model.model."
+    embedding, head = f"{start}model.embed_tokens", f"{start}lm_head"
+    tensors = load_file(adapter / WEIGHTS)
+    both = {
+        f"{embedding}.weight": (f"{head}.weight", False),
+        f"{embedding}.lora_embedding_A": (f"{head}.lora_B.weight", True),
+        f"{embedding}.lora_embedding_B": (f"{head}.lora_A.weight", True),
+    }
+    for name, (other, turned) in both.items():
+        if name in tensors:
+            tensors[other] = np.ascontiguousarray(tensors[name].T) if turned else tensors[name].copy()
+    with_tensors(adapter, tensors)
+    out = tmp_path / "out"
+    result = ckconv("convert", QWEN2, f"{out}/", "--to", "safetensors", "--dtype", "f32", "--adapter", adapter)
+    assert result.code == 0, result.err
+    made, before = ckconv_values(out), ckconv_values(QWEN2)["token_embedding.weight"]
+    assert "output.weight" not in made
+    expected = changed["embed"] if "saved" in kind else before + changed["embed"]
+    assert np.abs(made["token_embedding.weight"] - expected).max() < 1e-6
+
+    tensors[next(name for name in tensors if name.startswith(head))][0, 0] += 1
+    with_tensors(adapter, tensors)
+    result = ckconv("convert", QWEN2, f"{out}/", "--to", "safetensors", "--adapter", adapter, "-f")
+    assert (result.code, "changes its embedding and its output head differently" in result.err) == (4, True)
+
+
 def test_a_target_without_a_head_does_not_hold_an_untied_model(tmp_path: Path, ckconv) -> None:
     adapter, _ = embedding_adapter("embed", tmp_path / "adapter")
     result = ckconv("convert", QWEN2, tmp_path / "m.bump", "--bump-version", "3", "--adapter", adapter)
@@ -185,6 +216,7 @@ def test_bare_parameters_are_refused_whatever_rank_they_have(tmp_path: Path, ckc
     folder = edited(ADAPTER, tmp_path / "adapter", target_parameters=["experts.gate_up_proj"], r=2)
     result = ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", folder)
     assert (result.code, "it changes bare parameters, not modules" in result.err) == (4, True)
+    assert "peft ignores its tensors" not in result.err
 
 
 def test_rounded_to_the_type_of_the_base(tmp_path: Path, ckconv) -> None:
@@ -297,5 +329,5 @@ def test_a_base_that_does_not_say_that_it_is_the_one_named_is_noted(
     result = ckconv("convert", QWEN2, tmp_path / "out.gguf", "--adapter", adapter)
 
     assert result.code == 0, result.err
-    said = f"it was made for {made_for!r}, and qwen2-tied-bf16 does not say that it is that model"
+    said = f"made for {made_for!r}; the base model given has another name"
     assert (said in result.out) == noted

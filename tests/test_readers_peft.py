@@ -436,3 +436,32 @@ def test_names_there_and_back() -> None:
                 assert path is None or stem_of(path, [family.name]) == stem
     assert families_of(["transformer.h.0.attn.c_attn"]) == ("gpt2",)
     assert path_of("layers.0.attention.qkv", ["gpt2"], "mlx") == "model.h.0.attn.c_attn"
+
+
+@pytest.mark.parametrize("named", ["x" * 5000, f"/{'y' * 300}/z", "a\0b", "."])
+def test_a_base_that_cannot_be_looked_at_is_no_fault_of_the_adapter(named: str, tmp_path: Path, ckconv: Any) -> None:
+    path = build.peft(tmp_path / "a", pair(), base_model_name_or_path=named)
+    result = ckconv("inspect", path)
+    assert (result.code, result.err) == (0, "")
+
+
+def test_a_base_that_this_user_may_not_read_is_no_fault_of_the_adapter(
+    tmp_path: Path, ckconv: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = build.peft(tmp_path / "a", pair(), base_model_name_or_path="/root/base")
+    is_dir = Path.is_dir
+
+    def denied(self: Path, **more: Any) -> bool:
+        if "root" in self.parts:
+            raise PermissionError(13, "Permission denied", str(self))
+        return is_dir(self, **more)
+
+    monkeypatch.setattr(Path, "is_dir", denied)
+    result = ckconv("inspect", path)
+    assert (result.code, result.err) == (0, "")
+
+
+def test_an_adapter_that_names_itself_as_its_base_has_none(tmp_path: Path, ckconv: Any) -> None:
+    path = build.peft(tmp_path / "a", pair(), base_model_name_or_path=str(tmp_path / "a"))
+    assert ckconv("inspect", path).code == 0
+    assert "is an adapter, not the model that one changes" in ckconv("inspect", path, "--base", path).err

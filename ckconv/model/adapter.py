@@ -90,6 +90,7 @@ class Adapter:
         base: the base model's hyper-parameters, where it was named and found.
         document: the configuration as the file has it.
         ties: what it changes of a tied model's embedding changes the output head too.
+        base_index: the base model's tensors, where they were found.
     """
 
     method: str
@@ -99,6 +100,7 @@ class Adapter:
     base: ModelConfig | None = None
     document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     ties: bool = True
+    base_index: TensorIndex | None = field(default=None, compare=False, repr=False)
 
     @property
     def family(self) -> Family | None:

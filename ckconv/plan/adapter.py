@@ -110,6 +110,8 @@ class AdapterPlanner(Planner):
                 tensor = self.index.tensors.get(f"{module.name}.{role.value}")
                 if tensor is not None and self.dropped(tensor.name, tensor.source):
                     self.leave_out(tensor.name, "--drop", tensor.nbytes)
+                elif tensor is not None and tensor.name in self.source.copies:
+                    self.leave_out(tensor.name, "it is the base's own", tensor.nbytes)
                 else:
                     kept.append(role)
             if (Role.A in kept) != (Role.B in kept):
@@ -123,7 +125,11 @@ class AdapterPlanner(Planner):
         lacking: Counter[Role] = Counter(role for m in self.modules for role in m.roles if role not in self.roles)
         for role, count in lacking.items():
             modules = "1 module" if count == 1 else f"{count} modules"
-            self.refuse(f"{self.what} has no place for {_SAID[role]} of {modules}", f"{_MERGED}; {_LEFT_OUT}")
+            beside = role in (Role.SAVED_WEIGHT, Role.SAVED_BIAS) and any(
+                role in m.roles and Role.B in m.roles for m in self.modules
+            )
+            hint = "--base names the base model: copies of its matrices are left out; " if beside else ""
+            self.refuse(f"{self.what} has no place for {_SAID[role]} of {modules}", f"{hint}{_MERGED}; {_LEFT_OUT}")
         experts = [module for module in self.modules if ".experts." in module.name]
         if experts and self.index.format != self.format.removesuffix(" adapter"):
             self.refuse(f"{self.what}: {quoted(experts[0].path)} is one of many experts, which have no rule", _MERGED)

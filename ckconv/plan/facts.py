@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ckconv.dtypes import DType
 from ckconv.files import Files, pieces
+from ckconv.model.adapter import Role
 from ckconv.model.index import Tensor, TensorIndex
 from ckconv.tied import head_is_embedding
 from ckconv.triples import triple_of
@@ -23,10 +24,12 @@ class SourceFacts:
         head_is_embedding: ``output.weight`` is byte for byte the embedding.
         misfits: canonical name of an MLX triple -> GGUF type it could be re-packed to -> groups whose numbers do not
             fit. Empty where nobody looked: then a triple is taken to fit, and the conversion finds out.
+        copies: tensors of an adapter that are the base's own.
     """
 
     head_is_embedding: bool = False
     misfits: Mapping[str, Mapping[DType, int]] = field(default_factory=dict)
+    copies: frozenset[str] = frozenset()
 
 
 def gather(index: TensorIndex) -> SourceFacts:
@@ -38,6 +41,31 @@ def gather(index: TensorIndex) -> SourceFacts:
             if triple_of(tensor.dtype) is not None
         }
         return SourceFacts(head_is_embedding(index, files), misfits)
+
+
+def gather_adapter(index: TensorIndex) -> SourceFacts:
+    """Hold the matrices that peft saves beside the LoRA of an embedding or a head against those of the base."""
+    adapter = index.adapter
+    base = adapter.base_index if adapter else None
+    if adapter is None or base is None:
+        return SourceFacts()
+    pairs = [
+        (f"{module.name}.{role.value}", f"{module.name}.{kind}")
+        for module in adapter.modules.values()
+        for role, kind in ((Role.SAVED_WEIGHT, "weight"), (Role.SAVED_BIAS, "bias"))
+        if role in module.roles and Role.B in module.roles
+    ]
+    if not pairs:
+        return SourceFacts()
+    from ckconv.rowcompare import same_values
+
+    with Files({**base.identities, **index.identities}) as files:
+        same = (
+            mine
+            for mine, theirs in pairs
+            if theirs in base.tensors and same_values(index.tensors[mine], base.tensors[theirs], files)
+        )
+        return SourceFacts(copies=frozenset(same))
 
 
 def _misfits(tensor: Tensor, files: Files) -> dict[DType, int]:

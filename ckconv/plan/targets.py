@@ -8,7 +8,7 @@ from importlib import import_module
 from ckconv.formats.bump_engines import computed_by
 from ckconv.model.index import TensorIndex
 from ckconv.plan.applicable import check_options, check_version
-from ckconv.plan.facts import SourceFacts, gather
+from ckconv.plan.facts import SourceFacts, gather, gather_adapter
 from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.steps import Options, Plan, Reason
 
@@ -81,7 +81,7 @@ def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
     if to not in ADAPTERS:
         hint = f"--to {', '.join(ADAPTERS)} convert it; --adapter merges it while a base model is converted"
         return Plan(index, to, 0, options, refusals=(Reason("it holds models, and this is an adapter", hint),))
-    return _plan(index, ADAPTERS[to], options, SourceFacts())
+    return _plan(index, ADAPTERS[to], options, SourceFacts() if to == "peft" else gather_adapter(index))
 
 
 def _back(index: TensorIndex, to: str, options: Options) -> Plan:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.model.adapter import AdapterModule, Role, matrix_shape
 from ckconv.model.config import ModelConfig
-from ckconv.model.index import Tensor
+from ckconv.model.index import Tensor, TensorIndex
 from ckconv.readers.huggingface_config import huggingface_config, huggingface_family
 from ckconv.readers.huggingface_files import CONFIG_NAME
 from ckconv.readers.strictjson import Document, read_object
 
 #: Opens a model of any format: given by who opens an adapter, as no reader knows the others.
-Opener = Callable[[Path], ModelConfig | None]
+Opener = Callable[[Path], TensorIndex]
 
 _DOCUMENT = Document("configuration", "model.config", "model.config", 16 << 20)
 
 
-def find_base(base: Path | None, named: str, opener: Opener) -> ModelConfig | None:
-    """The hyper-parameters of the base model: of the one asked for, else of the one that the adapter names.
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The base model: its hyper-parameters, and its tensors where it is more than a ``config.json``."""
+
+    config: ModelConfig
+    index: TensorIndex | None = None
+
+
+def find_base(base: Path | None, named: str, opener: Opener) -> Base | None:
+    """The base model that was asked for, else the one that the adapter names.
 
     Args:
         base: a model of any format, or a directory that holds its ``config.json``.
@@ -31,34 +40,34 @@ def find_base(base: Path | None, named: str, opener: Opener) -> ModelConfig | No
         UnsupportedError: ``model.architecture``, no rules are known for it.
     """
     if base is not None:
-        config = _read(base, opener)
-        if config is None:
+        found = _read(base, opener)
+        if found is None:
             raise UnsupportedError("model.architecture", "its architecture has no rules", path=base)
-        return config
-    if not named or "\0" in named or not Path(named).is_dir():
-        return None
+        return found
+    # The name is the training machine's: here it may be one that may not be read, or is too long for this system.
     try:
-        return _read(Path(named), opener)
-    except (InputError, UnsupportedError):
+        return _read(Path(named), opener) if named and Path(named).is_dir() else None
+    except (InputError, UnsupportedError, OSError, ValueError):
         return None
 
 
-def _read(path: Path, opener: Opener) -> ModelConfig | None:
-    """A model's configuration; a ``config.json`` will do, without weights."""
+def _read(path: Path, opener: Opener) -> Base | None:
+    """A model of any format; a ``config.json`` will do, without weights."""
     if path.name == CONFIG_NAME:
         return _from_document(path)
     try:
-        return opener(path)
+        index = opener(path)
+        return Base(index.config, index) if index.config else None
     except InputError as error:
         if error.code != "hf.no-weights" or not (path / CONFIG_NAME).is_file():
             raise
     return _from_document(path / CONFIG_NAME)
 
 
-def _from_document(path: Path) -> ModelConfig | None:
+def _from_document(path: Path) -> Base | None:
     document = read_object(path, _DOCUMENT)
     family = huggingface_family(document)
-    return huggingface_config(document, family, (), path) if family else None
+    return Base(huggingface_config(document, family, (), path)) if family else None
 
 
 def check_fits(

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckconv.errors import CkconvError, InputError, UsageError, quoted
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, quoted
 from ckconv.files import readable
 from ckconv.formats.adapters import CONFIG_NAME, MLX_NAME, PEFT_NAME, PEFT_PICKLE
 from ckconv.formats.bump import VERSIONS
@@ -21,7 +21,7 @@ from ckconv.readers.bytesource import ByteSource, open_source
 from ckconv.regular import remembered
 
 if TYPE_CHECKING:
-    from ckconv.model.config import ModelConfig
+    pass
 
 Reader = Callable[..., TensorIndex]
 
@@ -119,7 +119,7 @@ def _open(
     adapter = adapter_format(path, format) if source is None else None
     if adapter:
         reader = _load(*(READERS["peft"] if adapter == "peft" else _MLX_ADAPTER))
-        return reader(path, opener=_base_config, base=base)
+        return reader(path, opener=_open_base, base=base)
     if source is None and path.is_dir():
         return _open_directory(path, format, config_path)
     opened = source or open_source(path)
@@ -133,7 +133,7 @@ def _open(
     if config_path is not None:
         raise _only_of_bump(path, name)
     if name == "gguf":
-        return _reader(name)(path, source=source, opener=_base_config, base=base)
+        return _reader(name)(path, source=source, opener=_open_base, base=base)
     return _reader(name)(path, source=source)
 
 
@@ -160,8 +160,11 @@ def adapter_format(path: Path, format: str | None = None) -> str | None:
     return "peft" if any((path / name / CONFIG_NAME).is_file() for name in sorted(names)) else None
 
 
-def _base_config(path: Path) -> ModelConfig | None:
-    return open_index(path).config
+def _open_base(path: Path) -> TensorIndex:
+    """The model that an adapter changes. An adapter that names itself is none."""
+    if adapter_format(path):
+        raise UnsupportedError("model.architecture", "is an adapter, not the model that one changes", path=path)
+    return open_index(path)
 
 
 def _reader(format: str) -> Reader:

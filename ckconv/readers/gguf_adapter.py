@@ -35,14 +35,15 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
 
     Args:
         file: what the header says.
-        opener: reads the hyper-parameters of a base model.
+        opener: opens a base model.
         base: the base model; the rows of Llama's q and k cannot be put in order without its head counts.
 
     Raises:
         InputError: ``adapter.rank``, ``adapter.scale``, ``adapter.base``.
     """
     architecture, base_name = _text(file, "general.architecture"), _text(file, _NAME_KEY)
-    model = find_base(base, "", opener)
+    found_base = find_base(base, "", opener)
+    model = found_base.config if found_base else None
     family = FAMILIES[model.family] if model else family_named(architecture)
     if model is not None and family is not None and family.gguf != architecture:
         message = f"it is made for {architecture!r}, the base is {family.gguf!r}"

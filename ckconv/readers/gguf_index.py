@@ -36,7 +36,7 @@ def open_gguf(
     """Read the header of a GGUF (all shards of a split set) and apply its family's rules.
 
     Args:
-        opener: reads the hyper-parameters of an adapter's ``base`` model.
+        opener: opens an adapter's ``base`` model.
 
     Raises:
         InputError: the file is malformed (``gguf.*``) or contradicts itself (``model.config``).
@@ -45,7 +45,7 @@ def open_gguf(
     if _value(file.metadata, "general.type") == GGUF_KIND:
         from ckconv.readers.gguf_adapter import gguf_adapter
 
-        return gguf_adapter(file, path, opener=opener or (lambda path: None), base=base)
+        return gguf_adapter(file, path, opener=opener or open_gguf, base=base)
     return index_gguf(path, file)
 
 

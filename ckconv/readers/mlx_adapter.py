@@ -42,7 +42,7 @@ def open_mlx_adapter(path: Path, *, opener: Opener, base: Path | None = None) ->
 
     Args:
         path: the directory, or its file of tensors.
-        opener: reads the hyper-parameters of a base model.
+        opener: opens a base model.
         base: the base model, if not where the adapter says it is.
 
     Raises:
@@ -64,7 +64,8 @@ def open_mlx_adapter(path: Path, *, opener: Opener, base: Path | None = None) ->
     shape = _shape(document, config_path) if method != "full" else Shape(1.0)
     file = read_safetensors(weights)
     base_name = str(document.get("model") or "")
-    model = find_base(base, base_name, opener)
+    found_base = find_base(base, base_name, opener)
+    model = found_base.config if found_base else None
     found, unknown = _sorted(file.tensors)
     families = (model.family,) if model else families_of(found)
     collector = Collector(root)

@@ -44,7 +44,7 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None) -> Tensor
 
     Args:
         path: the directory, one that holds a single named adapter, or the file of tensors.
-        opener: reads the hyper-parameters of a base model.
+        opener: opens a base model.
         base: the base model, if not where the adapter says it is.
 
     Raises:
@@ -65,7 +65,8 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None) -> Tensor
         )
     config = read_peft_config(config_path)
     file = read_safetensors(weights)
-    model = find_base(base, config.base_name, opener)
+    found_base = find_base(base, config.base_name, opener)
+    model = found_base.config if found_base else None
     found, unknown = _sorted(file.tensors)
     families = (model.family,) if model else families_of(found)
     collector = Collector(root)
@@ -86,6 +87,7 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None) -> Tensor
         config.document,
         # A module that peft wraps or saves is one of its own, and the head keeps the base's matrix (peft 0.21).
         ties=config.ties,
+        base_index=found_base.index if found_base else None,
     )
     more = {"rank_stabilised": "yes"} if config.rank_stabilised else {}
     return adapter_index("peft", path, file, config_path, collected, adapter, unknown=unknown, more=more)
@@ -148,7 +150,10 @@ def _add(
         return
     if config.method != "LORA" or config.dora != (Role.MAGNITUDE in parts):
         unsupported.append(f"{quoted(module)} has tensors of another method than its configuration's")
-    if not config.selection.holds(module):
+    bare = bool(config.document.get("target_parameters"))
+    # peft puts a layer around the head as well where the embedding is selected and the two are to stay tied.
+    with_embedding = config.ties and name == "output"
+    if not (bare or with_embedding or config.selection.holds(module)):
         unsupported.append(_ignored(module))
     rank, alpha = (config.rank_of(module), config.alpha_of(module)) if config.method == "LORA" else (1, 1.0)
     scale = effective_scale(alpha, rank, rank_stabilised=config.rank_stabilised)
@@ -157,7 +162,7 @@ def _add(
         collector.faults.add("adapter.scale", message, tensor=module)
     given = "rank_pattern" if rank != config.rank else "r"
     # The matrices of a bare parameter, of all experts say, have the rank as often as there are experts.
-    stated = None if config.document.get("target_parameters") else rank
+    stated = None if bare else rank
     collector.add(name, module, parts, Shape(scale, stated, alpha, given), embedding=embedding)
 
 
