@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NO_DECODER = frozenset({"Q8_1", "Q8_K", "Q1_0", "Q2_0"})
 
 
-class Action(str, enum.Enum):
+class Action(enum.StrEnum):
     """What a conversion does to the values."""
 
     COPY = "copy"

@@ -26,7 +26,7 @@ from ckconv.model.index import Tensor, TensorIndex, cut
 from ckconv.model.names import SHAPES, parse, with_layer
 
 
-class Role(str, enum.Enum):
+class Role(enum.StrEnum):
     """What a tensor of an adapter is to its module.
 
     ``lora_a`` ``[rank, in]`` and ``lora_b`` ``[out, rank]``; ``lora_bias`` ``[out]``, which the scale multiplies too;

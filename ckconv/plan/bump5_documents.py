@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from ckconv import __version__
@@ -207,7 +207,7 @@ def metadata(facts: Facts, manifest: Mapping[str, Any]) -> bytes:
         "manifest_hash": hashlib.sha256(canonical_json(manifest)).hexdigest(),
     }
     if facts.created is not None:
-        moment = datetime.fromtimestamp(facts.created, timezone.utc).replace(tzinfo=None)
+        moment = datetime.fromtimestamp(facts.created, UTC).replace(tzinfo=None)
         document["created_at"] = f"{moment.isoformat()}Z"
     if facts.template is not None:
         template = _template(facts)

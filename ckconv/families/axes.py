@@ -1,0 +1,347 @@
+"""Shapes of tensors as named axes, and the move of values between two orders of the same axes.
+
+``"(A 2 d) H"`` is a matrix of A*2*d rows and H columns: ``( )`` is a product, outermost first. The same letters in
+another order say how a format stores the values: ``"(A d 2) H"`` has the RoPE rows of a head interleaved,
+``"H (A 2 d)"`` is the transposed matrix. ``(x|y)`` are segments one after the other: several tensors that are stored
+as one. ``_x`` is a segment that no tensor owns. ``1`` is an axis of one element, which either side may leave out.
+
+A :class:`Move` is computed from two such shapes and holds both directions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckconv.model.layouts import Layout
+
+_TOKEN = re.compile(r"\s*([()|]|_?[A-Za-z]\w*|\d+)")
+
+#: Number of elements of an axis letter.
+Size = Callable[[str], int]
+
+
+class AxesError(ValueError):
+    """A shape that is written wrongly, or two that do not hold the same axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Products one after the other along one axis."""
+
+    parts: tuple[tuple[Term, ...], ...]
+
+
+#: An axis letter, a number, or segments.
+Term = str | Segments
+Product = tuple[Term, ...]
+#: A shape: one product an axis, outermost first.
+Shape = tuple[Product, ...]
+
+
+@cache
+def parse(text: str) -> Shape:
+    """The shape that ``text`` writes.
+
+    Raises:
+        AxesError: ``text`` is no shape.
+    """
+    tokens: list[str] = []
+    at = 0
+    while at < len(text.rstrip()):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            raise AxesError(f"{text!r}: no axis at {text[at:].strip()[:10]!r}")
+        tokens.append(found[1])
+        at = found.end()
+    reader = _Reader(tokens, text)
+    axes: list[Product] = []
+    while reader.more:
+        term = reader.term()
+        axes.append(term if isinstance(term, tuple) else (term,))
+    if not axes:
+        raise AxesError("a shape without an axis")
+    return tuple(axes)
+
+
+class _Reader:
+    def __init__(self, tokens: list[str], text: str) -> None:
+        self._tokens, self._text, self._at = tokens, text, 0
+
+    @property
+    def more(self) -> bool:
+        return self._at < len(self._tokens)
+
+    def term(self) -> Term | Product:
+        """A letter, or what stands in parentheses: segments, or a product where there is no ``|``."""
+        token = self._next()
+        if token != "(":
+            if token in ")|":
+                raise AxesError(f"{self._text!r}: {token!r} without what it belongs to")
+            return token
+        parts: list[list[Term]] = [[]]
+        while (ahead := self._peek()) != ")":
+            if ahead == "|":
+                self._next()
+                parts.append([])
+                continue
+            inner = self.term()
+            parts[-1] += inner if isinstance(inner, tuple) else (inner,)
+        self._next()
+        if not all(parts):
+            raise AxesError(f"{self._text!r}: an empty segment")
+        if len(parts) == 1:
+            return tuple(parts[0])
+        return Segments(tuple(tuple(part) for part in parts))
+
+    def _peek(self) -> str:
+        if not self.more:
+            raise AxesError(f"{self._text!r}: a parenthesis that is not closed")
+        return self._tokens[self._at]
+
+    def _next(self) -> str:
+        token = self._peek()
+        self._at += 1
+        return token
+
+
+def letters(shape: Shape) -> Iterator[str]:
+    """The axis letters and numbers of a shape, in order, those of segments too."""
+    for product in shape:
+        yield from _letters(product)
+
+
+def _letters(product: Product) -> Iterator[str]:
+    for term in product:
+        if isinstance(term, Segments):
+            for part in term.parts:
+                yield from _letters(part)
+        else:
+            yield term
+
+
+def segment_count(shape: Shape) -> int:
+    """How many tensors a shape is: the segments that tensors own, 1 where there are none."""
+    counts = {
+        sum(not _owned_by_none(part) for part in term.parts)
+        for product in shape
+        for term in product
+        if isinstance(term, Segments)
+    }
+    if len(counts) > 1:
+        raise AxesError("a shape with segments along more than one axis")
+    return counts.pop() if counts else 1
+
+
+def _owned_by_none(part: Product) -> bool:
+    return len(part) == 1 and isinstance(part[0], str) and part[0].startswith("_")
+
+
+def of_part(shape: Shape, part: int) -> Shape:
+    """The shape of one tensor of those that share a row: its segment in place of all."""
+    return tuple(
+        tuple(inner for term in product for inner in (_owned(term)[part] if isinstance(term, Segments) else (term,)))
+        for product in shape
+    )
+
+
+def _owned(term: Segments) -> list[Product]:
+    return [part for part in term.parts if not _owned_by_none(part)]
+
+
+def without_last(shape: Shape) -> Shape:
+    """The shape of a bias: its matrix's without the columns."""
+    return shape[:-1] if len(shape) > 1 else shape
+
+
+def sizes(shape: Shape, size: Size) -> tuple[int, ...]:
+    """Elements along each axis."""
+    return tuple(_size(product, size) for product in shape)
+
+
+def _size(product: Product, size: Size) -> int:
+    return math.prod(_term_size(term, size) for term in product)
+
+
+def _term_size(term: Term, size: Size) -> int:
+    if isinstance(term, Segments):
+        return sum(_size(part, size) for part in term.parts)
+    return int(term) if term.isdigit() else size(term)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """How a stored tensor's values and a canonical tensor's belong together.
+
+    Attributes:
+        stored: shape of the stored tensor.
+        canonical: shape of the canonical one.
+        factors: the stored shape taken apart into its terms.
+        cut: (term, start, stop): the segment of ``factors`` that is this tensor; ``None`` where there are none.
+        parts: the terms of the tensor in stored order: ``factors`` with those of the segment in the place of it.
+        order: for each term in canonical order, its place among ``parts``.
+    """
+
+    stored: tuple[int, ...]
+    canonical: tuple[int, ...]
+    factors: tuple[int, ...]
+    cut: tuple[int, int, int] | None
+    parts: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def in_order(self) -> bool:
+        """Canonical order is stored order."""
+        return self.order == tuple(sorted(self.order))
+
+    @property
+    def run(self) -> int:
+        """Elements that stay together in both orders: a block type may pass where its blocks divide them."""
+        tail = 0
+        while tail < len(self.order) and self.order[-1 - tail] == len(self.order) - 1 - tail:
+            tail += 1
+        run = math.prod(self.parts[len(self.parts) - tail :])
+        if self.cut is not None and len(self.parts) - tail <= self.cut[0]:
+            return math.prod(self.parts[self.cut[0] :]) if self.in_order else run
+        return run
+
+    def to_canonical(self, stored: NDArray[np.generic]) -> NDArray[np.generic]:
+        """The tensor's values ``[canonical]`` out of the stored ones ``[stored]``."""
+        whole = stored.reshape(self.factors)
+        if self.cut is not None:
+            axis, start, stop = self.cut
+            whole = whole[(slice(None),) * axis + (slice(start, stop),)]
+        return whole.reshape(self.parts).transpose(self.order).reshape(self.canonical)
+
+    def to_stored(self, canonical: NDArray[np.generic], into: NDArray[np.generic]) -> None:
+        """Put a tensor's values ``[canonical]`` into their places of ``into`` ``[stored]``."""
+        ordered = canonical.reshape([self.parts[place] for place in self.order])
+        back = [self.order.index(place) for place in range(len(self.order))]
+        whole = into.reshape(self.factors)
+        if self.cut is not None:
+            axis, start, stop = self.cut
+            whole = whole[(slice(None),) * axis + (slice(start, stop),)]
+        whole[...] = ordered.transpose(back).reshape(whole.shape)
+
+
+def move(stored: Shape, canonical: Shape, part: int, size: Size) -> Move:
+    """The move between a stored shape and the canonical shape of one of its tensors.
+
+    Args:
+        part: which of the segments, where ``stored`` has some.
+
+    Raises:
+        AxesError: the two do not hold the same axes.
+    """
+    factors: list[int] = []
+    cut: tuple[int, int, int] | None = None
+    names: list[str] = []
+    parts: list[int] = []
+    for product in stored:
+        for term in product:
+            if isinstance(term, Segments) and len(_owned(term)) > part:
+                cut = (len(factors), *_span(term, part, size))
+                for inner in _letters(_owned(term)[part]):
+                    names.append(inner)
+                    parts.append(_term_size(inner, size))
+            elif isinstance(term, Segments):
+                raise AxesError(f"there is no segment {part + 1}")
+            else:
+                names.append(term)
+                parts.append(_term_size(term, size))
+            factors.append(_term_size(term, size))
+    return Move(
+        sizes(stored, size),
+        sizes(canonical, size),
+        tuple(factors),
+        cut,
+        tuple(parts),
+        _order(names, [name for product in canonical for name in _letters(product)]),
+    )
+
+
+def _span(term: Segments, part: int, size: Size) -> tuple[int, int]:
+    """Where a segment starts and stops, in elements."""
+    start, owned = 0, -1
+    for piece in term.parts:
+        owned += not _owned_by_none(piece)
+        if owned == part and not _owned_by_none(piece):
+            return start, start + _size(piece, size)
+        start += _size(piece, size)
+    raise AxesError(f"there is no segment {part + 1}")
+
+
+def _order(stored: list[str], canonical: list[str]) -> tuple[int, ...]:
+    """For each canonical letter the place among the stored ones; axes of one element may be on one side only."""
+    order: list[int] = []
+    for name in canonical:
+        place = next((n for n, other in enumerate(stored) if other == name and n not in order), None)
+        if place is None:
+            if name == "1":
+                continue
+            raise AxesError(f"the stored shape has no axis {name!r}")
+        order.append(place)
+    left = [n for n in range(len(stored)) if n not in order]
+    if any(stored[n] != "1" for n in left):
+        raise AxesError(f"the canonical shape has no axis {next(stored[n] for n in left if stored[n] != '1')!r}")
+    return (*left, *order)
+
+
+def layout_of(found: Move) -> Layout | None:
+    """The move as a layout of whole rows, or of a transposed matrix; ``None`` where it is neither."""
+    from ckconv.model.layouts import headed, plain, transposed
+
+    rows, cols = math.prod(found.canonical[:-1]), found.canonical[-1]
+    if len(found.canonical) == 1:
+        rows, cols = cols, 1
+    moved = [place for place in found.order if found.parts[place] > 1]
+    if moved == sorted(moved):
+        return plain(rows, cols) if found.cut is None or math.prod(found.factors[: found.cut[0]]) == 1 else None
+    if len(found.stored) == 2 and len(found.canonical) == 2 and _swapped(found):
+        return transposed(rows, cols, stored_cols=found.stored[1], column_offset=found.cut[1] if found.cut else 0)
+    heads = [found.parts[place] for place in found.order]
+    pair = next((n for n in range(1, len(heads)) if found.order[n] == found.order[n - 1] - 1), None)
+    if pair is None or found.cut is not None or heads[pair - 1] != 2 or found.order[pair - 1] != pair:
+        return None
+    rest = [*found.order[: pair - 1], *found.order[pair + 1 :]]
+    if rest != sorted(rest) or math.prod(heads[pair + 1 :]) != cols:
+        return None
+    return headed(math.prod(heads[: pair - 1]), 2 * heads[pair], cols, interleaved=True)
+
+
+def _swapped(found: Move) -> bool:
+    """Stored columns are the canonical rows, in order."""
+    split = next((n for n in range(1, len(found.order)) if found.order[n] < found.order[n - 1]), 0)
+    first, second = found.order[:split], found.order[split:]
+    width = math.prod(found.parts[place] for place in first)
+    return list(first) == sorted(first) and list(second) == sorted(second) and width == found.canonical[0]
+
+
+def expanded(text: str) -> list[str]:
+    """``a.{q,k}.b`` -> both texts; ``{n}`` and ``{E}`` stay. Several braces with the same count go in step.
+
+    Raises:
+        AxesError: braces of different counts.
+    """
+    found = list(re.finditer(r"\{([^{}]*,[^{}]*)\}", text))
+    if not found:
+        return [text]
+    lists = [match[1].split(",") for match in found]
+    if len({len(items) for items in lists}) > 1:
+        raise AxesError(f"{text!r}: braces with different counts")
+    results = []
+    for n in range(len(lists[0])):
+        result, end = "", 0
+        for match, items in zip(found, lists, strict=True):
+            result += text[end : match.start()] + items[n].strip()
+            end = match.end()
+        results.append(result + text[end:])
+    return results

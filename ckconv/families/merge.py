@@ -1,0 +1,205 @@
+"""Family files as TOML tables: read, with what they extend merged in, key by key, the file itself last."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ckconv.errors import InputError
+from ckconv.families.axes import AxesError, expanded
+
+#: Where the shipped files lie.
+FOLDER = Path(__file__).parent
+
+#: The longest file that is read; the largest shipped one has 4 kB.
+MAX_BYTES = 1 << 18
+
+#: How deep ``extends`` may go.
+_MAX_DEPTH = 8
+
+Table = dict[str, Any]
+
+SECTIONS = frozenset(
+    {
+        "extends", "without", "gguf", "huggingface", "prefix", "axes", "layers", "tensors", "parameters", "config",
+        "engines",
+    }
+)  # fmt: skip
+
+#: Fields of a tensor row that are one format's cell.
+FORMATS = ("hf", "gguf", "mlx")
+
+#: What every tensor row may say besides its cells.
+ROW_FIELDS = frozenset({"axes", "bias", "when", "layers", "why", *FORMATS})
+
+#: Fields of a parameter that hold one cell or a list of them.
+PARAMETER_CELLS = ("hf", "gguf")
+
+#: The field that a plain string means in a cell.
+_STRING = {"tensors": "name", "parameters": "key"}
+
+
+def fault(path: Path, message: str) -> InputError:
+    """An error of a family file."""
+    return InputError("family.file", message, path=path)
+
+
+def read_file(path: Path) -> Table:
+    """The file's own table, its sections checked.
+
+    Raises:
+        InputError: ``family.file``, it is no TOML, too long, or has a section that there is not.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise fault(path, f"a family file has at most {MAX_BYTES:,} bytes")
+        table = tomllib.loads(data.decode())
+    except OSError as error:
+        raise fault(path, error.strerror or str(error)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise fault(path, f"no TOML: {error}") from None
+    for key in table.keys() - SECTIONS:
+        raise fault(path, f"there is no section {key!r} (known: {', '.join(sorted(SECTIONS))})")
+    return table
+
+
+def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0) -> Table:
+    """The file with everything that it extends; rows of several tensors taken apart, one entry a tensor.
+
+    ``tensors`` maps a canonical name to its fields, each field that a row writes for several tensors with the
+    position among them: ``part`` and ``parts``.
+
+    Raises:
+        InputError: ``family.file``.
+    """
+    own = read_file(path)
+    if depth > _MAX_DEPTH:
+        raise fault(path, "extends leads in a circle, or too deep")
+    parents = own.pop("extends", [])
+    result: Table = {}
+    for name in [parents] if isinstance(parents, str) else parents:
+        if not isinstance(name, str) or "/" in name or not (folder / f"{name}.toml").is_file():
+            raise fault(path, f"extends {name!r}, and there is no such family")
+        inherited = merged(folder / f"{name}.toml", folder=folder, depth=depth + 1)
+        inherited.pop("engines", None)  # what was measured for one class says nothing of another
+        inherited.pop("huggingface", None)
+        inherited.pop("gguf", None)
+        _merge(result, inherited)
+    _remove(result, own.pop("without", []), path)
+    own["tensors"] = _tensors(own.get("tensors", {}), path)
+    _merge(result, own)
+    for section in ("tensors", "parameters"):
+        result[section] = {name: row for name, row in result.get(section, {}).items() if row != "absent"}
+    return result
+
+
+def _remove(table: Table, patterns: object, path: Path) -> None:
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise fault(path, "without is a list of patterns")
+    for pattern in patterns:
+        hit = False
+        for section in ("tensors", "parameters"):
+            for name in [name for name in table.get(section, {}) if fnmatchcase(name, pattern)]:
+                del table[section][name]
+                hit = True
+        if not hit:
+            raise fault(path, f"without {pattern!r}: nothing inherited is called so")
+
+
+def _tensors(rows: Mapping[str, Any], path: Path) -> Table:
+    """Rows by single canonical names."""
+    result: Table = {}
+    key = ""
+    try:
+        for key, row in rows.items():
+            names = expanded(key)
+            for part, name in enumerate(names):
+                entry = row if isinstance(row, str) else _entry(key, row, part, len(names), path)
+                result[name] = _merged_row(result.get(name), entry, FORMATS, "name")
+    except AxesError as error:
+        raise fault(path, f"tensors.{key}: {error}") from None
+    return result
+
+
+def _entry(key: str, row: object, part: int, parts: int, path: Path) -> Table:
+    if not isinstance(row, dict):
+        raise fault(path, f"tensors.{key}: a table or 'absent' expected")
+    for field in row.keys() - ROW_FIELDS:
+        raise fault(path, f"tensors.{key}: there is no field {field!r}")
+    entry: Table = {}
+    for field, value in row.items():
+        if field not in FORMATS or value == "absent":
+            entry[field] = _picked(value, part, parts)
+            continue
+        forms = [_form(form, part, parts) for form in (value if isinstance(value, list) else [value])]
+        entry[field] = forms if isinstance(value, list) else forms[0]
+    if isinstance(entry.get("axes"), str) and parts > 1:
+        entry["part"], entry["parts"] = part, parts
+    return entry
+
+
+def _form(value: Any, part: int, parts: int) -> Table:
+    """A cell as a table; with its place among the tensors that share it, where its name is one for all."""
+    cell = {"name": value} if isinstance(value, str) else dict(value)
+    name = cell.get("name")
+    picked = {field: _picked(item, part, parts) for field, item in cell.items()}
+    if isinstance(name, str):
+        picked["part"], picked["parts"] = (part, parts) if picked["name"] == name else (0, 1)
+    return picked
+
+
+def _picked(value: Any, part: int, parts: int) -> Any:
+    """The part's own text, where a text is written for several tensors."""
+    if not isinstance(value, str):
+        return value
+    found = expanded(value)
+    if len(found) == 1:
+        return value
+    if len(found) != parts:
+        raise AxesError(f"{value!r} is written for {len(found)} tensors, the row for {parts}")
+    return found[part]
+
+
+def _merge(into: Table, other: Mapping[str, Any]) -> None:
+    for section, value in other.items():
+        if section == "tensors":
+            for name, row in value.items():
+                into.setdefault(section, {})[name] = _merged_row(into.get(section, {}).get(name), row, FORMATS, "name")
+        elif section == "parameters":
+            for name, row in value.items():
+                before = into.setdefault(section, {}).get(name)
+                into[section][name] = _merged_row(before, row, PARAMETER_CELLS, "key")
+        elif section == "config":
+            own = into.setdefault(section, {"modifiers": {}, "harmless": []})
+            own["modifiers"] = {**own["modifiers"], **value.get("modifiers", {})}
+            own["harmless"] = [*own["harmless"], *value.get("harmless", [])]
+        elif section in ("prefix", "engines", "axes", "layers"):
+            into[section] = {**into.get(section, {}), **value}
+        else:
+            into[section] = value
+
+
+def _merged_row(before: Any, row: Any, cells: tuple[str, ...], word: str) -> Any:
+    """One row over an inherited one: field by field, and cells of one kind field by field, too."""
+    if not isinstance(before, dict) or not isinstance(row, dict):
+        return row
+    result = {**before, **row}
+    for cell in cells:
+        old, new = before.get(cell), row.get(cell)
+        old, new = ({word: text} if isinstance(text, str) and text != "absent" else text for text in (old, new))
+        if isinstance(old, dict) and isinstance(new, dict) and _kind(old) == _kind(new):
+            result[cell] = {**old, **new}
+    return result
+
+
+#: Fields that make a parameter's cell one of another kind than a key.
+_KINDS = ("fixed", "present", "absent", "shape", "tensor", "dropped")
+
+
+def _kind(cell: Mapping[str, Any]) -> str:
+    return next((kind for kind in _KINDS if kind in cell), "")

@@ -1,0 +1,213 @@
+"""Family files against what other tools wrote: names, order of values and keys, both ways."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import Decoder, as_mixtral
+from conftest import FIXTURES
+from safetensors import safe_open
+
+from ckconv.families.axes import layout_of
+from ckconv.families.merge import FOLDER
+from ckconv.families.parameters import Values, write
+from ckconv.families.resolve import resolve
+from ckconv.families.schema import Family, load
+from ckconv.readers.detect import open_index
+
+#: Family file -> a checkpoint, and the GGUF that llama.cpp's converter made of it.
+PAIRS = {
+    "llama": ("llama-bias-f32", "llama-bias-f32.f32"),
+    "qwen2": ("qwen2-tied-bf16", "qwen2-tied-bf16.auto"),
+    "qwen3": ("qwen3-tied-bf16", "qwen3-tied-bf16.auto"),
+    "gemma3_text": ("gemma3-text-bf16", "gemma3-text-bf16.auto"),
+    "phi3": ("phi3-bf16", "phi3-bf16.auto"),
+    "gpt2": ("gpt2-hub-f32", "gpt2-f32.f32"),
+}
+FRAGMENTS = {"decoder", "moe"}
+FAMILIES = sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem not in FRAGMENTS)
+
+
+class Document:
+    """A ``config.json`` beside tensors of these shapes."""
+
+    format = "hf"
+
+    def __init__(self, document: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+        self._document, self._shapes = document, shapes
+
+    def value(self, key: str) -> Any:
+        found: Any = self._document
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return found
+
+    def shape(self, tensor: str) -> tuple[int, ...] | None:
+        return self._shapes.get(tensor)
+
+
+class Metadata(Document):
+    """The keys of a GGUF."""
+
+    format = "gguf"
+
+    def value(self, key: str) -> Any:
+        architecture = self._document["general.architecture"]
+        return self._document.get(key[1:] if key.startswith("/") else f"{architecture}.{key}")
+
+
+def family(name: str) -> Family:
+    return load(FOLDER / f"{name}.toml")
+
+
+def checkpoint(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Configuration and tensors as float32, read by the safetensors package."""
+    folder = FIXTURES / "hf" / name
+    tensors = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "numpy") as file:
+            for key in file.keys():  # noqa: SIM118 - no mapping
+                try:
+                    tensors[key] = file.get_tensor(key).astype(np.float32)
+                except TypeError:  # numpy has no bfloat16
+                    tensors[key] = _bfloat16(path, key)
+    return json.loads((folder / "config.json").read_text()), tensors
+
+
+def _bfloat16(path: Path, name: str) -> np.ndarray:
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8 : 8 + length])[name]
+    start, stop = (8 + length + offset for offset in entry["data_offsets"])
+    upper = np.frombuffer(data[start:stop], np.uint16).astype(np.uint32)
+    return (upper << 16).view(np.float32).reshape(entry["shape"])
+
+
+def gguf_file(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Keys and tensors as float32, read by the gguf package."""
+    reader = gguf.GGUFReader(FIXTURES / "gguf" / f"{name}.gguf")
+    tensors = {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(tensor.shape[::-1])
+        for tensor in reader.tensors
+    }
+    return {key: field.contents() for key, field in reader.fields.items()}, tensors
+
+
+def shapes(tensors: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(map(int, tensor.shape)) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_shipped_file_is_sound_and_short(name: str) -> None:
+    found = family(name)
+
+    assert found.huggingface.names
+    assert found.huggingface.classes
+    assert len(found.path.read_text().splitlines()) <= 70
+
+
+@pytest.mark.parametrize("name", sorted(PAIRS))
+def test_a_checkpoint_becomes_the_gguf_that_llama_cpp_made_of_it(name: str) -> None:
+    rows, (document, tensors), (metadata, wanted) = family(name), checkpoint(PAIRS[name][0]), gguf_file(PAIRS[name][1])
+    values = Values(rows, Document(document, shapes(tensors)))
+    read = resolve(rows, values, "hf", list(tensors))
+    made: dict[str, np.ndarray] = {}
+    canonical = {place.canonical: place.move.to_canonical(tensors[place.stored[0]]) for place in read.places}
+    for place in resolve(rows, values, "gguf").places:
+        into = made.setdefault(place.stored[0], np.zeros(place.move.stored, np.float32))
+        shift = np.float32(1 if place.value == "add_one" else 0)
+        place.move.to_stored(canonical[place.canonical] + shift, into)
+
+    assert (dict(read.missing), read.unknown) == ({}, ())
+    assert sorted(made) == sorted(wanted)
+    assert [key for key in wanted if made[key].tobytes() != wanted[key].tobytes()] == []
+    architecture = metadata["general.architecture"]
+    said = write(rows, values, "gguf", frozenset(values.stated))
+    keys = {f"{architecture}.{key}": value for key, (_, value) in said.entries.items()}
+    own = {key: value for key, value in metadata.items() if key.startswith(f"{architecture}.")}
+    assert keys == pytest.approx(own, rel=1e-7)
+    assert dict(said.refused) == {}
+
+
+@pytest.mark.parametrize("name", sorted(PAIRS))
+def test_a_gguf_says_what_its_checkpoint_says(name: str) -> None:
+    rows, (document, tensors), (metadata, stored) = family(name), checkpoint(PAIRS[name][0]), gguf_file(PAIRS[name][1])
+    ours = Values(rows, Document(document, shapes(tensors)))
+    theirs = Values(rows, Metadata(metadata, shapes(stored)))
+    found = resolve(rows, theirs, "gguf", list(stored))
+    plain = {place.canonical: place.move.to_canonical(tensors[place.stored[0]]) for place in
+             resolve(rows, ours, "hf", list(tensors)).places}  # fmt: skip
+
+    assert (dict(found.missing), found.unknown) == ({}, ())
+    assert {key: theirs[key] for key in rows.parameters if isinstance(theirs[key], float)} == pytest.approx(
+        {key: ours[key] for key in rows.parameters if isinstance(theirs[key], float)}, rel=1e-7
+    )
+    for place in found.places:
+        if not place.value:
+            assert place.move.to_canonical(stored[place.stored[0]]).tobytes() == plain[place.canonical].tobytes()
+
+
+@pytest.mark.parametrize("name", sorted(PAIRS))
+@pytest.mark.parametrize("format", ["hf", "gguf"])
+def test_names_and_layouts_are_those_of_the_readers(name: str, format: str) -> None:
+    rows, (document, tensors) = family(name), checkpoint(PAIRS[name][0])
+    values = Values(rows, Document(document, shapes(tensors)))
+    path = FIXTURES / "hf" / PAIRS[name][0] if format == "hf" else FIXTURES / "gguf" / f"{PAIRS[name][1]}.gguf"
+    index = open_index(path)
+
+    found = resolve(rows, values, format, [stored.name for stored in index.stored])
+    places = {place.canonical: place for place in found.places}
+    assert dict(found.dropped) == {item.stored.name: item.reason for item in index.dropped}
+    assert sorted(places) == sorted(index.tensors)
+    for canonical, tensor in index.tensors.items():
+        place = places[canonical]
+        layout = layout_of(place.move)
+        assert (place.stored, place.shape) == ((tensor.source,), tensor.shape)
+        assert layout is not None
+        own = tensor.layout
+        assert (layout.interleaved, layout.transposed, layout.column_offset, layout.stored_cols, layout.head_rows) == (
+            own.interleaved, own.transposed, own.column_offset, own.stored_cols, own.head_rows
+        )  # fmt: skip
+        assert bool(place.value) == bool(own.shift)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts_are_stacked_from_one_tensor_each(name: str) -> None:
+    decoder = Decoder(experts=3, qk_norm=name != "mixtral")
+    tensors = as_mixtral(decoder.tensors()) if name == "mixtral" else decoder.tensors()
+    rows = family(name)
+    values = Values(rows, Document(decoder.config(name), shapes(tensors)))
+
+    read = resolve(rows, values, "hf", list(tensors))
+    assert (dict(read.missing), read.unknown) == ({}, ())
+    stacks = {place.canonical: (place.stacked, place.shape) for place in read.places if "experts" in place.canonical}
+    assert stacks["layers.1.ffn.experts.down.weight"] == (True, (3, 64, 64))
+    for format, down in (("gguf", "blk.1.ffn_down_exps.weight"), ("mlx", "switch_mlp.down_proj.weight")):
+        place = next(
+            p for p in resolve(rows, values, format).places if p.canonical.endswith("1.ffn.experts.down.weight")
+        )
+        assert place.stored[0].endswith(down)
+        assert (place.shape, place.move.in_order) == ((3, 64, 64), True)
+
+
+def test_a_value_that_a_loader_takes_for_granted_is_held_against_it() -> None:
+    """llama.cpp renormalises the weights of qwen3moe's experts; no key of a GGUF says it."""
+    decoder = Decoder(experts=3, qk_norm=True)
+    document = Document(decoder.config("qwen3_moe", norm_topk_prob=False), shapes(decoder.tensors()))
+
+    rows = family("qwen3_moe")
+    assert dict(write(rows, Values(rows, document), "gguf").refused) == {"norm_topk": (False, True)}
+
+
+def test_what_contradicts_itself_is_named() -> None:
+    decoder = Decoder()
+    config = decoder.config(rope_theta=5e5, rope_parameters={"rope_theta": 1e4, "rope_type": "default"})
+    with pytest.raises(ValueError, match=r"rope_parameters.rope_theta is 10000.0, rope_theta is 500000.0"):
+        Values(family("llama"), Document(config, {}))["rope_theta"]
+    with pytest.raises(ValueError, match="num_hidden_layers is missing"):
+        Values(family("llama"), Document({}, {}))["layers"]

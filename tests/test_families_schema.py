@@ -1,0 +1,217 @@
+"""What a family file may not say, each with its sentence; expressions and axes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckconv.errors import InputError
+from ckconv.families.axes import AxesError, expanded, layout_of, move, of_part, parse
+from ckconv.families.expressions import ExpressionError
+from ckconv.families.expressions import parse as expression
+from ckconv.families.merge import FOLDER, merged
+from ckconv.families.schema import load
+
+OLMO2 = (FOLDER / "olmo2.toml").read_text()
+
+
+def sentence(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load(path)
+    assert (caught.value.code, caught.value.path) == ("family.file", str(path))
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[tensors", "no TOML: "),
+        ("[tensor]", "there is no section 'tensor' (known: axes, config, "),
+        ('extends = "nothing"', "extends 'nothing', and there is no such family"),
+        ('extends = "../llama"', "extends '../llama', and there is no such family"),
+        ('extends = "llama"\nwithout = ["L.nothing.*"]', "without 'L.nothing.*': nothing inherited is called so"),
+        (
+            'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x", gguf = "L.x", turned = true }',
+            "tensors.L.x: there is no field 'turned'",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n"L.x" = { axes = "H Z", hf = "L.x", gguf = "L.x" }',
+            "tensors.L.x: there is no axis 'Z'",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x" }',
+            "tensors.L.x: gguf is not said ('absent' where the format has none)",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n"L.x" = { axes = "H V", hf = "L.x", gguf = { name = "L.x", axes = "H I" } }',
+            "tensors.L.x: L.x: the stored shape has no axis 'V'",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x", gguf = { name = "L.x", value = "two" } }',
+            "tensors.L.x: there is no value operation 'two' (known: add_one, neg_exp, scale)",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n"L.{a,b}" = { axes = "H", hf = "L.{x,y,z}", gguf = "L.x" }',
+            "tensors.L.{a,b}: 'L.{x,y,z}' is written for 3 tensors, the row for 2",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", layers = "sparse", hf = "L.x", gguf = "L.x" }',
+            "tensors.L.x: there is no layer kind 'sparse' (known: )",
+        ),
+        (
+            'extends = "llama"\n[parameters]\nx = { hf = "x", gguf = "x:f99" }',
+            "parameters.x: there is no type 'f99' of keys (known: u32, ",
+        ),
+        (
+            'extends = "llama"\n[parameters]\nx = { hf = "x", required = true }',
+            "parameters.x: there is no field 'required' (known: ",
+        ),
+        (
+            'extends = "llama"\n[parameters]\nx = "__import__(1)"',
+            "parameters.x: '__import__(1)' calls what is no function of family files",
+        ),
+        ('extends = "llama"\n[engines.mlx_lm]\nklass = "x"', "engines.mlx_lm: there is no field 'klass' (known: "),
+    ],
+)  # fmt: skip
+def test_a_fault_of_a_file_is_one_sentence_with_the_key(tmp_path: Path, text: str, message: str) -> None:
+    assert sentence(tmp_path, text).startswith(message)
+
+
+def test_a_file_that_extends_itself_ends(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('extends = "b"')
+    (tmp_path / "b.toml").write_text('extends = "a"')
+    with pytest.raises(InputError, match="extends leads in a circle, or too deep"):
+        merged(tmp_path / "a.toml", folder=tmp_path)
+
+
+def test_a_relative_changes_one_field_of_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('extends = "llama"\n[tensors]\n"L.attention.q" = { gguf.name = "L.attn_query" }\n')
+    one, own = load(FOLDER / "llama.toml").tensors["L.attention.q"], load(path).tensors["L.attention.q"]
+
+    assert own.cells["gguf"][0].name == "L.attn_query"
+    assert (own.cells["gguf"][0].axes, own.cells["hf"]) == (one.cells["gguf"][0].axes, one.cells["hf"])
+
+
+def test_engines_are_not_inherited(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('extends = "olmo2"\n')
+    assert load(FOLDER / "olmo2.toml").engines.keys() == {"llama_cpp", "mlx_lm", "transformers"}
+    assert load(path).engines == {}
+
+
+# Expressions
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("hidden / heads", 16.0),
+        ("hidden // 5 + 2 ** 3", 20),
+        ("'a' in ['a', 'b'] and not tied", True),
+        ("x if tied else null", None),
+        ("min(heads, 2, int(7.9))", 2),
+        ("cycle(3, ['a', 'b'])[2]", "a"),
+        ("leading(3, 1, true, false)", [True, False, False]),
+        ("every(4, 2, 's', 'f')", ["s", "f", "s", "f"]),
+        ("1 < heads <= 4", True),
+        ("-heads", -4),
+    ],
+)
+def test_expressions_compute(text: str, value: object) -> None:
+    assert expression(text).value({"hidden": 64, "heads": 4, "tied": False, "x": 1}) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "1 +", "lambda: 1", "[x for x in y]", "a.b", "a := 1", "f'{a}'", "{1: 2}", "b'x'", "open('x')", "min(*a)",
+        "min(a=1)", "(" * 300, "1" * 600,
+    ],
+)  # fmt: skip
+def test_what_is_no_expression_is_refused(text: str) -> None:
+    with pytest.raises(ExpressionError):
+        expression(text)
+
+
+@pytest.mark.parametrize("text", ["9 ** 9 ** 9", "'a' * 1000", "[1] * 9", "1 / 0", "missing", "len(1)", "'a' < 1"])
+def test_what_has_no_value_says_so(text: str) -> None:
+    with pytest.raises(ExpressionError):
+        expression(text).value({})
+
+
+# Axes
+
+SIZES = {"A": 3, "R": 2, "D": 4, "d": 2, "H": 5, "E": 2, "P": 3, "v": 2}
+
+
+def moved(stored: str, canonical: str, part: int = 0):
+    return move(parse(stored), parse(canonical), part, SIZES.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("stored", "canonical", "part", "order"),
+    [
+        ("(A d 2) H", "(A 2 d) H", 0, "interleaved"),
+        ("H (A D)", "(A D) H", 0, "transposed"),
+        ("(A (P|v)) H", "A P H", 0, ""),
+        ("(A (P|v)) H", "A v H", 1, ""),
+        ("((A D)|(R D)|(R D)) H", "(R D) H", 2, "rows"),
+        ("H ((A D)|(R D))", "(R D) H", 1, "transposed"),
+        ("H 1 d", "H d", 0, "rows"),
+        ("(_o|H) A", "H A", 0, "rows"),
+        ("(H (1|1)) A", "H A", 1, ""),
+        ("E H A", "E A H", 0, ""),
+    ],
+)
+def test_values_come_back_from_every_order(stored: str, canonical: str, part: int, order: str) -> None:
+    sizes = {**SIZES, "_o": 2}
+    found = move(parse(stored), parse(canonical), part, sizes.__getitem__)
+    values = np.arange(np.prod(found.canonical), dtype=np.float32).reshape(found.canonical) + 1
+    into = np.zeros(found.stored, np.float32)
+    found.to_stored(values, into)
+
+    assert np.array_equal(found.to_canonical(into), values)
+    assert np.count_nonzero(into) == values.size
+    layout = layout_of(found)
+    kinds = {"interleaved": layout and layout.interleaved, "transposed": layout and layout.transposed,
+             "rows": layout and not (layout.interleaved or layout.transposed), "": layout is None}  # fmt: skip
+    assert kinds[order]
+
+
+@given(st.permutations(["A", "R", "D", "H"]), st.permutations(["A", "R", "D", "H"]))
+def test_every_permutation_has_an_inverse(one: list[str], other: list[str]) -> None:
+    found = moved(" ".join(one), " ".join(other))
+    values = np.arange(120).reshape(found.canonical)
+    into = np.zeros(found.stored, values.dtype)
+    found.to_stored(values, into)
+    assert np.array_equal(into, np.einsum("".join(other) + "->" + "".join(one), values))
+    assert np.array_equal(found.to_canonical(into), values)
+
+
+@pytest.mark.parametrize(
+    ("stored", "canonical", "run"),
+    [("(A D) H", "(A D) H", 60), ("(A d 2) H", "(A 2 d) H", 5), ("H D", "D H", 1), ("(R A D) H", "(A R D) H", 20)],
+)
+def test_the_run_is_what_stays_together(stored: str, canonical: str, run: int) -> None:
+    assert moved(stored, canonical).run == run
+
+
+@pytest.mark.parametrize("text", ["", "A (B", "A )", "A |", "(A|) H", "A-B"])
+def test_what_is_no_shape_is_refused(text: str) -> None:
+    with pytest.raises(AxesError):
+        parse(text)
+
+
+def test_braces_go_in_step() -> None:
+    assert expanded("L.{q,k}") == ["L.q", "L.k"]
+    assert expanded("L.{a,b}.{n}.{E}.{x,y}") == ["L.a.{n}.{E}.x", "L.b.{n}.{E}.y"]
+    with pytest.raises(AxesError, match="braces with different counts"):
+        expanded("{a,b}.{x,y,z}")
+    assert of_part(parse("(A D|R D) H"), 1) == parse("(R D) H")
