@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 
+from ckconv.beside import place_beside
 from ckconv.destination import Destination
 from ckconv.errors import UsageError
 from ckconv.files import Files
 from ckconv.filesystem import failing
 from ckconv.leftovers import check_leftovers
 from ckconv.output import Outputs, Room, Small
+from ckconv.places import check_parent
 from ckconv.plan.steps import OutputFile, Plan
 from ckconv.settle import NO_DIGEST, Late, Staged, Written, write_late
 from ckconv.soundness import Soundness
@@ -110,7 +112,10 @@ def run(
     plan = replace(plan, notes=(*plan.notes, *container.notes))
     if target.parent is None and plan.index.adapter is not None and container.side_files:
         raise UsageError("usage.target", "an adapter is two files, stdout holds one", hint="name a directory")
-    side = _side_files(plan, container, target.parent, places or {}, on_request)
+    side = _side_files(plan, container, target, places or {}, on_request)
+    plan = replace(plan, notes=(*plan.notes, *_own_names(side, target)))
+    if target.file is not None:
+        check_parent(target.file)
     with Files(plan.index.identities) as files, Soundness(plan.index) as source:
         if target.parent is None:
             assert stdout is not None
@@ -187,7 +192,7 @@ def _rooms_of_late(
 
 
 def _side_files(
-    plan: Plan, container: Container, parent: Path | None, places: Mapping[str, Path], on_request: Sequence[str]
+    plan: Plan, container: Container, target: Destination, places: Mapping[str, Path], on_request: Sequence[str]
 ) -> dict[Path, Small]:
     """Where each side file goes. A model on standard output has no place beside it."""
     side: dict[Path, Small] = {}
@@ -197,7 +202,7 @@ def _side_files(
     for name, content in container.side_files.items():
         if name in container.on_request and name not in wanted:
             continue
-        place = places.get(name) or (parent / name if parent is not None else None)
+        place = places.get(name) or _beside(target, name, content)
         if place is None and name in container.on_request:
             raise UsageError("usage.side-file", f"{name} must lie beside the model, and stdout has no place for it")
         if place is not None and any(place.absolute() == other.absolute() for other in side):
@@ -205,6 +210,22 @@ def _side_files(
         if place is not None:
             side[place] = Small(name, content)
     return side
+
+
+def _beside(target: Destination, name: str, content: bytes) -> Path | None:
+    if target.file is not None and target.format == "bump":
+        return place_beside(target.file, name, content)
+    return target.parent / name if target.parent is not None else None
+
+
+def _own_names(side: Mapping[Path, Small], target: Destination) -> Iterator[str]:
+    """What there is to say of side files that are not called what the engine reads."""
+    own = {small.name: path.name for path, small in side.items() if path.name == f"{target.file_name}.{small.name}"}
+    if own:
+        yield (
+            f"another bump file is there: what belongs to this one is {', '.join(own.values())}; "
+            f"the engine reads {', '.join(own)}, so a directory of its own (DST/) is better"
+        )
 
 
 def _check_apart(beside: Sequence[Path], paths: Sequence[Path]) -> None:

@@ -35,8 +35,11 @@ def check_leftovers(plan: Plan, directory: Path, written: Collection[Path]) -> N
     if plan.format in ("safetensors", "mlx") and any(_among(file.name, _WEIGHTS) for file in plan.files):
         patterns = _WEIGHTS
     elif plan.format == "bump" and plan.version > 3:
+        from ckconv.beside import other_bumps
         from ckconv.readers.bump_map import MAP_NAME
 
+        if other_bumps(directory / plan.files[0].name, MAP_NAME):  # it may be theirs
+            return
         patterns, hint = (MAP_NAME,), f"--map writes it anew; or {hint}"
     if not patterns or not directory.is_dir():  # it is going to be made
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,6 +12,9 @@ from pathlib import Path
 from ckconv.errors import OutputError
 from ckconv.filesystem import failing, holds, write_error
 
+#: Side file -> the flag of ``convert`` that says where it goes.
+_PLACE_FLAGS = {"config.json": "--config-out", "weights_manifest.json": "--manifest"}
+
 
 def check_directory(directory: Path, *, force: bool) -> bool:
     """Whether ``directory`` is made anew and gets its name in one step; else its files get theirs one by one.
@@ -18,7 +22,7 @@ def check_directory(directory: Path, *, force: bool) -> bool:
     Raises:
         OutputError: ``output.parent``; ``output.exists``, it is no directory, or not empty and not to be filled.
     """
-    _check_parent(directory)
+    check_parent(directory)
     if not os.path.lexists(directory):
         return True
     if not directory.is_dir():
@@ -55,7 +59,7 @@ def check_target(target: Path, content: bytes | None, *, force: bool, inputs: It
         OutputError: ``output.exists``, ``output.directory``, ``output.parent``, ``output.special``,
             ``output.is-input`` or ``output.write``.
     """
-    _check_parent(target)
+    check_parent(target)
     try:
         found = target.lstat()
     except FileNotFoundError:
@@ -76,7 +80,9 @@ def check_target(target: Path, content: bytes | None, *, force: bool, inputs: It
         return
     hint = "--force replaces it"
     if content is not None:
-        hint += f"; or name another place for {target.name} (--config-out), or a directory for the output (DST/)"
+        flag = _PLACE_FLAGS.get(target.name)
+        elsewhere = f", or another place for it ({flag})" if flag else ""
+        hint = f"name a directory for the output (DST/){elsewhere}; {hint}"
     raise OutputError("output.exists", "exists already", path=target, hint=hint)
 
 
@@ -116,7 +122,16 @@ def check_room(needs: Iterable[tuple[Path, Path, int]]) -> None:
             )
 
 
-def _check_parent(path: Path) -> None:
+def check_parent(path: Path) -> None:
+    """Check that the directory which is to hold ``path`` is there.
+
+    Raises:
+        OutputError: ``output.parent``.
+    """
     with failing(path):
-        if not path.parent.is_dir():
-            raise OutputError("output.parent", f"the directory {path.parent} does not exist", path=path)
+        if path.parent.is_dir():
+            return
+    there = os.path.lexists(path.parent)
+    message = f"{path.parent} is no directory" if there else f"the directory {path.parent} does not exist"
+    hint = None if there else f"mkdir -p {shlex.quote(str(path.parent))}"
+    raise OutputError("output.parent", message, path=path, hint=hint)

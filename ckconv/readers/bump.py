@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ckconv.beside import document_beside
 from ckconv.errors import InputError, counted
 from ckconv.formats.bump import HEADER_BYTES, MAGIC, VERSIONS
 from ckconv.model.index import TensorIndex
@@ -27,6 +28,8 @@ def open_bump(
 ) -> TensorIndex:
     """Read what a bump file says about itself, the ``config.json`` and the ``weights_manifest.json`` beside it.
 
+    Both are looked for under the bump file's own name first (:mod:`ckconv.beside`).
+
     A version 3 file itself names neither the key/value heads nor the feed-forward size, so without a configuration
     its index has no tensors; the header is still described. A version 4 or 5 file needs neither document.
 
@@ -47,11 +50,11 @@ def open_bump(
         newer = read_bump5(path, opened, head, version) if older is None else None
         beside = source is None and config is None  # nothing lies beside a pipe
         if config is None and (config_path or source is None):
-            config = load_config(config_path or path.parent / CONFIG_NAME, required=config_path is not None)
+            config = load_config(config_path or document_beside(path, CONFIG_NAME), required=config_path is not None)
         if older is not None:
             return index_bump3(path, older, config)
         if beside:
-            manifest = load_manifest(path.parent / MANIFEST_NAME)
+            manifest = load_manifest(document_beside(path, MANIFEST_NAME))
         assert newer is not None
         return index_bump5(path, opened, newer, config, manifest)
     finally:

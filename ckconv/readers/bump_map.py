@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ckconv.beside import document_beside
 from ckconv.errors import InputError, VerifyError, listed, quoted
 from ckconv.formats.bump_slots import ALIASES, CONTENT_WORDS, TYPE_WORDS
 from ckconv.model.index import TensorIndex
@@ -31,7 +32,7 @@ def check_map(index: TensorIndex) -> bool:
         VerifyError: ``verify.map``, an entry is malformed, missing, or not where the file has it.
         InputError: those of ``open_source``.
     """
-    path = index.path.parent / MAP_NAME
+    path = document_beside(index.path, MAP_NAME)
     if index.format != "bump" or index.version < 4 or not path.exists():
         return False
     slots = dict(_slots(index))

@@ -15,7 +15,8 @@ from ckconv.files import readable
 from ckconv.formats.adapters import CONFIG_NAME, MLX_NAME, PEFT_NAME, PEFT_PICKLE
 from ckconv.formats.bump import VERSIONS
 from ckconv.formats.gguf import MAGIC as GGUF_MAGIC
-from ckconv.formats.safetensors import INDEX_SUFFIX
+from ckconv.formats.gguf import parse_shard_name
+from ckconv.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from ckconv.model.index import Identity, TensorIndex, identity
 from ckconv.readers.bytesource import ByteSource, open_source
 from ckconv.regular import remembered
@@ -42,6 +43,9 @@ _MLX_ADAPTER = ("ckconv.readers.mlx_adapter", "open_mlx_adapter")
 
 #: File name endings, for content that no magic number names.
 SUFFIXES: dict[str, str] = {".gguf": "gguf", ".bump": "bump", ".safetensors": "safetensors"}
+
+#: Endings of models that are a file, or several of which each opens the set.
+FILES: dict[str, str] = {".gguf": "gguf", ".bump": "bump"}
 
 
 def detect(path: Path, source: ByteSource) -> str:
@@ -121,7 +125,7 @@ def _open(
         reader = _load(*(READERS["peft"] if adapter == "peft" else _MLX_ADAPTER))
         return reader(path, opener=_open_base, base=base)
     if source is None and path.is_dir():
-        return _open_directory(path, format, config_path)
+        return _open_directory(path, format, config_path, base)
     opened = source or open_source(path)
     try:
         name = format or detect(path, opened)
@@ -176,18 +180,36 @@ def _load(module: str, function: str) -> Reader:
     return reader
 
 
-def _open_directory(path: Path, format: str | None, config_path: Path | None) -> TensorIndex:
-    """A checkpoint, or a directory that a bump file and what belongs to it was written into."""
-    bumps = sorted(path.glob("*.bump"))
-    if format == "bump" or (format is None and len(bumps) == 1 and not any(path.glob("*.safetensors"))):
-        if len(bumps) != 1:
-            raise InputError("input.format", f"holds {len(bumps)} bump files; name one of them", path=path)
-        return _reader("bump")(bumps[0], config_path=config_path)
-    if format == "gguf":
-        raise InputError("input.directory", "is a directory, a file is needed here", path=path)
+def _open_directory(path: Path, format: str | None, config_path: Path | None, base: Path | None) -> TensorIndex:
+    """A checkpoint, or the one model that is a file in the directory."""
+    with readable(path):
+        names = sorted(entry.name for entry in path.iterdir())
+    if format in (None, "gguf", "bump"):
+        suffixes = [suffix for suffix, kind in FILES.items() if format in (None, kind)]
+        models = _model_files([name for name in names if name.endswith(tuple(suffixes))])
+        if format is None and any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names):
+            models = []
+        if len(models) > 1:
+            some = ", ".join([quoted(name) for name in models[:4]] + ["..."] * (len(models) > 4))
+            raise InputError(
+                "input.format", f"holds {len(models):,} models: {some}", path=path, hint="name one of them"
+            )
+        if models:
+            return open_index(path / models[0], format=format, config_path=config_path, base=base)
+        if format is not None:
+            raise InputError("input.directory", f"is a directory without a {format} file", path=path)
     if config_path is not None:
         raise _only_of_bump(path, "a checkpoint")
     return _reader("mlx" if format == "mlx" else "safetensors")(path)
+
+
+def _model_files(names: list[str]) -> list[str]:
+    """One name a model: of a split set, the first that is there."""
+    models: dict[object, str] = {}
+    for name in names:
+        shard = parse_shard_name(name)
+        models.setdefault((shard.stem, shard.count) if shard else name, name)
+    return list(models.values())
 
 
 def _only_of_bump(path: Path, what: str) -> UsageError:

@@ -147,17 +147,23 @@ def _choose(root: Path, names: tuple[str, ...]) -> tuple[Path | None, Path]:
     if len(found) > 1:
         what = "indexes" if indexes else "safetensors files and no index"
         some = ", ".join([quoted(name) for name in found[:4]] + ["..."] * (len(found) > 4))
-        hint = f"fetch {INDEX_NAME} if they are shards; else name one of them instead of the directory"
+        hint = f"fetch {_index_of(found[0])} if they are shards; else name one of them instead of the directory"
         message = f"{len(found):,} {what}: {some}"
         raise InputError("hf.ambiguous", message, path=root, found=len(found), allowed=1, hint=hint)
     chosen = root / found[0]
     shard = None if indexes else parse_shard_name(found[0])
     if shard and shard[2] > 1:
-        message = f"{found[0]} is one of {shard[2]:,} shards, and {INDEX_NAME} is missing"
+        message = f"{found[0]} is one of {shard[2]:,} shards, and {_index_of(found[0])} is missing"
         raise InputError("index.missing", message, path=root, found=1, allowed=shard[2], hint="fetch the missing files")
     if not _is_there(root, found[0], "the directory holds"):
         raise InputError("input.missing", "is a link to a file that is not there", path=chosen)
     return (chosen if indexes else None), chosen
+
+
+def _index_of(name: str) -> str:
+    """The index of the shards of which ``name`` is one (``diffusion_pytorch_model.safetensors.index.json``)."""
+    shard = parse_shard_name(name)
+    return f"{shard[0]}{SUFFIX}{INDEX_SUFFIX}" if shard else INDEX_NAME
 
 
 def _refuse_without_weights(root: Path, names: tuple[str, ...]) -> NoReturn:
