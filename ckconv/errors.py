@@ -93,10 +93,10 @@ class OutputError(CkconvError):
 
 
 class Interrupted(CkconvError):
-    """A signal ended the work; everything temporary is gone by the time this is seen."""
+    """A signal ended the work; everything temporary is gone by the time this is seen, or the message says otherwise."""
 
-    def __init__(self, signal_number: int) -> None:
-        super().__init__("interrupted", "interrupted; nothing was left behind")
+    def __init__(self, signal_number: int, message: str = "interrupted; nothing was left behind") -> None:
+        super().__init__("interrupted", message)
         self.signal_number = signal_number
 
     @property

@@ -17,6 +17,10 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
+#: A pattern of the names that files have until they are complete.
+TEMPORARY = r"\..+\.ckconv-[0-9a-f]{8}\.tmp"
+
+
 def through_link(path: Path) -> Path:
     """Where a symbolic link points; any other path, and a link that goes in a circle, as it is."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else path  # noqa: PTH114 - never raises
@@ -26,7 +30,7 @@ def temporary_name(parent: Path, name: str) -> Path:
     """A path in ``parent`` that nothing has, and that says what it is going to be."""
     # Room for what is added: a name may be as long as the file system allows (255 bytes, almost everywhere).
     cut = os.fsdecode(os.fsencode(name)[:200])
-    return parent / f".{cut}.{os.urandom(4).hex()}.tmp"
+    return parent / f".{cut}.ckconv-{os.urandom(4).hex()}.tmp"
 
 
 def create(path: Path) -> int:
@@ -103,24 +107,20 @@ def allocates(fd: int) -> bool:
     return False
 
 
-def claim(temp: Path, target: Path) -> None:
-    """Turn ``temp`` into ``target``; FileExistsError if that exists, even if it was made just now."""
+def removed(path: Path, what: str = "is left over") -> list[str]:
+    """Remove a file, if it is there.
+
+    Args:
+        what: what the sentence says of it.
+
+    Returns:
+        a sentence, if it cannot be removed.
+    """
     try:
-        os.link(temp, target)
+        path.unlink(missing_ok=True)
     except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-    else:
-        with suppress(OSError):  # it has its name; the other one is removed with all that is temporary
-            temp.unlink()
-        return
-    # Without hard links the name is claimed by an empty file that must be new, which the rename then replaces.
-    os.close(create(target))
-    try:
-        os.replace(temp, target)
-    except BaseException:
-        target.unlink()
-        raise
+        return [f"{path} {what}; it could not be removed: {error.strerror}"]
+    return []
 
 
 def sync_file(path: Path) -> None:

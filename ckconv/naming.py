@@ -1,4 +1,9 @@
-"""Names that several finished files get one after another, and lose again if one of them cannot have its own."""
+"""Names that finished files get one after another; all of it can be undone until it is settled.
+
+Several files that replace others are named in two steps: first everything old is taken away, then everything new is
+given its name. Whoever looks in between, or after the process was killed, finds a part of the old files or a part of
+the new ones, and never files of both; what loaders begin with is taken away first and given last.
+"""
 
 from __future__ import annotations
 
@@ -8,82 +13,117 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from ckconv.filesystem import NO_LINKS, claim, made_meanwhile, temporary_name
+from ckconv.filesystem import NO_LINKS, create, made_meanwhile, removed
 
 
 class Naming:
-    """Gives names by one link or rename each; until :meth:`settle` all of it can be undone."""
+    """Takes names away and gives them, by one link or rename each."""
 
-    def __init__(self, force: bool) -> None:
-        """Give names.
-
-        Args:
-            force: replace what has a name already; it keeps its mode bits.
-        """
-        self._force = force
+    def __init__(self) -> None:
         self._given: list[Path] = []
-        #: (where the old content is kept, its name) of files that were replaced.
-        self._replaced: list[tuple[Path, Path]] = []
+        #: (where it is kept, its name) of files that were taken away.
+        self._taken: list[tuple[Path, Path]] = []
 
-    def name(self, temp: Path, target: Path, *, last: bool) -> None:
-        """Turn ``temp`` into ``target``, in the same directory tree.
+    @property
+    def has_taken(self) -> bool:
+        """Something old is not in its place."""
+        return bool(self._taken)
 
-        Args:
-            last: nothing comes after it that could fail, so that what it replaces need not be kept.
+    def take(self, target: Path, kept: Path) -> None:
+        """Move what is at ``target`` to ``kept``, which is free.
 
         Raises:
-            OutputError: ``output.exists``, without ``force`` the name is taken, and be it since a moment ago.
+            OSError: the system refuses, or it is a directory.
+        """
+        if stat.S_ISDIR(target.lstat().st_mode):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        self._taken.append((kept, target))
+        target.rename(kept)
+
+    def give(self, temp: Path, target: Path) -> None:
+        """Give a file its name; ``temp`` may stay as another name of it.
+
+        Raises:
+            OutputError: ``output.exists``, the name is taken, and be it since a moment ago.
             OSError: the system refuses.
         """
-        if self._force:
-            self._replace(temp, target, last=last)
-            return
         try:
-            claim(temp, target)
+            os.link(temp, target)
         except FileExistsError:
             raise made_meanwhile(target) from None
-        self._given.append(target)
-
-    def _replace(self, temp: Path, target: Path, *, last: bool) -> None:
-        try:
-            found = target.stat().st_mode
-        except FileNotFoundError:
-            os.replace(temp, target)
-            self._given.append(target)
-            return
-        if stat.S_ISDIR(found):
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        temp.chmod(stat.S_IMODE(found) & 0o777)
-        if not last:
-            self._keep(target)
-        os.replace(temp, target)
-
-    def _keep(self, target: Path) -> None:
-        old = temporary_name(target.parent, target.name)
-        self._replaced.append((old, target))
-        try:
-            os.link(target, old)
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
-            target.rename(old)
+        else:
+            self._given.append(target)
+            return
+        # Without hard links the name is claimed by an empty file that must be new, which the rename then replaces.
+        try:
+            fd = create(target)
+        except FileExistsError:
+            raise made_meanwhile(target) from None
+        self._given.append(target)
+        os.close(fd)
+        os.replace(temp, target)
 
-    def settle(self) -> None:
-        """All names stay; what was replaced goes."""
-        kept = [old for old, _ in self._replaced]
+    def settle(self) -> list[str]:
+        """All names stay; what was replaced goes.
+
+        Returns:
+            sentences about what could not be removed.
+        """
+        kept = [old for old, _ in self._taken]
         self._given.clear()
-        self._replaced.clear()  # before one of them is gone: from here on nothing may be brought back
-        for old in kept:
-            with suppress(OSError):
-                old.unlink()
+        self._taken.clear()  # before one of them is gone: from here on nothing may be brought back
+        return [sentence for old in kept for sentence in removed(old, "is what was there before")]
 
-    def undo(self) -> None:
-        """Bring back what was replaced and take the names away that were given; after :meth:`settle`, nothing."""
-        while self._replaced:
-            old, target = self._replaced.pop()
-            with suppress(OSError):
+    def undo(self) -> list[str]:
+        """Bring back what was there and take the other names away; after :meth:`settle`, nothing.
+
+        What loaders begin with comes back last, and only if nothing new stands beside it.
+
+        Returns:
+            sentences about what could not be undone.
+        """
+        left = []
+        replaced = {target for _, target in self._taken}
+        for target in self._given:
+            if target not in replaced:
+                left += removed(target, "is new")
+        while self._taken:
+            old, target = self._taken.pop()
+            if not os.path.lexists(old):  # it was not taken after all
+                continue
+            try:
+                if left and not self._taken:
+                    raise OSError(errno.EBUSY, "it is held back, because new files are beside it")
+                if target not in self._given and os.path.lexists(target):
+                    raise OSError(errno.EEXIST, "somebody made another one")
                 os.replace(old, target)
-                old.unlink()  # two names of one file: then a rename does nothing
-        while self._given:
-            with suppress(OSError):
-                self._given.pop().unlink()
+            except OSError as error:
+                left.append(f"what was {target} is {old} now, and not brought back: {error.strerror}")
+        self._given.clear()
+        return left
+
+
+def replace(temp: Path, target: Path) -> None:
+    """Put one file in the place of another in one step; it keeps the other's permissions.
+
+    Raises:
+        OSError: the system refuses, or there is a directory.
+    """
+    keep_mode(temp, target)
+    os.replace(temp, target)
+
+
+def keep_mode(temp: Path, target: Path) -> None:
+    """Give ``temp`` the permissions of what is at ``target``.
+
+    Raises:
+        OSError: the system refuses, or it is a directory.
+    """
+    with suppress(FileNotFoundError):
+        found = target.stat().st_mode
+        if stat.S_ISDIR(found):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        temp.chmod(stat.S_IMODE(found) & 0o777)

@@ -7,15 +7,20 @@ there before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from ckconv.descriptors import Descriptors
-from ckconv.filesystem import failing, sync_directory, through_link
-from ckconv.naming import Naming
-from ckconv.places import check_apart, check_directory, check_room, check_target
-from ckconv.signals import LATE, check, deferred
+from ckconv.errors import CkconvError, Interrupted, OutputError
+from ckconv.filesystem import failing, sync_directory, through_link, write_code
+from ckconv.locks import Locked
+from ckconv.naming import Naming, keep_mode, replace
+from ckconv.places import check_apart, check_directory, check_links, check_room, check_target
+from ckconv.recovery import recover
+from ckconv.signals import LATE, LEFT, check, declare, deferred
 from ckconv.staging import File, Room, Small, Staging
 
 __all__ = ["Outputs", "Room", "Small"]
@@ -25,8 +30,8 @@ class Outputs:
     """Large files and their side files, staged together and published together: side files first, then in order.
 
     A target that is a symbolic link is written where the link points. A side file that is there already with the same
-    content is left alone. With ``force``, a file is replaced by one rename and keeps the old one's mode bits, and files
-    that were replaced come back if a later one fails.
+    content is left alone. With ``force``, what is replaced gives its mode bits to its successor. One file is replaced
+    in one step; of several, the old ones are taken away before the first new one is named, and come back if one fails.
 
     Attributes:
         fds: large target, as it was given -> descriptor.
@@ -40,6 +45,7 @@ class Outputs:
         directory: Path | None = None,
         force: bool = False,
         inputs: Iterable[Path] = (),
+        last: Sequence[Path] = (),
     ) -> None:
         """Describe what is going to be written; nothing is touched before :meth:`__enter__`.
 
@@ -49,6 +55,7 @@ class Outputs:
             directory: a directory that holds all of it, to be made anew; its files are directly inside.
             force: replace what is there.
             inputs: files that must not be overwritten whatever the flags say.
+            last: what loaders begin with; these files get their names after the others, in this order.
         """
         self._directory = through_link(directory) if directory else None
         outputs: list[tuple[Path, str, Room | Small]] = [(path, what.name, what) for path, what in small.items()]
@@ -59,9 +66,16 @@ class Outputs:
         }
         self._force = force
         self._inputs = tuple(inputs)
-        self._naming = Naming(force)
+        self._last = [path for path in last if path in self._files]
+        self._links = [path for path in (directory, *large, *small) if path is not None]
+        self._naming = Naming()
         self._staging = Staging()
         self._complete = False
+        self._recovered: list[str] = []
+        self._locked = Locked([])
+        #: Sentences about names that could not be undone, and about what could not be removed.
+        self._stuck: list[str] = []
+        self._left: list[str] = []
         self.fds = Descriptors()
 
     @property
@@ -84,20 +98,28 @@ class Outputs:
                 ``output.is-input``, ``output.space`` or ``output.write``.
         """
         check()
+        declare(None)
         try:
+            self._recover()
             self._check()
             place = self._place()
             if place is not None:
                 self._stage_all(place)
-        except BaseException:
-            self._clean_up()
+        except BaseException as error:
+            self._clean_up(error)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._clean_up()
+        self._clean_up(error)
+
+    def _recover(self) -> None:
+        parents = {file.target.parent for file in self._files.values() if not file.inside}
+        if self._directory is not None:
+            parents |= {self._directory.parent, self._directory}
+        self._recovered = recover(sorted(parents))
 
     def _check(self) -> None:
         if self._directory is not None and not check_directory(self._directory, force=self._force):
@@ -108,6 +130,7 @@ class Outputs:
         for file in outside:
             check_target(file.target, file.content, force=self._force, inputs=self._inputs)
         check_apart(file.target for file in outside)
+        check_links(self._links, force=self._force)
 
     def _place(self) -> Path | None:
         """What the staging directory is beside: the largest file. ``None`` if there is nothing to write."""
@@ -145,47 +168,117 @@ class Outputs:
         self.fds.sync()
         self._staging.sync_small()
 
-    def publish(self) -> None:
-        """Give everything its name.
+    def publish(self, look: Callable[[], None] = lambda: None) -> None:
+        """Give everything its name, while nobody else does so there.
+
+        Args:
+            look: looks once more at what only counts now, and may raise.
 
         Raises:
-            OutputError: ``output.exists``, somebody else made one of the files meanwhile; ``output.write``.
+            OutputError: ``output.exists``, somebody else made one of the files meanwhile; ``output.busy``;
+                ``output.write``.
         """
         check()
-        with deferred(late=LATE):
-            self._publish()
-            self._complete = True
+        outside = self._in_order()
+        if self._staging.path is None and all(file.is_there for file in outside):
+            declare(LATE)
+            return
+        self._locked = Locked(self._parents(outside))
+        with self._locked, deferred():
+            try:
+                look()
+                self._publish(outside)
+            except BaseException:
+                self._stuck = self._naming.undo()
+                raise
 
-    def _publish(self) -> None:
-        outside = [file for file in self._files.values() if not file.inside]
+    def _in_order(self) -> list[File]:
+        """The files that get names one by one; those that loaders begin with come last."""
+        last = [self._files[path] for path in self._last]
+        return [file for file in (*(f for f in self._files.values() if f not in last), *last) if not file.inside]
+
+    def _parents(self, files: Iterable[File]) -> list[Path]:
+        parents = {file.target.parent for file in files}
+        return sorted(parents | ({self._directory.parent} if self._directory else set()))
+
+    def _publish(self, outside: Sequence[File]) -> None:
         for file in outside:
             if isinstance(file.what, Small):  # what it was left alone for may be gone
                 with failing(file.target):
                     self._staging.bring(file, file.what)
         self._staging.sync_small()
-        parents: set[Path] = set()
-        for file in outside:
-            if file.temp is not None and not file.is_there:
-                parents.add(file.target.parent)
-                with failing(file.target):
-                    last = file is outside[-1] and self._directory is None
-                    self._naming.name(file.temp, file.target, last=last)
+        named = [file for file in outside if file.temp is not None and not file.is_there]
+        parents = self._parents(named)
+        if len(named) == 1 and self._directory is None:
+            self._name_alone(named[0])
+        elif parents:
+            self._name_all(named, parents)
+        self._complete = True
+        declare(LATE)
+        try:
+            for parent in parents:
+                sync_directory(parent)
+        except OSError as error:
+            message = (
+                f"the output is complete and there, but its name could not be brought to the disk: {error.strerror}"
+            )
+            hint = "a power loss may undo it: call sync, and verify it"
+            raise OutputError(write_code(error), message, path=outside[-1].target, hint=hint) from error
+        self._stuck = self._naming.settle()
+        self._left = self._remove_temporary()
+
+    def _name_alone(self, file: File) -> None:
+        """One file replaces another in one step."""
+        assert file.temp is not None
+        with failing(file.target):
+            if self._force and os.path.lexists(file.target):
+                replace(file.temp, file.target)
+            else:
+                self._naming.give(file.temp, file.target)
+
+    def _name_all(self, named: Sequence[File], parents: Iterable[Path]) -> None:
+        """Take everything old away, then give everything its name; each step is on the disk before the next."""
+        if self._directory is None:
+            with failing(named[-1].target):
+                self._staging.begin_naming(file.staged for file in self._files.values() if file not in named)
+        for file in reversed(named) if self._force else ():
+            with failing(file.target), suppress(FileNotFoundError):
+                assert file.temp is not None
+                keep_mode(file.temp, file.target)
+                self._naming.take(file.target, self._staging.keep(file.target))
+        self._sync_if_taken(parents)
+        for number, file in enumerate(named):
+            if number == len(named) - 1 and self._directory is None:
+                self._sync_if_taken(parents)
+            with failing(file.target):
+                assert file.temp is not None
+                self._naming.give(file.temp, file.target)
         if self._directory is not None:
-            parents.add(self._directory.parent)
+            self._sync_if_taken(parents)
             with failing(self._directory):
                 self._staging.become(self._directory, self._files.values())
-        self._naming.settle()
-        self._remove_temporary()
-        for parent in sorted(parents):
+
+    def _sync_if_taken(self, parents: Iterable[Path]) -> None:
+        for parent in parents if self._naming.has_taken else ():
             with failing(parent):
                 sync_directory(parent)
 
-    def _clean_up(self) -> None:
-        """Remove everything that has no business to stay, whatever signal comes meanwhile."""
-        with deferred(late=LATE if self._complete else None):
-            self._naming.undo()
-            self._remove_temporary()
+    @property
+    def notes(self) -> list[str]:
+        """What people should know of leftovers, of this run and of others."""
+        return [*self._recovered, *self._stuck, *self._left, *self._locked.left]
 
-    def _remove_temporary(self) -> None:
+    def _clean_up(self, error: BaseException | None) -> None:
+        """Remove everything that has no business to stay, whatever signal comes meanwhile, and say what stays."""
+        with deferred():
+            self._left = self._remove_temporary()
+            if not self._complete and (self._stuck or self._left or self._locked.left):
+                declare(LEFT)
+                if isinstance(error, Interrupted):
+                    error.message = LEFT
+            if isinstance(error, CkconvError):
+                error.details = (*error.details, *self.notes)
+
+    def _remove_temporary(self) -> list[str]:
         self.fds.close()
-        self._staging.remove()
+        return self._staging.remove()

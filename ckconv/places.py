@@ -39,6 +39,18 @@ def check_directory(directory: Path, *, force: bool) -> bool:
     return empty and _is_replaceable(directory)
 
 
+def check_links(targets: Iterable[Path], *, force: bool) -> None:
+    """Check that no target is a link to something that is not there: only ``force`` writes through one.
+
+    Raises:
+        OutputError: ``output.exists``.
+    """
+    for target in targets:
+        if not force and os.path.islink(target) and not os.path.exists(target):  # noqa: PTH110, PTH114 - never raise
+            message = f"is a link to {target.readlink()}, which is not there"
+            raise OutputError("output.exists", message, path=target, hint="--force writes there; or remove the link")
+
+
 def _is_replaceable(directory: Path) -> bool:
     """A new directory can take this one's place, and nobody stands in the old one."""
     with suppress(OSError):

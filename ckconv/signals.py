@@ -23,6 +23,10 @@ GRACE = 2.0
 LATE = "interrupted when the output was complete; it is there"
 
 
+#: What is said where not all could be removed or brought back; the error's details say what.
+LEFT = "interrupted; not everything could be put back as it was"
+
+
 class _State:
     """What the handler knows; changed by the main thread only, where Python runs handlers."""
 
@@ -31,6 +35,22 @@ class _State:
     raised_at = float("-inf")
     raised: int | None = None
     over = False
+    sentence: str | None = None
+
+
+def interrupted(number: int) -> Interrupted:
+    """The exception of a signal, with what is true now."""
+    return Interrupted(number, _State.sentence) if _State.sentence else Interrupted(number)
+
+
+def declare(sentence: str | None) -> None:
+    """What an interruption says from now on.
+
+    Args:
+        sentence: what is true of the output; ``None`` where nothing of it is left.
+    """
+    if threading.current_thread() is threading.main_thread():
+        _State.sentence = sentence
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
@@ -41,7 +61,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
     elif time.monotonic() - _State.raised_at > GRACE:
         _State.raised_at = time.monotonic()
         _State.raised = number
-        raise Interrupted(number)
+        raise interrupted(number)
 
 
 def check() -> None:
@@ -51,7 +71,7 @@ def check() -> None:
     """
     number = _State.raised
     if number is not None and not _State.depth and threading.current_thread() is threading.main_thread():
-        raise Interrupted(number)
+        raise interrupted(number)
 
 
 def _report_lost(unraisable: sys.UnraisableHookArgs) -> None:
@@ -68,13 +88,12 @@ def interruptible(*, last: bool = False) -> Iterator[None]:
     Python cannot set handlers, this does nothing.
 
     Args:
-        last: only the end of the process comes after it. Once a signal came the handlers stay, so that a second
-            Ctrl-C does not break into the error's report; when all is done, a signal no longer changes the exit status.
+        last: only the report and the end of the process come after it: a signal no longer changes the exit status.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _State.raised_at, _State.raised, _State.over = float("-inf"), None, False
+    _State.raised_at, _State.raised, _State.over, _State.sentence = float("-inf"), None, False, None
     old = {number: signal.getsignal(number) for number in ENDING}
     # None: a handler that C code installed, which Python could not put back.
     old = {number: handler for number, handler in old.items() if handler not in (signal.SIG_IGN, None)}
@@ -84,14 +103,22 @@ def interruptible(*, last: bool = False) -> Iterator[None]:
         for number in old:
             signal.signal(number, _handle)
         yield
+    except Interrupted:
+        raise
+    except BaseException as error:
+        # What becomes of a signal's exception on its way is not always itself: an import that it broke off may say
+        # ImportError, or SystemError.
+        if _State.raised is None:
+            raise
+        raise interrupted(_State.raised) from error
     finally:
         sys.unraisablehook = hook
-        _State.raised = None
+        _State.raised = _State.sentence = None
         if not last:
             for number, handler in old.items():
                 signal.signal(number, handler)
         else:
-            _State.over = _State.raised_at == float("-inf")
+            _State.over = True
 
 
 def ignore() -> None:
@@ -103,15 +130,11 @@ def ignore() -> None:
 class deferred:  # noqa: N801 - used as a statement, like contextlib's own
     """Within :func:`interruptible`, hold signals back until the block ends: for clean-up and for publishing.
 
-    Args:
-        late: what the error says if a signal came while a block was running that then succeeded.
-
     Raises:
         Interrupted: on leaving the block, if a signal came meanwhile.
     """
 
-    def __init__(self, late: str | None = None) -> None:
-        self._late = late
+    def __init__(self) -> None:
         self._main = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> None:
@@ -129,8 +152,4 @@ class deferred:  # noqa: N801 - used as a statement, like contextlib's own
             _State.pending = None
             _State.raised_at = time.monotonic()
             _State.raised = number
-            interrupted = Interrupted(number)
-            if kind is None and self._late is not None:
-                interrupted.message = self._late
-                interrupted.args = (self._late,)
-            raise interrupted
+            raise interrupted(number)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,16 @@ from ckconv.filesystem import (
     failing,
     holds,
     made_meanwhile,
+    removed,
     sync_directory,
     sync_file,
     temporary_name,
     write_file,
 )
+from ckconv.locks import Locked, try_lock
+
+#: Where in the directory the replaced files are kept while others get their names, each in a directory of its own.
+KEPT = ".old"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +100,14 @@ class File:
 
 
 class Staging:
-    """The directory and what is staged for other places; :meth:`remove` leaves nothing of it."""
+    """The directory and what is staged for other places; :meth:`remove` leaves nothing of it.
+
+    It is locked as long as the process lives, so that others can tell what a dead one left behind.
+    """
 
     def __init__(self) -> None:
         self.path: Path | None = None
+        self._lock = -1
         self._temps: list[Path] = []
         self._unsynced: list[File] = []
 
@@ -113,12 +122,16 @@ class Staging:
         Args:
             whole: it is going to be ``place``, and gets the mode bits of an empty directory that is there.
         """
-        self.path = temporary_name(place.parent, place.name)  # before it is there: a signal may come any time
-        try:
-            self.path.mkdir()
-        except FileExistsError:
-            self.path = None
-            raise
+        with Locked([place.parent]):  # nobody may find it before it is locked itself
+            self.path = temporary_name(place.parent, place.name)  # before it is there: a signal may come any time
+            try:
+                self.path.mkdir()
+            except FileExistsError:
+                self.path = None
+                raise
+            with suppress(OSError):  # no locks here, then nobody will take it for a dead one's
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try_lock(self._lock)
         mode = stat.S_IMODE(self.path.stat().st_mode)
         if mode & stat.S_IRWXU != stat.S_IRWXU:  # the user's mask may forbid what making files in it needs
             self.path.chmod(mode | stat.S_IRWXU)
@@ -129,10 +142,12 @@ class Staging:
     def add_small(self, file: File, what: Small) -> None:
         """Write a side file, and once more where it goes if a rename does not lead there."""
         file.staged = self._free_name(file.name)
-        write_file(file.staged, what.content)
         if file.is_apart(self._made.parent):
             self.bring(file, what)
-        else:
+        if file.temp is not None and _links_to(file.temp, file.staged):
+            return
+        write_file(file.staged, what.content)
+        if file.temp is None and not file.is_apart(self._made.parent):
             file.temp = file.staged
             self._unsynced.append(file)
 
@@ -149,8 +164,7 @@ class Staging:
         file.staged = file.temp = staged
         if file.is_apart(self._made.parent):
             file.staged = file.temp = self._temporary(file.target)
-            with suppress(OSError):  # without links readers find it under its temporary name
-                staged.symlink_to(file.temp.absolute())
+            if _links_to(file.temp, staged):  # else readers find it under its temporary name
                 file.staged = staged
         fd = create(file.temp)
         try:
@@ -178,6 +192,30 @@ class Staging:
             with failing(file.target):
                 sync_file(file.temp)
             self._unsynced.pop()
+
+    def begin_naming(self, others: Iterable[Path | None]) -> None:
+        """From now on, until all of its files have a second name, the names that a dead run gave are to be undone.
+
+        Args:
+            others: staged files that get none.
+        """
+        for path in others:
+            if path is not None:
+                path.unlink(missing_ok=True)
+        (self._made / KEPT).mkdir()
+
+    def keep(self, target: Path) -> Path:
+        """Where a file is kept that is replaced: in the directory, or beside its place if no rename leads there."""
+        kept = self._made / KEPT
+        if not kept.is_dir():  # the whole directory gets its name, and this file is not in it
+            return temporary_name(target.parent, target.name)
+        own = kept / f"{len(list(kept.iterdir())):04}"
+        own.mkdir()
+        if target.parent.samefile(self._made.parent):
+            return own / target.name
+        elsewhere = temporary_name(target.parent, target.name)
+        _links_to(elsewhere, own / target.name)
+        return elsewhere
 
     def become(self, directory: Path, files: Collection[File]) -> None:
         """Put the directory in its place, where there is nothing, or an empty directory.
@@ -210,14 +248,65 @@ class Staging:
         for old, new in (*between, *after):
             old.rename(new)
 
-    def remove(self) -> None:
-        """Remove the directory and everything temporary, as far as it is there."""
+    def remove(self) -> list[str]:
+        """Remove the directory and everything temporary, but no file that is kept.
+
+        Returns:
+            sentences about what is still there.
+        """
+        left = []
         while self._temps:
-            with suppress(OSError):
-                self._temps.pop().unlink()
+            left += removed(self._temps.pop())
         if self.path is not None:
-            with suppress(OSError):
-                for path in list(self.path.iterdir()):
-                    path.unlink()
-                self.path.rmdir()
+            left += remove_directory(self.path)
+            if not left:
                 self.path = None
+        if self._lock >= 0:
+            with suppress(OSError):
+                os.close(self._lock)
+            self._lock = -1
+        return left
+
+
+def remove_directory(path: Path) -> list[str]:
+    """Remove a staging directory, but no file that is kept in it.
+
+    Returns:
+        sentences about what is still there.
+    """
+    try:
+        found = list(path.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [_left(path, error)]
+    for entry in found:
+        if entry.name == KEPT:
+            with suppress(OSError):
+                for own in sorted(entry.iterdir(), reverse=True):
+                    for link in own.iterdir():
+                        if link.is_symlink() and not link.exists():
+                            link.unlink()
+                    own.rmdir()
+                entry.rmdir()
+        else:
+            with suppress(OSError):
+                entry.unlink()
+    try:
+        path.rmdir()
+    except OSError as error:
+        return [_left(path, error)]
+    return []
+
+
+def _links_to(temp: Path, link: Path) -> bool:
+    """Make a symbolic link, where the file system can."""
+    try:
+        link.symlink_to(temp.absolute())
+    except OSError:
+        return False
+    return True
+
+
+def _left(path: Path, error: OSError) -> str:
+    return f"{path} is left over; it could not be removed: {error.strerror}"

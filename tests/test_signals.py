@@ -11,7 +11,7 @@ import pytest
 
 from ckconv import signals
 from ckconv.errors import Interrupted
-from ckconv.signals import check, deferred, interruptible
+from ckconv.signals import check, declare, deferred, interruptible
 
 
 def send(number: int) -> None:
@@ -91,20 +91,41 @@ def test_a_held_back_signal_comes_when_the_block_ends() -> None:
     assert caught.value.exit_code == 143
 
 
-def test_a_signal_during_a_block_that_succeeds_says_what_the_caller_wants() -> None:
-    with pytest.raises(Interrupted) as caught, interruptible(), deferred(late="it is all there"):
-        send(signal.SIGTERM)
+def test_a_signal_says_what_was_declared_to_be_true() -> None:
+    def work() -> None:
+        with deferred():
+            send(signal.SIGTERM)
+            declare("it is all there")
+
+    with pytest.raises(Interrupted) as caught, interruptible():
+        work()
     assert str(caught.value) == "[interrupted] it is all there"
 
 
-def test_a_signal_during_a_block_that_fails_does_not() -> None:
+def test_what_was_declared_is_true_of_later_signals_and_not_of_the_next_block() -> None:
     def work() -> None:
-        with deferred(late="it is all there"):
-            send(signal.SIGTERM)
-            raise OSError
+        declare("it is all there")
+        send(signal.SIGTERM)
 
-    with pytest.raises(Interrupted, match="nothing was left behind"), interruptible():
+    with pytest.raises(Interrupted, match="it is all there"), interruptible():
         work()
+    with pytest.raises(Interrupted, match="nothing was left behind"), interruptible():
+        send(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("became", [ImportError, SystemError, RuntimeError])
+def test_an_exception_that_a_signal_became_on_its_way_is_the_signal(became: type[Exception]) -> None:
+    """As C code makes of what it did not expect, which then looked like a bug: status 1."""
+
+    def work() -> None:
+        try:
+            send(signal.SIGTERM)
+        except Interrupted as error:
+            raise became("initialization failed") from error
+
+    with pytest.raises(Interrupted) as caught, interruptible():
+        work()
+    assert caught.value.exit_code == 143
 
 
 class Dying:

@@ -156,7 +156,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     from ckconv.execute import run
     from ckconv.library import prepare, side_files
     from ckconv.plan.steps import Options
-    from ckconv.signals import LATE, deferred, interruptible
+    from ckconv.signals import deferred, interruptible
 
     settings = settings_of(context)
     if (flags["dequantize"] or flags["decode"]) and flags["dtype"] == "keep":
@@ -209,7 +209,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
                 stdout=sys.stdout.fileno() if dst == STDOUT else None,
                 watcher=line,
             )
-        with deferred(late=LATE):
+        with deferred():
             print_report(report, settings, err=dst == STDOUT)
 
 
