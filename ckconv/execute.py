@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 
 from ckconv.beside import place_beside
 from ckconv.destination import Destination
+from ckconv.entry import entry
 from ckconv.errors import UsageError
 from ckconv.files import Files
 from ckconv.filesystem import failing
@@ -138,8 +140,10 @@ def run(
         rooms = _rooms_of_late(late, paths, plan, side)
         rooms |= {path: Room(file.nbytes, tuple(_holes(file))) for path, file in zip(paths, plan.files, strict=True)}
         _check_apart([*side, *(item.path for item in late)], paths)
-        with Outputs(rooms, side, directory=target.directory, force=force, inputs=_inputs(plan)) as outputs:
-            check_leftovers(plan, target.parent, [*rooms, *side])
+        last = entry(plan, paths, side)
+        with Outputs(rooms, side, directory=target.directory, force=force, inputs=_inputs(plan), last=last) as outputs:
+            look = partial(check_leftovers, plan, target.parent, [*rooms, *side])
+            look()
             if not verify:
                 source.begin()
             with failing(Path(target.name)):  # what is read says of itself that it cannot be
@@ -157,9 +161,9 @@ def run(
                 with failing(item.path):
                     written.append(write_late(item, written, outputs.fds[item.path], verify=verify))
             files.check_unchanged()
-            outputs.publish()
+            outputs.publish(look)
     return Report(
-        plan,
+        replace(plan, notes=(*plan.notes, *outputs.notes)),
         target.name,
         tuple(written[: len(paths)]),
         tuple(file.path for file in written[len(paths) :]),

@@ -398,10 +398,14 @@ def test_output_that_is_the_input(way: str, source: Path, tmp_path: Path, ckconv
     assert source.read_bytes() == before
 
 
-def test_link_is_written_through(source: Path, tmp_path: Path, ckconv) -> None:
+def test_link_to_nothing_is_written_through_only_with_force(source: Path, tmp_path: Path, ckconv) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "m.bump").symlink_to("there/real.bump")
-    assert ckconv("convert", source, tmp_path / "m.bump").code == 0
+    result = ckconv("convert", source, tmp_path / "m.bump")
+    assert result.code == 6
+    assert "is a link to there/real.bump, which is not there" in result.err
+    assert list((tmp_path / "there").iterdir()) == []
+    assert ckconv("convert", source, tmp_path / "m.bump", "--force").code == 0
     assert (tmp_path / "m.bump").is_symlink()
     assert (tmp_path / "there" / "real.bump").read_bytes() == expected_bump3(source)
 

@@ -1,0 +1,29 @@
+"""What loaders of an output begin with: as long as that is not there, nothing of the rest is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ckconv.formats.adapters import CONFIG_NAME as ADAPTER_CONFIG
+from ckconv.formats.safetensors import INDEX_SUFFIX
+from ckconv.output import Small
+from ckconv.plan.steps import Plan
+from ckconv.writers.bump import CONFIG_NAME
+
+
+def entry(plan: Plan, paths: Sequence[Path], side: Mapping[Path, Small]) -> list[Path]:
+    """The files to name last, in this order.
+
+    llama.cpp begins with the first shard of a split GGUF (``llama_model_loader``), the engine with the weights,
+    transformers and mlx-lm with ``config.json``, and transformers then with the index, where there is one.
+
+    Args:
+        paths: files of tensors, in order.
+        side: files beside them.
+    """
+    if plan.format in ("gguf", "bump"):
+        return list(reversed(paths))
+    indexes = [path for path, what in side.items() if what.name.endswith(INDEX_SUFFIX)]
+    configs = [path for path, what in side.items() if what.name in (CONFIG_NAME, ADAPTER_CONFIG)]
+    return [*paths, *indexes, *configs]
