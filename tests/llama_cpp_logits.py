@@ -1,15 +1,20 @@
-"""Logits of the last token, by llama.cpp: ``python llama_cpp_logits.py FOLDER_OF_LIBRARIES PROMPT MODEL`` prints JSON.
+"""Logits of all positions, by llama.cpp: a float32 KV cache and no flash attention, so that nothing is rounded.
 
-A process of its own, because an assertion of the library ends it. Parameter structures are passed as larger opaque
-blocks, which the System V calling convention passes by value in memory, so that no release's exact layout matters.
+A process of its own, because an assertion of the library ends it: ``python llama_cpp_logits.py FOLDER_OF_LIBRARIES``
+answers the requests of :mod:`consumers`. Parameter structures are passed as larger opaque blocks, which the System V
+calling convention passes by value in memory, so that no release's exact layout matters.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
+import struct
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from consumers import Request, serve
 
 
 class Opaque(ctypes.Structure):
@@ -23,45 +28,122 @@ class Batch(ctypes.Structure):
     )  # fmt: skip
 
 
-FUNCTIONS = {
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_default_params": (Opaque, []),
     "llama_context_default_params": (Opaque, []),
     "llama_model_load_from_file": (ctypes.c_void_p, [ctypes.c_char_p, Opaque]),
     "llama_init_from_model": (ctypes.c_void_p, [ctypes.c_void_p, Opaque]),
     "llama_model_get_vocab": (ctypes.c_void_p, [ctypes.c_void_p]),
     "llama_vocab_n_tokens": (ctypes.c_int32, [ctypes.c_void_p]),
-    "llama_batch_get_one": (Batch, [ctypes.c_void_p, ctypes.c_int32]),
+    "llama_set_n_threads": (None, [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]),
+    "llama_adapter_lora_init": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]),
+    "llama_set_adapters_lora": (
+        ctypes.c_int32, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p],
+    ),
+    "llama_batch_init": (Batch, [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]),
+    "llama_batch_free": (None, [Batch]),
     "llama_decode": (ctypes.c_int32, [ctypes.c_void_p, Batch]),
     "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p, ctypes.c_int32]),
-}
+    "llama_free": (None, [ctypes.c_void_p]),
+    "llama_model_free": (None, [ctypes.c_void_p]),
+}  # fmt: skip
+
+#: ``enum ggml_type``.
+F32, F16 = 0, 1
+
+QUIET = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, user: None)
 
 
 def load(folder: Path) -> ctypes.CDLL:
     for pattern in ("libggml-base*.so", "libggml.*so"):
         ggml = ctypes.CDLL(str(sorted(folder.glob(pattern))[0]), ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(sorted(folder.glob("libllama.*so"))[0]), ctypes.RTLD_GLOBAL)
+    library.llama_log_set(QUIET, None)
     if list(folder.glob("libggml-cpu-*.so")):
         ggml.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
         ggml.ggml_backend_load_all_from_path(str(folder).encode())
-    library = ctypes.CDLL(str(sorted(folder.glob("libllama.*so"))[0]), ctypes.RTLD_GLOBAL)
     for name, (result, arguments) in FUNCTIONS.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+        if hasattr(library, name):
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
     return library
 
 
-def main(folder: str, prompt: str, model: str) -> None:
+def context_parameters(llama: ctypes.CDLL, positions: int) -> Opaque:
+    """The defaults but for sizes, flash attention and the types of the cache.
+
+    Releases put fields in between, so two places are found by their neighbours: the four enumerations that are -1 at
+    first (the last is flash attention), and the types of the cache, both F16, behind two null pointers.
+    """
+    made = llama.llama_context_default_params()
+    raw = bytes(made)
+    unspecified = raw.index(struct.pack("<4i", -1, -1, -1, -1))
+    cache = raw.index(bytes(16) + struct.pack("<2i", F16, F16), unspecified) + 16
+    struct.pack_into("<3I", made, 0, positions, positions, positions)
+    struct.pack_into("<i", made, unspecified + 12, 0)
+    struct.pack_into("<2i", made, cache, F32, F32)
+    return made
+
+
+def rows(llama: ctypes.CDLL, request: Request) -> np.ndarray:
+    """``[positions, vocabulary]``.
+
+    Raises:
+        ValueError: the library does not load or compute the model.
+    """
+    model = llama.llama_model_load_from_file(request.model.encode(), llama.llama_model_default_params())
+    if not model:
+        raise ValueError("llama.cpp does not load the model")
+    count = len(request.prompt)
+    context = llama.llama_init_from_model(model, context_parameters(llama, max(count, 64)))
+    batch = llama.llama_batch_init(count, 0, 1)
+    try:
+        if not context:
+            raise ValueError("llama.cpp makes no context for the model")
+        llama.llama_set_n_threads(context, 1, 1)
+        if request.adapter:
+            use_adapter(llama, model, context, request.adapter)
+        fill(batch, request.prompt)
+        if llama.llama_decode(context, batch):
+            raise ValueError("llama.cpp does not decode")
+        words = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+        found = (llama.llama_get_logits_ith(context, i) for i in range(count))
+        return np.stack([np.ctypeslib.as_array(row, (words,)).copy() for row in found])
+    finally:
+        llama.llama_batch_free(batch)
+        if context:
+            llama.llama_free(context)
+        llama.llama_model_free(model)
+
+
+def use_adapter(llama: ctypes.CDLL, model: int, context: int, path: str) -> None:
+    adapter = llama.llama_adapter_lora_init(model, path.encode())
+    if not adapter:
+        raise ValueError("llama.cpp does not load the adapter")
+    scale = ctypes.c_float(1.0)
+    if llama.llama_set_adapters_lora(context, ctypes.byref(ctypes.c_void_p(adapter)), 1, ctypes.byref(scale)):
+        raise ValueError("llama.cpp does not use the adapter")
+
+
+def fill(batch: Batch, prompt: tuple[int, ...]) -> None:
+    """One sequence, all of whose logits are wanted."""
+
+    def array(address: int, kind: Any) -> Any:
+        return ctypes.cast(address, ctypes.POINTER(kind))
+
+    tokens, positions = array(batch.token, ctypes.c_int32), array(batch.pos, ctypes.c_int32)
+    counts, sequences = array(batch.n_seq_id, ctypes.c_int32), array(batch.seq_id, ctypes.POINTER(ctypes.c_int32))
+    wanted = array(batch.logits, ctypes.c_int8)
+    for i, token in enumerate(prompt):
+        tokens[i], positions[i], counts[i], wanted[i] = token, i, 1, 1
+        sequences[i][0] = 0
+    batch.n_tokens = len(prompt)
+
+
+def main(folder: str) -> None:
     llama = load(Path(folder))
     llama.llama_backend_init()
-    loaded = llama.llama_model_load_from_file(model.encode(), llama.llama_model_default_params())
-    if not loaded:
-        sys.exit("llama.cpp does not load the model")
-    ids = [int(word) for word in prompt.split(",")]
-    tokens = (ctypes.c_int32 * len(ids))(*ids)
-    context = llama.llama_init_from_model(loaded, llama.llama_context_default_params())
-    if llama.llama_decode(context, llama.llama_batch_get_one(ctypes.addressof(tokens), len(ids))):
-        sys.exit("llama.cpp does not decode")
-    count = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(loaded))
-    json.dump(llama.llama_get_logits_ith(context, -1)[:count], sys.stdout)
+    serve(lambda request: rows(llama, request))
 
 
 if __name__ == "__main__":

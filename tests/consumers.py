@@ -1,0 +1,122 @@
+"""The programs that a model is made for, each in a process of its own, asked for the logits of all positions.
+
+One line of JSON asks, one answers; the rows stand in a file, exactly as they were computed. A process that ends (an
+assertion of llama.cpp does that) is an answer too, and is started again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+
+#: Where the prebuilt libraries of llama.cpp are, empty where there are none.
+LIBRARY = os.environ.get("LLAMA_CPP_LIBRARY", "")
+
+_QUIET = {
+    "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "GGML_NO_BACKTRACE": "1", "PYTHONWARNINGS": "ignore",
+    "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1",
+}  # fmt: skip
+
+
+class DoesNotRun(Exception):
+    """The program does not load the model, or does not compute it."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked: ``rows`` names the file for the answer, ``adapter`` one that is used beside the model."""
+
+    model: str
+    prompt: tuple[int, ...]
+    rows: str
+    adapter: str = ""
+
+
+def serve(answer: Callable[[Request], np.ndarray]) -> None:
+    """Answer the requests of standard input; whatever a library prints goes to standard error."""
+    with os.fdopen(os.dup(1), "w") as out:
+        os.dup2(2, 1)
+        for line in sys.stdin:
+            asked = json.loads(line)
+            request = Request(**{**asked, "prompt": tuple(asked["prompt"])})
+            try:
+                np.save(request.rows, answer(request))
+                said = ""
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"[:600]
+            print(json.dumps(said), file=out, flush=True)
+
+
+class Consumer:
+    """One of the programs."""
+
+    def __init__(self, script: str, *arguments: str) -> None:
+        self._command = [sys.executable, str(HERE / script), *arguments]
+        self._process: subprocess.Popen[str] | None = None
+
+    def logits(self, model: Path, prompt: tuple[int, ...], *, adapter: Path | None = None) -> np.ndarray:
+        """``[positions, vocabulary]`` in float32.
+
+        Raises:
+            DoesNotRun: with the library's own words.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            rows = str(Path(folder) / "rows.npy")
+            said = self._ask(Request(str(model), prompt, rows, str(adapter or "")))
+            if said:
+                raise DoesNotRun(said)
+            return np.asarray(np.load(rows), np.float32)
+
+    def _ask(self, request: Request) -> str:
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                env={**os.environ, **_QUIET},
+            )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            print(json.dumps(asdict(request)), file=process.stdin, flush=True)
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if line:
+            return str(json.loads(line))
+        self.close()
+        return f"the process ended with status {process.returncode}"
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    continue
+        process.wait(timeout=60)
+
+
+def llama_cpp() -> Consumer:
+    return Consumer("llama_cpp_logits.py", LIBRARY)
+
+
+def transformers() -> Consumer:
+    return Consumer("transformers_logits.py")
+
+
+def mlx_lm() -> Consumer:
+    return Consumer("mlx_lm_logits.py")

@@ -1,0 +1,39 @@
+"""Logits of all positions, by transformers, of the stored weights in float32; answers :mod:`consumers`.
+
+An adapter is put on the model by peft.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import transformers
+from consumers import Request, serve
+
+
+def rows(request: Request) -> np.ndarray:
+    """``[positions, vocabulary]``.
+
+    Raises:
+        ValueError: weights that the class has are not stored, so that it makes them up; biases begin at zero.
+    """
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        request.model, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    made_up = sorted(str(key) for key in found["missing_keys"] if not str(key).endswith(".bias"))
+    made_up += sorted(map(str, found["mismatched_keys"]))
+    if made_up:
+        raise ValueError(f"transformers makes up {', '.join(made_up[:3])}")
+    if request.adapter:
+        import peft
+
+        model = peft.PeftModel.from_pretrained(model, request.adapter)
+    with torch.no_grad():
+        logits = model.eval()(input_ids=torch.tensor([request.prompt]), use_cache=False, return_dict=True).logits
+    return np.asarray(logits[0].float().numpy())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    serve(rows)
