@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,10 @@ _QUIET = {
 }  # fmt: skip
 
 
+#: Bytes that a program may take for its data, whatever a configuration says.
+MOST_MEMORY = 4 << 30
+
+
 class DoesNotRun(Exception):
     """The program does not load the model, or does not compute it."""
 
@@ -44,6 +49,7 @@ class Request:
 
 def serve(answer: Callable[[Request], np.ndarray]) -> None:
     """Answer the requests of standard input; whatever a library prints goes to standard error."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)
         for line in sys.stdin:

@@ -11,12 +11,20 @@ import transformers
 from consumers import Request, serve
 
 
+#: A configuration without its sizes describes a model of billions.
+MOST_PARAMETERS = 20_000_000
+
+
 def rows(request: Request) -> np.ndarray:
     """``[positions, vocabulary]``.
 
     Raises:
         ValueError: weights that the class has are not stored, so that it makes them up; biases begin at zero.
     """
+    with torch.device("meta"):
+        outline = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(request.model))
+    if sum(parameter.numel() for parameter in outline.parameters()) > MOST_PARAMETERS:
+        raise ValueError("the class is much larger than the stored model")
     model, found = transformers.AutoModelForCausalLM.from_pretrained(
         request.model, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
