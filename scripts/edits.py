@@ -93,7 +93,7 @@ _bench: Bench | None = None
 def set_up(folder: Path, families: Sequence[str], reference: Path | None) -> None:
     """Make the models of this process; a direction that refuses the unedited model is left out."""
     global _bench
-    os.nice(10)
+    os.nice(3)
     folder = Path(tempfile.mkdtemp(dir=folder))
     models = []
     for family in families:

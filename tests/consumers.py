@@ -102,6 +102,12 @@ class Consumer:
         self.close()
         return f"the process ended with status {process.returncode}"
 
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """End the process."""
         process, self._process = self._process, None
