@@ -40,7 +40,7 @@ UNDECLARED: Mapping[str, Any] = {
 }  # fmt: skip
 
 CHOICES: Mapping[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "gelu_fast", "quick_gelu"),
+    "hidden_act": ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu"),
     "rope_type": ("default", "linear", "dynamic", "yarn", "longrope", "llama3"),
     "type": ("default", "linear", "dynamic", "yarn", "su", "llama3", "mrope"),
     "dtype": ("float32", "bfloat16", "float16"),
@@ -249,7 +249,7 @@ def gguf_keys() -> dict[str, tuple[str, Any]]:
 
     seen: dict[str, tuple[str, Any]] = {}
 
-    class Recorder(gguf.GGUFWriter):  # type: ignore[misc]
+    class Recorder(gguf.GGUFWriter):
         def __init__(self) -> None:
             self.arch = "ARCH"
 

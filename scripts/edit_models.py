@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ckconv
 from edit_draws import Edit
+
+import ckconv
 
 #: Name -> architecture in GGUF.
 FAMILIES: Mapping[str, str] = {

@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import consumers  # noqa: E402
 import numpy as np  # noqa: E402
-from edit_draws import Draw, Edit, gguf_draw, huggingface_draw  # noqa: E402
+from edit_draws import Draw, gguf_draw, huggingface_draw  # noqa: E402
 from edit_models import FAMILIES, MODEL_TYPES, Base, bases  # noqa: E402
 
 import ckconv  # noqa: E402
@@ -210,7 +210,11 @@ def main() -> int:
     numbers = range(asked.edits) if asked.only is None else [asked.only]
     stride = max(asked.edits // max(asked.sample, 1), 1)
     # Models take turns by number, so that every model has its part of the sample.
-    chosen = {n for n in numbers if (n // (4 * len(asked.families.split(",")))) % stride == 0} if asked.only is None else {asked.only}
+    chosen = (
+        {n for n in numbers if (n // (4 * len(asked.families.split(",")))) % stride == 0}
+        if asked.only is None
+        else {asked.only}
+    )
     jobs = [(asked.seed, n, n in chosen) for n in numbers]
     found: list[Case] = []
     asked.cases.parent.mkdir(parents=True, exist_ok=True)
@@ -236,14 +240,14 @@ def is_bad(case: Case) -> bool:
     return case.verdict == "wrong" or case.result in ("internal", "failed")
 
 
-
-
 def line(case: Case) -> str:
     """One case in a line."""
     off = f"off {case.off:.2g}" if case.off is not None else ""
     says = " ".join(case.says.split())
     where = f"{case.family}{'/' + case.style if case.style else ''}"
-    return f"#{case.number} {where} {case.source} -> {case.target}: {case.edit}: {case.result} {case.verdict} {off} {says}"
+    return (
+        f"#{case.number} {where} {case.source} -> {case.target}: {case.edit}: {case.result} {case.verdict} {off} {says}"
+    )
 
 
 def report(found: Iterable[Case]) -> str:
@@ -261,10 +265,14 @@ def report(found: Iterable[Case]) -> str:
                 row["over"] += case.unchanged and case.result == "refused"
     columns = ("accepted", "refused", "unnamed", "internal", "failed", "judged", "right", "wrong", "unchanged", "over")
     lines = ["| family | direction | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
-    lines += [f"| {f} | {d} | " + " | ".join(str(row[c]) for c in columns) + " |" for (f, d), row in sorted(table.items())]
+    lines += [
+        f"| {f} | {d} | " + " | ".join(str(row[c]) for c in columns) + " |" for (f, d), row in sorted(table.items())
+    ]
     lines.append("| all | | " + " | ".join(str(total[c]) for c in columns) + " |")
     share = 100 * (1 - total["over"] / max(total["unchanged"], 1))
-    lines.append(f"\nof {total['unchanged']} judged conversions whose edit changes nothing for the source, {share:.1f} % are accepted")
+    lines.append(
+        f"\nof {total['unchanged']} judged conversions whose edit leaves the source's logits alone, {share:.1f} % are accepted"
+    )
     return "\n".join(lines)
 
 

@@ -54,7 +54,9 @@ class Recording:
         """Every file that the numbers follow from."""
         folders = [self.model, self.adapter] if self.adapter else [self.model]
         kept = ("config.json", "adapter_config.json")
-        return [f for folder in folders for f in sorted(folder.iterdir()) if f.suffix == ".safetensors" or f.name in kept]
+        return [
+            f for folder in folders for f in sorted(folder.iterdir()) if f.suffix == ".safetensors" or f.name in kept
+        ]
 
 
 def recordings(untied: Path) -> Iterator[Recording]:

@@ -142,8 +142,10 @@ def test_mlx_lm_computes_what_transformers_does(
     assert off(mlx_lm.logits(tmp_path / "m", PROMPT), checkpoint.name) < limit(checkpoint.name)
 
 
-@pytest.mark.parametrize("name", ["llama-tied-bf16", "qwen2-tied-bf16", "qwen3-tied-bf16"])
-@pytest.mark.parametrize("version", [3, 5])
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [(name, 5) for name in ("llama-tied-bf16", "qwen2-tied-bf16", "qwen3-tied-bf16")] + [("llama-tied-bf16", 3)],
+)
 def test_back_from_a_bump_without_its_record(
     name: str, version: int, llama_cpp: consumers.Consumer, tmp_path: Path
 ) -> None:
@@ -197,7 +199,7 @@ BESIDE = [("lora/llama-r4-attn-mlp", COPIES[0]), ("lora/gpt2-r4", "gguf/gpt2-f32
 def test_an_adapter_beside_its_base_computes_what_peft_does(
     adapter: str, base: str, llama_cpp: consumers.Consumer, tmp_path: Path
 ) -> None:
-    ckconv.convert(FIXTURES / adapter, tmp_path / "a.gguf", options=Options(base=FIXTURES / base))
+    ckconv.convert(FIXTURES / adapter, tmp_path / "a.gguf", options=Options(base=FIXTURES / base, allow_lossy=True))
 
     assert off(llama_cpp.logits(FIXTURES / base, PROMPT, adapter=tmp_path / "a.gguf"), adapter) < limit(adapter)
 
@@ -320,4 +322,6 @@ def test_experts(model_type: str, llama_cpp: consumers.Consumer, tmp_path: Path)
     root = save(tmp_path / "hf", config, stored, metadata={"format": "mlx"} if form else None)
     ckconv.convert(root, tmp_path / "m.gguf")
 
-    assert np.abs(llama_cpp.logits(tmp_path / "m.gguf", PROMPT) - forward(tensors, decoder, np.ones(8))).max() < EXPECTED
+    assert (
+        np.abs(llama_cpp.logits(tmp_path / "m.gguf", PROMPT) - forward(tensors, decoder, np.ones(8))).max() < EXPECTED
+    )

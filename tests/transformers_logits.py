@@ -10,7 +10,6 @@ import torch
 import transformers
 from consumers import Request, serve
 
-
 #: A configuration without its sizes describes a model of billions.
 MOST_PARAMETERS = 20_000_000
 

@@ -70,7 +70,8 @@ def stored_entries(planner: Planner) -> list[Entry]:
             planner.leave_out(stored.name, "--tie: byte for byte the embedding", stored.extent.nbytes)
             continue
         parts = [index.tensors[name] for name in canonical]
-        if config and any(part.merge for part in parts):
+        # What an adapter changes is a merge, what it saved whole lies in a file of its own.
+        if config and any(part.merge or part.extents[0].path != stored.extent.path for part in parts):
             entries.append(_entry(stored.name, parts, FAMILIES[config.family], config))
             continue
         tensor = plain_tensor(canonical[0] if len(canonical) == 1 else stored.name, stored)
