@@ -270,9 +270,10 @@ def report(found: Iterable[Case]) -> str:
     ]
     lines.append("| all | | " + " | ".join(str(total[c]) for c in columns) + " |")
     share = 100 * (1 - total["over"] / max(total["unchanged"], 1))
-    lines.append(
-        f"\nof {total['unchanged']} judged conversions whose edit leaves the source's logits alone, {share:.1f} % are accepted"
-    )
+    lines += [
+        "",
+        f"of {total['unchanged']} judged conversions whose edit changes no logits, {share:.1f} % are accepted",
+    ]
     return "\n".join(lines)
 
 
