@@ -40,7 +40,7 @@ def test_gemmas_local_base_and_window() -> None:
     config = open_index(FIXTURES / "hf" / "gemma3-text-bf16").config
     assert config is not None
 
-    made = model_keys(config, FAMILIES["gemma3"])
+    made = model_keys(config, FAMILIES["gemma3"], 256)
 
     assert made["gemma3.rope.freq_base"] == scalar("f32", 1_000_000.0)
     assert made["gemma3.rope.freq_base_swa"] == scalar("f32", 10_000.0)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckconv.errors import InputError
+from ckconv.model.rope_scaling import effective_scaling
 
 #: No model has more; a larger count is a hostile or broken header (malformed input 37).
 MAX_LAYERS = 65_536
@@ -69,28 +70,6 @@ PARAMETERS: tuple[Parameter, ...] = (
 #: llama.cpp's default where a GGUF names no base (llama-hparams / llama_model_loader).
 DEFAULT_ROPE_THETA = 10_000.0
 
-#: GGUF keys that change what a model computes, each with the values that change nothing. A target whose engine
-#: does not know them refuses the model (llama.cpp's LLM_KV table names them).
-GGUF_MODIFIERS: dict[str, tuple[object, ...]] = {
-    "rope.scaling.type": ("none", ""),
-    "rope.scaling.factor": (0.0, 1.0),
-    "rope.scaling.attn_factor": (0.0, 1.0),
-    "rope.scale_linear": (0.0, 1.0),
-    "attention.causal": (True,),
-    "attention.scale": (0.0,),
-    "attention.max_alibi_bias": (0.0,),
-    "attention.clamp_kqv": (0.0,),
-    "attn_logit_softcapping": (0.0,),
-    "final_logit_softcapping": (0.0,),
-    "logit_scale": (0.0, 1.0),
-    "embedding_scale": (0.0, 1.0),
-    "residual_scale": (0.0, 1.0),
-    "use_parallel_residual": (False,),
-    "expert_shared_count": (0,),
-    "leading_dense_block_count": (0,),
-}
-
-
 #: Fields that mean the same in every format.
 SHARED_FIELDS = (
     "family",
@@ -120,9 +99,6 @@ _WORDED_FIELDS = (
     "modifiers",
 )
 
-#: Keys of ``rope_scaling`` that repeat another field, or ``rope_type`` under its older name.
-_REPEATED = ("type", "rope_theta", "partial_rotary_factor")
-
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -144,6 +120,7 @@ class ModelConfig:
             by its ``rope_frequencies`` tensor.
         tied: what the source says of the output head, ``None`` where it says nothing.
         modifiers: whatever else changes the computation, as "key = value" of the source.
+        unread: keys of the source that its consumer does not read for this architecture.
         raw: the source's own configuration document, if it has one.
     """
 
@@ -171,6 +148,7 @@ class ModelConfig:
     rope_scaling: Mapping[str, Any] | None = None
     tied: bool | None = None
     modifiers: tuple[str, ...] = ()
+    unread: tuple[str, ...] = field(default=(), compare=False)
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -282,14 +260,14 @@ def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> d
     """
     found: dict[str, tuple[object, object]] = {}
     for name in (*SHARED_FIELDS, *_WORDED_FIELDS):
-        ours, theirs = _comparable(getattr(a, name)), _comparable(getattr(b, name))
+        ours, theirs = _comparable(getattr(a, name), a), _comparable(getattr(b, name), b)
         silent = name in _WORDED_FIELDS and not same_words and (name == "modifiers" or None in (ours, theirs))
         if ours != theirs and not silent:
             found[name] = ours, theirs
     return found
 
 
-def _comparable(value: object) -> object:
+def _comparable(value: object, config: ModelConfig) -> object:
     if isinstance(value, Mapping):
-        return {key: item for key, item in value.items() if key not in _REPEATED}
+        return effective_scaling(value, config.context_length)
     return value

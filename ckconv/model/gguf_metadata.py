@@ -150,12 +150,13 @@ _KEYS: tuple[_Key, ...] = (
 )
 
 
-def model_keys(config: ModelConfig, family: Family) -> dict[str, Value]:
-    """The ``{arch}.*`` keys, in order.
+def model_keys(config: ModelConfig, family: Family, context: int) -> dict[str, Value]:
+    """The ``{arch}.*`` keys, in order, for another context length: what RoPE is scaled from stays the source's.
 
     A scaling of RoPE must be one that :func:`ckconv.plan.gguf_rules.engine_reasons` does not refuse.
     """
-    return dict(_model_keys(config, family))
+    keys = dict(_model_keys(config, family))
+    return {**keys, f"{family.gguf}.context_length": scalar("u32", context)}
 
 
 def _model_keys(config: ModelConfig, family: Family) -> Iterator[tuple[str, Value]]:

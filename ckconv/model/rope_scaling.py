@@ -24,6 +24,39 @@ def positive_numbers(scaling: Mapping[str, Any], keys: Sequence[str]) -> list[fl
     return [float(number) for number in found if number is not None]
 
 
+#: Numbers that transformers' YaRN takes where they are not said (``_compute_yarn_parameters``).
+YARN_DEFAULTS: Mapping[str, Any] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+
+#: What each type of scaling computes with; other keys are read by nobody.
+_COMPUTES: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "llama3": LLAMA3_NUMBERS,
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim"),
+        *YARN_DEFAULTS,
+    ),
+}
+
+
+def effective_scaling(scaling: Mapping[str, Any], context: int) -> dict[str, Any]:
+    """A scaling without what says nothing: two that are equal here compute the same.
+
+    Args:
+        context: the model's context length, which YaRN takes for the original one where none is said.
+    """
+    from ckconv.model.config import shortest_float32
+
+    kind = scaling.get("rope_type")
+    names = _COMPUTES.get(str(kind), tuple(key for key in scaling if key not in ("type", "rope_theta", "rope_type")))
+    said = {"original_max_position_embeddings": context, **YARN_DEFAULTS} if kind == "yarn" else {}
+    said |= {key: scaling[key] for key in names if scaling.get(key) is not None}
+    numbers = {
+        key: shortest_float32(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        for key, value in said.items()
+    }
+    return {"rope_type": kind, **numbers}
+
+
 #: Powers and quotients of float32 may differ by some units in the last place from library to library.
 _TOLERANCE = 1e-6
 

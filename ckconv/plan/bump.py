@@ -72,6 +72,7 @@ class BumpPlanner(Planner):
             self._check_types(types)
         if self.reasons or only_reasons:
             return self.refused()
+        self.note_unread()
         return self._finish(types, interleaved)
 
     @abstractmethod

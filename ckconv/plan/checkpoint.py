@@ -301,6 +301,7 @@ class CheckpointPlanner(Planner):
         carried = () if o.file_name else tuple(path for path in self.index.side_files if path.name not in left)
         if o.fuse or o.names in ("canonical", "gguf"):
             self.notes.append(f"{self._loader} loads tensors under the names of --names hf, fused as its classes are")
+        self.note_unread()
         tokenizer = tokenizer_plan(self.index, o)
         self.notes += tokenizer.notes
         absent = {item.name for item in self.left_out}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from ckconv.conversions import Conversion, Run
@@ -173,7 +173,7 @@ class GgufPlanner(Planner):
         self.notes += tokenizer.notes
         experts = sum(t.elements for name, t in self.index.tensors.items() if ".experts." in name)
         label = size_label(sum(t.elements for e in entries for t in e.parts), config.num_experts, experts)
-        model = model_keys(replace(config, context_length=self._context), family)
+        model = model_keys(config, family, self._context)
         if not tokenizer.tokens:
             model[f"{family.gguf}.vocab_size"] = scalar("u32", config.vocab_size)
         if self.index.format == "bump":
@@ -192,7 +192,12 @@ class GgufPlanner(Planner):
         if changed and _FILE_TYPE_KEY in metadata:
             metadata[_FILE_TYPE_KEY] = scalar("u32", file_type(entries, types))
         if self.options.context:
-            metadata[f"{self.index.architecture}.context_length"] = scalar("u32", self.options.context)
+            architecture = self.index.architecture
+            scaling = (self._config.rope_scaling if self._config else None) or {}
+            if scaling.get("rope_type") == "yarn":  # without the key, llama.cpp takes the context for it
+                original = scalar("u32", int(scaling["original_max_position_embeddings"]))
+                metadata.setdefault(f"{architecture}.rope.scaling.original_context_length", original)
+            metadata[f"{architecture}.context_length"] = scalar("u32", self.options.context)
         return metadata
 
     def _edited(self, metadata: Mapping[str, Value]) -> dict[str, Value]:

@@ -15,6 +15,9 @@ ROPE_FREQUENCIES = "rope_frequencies"
 HEAD = "output.weight"
 EMBEDDING = "token_embedding.weight"
 
+#: Keys that a note lists by name.
+_SHOWN_KEYS = 8
+
 
 def unknown_architecture(index: TensorIndex) -> Reason:
     """Why a model without rules cannot be planned for."""
@@ -70,6 +73,15 @@ class Planner(ABC):
     def dropped(self, *names: str) -> bool:
         """A flag leaves the tensor with these names out."""
         return any(fnmatchcase(name, glob) for name in names for glob in self.options.drop)
+
+    def note_unread(self) -> None:
+        """Name the source's keys that llama.cpp does not read, and that are nowhere in the output."""
+        config = self.index.config
+        if config is not None and config.unread:
+            shown = config.unread[:_SHOWN_KEYS]
+            more = f" and {len(config.unread) - len(shown):,} more" if len(config.unread) > len(shown) else ""
+            keys = ", ".join(key if key.isprintable() else quoted(key) for key in shown)
+            self.notes.append(f"left out, as llama.cpp does not read them in a {self.index.architecture}: {keys}{more}")
 
     def leave_out(self, name: str, reason: str, nbytes: int) -> None:
         """Note a source tensor that is not written."""

@@ -12,9 +12,6 @@ from ckconv.model.index import TensorIndex
 from ckconv.plan.planner import ROPE_FREQUENCIES
 from ckconv.plan.steps import Reason
 
-#: What GGUF calls a scaling -> Hugging Face, of those that a factor alone says.
-_TYPES = {"linear": "linear"}
-
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
@@ -43,32 +40,21 @@ def scaling_of(index: TensorIndex, config: ModelConfig, *, drop: bool) -> Scalin
         if drop:
             document = None  # the plan names the loss
         else:
-            document = _recovered(index, config)
-            left_out = "follows from rope_scaling in config.json"
-            if document is None:
-                text = f"{index.tensors[ROPE_FREQUENCIES].source} is not Llama 3's scaling, the only one that is known"
+            found, source = _recovered(index, config), index.tensors[ROPE_FREQUENCIES].source
+            left_out = "follows from rope_scaling in config.json" if found else "every factor is 1: nothing is scaled"
+            if found is None:
+                text = f"{source} is neither Llama 3's scaling nor a linear one: no rope_scaling gives these factors"
                 reasons.append(Reason(text, "--drop rope_frequencies leaves it out, which is a loss"))
+            elif found and document and index.format == "gguf":
+                kind = document["rope_type"]
+                reasons.append(Reason(f"{source} scales RoPE, and rope.scaling.type = {kind} once more"))
+            document = found or document
     if index.format == "gguf":
-        said = _said(index)
-        for modifier in config.modifiers:
-            key = modifier.split(" = ")[0]
-            if document is None and said and key.endswith((".scaling.type", ".scaling.factor", ".scale_linear")):
-                continue
-            reasons.append(Reason(f"{modifier} changes the computation; no key of a config.json says it"))
-        document = document or said
+        changes = "changes the computation; no key of a config.json says it"
+        reasons += [Reason(f"{modifier} {changes}") for modifier in config.modifiers]
     elif index.format == "bump":
         reasons += [Reason(f"{modifier} changes the computation") for modifier in config.modifiers]
     return Scaling(document, left_out, tuple(reasons))
-
-
-def _said(index: TensorIndex) -> dict[str, Any] | None:
-    """A GGUF's own keys."""
-
-    def value(name: str) -> Any:
-        return getattr(index.metadata.get(f"{index.architecture}.rope.scaling.{name}"), "value", None)
-
-    kind, factor = value("type"), value("factor")
-    return {"rope_type": _TYPES[kind], "factor": float(factor)} if kind in _TYPES and factor else None
 
 
 def _recovered(index: TensorIndex, config: ModelConfig) -> dict[str, Any] | None:

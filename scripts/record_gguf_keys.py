@@ -1,0 +1,58 @@
+"""Record the metadata keys that llama.cpp's loader reads of each architecture, out of its sources.
+
+    python scripts/record_gguf_keys.py SOURCES VERSION > tests/gguf_keys.json
+
+``SOURCES`` is a checkout of llama.cpp, ``VERSION`` what to call it. The tables of ``ckconv/model/gguf_tables.py`` are
+held against the result.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "phi3", "gpt2")
+
+#: ``ml.get_key(LLM_KV_NAME, into, false)``: without the last argument the key has to be there.
+CALL = re.compile(r"ml\.get_(?:key_or_arr|key|arr_n|arr)\((LLM_KV_\w+),([^;]*?)\)(?=[;) &|{])")
+#: ``{ LLM_KV_NAME, "%s.name" },`` of ``src/llama-arch.cpp``.
+NAME = re.compile(r'\{\s*(LLM_KV_\w+),\s*"%s\.([^"]+)"\s*\}')
+
+
+def body(source: str, signature: str) -> str:
+    """A function, up to the first line that begins with a brace."""
+    start = source.index(signature)
+    return source[start : source.index("\n}", start)]
+
+
+def without_other_architectures(function: str) -> str:
+    """Without the blocks ``if (arch == LLM_ARCH_X) {`` of four spaces, which no architecture here enters."""
+    return re.sub(r"\n    if \(arch == LLM_ARCH_.*?\n    \}", "", function, flags=re.DOTALL)
+
+
+def calls(function: str, names: dict[str, str]) -> dict[str, bool]:
+    """Key -> whether the loader insists on it."""
+    return {names[kv]: "false" not in rest for kv, rest in CALL.findall(function) if kv in names}
+
+
+def main(sources: str, version: str) -> None:
+    """Print what the sources say."""
+    root = Path(sources) / "src"
+    names = dict(NAME.findall((root / "llama-arch.cpp").read_text()))
+    model = (root / "llama-model.cpp").read_text()
+    vocabulary = calls((root / "llama-vocab.cpp").read_text(), names)
+    common = calls(without_other_architectures(body(model, "void llama_model_base::load_hparams(")), names)
+    pattern = calls(body(model, "void llama_model_base::load_swa_pattern("), names)
+    read = {}
+    for name in ARCHITECTURES:
+        own = body((root / "models" / f"{name}.cpp").read_text(), "::load_arch_hparams(")
+        found = {**vocabulary, **common, **calls(own, names), **(pattern if "load_swa_pattern(" in own else {})}
+        read[name] = {key: "required" if required else "optional" for key, required in sorted(found.items())}
+    document = {"llama.cpp": version, "names": sorted(names.values()), "read": read}
+    print(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
