@@ -117,6 +117,10 @@ class Model:
                 writer.add_string(key, value)
             elif isinstance(value, float):
                 writer.add_float32(key, value)
+            elif isinstance(value, bool):
+                writer.add_bool(key, value)
+            elif isinstance(value, list):
+                writer.add_array(key, value)
             else:
                 writer.add_uint32(key, int(value))  # type: ignore[call-overload]
         data: dict[str, np.ndarray] = {}

@@ -18,6 +18,7 @@ import gguf.quants
 import numpy as np
 import pytest
 from bump3_expected import expected_bump3
+from checkpoints import Decoder, save
 from gguf import GGMLQuantizationType as Q
 from models import BLOCKS, Model
 
@@ -111,20 +112,13 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
     "rope scaling": (
         Model(extra_keys=SCALED),
         [
-            "llama.rope.scaling.type = linear changes the computation; the engine does not know it",
-            "llama.rope.scaling.factor = 4.0 changes the computation",
+            "llama.rope.scaling scales RoPE (linear), which the engine does not do",
+            "--drop rope_frequencies leaves the scaling out",
         ],
     ),
-    "logit soft-capping": (
-        Model(extra_keys={"llama.final_logit_softcapping": 30.0}),
-        ["llama.final_logit_softcapping = 30.0 changes the computation"],
-    ),
-    "sliding window": (
-        Model(context=4096, extra_keys={"llama.attention.sliding_window": 1024}),
-        [
-            "attention slides over 1,024 tokens, the engine attends to all 4,096",
-            "hint: --context 1024 makes them the same",
-        ],
+    "attention in both directions": (
+        Model(extra_keys={"llama.attention.causal": False}),
+        ["llama.attention.causal = False changes the computation"],
     ),
     "scaled frequencies": (
         Model(extra_tensors={"rope_freqs.weight": (8,)}),
@@ -144,13 +138,18 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
         ["a quantised wo must have heads x padded head size = hidden, not 32 x 16"],
     ),
     "everything at once": (
-        replace(K, matrix=Q.Q5_K, head="own", extra_keys=SCALED, extra_tensors={"rope_freqs.weight": (32,)}),
+        replace(
+            K,
+            matrix=Q.Q5_K,
+            head="own",
+            extra_keys={"llama.attention.causal": False},
+            extra_tensors={"rope_freqs.weight": (32,)},
+        ),
         [
-            "cannot hold this model, for 5 reasons",
+            "cannot hold this model, for 4 reasons",
             HEAD,
             "not Q5_K",
-            "rope.scaling.type = linear",
-            "rope.scaling.factor = 4.0",
+            "llama.attention.causal = False",
             "rope_freqs.weight scales RoPE",
             "--drop rope_frequencies",
             "--dequantize",
@@ -228,7 +227,9 @@ def test_files_that_are_no_model(kind: str, tmp_path: Path, ckconv) -> None:
 
 
 def test_what_the_hints_say_works(tmp_path: Path, ckconv) -> None:
-    window = replace(SMALL, context=64, extra_keys={"llama.attention.sliding_window": 32}).write(tmp_path / "w.gguf")
+    tensors = {name: array for name, array in Decoder().tensors().items() if name != "lm_head.weight"}
+    document = Decoder().config("mistral", sliding_window=32, tie_word_embeddings=True)
+    window = save(tmp_path / "hf", document, tensors)
     three = ("--to", "bump", "--bump-version", "3")
     assert ckconv("convert", window, f"{tmp_path}/w/", *three).code == 4
     assert ckconv("convert", window, f"{tmp_path}/w/", *three, "--context", 32).code == 0

@@ -252,17 +252,10 @@ def test_other_factors_are_refused_and_may_be_dropped(tmp_path: Path) -> None:
     extra = {"rope_freqs.weight": llama3_factors(8.0) * np.float32(1.01)}
     source = save_gguf(tmp_path / "m.gguf", Decoder(), "llama", permuted=True, extra=extra)
 
-    assert reasons(source, tmp_path) == ["rope_freqs.weight is not Llama 3's scaling, the only one that is known"]
+    assert reasons(source, tmp_path) == [
+        "rope_freqs.weight is neither Llama 3's scaling nor a linear one: no rope_scaling gives these factors"
+    ]
     assert config_of(to_hf(source, tmp_path / "out", drop=("rope_frequencies",)))["rope_scaling"] is None
-
-
-def test_a_linear_scaling_is_said_and_others_are_refused(tmp_path: Path) -> None:
-    keys: dict[str, object] = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
-    out = to_hf(Model(extra_keys=keys).write(tmp_path / "a.gguf"), tmp_path / "out")
-    assert config_of(out)["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
-
-    keys["llama.rope.scaling.type"] = "yarn"
-    assert any("yarn" in reason for reason in reasons(Model(extra_keys=keys).write(tmp_path / "b.gguf"), tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ from ckconv.model.architectures import FAMILIES
 from ckconv.model.config import ModelConfig
 from ckconv.model.gemma3 import layers_of, local_theta_of, period_of, scalar_of
 
+#: ``pad_token_id`` of ``Phi3Config``.
+_PHI3_PADDING = 32_000
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -153,7 +156,10 @@ def _gemma3(config: ModelConfig, facts: Facts) -> dict[str, Any]:
 
 def _phi3(config: ModelConfig, facts: Facts) -> dict[str, Any]:
     original = facts.source.get("original_max_position_embeddings") or config.context_length
+    # The class takes 32000 for a padding token that is not said, and is not built where the vocabulary ends before.
+    padded = "pad_token_id" in facts.tokens or config.vocab_size > _PHI3_PADDING
     return {
+        **({} if padded else {"pad_token_id": None}),
         "original_max_position_embeddings": original,
         "partial_rotary_factor": config.rotary_dim / config.head_dim,
     }

@@ -150,7 +150,8 @@ class BumpPlanner(Planner):
             if self.dropped(ROPE_FREQUENCIES):
                 self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
             else:
-                self._refuse_rope_scaling("the configuration", str(c.rope_scaling.get("rope_type", "")))
+                key = f"{self.index.architecture}.rope.scaling" if self.index.format == "gguf" else "rope_scaling"
+                self._refuse_rope_scaling(key, str(c.rope_scaling.get("rope_type", "")))
         if c.sliding_window and c.sliding_window < g.context and not self._slides():
             self.refuse(
                 f"attention slides over {c.sliding_window:,} tokens, the engine attends to all {g.context:,}",

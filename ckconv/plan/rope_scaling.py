@@ -12,6 +12,9 @@ from ckconv.model.index import TensorIndex
 from ckconv.plan.planner import ROPE_FREQUENCIES
 from ckconv.plan.steps import Reason
 
+#: Families whose configuration class validates the type of scaling (``Phi3Config.validate_rope``).
+_LONGROPE_ONLY = frozenset({"phi3"})
+
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
@@ -52,6 +55,11 @@ def scaling_of(index: TensorIndex, config: ModelConfig, *, drop: bool) -> Scalin
     if index.format == "gguf":
         changes = "changes the computation; no key of a config.json says it"
         reasons += [Reason(f"{modifier} {changes}") for modifier in config.modifiers]
+        kind = document.get("rope_type") if document else None
+        if kind and config.family in _LONGROPE_ONLY:
+            reasons.append(
+                Reason(f"{index.architecture}.rope.scaling is {kind}; transformers' phi3 knows longrope only")
+            )
     elif index.format == "bump":
         reasons += [Reason(f"{modifier} changes the computation") for modifier in config.modifiers]
     return Scaling(document, left_out, tuple(reasons))

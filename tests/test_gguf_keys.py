@@ -1,0 +1,379 @@
+"""What the keys of a GGUF make of a configuration: the tables of keys, and what is carried, refused, or left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import Decoder, save, save_gguf
+from conftest import FIXTURES
+from models import Model
+
+import ckconv
+from ckconv import Options
+from ckconv.errors import UnsupportedError
+from ckconv.model.architectures import FAMILIES
+from ckconv.model.config import PARAMETERS, ModelConfig
+from ckconv.model.gguf_tables import GGUF_KEYS, Kind
+from ckconv.model.llama3_rope import rope_factors, rope_scaling_of
+
+#: What scripts/record_gguf_keys.py found.
+RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "gguf_keys.json").read_text())
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def to_hf(source: Path, out: Path, **options: Any) -> dict[str, Any]:
+    """The ``config.json`` of what a source becomes."""
+    ckconv.convert(source, f"{out}/", to="safetensors", options=Options(**options))
+    return json.loads((out / "config.json").read_text())
+
+
+def gemma(root: Path, **changes: Any) -> Path:
+    """Gemma 3's checkpoint with another configuration; ``...`` removes a key."""
+    document = {**json.loads((FIXTURES / "hf/gemma3-text-bf16/config.json").read_text()), **changes}
+    root.mkdir()
+    (root / "model.safetensors").symlink_to(FIXTURES / "hf/gemma3-text-bf16/model.safetensors")
+    (root / "model.safetensors").unlink()
+    (root / "model.safetensors").write_bytes((FIXTURES / "hf/gemma3-text-bf16/model.safetensors").read_bytes())
+    (root / "config.json").write_text(json.dumps({k: v for k, v in document.items() if v is not ...}))
+    return root
+
+
+class Fused(Model):
+    """Without the matrices that phi 3 stores as one."""
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        parts = ("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight")
+        return {name: shape for name, shape in super().tensors().items() if not name.endswith(parts)}
+
+
+def phi3(path: Path, **keys: object) -> Path:
+    fused = {
+        f"blk.{n}.{name}.weight": (rows, 64) for n in (0, 1) for name, rows in (("attn_qkv", 128), ("ffn_up", 256))
+    }
+    return Fused(arch="phi3", extra_keys=keys, extra_tensors=fused).write(path)
+
+
+def value(path: Path, key: str) -> Any:
+    field = gguf.GGUFReader(path).fields.get(key)
+    return field.contents() if field else None
+
+
+# The tables
+
+
+@pytest.mark.parametrize("architecture", GGUF_KEYS)
+def test_the_keys_that_llama_cpp_reads_are_those_of_the_table(architecture: str) -> None:
+    assert set(GGUF_KEYS[architecture]) == set(RECORDED["read"][architecture])
+
+
+def test_every_family_has_a_table_and_every_parameter_a_row() -> None:
+    assert {family.gguf for family in FAMILIES.values() if family.gguf} == set(GGUF_KEYS)
+    rows = {name for table in GGUF_KEYS.values() for name, key in table.items() if key.kind is Kind.PARAMETER}
+    assert {name for parameter in PARAMETERS for name in parameter.gguf} <= rows
+
+
+@pytest.mark.parametrize("architecture", GGUF_KEYS)
+def test_a_modifier_has_a_neutral_value_and_every_row_a_source(architecture: str) -> None:
+    for key in GGUF_KEYS[architecture].values():
+        assert key.source
+        assert (key.kind is Kind.MODIFIER) == bool(key.neutral or key.same_as)
+        assert not key.same_as or key.same_as in ModelConfig.__dataclass_fields__
+
+
+def test_names_are_those_of_the_gguf_package() -> None:
+    known = {
+        text.removeprefix("{arch}.")
+        for group in vars(gguf.Keys).values()
+        if isinstance(group, type)
+        for text in vars(group).values()
+        if isinstance(text, str) and text.startswith("{arch}.")
+    }
+    llama_cpp_only = {"classifier.pooling_type", "rope.scale_linear"}
+    assert {name for table in GGUF_KEYS.values() for name in table} - known <= llama_cpp_only
+
+
+# Modifiers, and keys that nobody reads
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "changed"),
+    [
+        (Model(), "attention.causal", False),
+        (Model(), "nextn_predict_layers", 1),
+        (Model(), "expert_group_count", 2),
+        (Model(), "rope.scaling.attn_factor", 2.0),
+        (Model(), "rope.scaling.attn_factor", 0.0),
+        (Model(), "rope.scaling.type", "longrope"),
+        (Model(), "attention.value_length", 8),
+        (Model(arch="gemma3", qk_norm=True, post_norms=True), "attention.key_length_swa", 8),
+    ],
+)
+def test_a_key_that_changes_the_computation_is_refused_by_its_name(
+    model: Model, key: str, changed: object, tmp_path: Path
+) -> None:
+    name = f"{model.arch}.{key}"
+    model.extra_keys[name] = changed
+    source = model.write(tmp_path / "m.gguf")
+    for target in ("safetensors", "mlx", "bump"):
+        with pytest.raises(UnsupportedError) as info:
+            ckconv.convert(source, f"{tmp_path}/out/", to=target)
+        assert name in f"{info.value.message} {info.value.details}"
+    ckconv.convert(source, tmp_path / "copy.gguf")
+    assert value(tmp_path / "copy.gguf", name) == pytest.approx(changed)
+
+
+@pytest.mark.parametrize(
+    ("key", "neutral"),
+    [
+        ("attention.causal", True),
+        ("nextn_predict_layers", 0),
+        ("rope.scaling.attn_factor", 1.0),
+        ("attention.value_length", 16),
+        ("pooling_type", 3),
+        ("rope.scaling.finetuned", True),
+        ("expert_group_used_count", 1),
+    ],
+)
+def test_a_key_that_changes_nothing_says_nothing(key: str, neutral: object, tmp_path: Path) -> None:
+    source = Model(extra_keys={f"llama.{key}": neutral}).write(tmp_path / "m.gguf")
+    report = ckconv.convert(source, f"{tmp_path}/out/", to="safetensors")
+    assert not [note for note in report.plan.notes if "llama.cpp does not read" in note]
+
+
+def test_keys_that_llama_cpp_does_not_read_are_left_out_with_one_note(tmp_path: Path) -> None:
+    keys = {"llama.attn_logit_softcapping": 30.0, "llama.attention.sliding_window": 16, "llama.of_tomorrow": "x"}
+    source = Model(extra_keys=dict(keys)).write(tmp_path / "m.gguf")
+    for target in ("safetensors", "mlx", "bump"):
+        report = ckconv.convert(source, f"{tmp_path}/{target}/", to=target)
+        notes = [note for note in report.plan.notes if "llama.cpp does not read" in note]
+        assert notes == [f"left out, as llama.cpp does not read them in a llama: {', '.join(keys)}"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "context", "written"), [("llama", 40, None), ("qwen2", 40, None), ("phi3", 40, None), ("llama", 16, 16)]
+)
+def test_a_window_that_llama_cpp_does_not_have_is_not_written(
+    arch: str, context: int, written: int | None, tmp_path: Path
+) -> None:
+    keys: dict[str, object] = {f"{arch}.attention.sliding_window": 16}
+    fused = {
+        f"blk.{n}.{name}.weight": (rows, 64) for n in (0, 1) for name, rows in (("attn_qkv", 128), ("ffn_up", 256))
+    }
+    model = Model(arch=arch, context=context, extra_keys=keys, qkv_bias=arch == "qwen2")
+    if arch == "phi3":
+        model = Fused(arch=arch, context=context, extra_keys=keys, extra_tensors=fused)
+    assert to_hf(model.write(tmp_path / "m.gguf"), tmp_path / "out")["sliding_window"] == written
+
+
+# The scaling of RoPE
+
+
+@pytest.mark.parametrize(
+    ("keys", "scaling"),
+    [
+        ({"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"../scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        ({"factor": 4.0, "../scale_linear": 2.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"type": "none", "factor": 4.0}, None),
+        ({"type": "yarn"}, None),
+        ({"type": "linear", "factor": 1.0}, None),
+        ({"factor": 0.0}, None),
+        (
+            {"type": "yarn", "factor": 4.0},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40},
+        ),
+        (
+            {"type": "yarn", "factor": 4.0, "original_context_length": 10},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10},
+        ),
+    ],
+)
+def test_the_scaling_of_rope_is_said_as_llama_cpp_reads_it(
+    keys: dict[str, object], scaling: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    named = {f"llama.rope.scaling.{key}".replace("scaling.../", ""): item for key, item in keys.items()}
+    source = Model(extra_keys=named).write(tmp_path / "m.gguf")
+
+    document = to_hf(source, tmp_path / "out")
+
+    assert document["rope_scaling"] == scaling
+    assert document["rope_parameters"] == {"rope_theta": 10000.0, **(scaling or {"rope_type": "default"})}
+    assert ckconv.verify(tmp_path / "out", source).compared
+
+
+def test_yarn_goes_there_and_back(tmp_path: Path) -> None:
+    keys = {"type": "yarn", "factor": 4.0, "original_context_length": 10}
+    source = Model(extra_keys={f"llama.rope.scaling.{key}": item for key, item in keys.items()})
+    to_hf(source.write(tmp_path / "m.gguf"), tmp_path / "out")
+    ckconv.convert(tmp_path / "out", tmp_path / "back.gguf")
+
+    assert {key: value(tmp_path / "back.gguf", f"llama.rope.scaling.{key}") for key in keys} == keys
+
+
+def test_another_context_does_not_change_what_yarn_starts_from(tmp_path: Path) -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0}
+    config = Decoder().config(rope_scaling=scaling)
+    source = save(tmp_path / "hf", config, Decoder().tensors())
+    original = config["max_position_embeddings"]
+
+    ckconv.convert(source, tmp_path / "a.gguf", options=Options(context=32))
+    ckconv.convert(source, tmp_path / "b.gguf")
+    ckconv.convert(tmp_path / "b.gguf", tmp_path / "c.gguf", options=Options(context=32))
+    bare = Model(extra_keys={f"llama.rope.scaling.{k}": v for k, v in {"type": "yarn", "factor": 4.0}.items()})
+    ckconv.convert(bare.write(tmp_path / "d.gguf"), tmp_path / "e.gguf", options=Options(context=32))
+
+    for name, expected in (("a", original), ("c", original), ("e", 40)):
+        path = tmp_path / f"{name}.gguf"
+        assert value(path, "llama.context_length") == 32
+        assert value(path, "llama.rope.scaling.original_context_length") == expected
+
+
+# Llama 3's factors
+
+
+@pytest.mark.parametrize("context", [64, 100, 1024, 4096, 8192, 131072])
+@pytest.mark.parametrize(("theta", "dims"), [(10_000.0, 16), (500_000.0, 64), (500_000.0, 128), (1_000_000.0, 128)])
+@pytest.mark.parametrize("factor", [2.0, 8.0, 32.0])
+def test_llama_3s_numbers_are_found_for_any_base_and_any_context(
+    context: int, theta: float, dims: int, factor: float
+) -> None:
+    factors = rope_factors(theta, dims, factor, context=context)
+    found = rope_scaling_of(factors, theta, dims)
+
+    assert found is not None
+    if found.get("rope_type") == "llama3":
+        numbers = {"low": found["low_freq_factor"], "high": found["high_freq_factor"]}
+        again = rope_factors(theta, dims, found["factor"], **numbers, context=found["original_max_position_embeddings"])
+        np.testing.assert_allclose(again, factors, rtol=1e-6)
+    else:  # no frequency, or each, is as slow as that
+        assert (factors == factors[0]).all()
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 2.0), (2.0, 8.0), (0.5, 4.0), (1.0, 32.0)])
+def test_other_constants_are_found_from_the_line_through_the_factors(low: float, high: float) -> None:
+    factors = rope_factors(500_000.0, 128, 8.0, low=low, high=high, context=4096)
+    found = rope_scaling_of(factors, 500_000.0, 128)
+
+    assert found is not None
+    numbers = {"low": found["low_freq_factor"], "high": found["high_freq_factor"]}
+    again = rope_factors(500_000.0, 128, 8.0, **numbers, context=found["original_max_position_embeddings"])
+    np.testing.assert_allclose(again, factors, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("factors", "scaling"), [([1.0] * 8, None), ([2.5] * 8, {"rope_type": "linear", "factor": 2.5})]
+)
+def test_equal_factors_are_a_linear_scaling_and_ones_are_none(
+    factors: list[float], scaling: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    extra = {"rope_freqs.weight": np.array(factors, np.float32)}
+    source = save_gguf(tmp_path / "m.gguf", Decoder(), "llama", permuted=True, extra=extra)
+
+    assert to_hf(source, tmp_path / "out")["rope_scaling"] == scaling
+
+
+def test_factors_beside_another_scaling_are_refused(tmp_path: Path) -> None:
+    keys: dict[str, object] = {"llama.rope.scaling.factor": 2.0}
+    model = Model(extra_keys=keys, extra_tensors={"rope_freqs.weight": (8,)})
+    with pytest.raises(UnsupportedError, match="rope_freqs"):
+        to_hf(model.write(tmp_path / "m.gguf"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_phi_3_scales_in_a_way_only_that_its_class_takes(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=f"phi3.rope.scaling is {kind}; transformers' phi3 knows longrope only"):
+        to_hf(phi3(tmp_path / "m.gguf", **{"phi3.rope.scaling.type": kind, "phi3.rope.scaling.factor": 4.0}), tmp_path)
+
+
+def test_phi_3_without_a_padding_token_is_loaded_whatever_the_vocabulary(tmp_path: Path) -> None:
+    """``Phi3Config`` takes token 32000, which torch refuses in a smaller table."""
+    assert to_hf(phi3(tmp_path / "m.gguf"), tmp_path / "out")["pad_token_id"] is None
+
+
+# Gemma 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({}, {}),
+        ({"rope_local_base_freq": 5000.0}, {"rope.freq_base_swa": 5000.0}),
+        ({"final_logit_softcapping": 30.0}, {"final_logit_softcapping": 30.0}),
+        ({"layer_types": [SLIDING, SLIDING, FULL] * 2}, {"attention.sliding_window_pattern": 3}),
+        ({"layer_types": ..., "sliding_window_pattern": 2}, {"attention.sliding_window_pattern": 2}),
+        (
+            {"layer_types": [FULL, SLIDING, SLIDING, FULL, SLIDING, SLIDING]},
+            {"attention.sliding_window_pattern": [False, True, True, False, True, True]},
+        ),
+        ({"layer_types": [SLIDING] * 6}, {"attention.sliding_window_pattern": 7}),
+        ({"layer_types": [FULL] * 6}, {"attention.sliding_window": None}),
+    ],
+)
+def test_gemma_3_is_said_in_the_keys_that_llama_cpp_reads(
+    changes: dict[str, Any], keys: dict[str, Any], tmp_path: Path
+) -> None:
+    source = gemma(tmp_path / "hf", **changes)
+    usual = {
+        "attention.sliding_window": 32,
+        "attention.sliding_window_pattern": None,
+        "rope.freq_base_swa": 10_000.0,
+        "final_logit_softcapping": None,
+    }
+
+    ckconv.convert(source, tmp_path / "m.gguf")
+
+    assert {key: value(tmp_path / "m.gguf", f"gemma3.{key}") for key in usual} == {**usual, **keys}
+    back = to_hf(tmp_path / "m.gguf", tmp_path / "back")
+    own = json.loads((source / "config.json").read_text())
+    own.setdefault("layer_types", [SLIDING, FULL] * 3)
+    for key in ("layer_types", "rope_local_base_freq", "final_logit_softcapping", "query_pre_attn_scalar"):
+        assert back[key] == own[key]
+    ckconv.convert(tmp_path / "back", tmp_path / "again.gguf")
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "copy.gguf")
+    assert ckconv.verify(tmp_path / "again.gguf", tmp_path / "m.gguf").compared
+    for key in usual:
+        name = f"gemma3.{key}"
+        assert value(tmp_path / "again.gguf", name) == value(tmp_path / "m.gguf", name)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layers"),
+    [
+        (None, [SLIDING] * 5 + [FULL, SLIDING]),
+        (0, [SLIDING] * 7),
+        (1, [FULL] * 7),
+        (3, [SLIDING, SLIDING, FULL] * 2 + [SLIDING]),
+        ([True, False], [SLIDING] + [FULL] * 6),
+        ([False, True] * 8, [FULL, SLIDING] * 3 + [FULL]),
+    ],
+)
+def test_a_pattern_of_windows_is_read_as_llama_cpp_reads_it(pattern: object, layers: list[str], tmp_path: Path) -> None:
+    """``load_swa_pattern`` of llama.cpp: a list says it layer by layer, a number n makes every n-th layer full."""
+    model = Model(arch="gemma3", layers=7, qk_norm=True, post_norms=True)
+    model.extra_keys["gemma3.attention.sliding_window"] = 16
+    if pattern is not None:
+        model.extra_keys["gemma3.attention.sliding_window_pattern"] = pattern
+    document = to_hf(model.write(tmp_path / "m.gguf"), tmp_path / "out", allow_lossy=True)
+    assert document["layer_types"] == layers
+
+
+def test_what_mlx_lm_reads_of_gemma_3_is_written_and_the_rest_refused(tmp_path: Path) -> None:
+    bases = {
+        "full_attention": {"rope_theta": 1e6, "rope_type": "default"},
+        "sliding_attention": {"rope_theta": 3000.0, "rope_type": "default"},
+    }
+    both = {"rope_parameters": bases, "rope_local_base_freq": 5000.0, "layer_types": [SLIDING, SLIDING, FULL] * 2}
+    ckconv.convert(gemma(tmp_path / "a", **both), f"{tmp_path}/mlx/", to="mlx")
+    document = json.loads((tmp_path / "mlx/config.json").read_text())
+    assert (document["rope_local_base_freq"], document["sliding_window_pattern"]) == (3000.0, 3)
+
+    for number, refused in enumerate(({"final_logit_softcapping": 30.0}, {"layer_types": [FULL] + [SLIDING] * 5})):
+        with pytest.raises(UnsupportedError, match=next(iter(refused))):
+            ckconv.convert(gemma(tmp_path / str(number), **refused), f"{tmp_path}/x/", to="mlx")
