@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ STRANGERS = (
 UNDECLARED: Mapping[str, Any] = {
     "is_causal": True, "is_decoder": True, "use_bidirectional_attention": False, "logit_scale": 1.0,
     "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 1.0, "logits_scaling": 1.0,
-    "clip_qkv": None, "use_qk_norm": False, "qk_layernorm": False, "attention_scale": 1.0, "no_rope_layers": [],
+    "clip_qkv": 1.0, "use_qk_norm": False, "qk_layernorm": False, "attention_scale": 1.0, "no_rope_layers": [],
     "layer_types": ["full_attention"], "sliding_window": 8, "use_sliding_window": False, "max_window_layers": 1,
     "sliding_window_pattern": 2, "rope_traditional": False, "rope_interleaved": False, "rope_interleave": False,
     "partial_rotary_factor": 1.0, "rotary_pct": 1.0, "rotary_dim": 8, "rope_theta": 10000.0, "head_dim": 8,
@@ -118,28 +119,47 @@ Draw = Callable[[random.Random, Mapping[str, Any]], Edit]
 _TYPES: Mapping[str, Any] = {"list": [0], "dict": {}, "bool": True, "int": 2, "float": 1.0, "str": "none"}
 
 
+@dataclass(frozen=True)
+class Known:
+    """Keys with a value of their type, and those that may be null."""
+
+    values: Mapping[str, Any]
+    optional: frozenset[str]
+
+
 @functools.cache
-def huggingface_keys(model_type: str) -> dict[str, Any]:
-    """Every key that a configuration class of transformers or mlx-lm declares, with a default."""
+def huggingface_keys(model_type: str) -> Known:
+    """Every key that a configuration class of transformers or mlx-lm declares."""
     import transformers
 
-    made: dict[str, Any] = {}
     transformers.logging.set_verbosity_error()
     kind = transformers.CONFIG_MAPPING[model_type]
-    made |= kind().to_dict()
-    for key, type in kind.__annotations__.items():
-        if made.get(key) is None:
-            made[key] = next((value for word, value in _TYPES.items() if word in str(type)), None)
-    for alias, key in getattr(kind, "attribute_map", {}).items():
-        made[alias] = made.get(key)
+    values: dict[str, Any] = dict(kind().to_dict())
+    types = {key: str(type) for key, type in kind.__annotations__.items()}
     try:
         arguments = importlib.import_module(f"mlx_lm.models.{model_type}").ModelArgs
     except ImportError:
-        return made
-    for field in dataclasses.fields(arguments):
-        default = None if field.default is dataclasses.MISSING else field.default
-        made.setdefault(field.name, default)
-    return made
+        arguments = None
+    for field in dataclasses.fields(arguments) if arguments else ():
+        values.setdefault(field.name, None if field.default is dataclasses.MISSING else field.default)
+        types.setdefault(field.name, str(field.type).lower())
+    optional = frozenset(key for key in values if values[key] is None or "None" in types.get(key, ""))
+    for key, text in types.items():
+        if values.get(key) is None:
+            values[key] = next((value for word, value in _TYPES.items() if word in text), None)
+    for alias, key in getattr(kind, "attribute_map", {}).items():
+        values[alias] = values.get(key)
+    known = {key: value for key, value in values.items() if value is not None and _finite(value)}
+    return Known(known, optional)
+
+
+def _finite(value: Any) -> bool:
+    """It can be written as JSON."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def huggingface_draw(model_type: str) -> Draw:
@@ -147,8 +167,8 @@ def huggingface_draw(model_type: str) -> Draw:
     own = huggingface_keys(model_type)
     foreign: dict[str, Any] = dict(UNDECLARED)
     for stranger in STRANGERS:
-        for key, value in huggingface_keys(stranger).items():
-            if key not in own:
+        for key, value in huggingface_keys(stranger).values.items():
+            if key not in own.values:
                 foreign.setdefault(key, value)
 
     def draw(rng: random.Random, document: Mapping[str, Any]) -> Edit:
@@ -159,15 +179,17 @@ def huggingface_draw(model_type: str) -> Draw:
             return Edit("remove", (rng.choice(sorted(document)),))
         if sort < 0.6:
             key = rng.choice(sorted(document))
-            return Edit("set", (key,), another(rng, key, document[key], own.get(key)))
-        if sort < 0.8:
-            key = rng.choice(sorted(own))
-            there = document.get(key, own[key])
-            return Edit("set" if key in document else "add", (key,), another(rng, key, there, own[key]))
-        key = rng.choice(sorted(foreign))
-        value = foreign[key]
-        value = value if rng.random() < 0.4 else another(rng, key, value, UNDECLARED.get(key))
-        return Edit("set" if key in document else "add", (key,), value)
+        elif sort < 0.8:
+            key = rng.choice(sorted(own.values))
+        else:
+            key = rng.choice(sorted(foreign))
+            if rng.random() < 0.4 and foreign[key] != document.get(key):
+                return Edit("set" if key in document else "add", (key,), foreign[key])
+        if key in document and key in own.optional and document[key] is not None and rng.random() < 0.1:
+            return Edit("set", (key,), None)
+        there = document.get(key)
+        value = own.values.get(key, foreign.get(key, 1)) if there is None else there
+        return Edit("set" if key in document else "add", (key,), another(rng, key, value))
 
     return draw
 
@@ -192,17 +214,14 @@ def _rope_edit(rng: random.Random, document: Mapping[str, Any]) -> Edit:
         key = rng.choice(sorted(inner))
         if rng.random() < 0.25:
             return Edit("remove", (*path, key))
-        return Edit("set", (*path, key), another(rng, key, inner[key], ROPE_MEMBERS.get(key)))
+        value = ROPE_MEMBERS.get(key, 1.0) if inner[key] is None else inner[key]
+        return Edit("set", (*path, key), another(rng, key, value))
     key = rng.choice(sorted(ROPE_MEMBERS))
-    return Edit("set" if key in inner else "add", (*path, key), another(rng, key, ROPE_MEMBERS[key], None))
+    return Edit("set" if key in inner else "add", (*path, key), another(rng, key, ROPE_MEMBERS[key]))
 
 
-def another(rng: random.Random, key: str, value: Any, default: Any = None) -> Any:
-    """Another value of the same type; of ``None`` one of the default's type, or of any."""
-    if value is None:
-        value = default
-    if value is not None and rng.random() < 0.04:
-        return None
+def another(rng: random.Random, key: str, value: Any) -> Any:
+    """Another value of the same type."""
     if key in CHOICES and not isinstance(value, dict):
         return rng.choice([choice for choice in CHOICES[key] if choice != value])
     if isinstance(value, bool):
@@ -222,7 +241,7 @@ def another(rng: random.Random, key: str, value: Any, default: Any = None) -> An
             return {"0": {"num_attention_heads": 2}}
         inner = rng.choice(sorted(value, key=str))
         return {**value, inner: another(rng, str(inner), value[inner])}
-    return rng.choice([True, False, 1, 2, 5, 8, 0.5, 1.0, 2.0, 30.0])
+    raise TypeError(f"{key} is {value!r}")
 
 
 def _other(rng: random.Random, value: Any, values: Sequence[Any]) -> Any:
