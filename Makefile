@@ -1,7 +1,8 @@
 # Everything a developer runs. `make check` is what must be green before a change is handed over.
 PYTHON ?= python3
+JOBS ?= 2
 
-.PHONY: check lint types test bench fuzz dist
+.PHONY: check lint types test oracles slow bench fuzz edits dist
 
 check: lint types test
 
@@ -12,8 +13,17 @@ lint:
 types:
 	$(PYTHON) -m mypy
 
+# What llama.cpp computes is compared where LLAMA_CPP_LIBRARY names its libraries: scripts/fetch_oracles.sh prints it.
 test:
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n $(JOBS)
+
+# What transformers and peft compute now. Needs torch, transformers, peft and LLAMA_CPP_LIBRARY.
+oracles:
+	$(PYTHON) scripts/record_logits.py --check
+	CKCONV_ORACLES=required $(PYTHON) -m pytest -m live
+
+# What takes long.
+slow: fuzz edits
 
 # Ratios against openssl, cp and a plain loop, interleaved in one run, beside their targets.
 bench:
@@ -22,6 +32,10 @@ bench:
 # Mutated headers of every format; nothing but a clean error may come out.
 fuzz:
 	$(PYTHON) scripts/fuzz.py --mutations 100000
+
+# Edited configurations: refused, or right in the target's own program. Needs what `make oracles` needs, and mlx-lm.
+edits:
+	$(PYTHON) scripts/edits.py --edits 20000 --sample 2000 --jobs $(JOBS)
 
 dist:
 	rm -rf dist

@@ -1,11 +1,19 @@
-"""Shared by all tests: a runner of the command line, in this process, and where the fixtures are."""
+"""Shared by all tests: a runner of the command line, in this process, and where the fixtures are.
+
+A test that needs another user or machine than this is not collected. One that needs a program that is not installed
+is skipped; with ``CKCONV_ORACLES=required`` that is a failure.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
-from collections.abc import Callable
+import subprocess
+import tempfile
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +21,9 @@ import pytest
 
 from ckconv.__main__ import run
 from ckconv.signals import ENDING
+
+#: Nothing may be skipped: the programs that models are made for are there.
+REQUIRED = os.environ.get("CKCONV_ORACLES") == "required"
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -26,6 +37,59 @@ class Result:
     @property
     def json(self) -> Any:
         return json.loads(self.out)
+
+
+@cache
+def can_mount() -> bool:
+    """Whether a file system of a given size can be made."""
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], capture_output=True, check=False)
+        except FileNotFoundError:
+            return False
+        if done.returncode == 0:
+            subprocess.run(["umount", place], check=True)
+        return done.returncode == 0
+
+
+#: What a test may need: ``pytest.mark.needs(name)``.
+NEEDS: dict[str, Callable[[], bool]] = {
+    "root": lambda: os.geteuid() == 0,
+    "user": lambda: os.geteuid() != 0,
+    "mount": can_mount,
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what this user or machine cannot do."""
+    wanted = {item: [NEEDS[name] for mark in item.iter_markers("needs") for name in mark.args] for item in items}
+    left_out = [item for item, needs in wanted.items() if not all(there() for there in needs)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def fail(report: Any) -> None:
+    *_, reason = report.longrepr
+    report.outcome, report.longrepr = "failed", f"{reason}: nothing may be skipped with CKCONV_ORACLES=required"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skipped test into a failure where everything must run."""
+    report = yield
+    if REQUIRED and report.skipped and not hasattr(report, "wasxfail"):
+        fail(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a file that is skipped as a whole."""
+    report = yield
+    if REQUIRED and report.skipped:
+        fail(report)
+    return report
 
 
 @pytest.fixture

@@ -329,7 +329,7 @@ def test_a_longer_name_is_refused(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+@pytest.mark.needs("user")
 def test_a_directory_that_may_not_be_written_is_refused(main: Path) -> None:
     main.parent.chmod(0o555)
     with refused("output.write", "Permission denied"), one_file({}, main=main, nbytes=1):

@@ -132,7 +132,7 @@ def test_a_loop_of_links_is_refused(tmp_path):
     assert caught.value.code == "input.unreadable"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+@pytest.mark.needs("user")
 def test_a_file_without_read_permission_is_refused(digits):
     digits.chmod(0)
     with pytest.raises(InputError, match="cannot be read: Permission denied") as caught:
