@@ -109,8 +109,7 @@ def run(
     plan.check()
     started = time.monotonic()
     watcher = watcher or Unwatched()
-    module, function = _RESTORED if plan.restores else CONTAINERS[plan.target_name]
-    container: Container = getattr(import_module(module), function)(plan)
+    container = container_of(plan)
     plan = replace(plan, notes=(*plan.notes, *container.notes))
     if target.parent is None and plan.index.adapter is not None and container.side_files:
         raise UsageError("usage.target", "an adapter is two files, stdout holds one", hint="name a directory")
@@ -172,6 +171,13 @@ def run(
         losses.changed,
         losses.merged,
     )
+
+
+def container_of(plan: Plan) -> Container:
+    """Everything in and beside the output but its tensors."""
+    module, function = _RESTORED if plan.restores else CONTAINERS[plan.target_name]
+    container: Container = getattr(import_module(module), function)(plan)
+    return container
 
 
 def _inputs(plan: Plan) -> tuple[Path, ...]:

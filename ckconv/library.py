@@ -180,14 +180,7 @@ def prepare(
     index = open_index(Path(source), format=source_format, base=options.base)
     place = place or destination(target, _format_of_record(index, options))
     if adapters:
-        from ckconv.adapting import Adapting, merge_adapters
-
-        base = Path(source) if index.config is not None else None
-        for path, weight in adapters:
-            if not math.isfinite(weight):
-                raise UsageError("usage", f"the weight of {os.fspath(path)} is {weight}, which is no finite number")
-        opened = [Adapting(open_index(Path(path), base=base), weight) for path, weight in adapters]
-        index = merge_adapters(index, opened, decoded=options.decodes, unrounded=options.dtype == "f32")
+        index = _merged(index, adapters, options)
     # Beside standard output there is no place for a record.
     record = options.source_record and (place.parent is not None or place.format != "bump")
     options = replace(options, file_name=place.file_name, source_record=record)
@@ -199,6 +192,18 @@ def prepare(
             note = f"{stale.name} is there already, and does not belong to what is written: remove it"
             plan = replace(plan, notes=(*plan.notes, note))
     return plan, place
+
+
+def _merged(index: TensorIndex, adapters: Sequence[tuple[StrPath, float]], options: Options) -> TensorIndex:
+    """A model with adapters merged into it."""
+    from ckconv.adapting import Adapting, merge_adapters
+
+    base = index.path if index.config is not None else None
+    for path, weight in adapters:
+        if not math.isfinite(weight):
+            raise UsageError("usage", f"the weight of {os.fspath(path)} is {weight}, which is no finite number")
+    opened = [Adapting(open_index(Path(path), base=base), weight) for path, weight in adapters]
+    return merge_adapters(index, opened, decoded=options.decodes, unrounded=options.dtype == "f32")
 
 
 def _format_of_record(index: TensorIndex, options: Options) -> str | None:
@@ -221,6 +226,7 @@ def convert(
     force: bool = False,
     verify: bool = True,
     checksums: bool = False,
+    record: bool = False,
     progress: Watcher | None = None,
 ) -> Report:
     """Convert a model; the output is complete and verified when this returns, or is not there.
@@ -233,6 +239,7 @@ def convert(
         force: replace what is there.
         verify: read the output again and compare every tensor with its source before it gets its name.
         checksums: write a file for ``sha256sum -c`` beside it.
+        record: write a conversion record beside it, from which :func:`verify` knows the options.
         progress: hears of phases and bytes.
 
     Raises:
@@ -247,17 +254,27 @@ def convert(
     )
     if place.parent is None:
         raise UsageError("usage.target", "only the command line writes to standard output", hint="name a file")
-    return run(
-        plan, place, force=force, verify=verify, late=side_files(plan, place, checksums=checksums), watcher=progress
-    )
+    late = side_files(plan, place, checksums=checksums, record=record, adapters=adapters)
+    return run(plan, place, force=force, verify=verify, late=late, watcher=progress)
 
 
-def side_files(plan: Plan, place: Destination, *, checksums: bool) -> Sequence[Late]:
+def side_files(
+    plan: Plan,
+    place: Destination,
+    *,
+    checksums: bool = False,
+    record: bool = False,
+    adapters: Sequence[tuple[StrPath, float]] = (),
+) -> Sequence[Late]:
     """The files beside the model whose content follows from what is written."""
     from ckconv.checksums import checksum_file
 
     plan.check()
     late = [_record_file(plan.record, plan, place)] if plan.record else []
+    if record:
+        from ckconv.conversion_record import record_file
+
+        late.append(record_file(plan, place, [(Path(path), weight) for path, weight in adapters]))
     return [*late, checksum_file(place)] if checksums else late
 
 
@@ -271,22 +288,72 @@ def _record_file(record: PendingRecord, plan: Plan, place: Destination) -> Late:
 
 
 def verify(
-    path: StrPath, source: StrPath | None = None, *, left_out: Sequence[str] = (), progress: Progress | None = None
+    path: StrPath,
+    source: StrPath | None = None,
+    *,
+    left_out: Sequence[str] = (),
+    options: Options | None = None,
+    adapters: Sequence[tuple[StrPath, float]] = (),
+    weights: bool = False,
+    progress: Progress | None = None,
 ) -> Verified:
-    """Check a file's structure, padding and checksums; with ``source``, every tensor against it.
+    """Check a file's structure, padding and checksums; with ``source``, everything that it holds against it.
 
     Args:
         left_out: names or globs of source tensors that are not in the file on purpose.
+        options: with which it was converted, as far as no conversion record beside it says that; how values are
+            stored is read off the file.
+        adapters: (path, weight) of each adapter that was merged into it.
+        weights: compare the tensors alone.
         progress: called with bytes just read and the tensor they belong to.
 
     Raises:
         VerifyError: something is not what it should be; every fault is in ``details``.
         InputError: one of the two is malformed.
+        UsageError: a conversion record says that files have to be named which are not.
     """
-    from ckconv.verification import verify_soundly
+    options = options or Options()
+    options = replace(options, drop=(*options.drop, *left_out))
+    out = open_index(Path(path), base=options.base)
+    theirs = open_index(Path(source), base=options.base) if source is not None else None
+    return check_output(Path(path), out, theirs, options, adapters=adapters, weights=weights, progress=progress).found
 
-    theirs = open_index(Path(source)) if source is not None else None
-    return verify_soundly(open_index(Path(path)), theirs, left_out=left_out, progress=progress)
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found right, and the record and the list of checksums that lie beside it and agree."""
+
+    found: Verified
+    record: Path | None
+    sums: Path | None
+
+
+def check_output(
+    path: Path,
+    out: TensorIndex,
+    source: TensorIndex | None,
+    options: Options,
+    *,
+    adapters: Sequence[tuple[StrPath, float]] = (),
+    weights: bool = False,
+    named: Mapping[str, Path] | None = None,
+    progress: Progress | None = None,
+) -> Checked:
+    """:func:`verify` of what is open.
+
+    Args:
+        path: what the user named.
+        named: side file -> where it is, if not beside the model.
+    """
+    from ckconv.whole import Asked, check_beside, verify_alone, verify_whole
+
+    beside = check_beside(path, out, source)
+    if source is None:
+        return Checked(verify_alone(out, named, progress=progress), beside.path, beside.sums)
+    if adapters and source.adapter is None:
+        source = _merged(source, adapters, options)
+    asked = Asked(beside.options(options, adapters), weights, named, path.is_dir())
+    return Checked(verify_whole(out, source, asked, progress=progress), beside.path, beside.sums)
 
 
 def diff(a: StrPath, b: StrPath, *, progress: Progress | None = None) -> Comparison:

@@ -94,6 +94,7 @@ def verify_soundly(
     source: TensorIndex | None,
     *,
     left_out: Collection[str] = (),
+    configuration: bool = True,
     progress: Progress | None = None,
 ) -> Verified:
     """:func:`verify_index`, and the source's own checksum: nothing is right beside a damaged one.
@@ -105,7 +106,7 @@ def verify_soundly(
         return verify_index(out, left_out=left_out, progress=progress)
     with Soundness(source) as sound:
         sound.begin()
-        found = verify_index(out, source, left_out=left_out, progress=progress)
+        found = verify_index(out, source, left_out=left_out, configuration=configuration, progress=progress)
         sound.check()
     return found
 

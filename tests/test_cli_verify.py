@@ -45,7 +45,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model = MODELS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     source = model.write(folder / "m.gguf")
-    assert run(["-q", "convert", str(source), str(folder / "m.bump")]) == 0
+    assert run(["-q", "convert", str(source), str(folder / "m.bump"), "--bump-version", "3"]) == 0
     return Case(source, folder / "m.bump", slots_of(model))
 
 
@@ -410,10 +410,17 @@ def test_configuration_that_is_not_the_sources(key: str, value: float, sentence:
     assert result.err.splitlines() == [f"ckconv: error[verify.config]: {plain.out}: {sentence}"]
 
 
-def test_context_length_is_a_matter_of_choice(tmp_path: Path, ckconv) -> None:
-    source = FLOAT.write(tmp_path / "m.gguf")
-    assert ckconv("convert", source, tmp_path / "m.bump", "--context", 3).code == 0
-    assert ckconv("verify", tmp_path / "m.bump", source).code == 0
+@pytest.mark.parametrize("name", ["m.bump", "m.gguf"])
+def test_another_context_length_has_to_be_asked_for_again(name: str, tmp_path: Path, ckconv) -> None:
+    source = FLOAT.write(tmp_path / "source.gguf")
+    out = tmp_path / name
+    assert ckconv("convert", source, out, "--context", 3).code == 0
+    assert ckconv("verify", out, source, "--context", 3).code == 0
+    assert ckconv("verify", out, source, "--weights").code == 0
+    result = ckconv("verify", out, source)
+    assert result.code == 5
+    assert "context" in result.err
+    assert ckconv("verify", out, source, "--context", 4).code == 5
 
 
 def test_zeros_that_are_added_may_be_there_or_not(tmp_path: Path, ckconv) -> None:
@@ -469,7 +476,7 @@ def test_a_damaged_source_proves_nothing(tmp_path: Path, ckconv) -> None:
     model = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
     assert ckconv("convert", model, source, "--bump-version", "5").code == 0
     assert ckconv("convert", model, out, "--set-meta", "general.name=m").code == 0
-    assert ckconv("verify", out, source).code == 0
+    assert ckconv("verify", out, source, "--weights").code == 0
 
     entries = json.loads((source.parent / "weights_manifest.json").read_text())["entries"]
     entry = next(entry for entry in entries if entry["name"].startswith("vocab"))

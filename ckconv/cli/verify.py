@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckconv.cli.conversion import FORMATS, adapters_of, conversion_options, options_of
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import container, print_json, print_lines
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from ckconv.readers.record import OpenRecord
 
 
+#: Side file -> the flag that says where it is.
+_PLACES = {"config.json": "config", "weights_manifest.json": "manifest"}
+
 #: What says nothing of the output's content: there was none to look at.
 _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unreadable")
 
@@ -24,29 +28,28 @@ _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unread
 @click.command("verify", context_settings=CONTEXT)
 @click.argument("path", type=PATH)
 @click.argument("src", type=PATH, required=False)
-@click.option(
-    "--config",
-    type=PATH,
-    help="The config.json of a bump file, if not beside it.",
-)
-@click.option("--drop", multiple=True, metavar="GLOB", help="A source tensor left out on purpose; repeatable.")
-@click.option("--base", type=PATH, help="The model that an adapter was made for.")
+@click.option("--from", "source_format", type=click.Choice(FORMATS), help="Read SRC as this format.")
+@click.option("--config", type=PATH, help="The config.json of a bump file, if not beside it.")
+@click.option("--manifest", type=PATH, help="The weights_manifest.json of a bump file, if not beside it.")
+@click.option("--weights", is_flag=True, help="Compare the tensors alone: no metadata, no tokenizer, no side files.")
+@conversion_options
 @common_options
 @click.pass_context
-def command(
-    context: click.Context, path: Path, src: Path | None, config: Path | None, drop: tuple[str, ...], base: Path | None
-) -> None:
-    """Check a file's structure and checksums; with SRC, every tensor against its source.
+def command(context: click.Context, /, path: Path, src: Path | None, **flags: Any) -> None:
+    """Check a file's structure and checksums; with SRC, everything in and beside it against what SRC makes.
 
-    Padding must be zero and so must placeholders of tensors that the source does not have. Exit 5 if anything is
-    not what it should be, with every tensor at fault named.
+    SRC is planned again as it was converted: repeat the options that changed what the output says (--context,
+    --set-meta, --drop), unless a conversion record (convert --record) lies beside it. How values are stored is read
+    off the output. Exit 5 if anything is not what it should be, with everything at fault named.
     """
+    from ckconv.library import check_output
     from ckconv.readers.bump_map import MAP_NAME, check_map
     from ckconv.readers.detect import open_index
-    from ckconv.verification import verify_soundly
 
     settings = settings_of(context)
-    source = open_index(src, base=base) if src else None
+    options, adapters = options_of(flags), adapters_of(flags)
+    config, base = flags["config"], options.base
+    source = open_index(src, format=flags["source_format"], base=base) if src else None
     try:
         out = open_index(path, config_path=config, base=base)
     except InputError as error:
@@ -54,11 +57,16 @@ def command(
             raise
         # Held against its source, a file that cannot even be read is a failed verification.
         raise _failed(error) from error
+    named = {name: flags[flag] for name, flag in _PLACES.items() if flags[flag]}
     with ProgressLine(settings) as line:
         line.begin("verifying", out.nbytes + (source.nbytes if source else 0))
-        found = verify_soundly(out, source, left_out=drop, progress=line)
+        checked = check_output(
+            path, out, source, options, adapters=adapters, weights=flags["weights"], named=named, progress=line
+        )
+    found = checked.found
     record = _record(out)
     mapped = check_map(out)
+    besides = [str(item) for item in (checked.record, checked.sums) if item]
     if settings.json:
         print_json(
             {
@@ -69,10 +77,13 @@ def command(
                 "tensors": found.tensors,
                 "placeholders": found.blank,
                 "compared": found.compared,
+                "weights_only": flags["weights"],
                 "rounded": found.rounded,
                 "payload_sha256": found.payload_sha256 or None,
                 "map": mapped,
                 "source_record": str(record.path) if record else None,
+                "conversion_record": str(checked.record) if checked.record else None,
+                "checksums": str(checked.sums) if checked.sums else None,
             },
             schema=2,
         )
@@ -83,11 +94,15 @@ def command(
     against = f"verified {found.tensors:,}/{tensors} against {src}" if src else tensors
     rounded = f", {found.rounded:,} of them rounded" if found.rounded else ""
     blank = f", {counted(found.blank, 'placeholder')} zero" if found.blank else ""
-    checks = "structure and padding right" + (
-        f", payload sha256 {found.payload_sha256}" if found.payload_sha256 else ", the format has no checksum"
-    )
+    said = "" if source is None or flags["weights"] else ", metadata and side files too"
+    checks = "structure and padding right"
+    if found.payload_sha256:
+        checks += f", payload sha256 {found.payload_sha256}"
+    elif not checked.sums and not checked.record:
+        checks += ", the format has no checksum"
     checks += f", {MAP_NAME} fits" if mapped else ""
-    lines = [f"{path}  {container(out.format, out.version, 'v')}  {against}{rounded}{blank}", f"  {checks}"]
+    lines = [f"{path}  {container(out.format, out.version, 'v')}  {against}{rounded}{blank}{said}", f"  {checks}"]
+    lines += [f"  every file is as {Path(item).name} lists it" for item in besides]
     if record:
         lines.append(f"  {record.path.name} belongs to it: {record.record.source} ({record.record.format})")
     print_lines(lines)

@@ -1,0 +1,198 @@
+"""Whether an output is what its source makes: every tensor, and everything that it says besides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+from pathlib import Path
+
+from ckconv.content import content_of_index, content_of_plan
+from ckconv.contentdiff import check_json, differences
+from ckconv.conversion_record import ConversionRecord, record_beside
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
+from ckconv.execute import container_of
+from ckconv.model.index import TensorIndex
+from ckconv.plan.steps import Options, Plan
+from ckconv.readback import check_frame, check_kept
+from ckconv.replan import plan_again, restoring_again
+from ckconv.sums import FileDigests, check_listed, check_sums
+from ckconv.verification import Progress, Verified, verify_soundly
+
+CODE = "verify.content"
+
+#: Differences that are looked for: more say nothing more.
+_ENOUGH = 1_000
+
+_HINT = "repeat the options of the conversion, or compare --weights only"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is verified, and against what.
+
+    Attributes:
+        options: of the conversion, as far as they are known.
+        weights: the tensors alone.
+        named: side file -> where it is, if not beside the model.
+        directory: the output is a directory.
+    """
+
+    options: Options
+    weights: bool = False
+    named: Mapping[str, Path] | None = None
+    directory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What lies beside an output and says what it should be.
+
+    Attributes:
+        record: of the conversion.
+        sums: a list of checksums.
+    """
+
+    record: ConversionRecord | None
+    sums: Path | None
+
+    @property
+    def path(self) -> Path | None:
+        """The record's."""
+        return self.record.path if self.record else None
+
+    def options(self, given: Options, adapters: Sequence[object]) -> Options:
+        """What was asked for: what is given, and what the record says besides.
+
+        Raises:
+            UsageError: ``usage.flag``, the record says that files were used which are not named.
+        """
+        if self.record is None:
+            return given
+        for flag in self.record.besides:
+            if not (adapters if flag.startswith("--adapter") else given.template):
+                raise UsageError("usage.flag", f"{self.record.path.name} says that {flag} was given: name it again")
+        defaults = Options()
+        changed = {
+            field.name: getattr(given, field.name)
+            for field in fields(given)
+            if getattr(given, field.name) != getattr(defaults, field.name)
+        }
+        return replace(self.record.options, **changed)
+
+
+def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> Beside:
+    """Hold every file of an output against the record and the checksums that lie beside it.
+
+    Args:
+        opened: what the user named.
+
+    Raises:
+        VerifyError: ``verify.checksum``, a file has another digest.
+        InputError: ``record.conversion`` or ``checksum.line``, what lies beside is malformed.
+    """
+    digests = FileDigests()
+    record = record_beside(opened, out)
+    if record is not None:
+        faults = check_listed(record.path, record.outputs, digests)
+        if source is not None:
+            there = {path.name: path for path in (*source.files, *source.side_files)}
+            faults += [
+                f"{name} is not the file that was converted: its SHA-256 is {digests.of(there[name])}, {digest} was"
+                for name, digest in record.sources
+                if name in there and digests.of(there[name]) != digest
+            ]
+        if faults:
+            raise VerifyError("verify.checksum", faults[0], path=record.path, details=listed(faults[1:]))
+    return Beside(record, check_sums(out, opened, digests))
+
+
+def verify_alone(
+    out: TensorIndex, named: Mapping[str, Path] | None = None, *, progress: Progress | None = None
+) -> Verified:
+    """An output without its source: what it holds is well-formed.
+
+    Raises:
+        VerifyError: ``verify.*`` or ``bump.checksum``.
+        InputError: ``side.json``, a file beside it is malformed.
+    """
+    check_json(content_of_index(out, named))
+    return verify_soundly(out, None, progress=progress)
+
+
+def verify_whole(out: TensorIndex, source: TensorIndex, asked: Asked, *, progress: Progress | None = None) -> Verified:
+    """Every tensor against its source, then metadata, tokenizer and side files against what the source makes.
+
+    Raises:
+        VerifyError: ``verify.*`` or ``bump.checksum``, with every fault found.
+        InputError: ``side.json``, a file beside the output is malformed.
+    """
+    options = asked.options
+    plan: Plan | None = None
+    reason: UnsupportedError | None = None
+    if not asked.weights:
+        try:
+            plan = _plan(out, source, asked)
+        except UnsupportedError as error:
+            reason = error
+    left_out = [*options.drop, *(left.name for left in plan.left_out)] if plan else options.drop
+    found = verify_soundly(
+        out,
+        source,
+        left_out=left_out,
+        configuration=not (options.set_meta or options.drop_meta or asked.weights),
+        progress=progress,
+    )
+    if asked.weights:
+        return found
+    if reason is not None:
+        message = f"what it says besides its tensors cannot be known: {reason.message}"
+        raise VerifyError(CODE, message, path=out.path, details=reason.details, hint="--weights compares the tensors")
+    assert plan is not None
+    faults = _faults(out, source, asked, plan)
+    if faults:
+        raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=_HINT)
+    return found
+
+
+def _plan(out: TensorIndex, source: TensorIndex, asked: Asked) -> Plan:
+    options = replace(asked.options, source_record=False)
+    plan = plan_again(source, out, options, directory=asked.directory)
+    plan.check()
+    return plan
+
+
+def _faults(out: TensorIndex, source: TensorIndex, asked: Asked, plan: Plan) -> list[str]:
+    if source.format == "bump" and out.format != "bump" and _is_restored(out, source, asked):
+        return []
+    meant = content_of_plan(plan, container_of(plan))
+    return list(islice(differences(content_of_index(out, asked.named), meant), _ENOUGH))
+
+
+def _is_restored(out: TensorIndex, source: TensorIndex, asked: Asked) -> bool:
+    """The output is the very source that the record beside the bump file keeps."""
+    try:
+        plan = restoring_again(source, out, asked.options, directory=asked.directory)
+        if not plan.restores or plan.refusals or len(plan.files) != len(out.files):
+            return False
+        container = container_of(plan)
+        paths = sorted(out.files) if out.format != "gguf" else list(out.files)
+        for path, file, frame in zip(paths, plan.files, container.frames, strict=True):
+            with path.open("rb", buffering=0) as opened:
+                check_frame(file, frame, b"", opened.fileno(), path)
+        check_kept(plan, paths, out.path)
+    except CkconvError as error:
+        if isinstance(error, InputError) and not error.code.startswith("record."):
+            raise
+        return False
+    place = out.files[0].parent
+    return all(_holds(place / name, content) for name, content in container.side_files.items())
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
+
+
+def facts_of(out: TensorIndex, other: TensorIndex) -> Sequence[str]:
+    """What two models of one format differ in besides their tensors."""
+    return list(islice(differences(content_of_index(out), content_of_index(other), people=False), _ENOUGH))

@@ -1,0 +1,219 @@
+"""``verify OUT SRC`` is right about every output of every conversion, and notices whatever is changed in one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import FIXTURES
+
+sys.path.insert(0, str(FIXTURES.parent / "scripts"))
+import bitflips
+import golden
+
+LLAMA = FIXTURES / "gguf/llama-tied-bf16.auto.gguf"
+QWEN2 = FIXTURES / "hf/qwen2-tied-bf16"
+
+#: Options that show in the output, so that nobody has to repeat them.
+SHOWN = {
+    "names": ("--to", "safetensors", "--names", "gguf"),
+    "f32 bump": ("--to", "bump", "--dtype", "f32"),
+    "f16": ("--to", "gguf", "--dtype", "f16", "--allow-lossy"),
+    "decoded and untied": ("--to", "mlx", "--dequantize", "--untie"),
+    "decoded in part": ("--to", "safetensors", "--decode", "*ffn*"),
+}
+
+
+@pytest.mark.parametrize("source", golden.sources(), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_output_is_what_its_source_makes(source: Path, tmp_path: Path, ckconv) -> None:
+    base = golden._base(source)
+    for number, options in enumerate((*golden.RUNS.values(), *SHOWN.values())):
+        out = tmp_path / str(number) / "out"
+        out.parent.mkdir()
+        if ckconv("convert", source, f"{out}/", *options, *base, "-q").code:
+            continue
+        opened = next((path for path in sorted(out.iterdir()) if path.suffix == ".gguf"), out)
+        result = ckconv("verify", opened, source, *base)
+        assert result.code == 0, (options, result.err)
+
+
+@pytest.mark.parametrize("target", ["m.gguf", "hf/", "mlx/"])
+@pytest.mark.parametrize("version", ["3", "4", "5"])
+def test_a_way_back_out_of_a_bump_file_is_what_the_bump_file_makes(
+    version: str, target: str, tmp_path: Path, ckconv
+) -> None:
+    to = ("--to", target.strip("/").replace("hf", "safetensors")) if target.endswith("/") else ()
+    for source in (LLAMA, QWEN2):
+        folder = tmp_path / source.name
+        (folder / "bump").mkdir(parents=True)
+        bump = folder / "bump" / "m.bump"
+        assert ckconv("convert", source, bump, "--bump-version", version, "-q").code == 0
+        for more in ((), ("--no-source-record",)):
+            out = folder / f"back{len(more)}" / target
+            out.parent.mkdir()
+            assert ckconv("convert", bump, f"{out}/" if to else out, *to, *more, "-q").code == 0
+            result = ckconv("verify", out, bump)
+            assert result.code == 0, (source.name, more, result.err)
+
+
+#: Options that change what the output says: they have to be asked for again.
+ASKED = [
+    ("m.gguf", ("--set-meta", "tokenizer.chat_template=EVIL"), "tokenizer.chat_template"),
+    ("m.gguf", ("--set-meta", "tokenizer.ggml.eos_token_id=7"), "tokenizer.ggml.eos_token_id"),
+    ("m.gguf", ("--drop-meta", "tokenizer.ggml.bos_token_id"), "tokenizer.ggml.bos_token_id is missing"),
+    ("m.gguf", ("--context", "32"), "llama.context_length"),
+    ("m.bump", ("--context", "32"), "context"),
+    ("hf/", ("--context", "32"), "max_position_embeddings"),
+    ("mlx/", ("--context", "32"), "max_position_embeddings"),
+]
+
+
+@pytest.mark.parametrize(("target", "options", "named"), ASKED, ids=lambda value: "".join(value)[:40])
+def test_what_was_asked_for_is_asked_for_again_or_recorded(
+    target: str, options: tuple[str, ...], named: str, tmp_path: Path, ckconv
+) -> None:
+    to = ("--to", target.strip("/").replace("hf", "safetensors")) if target.endswith("/") else ()
+    out = tmp_path / target
+    assert ckconv("convert", LLAMA, f"{out}/" if to else out, *to, *options, "--record", "-q").code == 0
+    record = out / "ckconv.json" if to else tmp_path / f"{target}.ckconv.json"
+    assert record.exists()
+    assert ckconv("verify", out, LLAMA).code == 0
+    record.unlink()
+    assert ckconv("verify", out, LLAMA, *options).code == 0
+    assert ckconv("verify", out, LLAMA, "--weights").code == 0
+    result = ckconv("verify", out, LLAMA)
+    assert (result.code, result.out) == (5, "")
+    assert named in result.err
+    assert "repeat the options of the conversion" in result.err
+
+
+def test_a_conversion_record_says_what_was_done_and_nothing_of_where(tmp_path: Path, ckconv) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        out = tmp_path / place / "m.bump"
+        assert ckconv("convert", QWEN2, out, "--dtype", "f32", "--context", "16", "--record", "-q").code == 0
+    raw = (tmp_path / "a" / "m.bump.ckconv.json").read_bytes()
+    assert raw == (tmp_path / "b" / "m.bump.ckconv.json").read_bytes()
+    document = json.loads(raw)
+    assert document["schema"] == 1
+    assert document["options"] == {"dtype": "f32", "context": 16}
+    assert (document["format"], document["adapters"], document["template"]) == ("bump", [], None)
+    sums = {item["name"]: item["sha256"] for item in document["sources"]}
+    assert sums == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in QWEN2.iterdir()}
+    sums = {item["name"]: item["sha256"] for item in document["outputs"]}
+    others = {path.name: path for path in (tmp_path / "a").iterdir() if not path.name.endswith(".ckconv.json")}
+    assert sums == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in others.items()}
+
+
+def test_a_record_or_a_source_that_was_changed_is_noticed(tmp_path: Path, ckconv) -> None:
+    source, out = tmp_path / "source.gguf", tmp_path / "m.gguf"
+    source.write_bytes(LLAMA.read_bytes())
+    assert ckconv("convert", source, out, "--record", "-q").code == 0
+    record = tmp_path / "m.gguf.ckconv.json"
+    text = record.read_text()
+    for before, after in (('"dtype"', '"dtypf"'), ('"schema": 1', '"schema": 3'), ("{", "z"), ('"0.', '"1.')):
+        if before in text:
+            record.write_text(text.replace(before, after, 1))
+            assert ckconv("verify", out).code == 3, before
+    record.write_text(text)
+    assert ckconv("verify", out, source).code == 0
+    data = bytearray(source.read_bytes())
+    data[-1] ^= 1
+    source.write_bytes(data)
+    result = ckconv("verify", out, source)
+    assert result.code == 5
+    assert "source.gguf is not the file that was converted" in result.err
+
+
+def test_merged_adapters_are_named_again(tmp_path: Path, ckconv) -> None:
+    base, lora = FIXTURES / "hf/qwen2-tied-bf16", FIXTURES / "lora/qwen2-r4-all"
+    out = tmp_path / "m.gguf"
+    assert ckconv("convert", base, out, "--adapter", f"{lora}=0.5", "--record", "-q").code == 0
+    assert ckconv("verify", out, base, "--adapter", f"{lora}=0.5").code == 0
+    assert ckconv("verify", out, base, "--adapter", f"{lora}=0.25").code == 5
+    result = ckconv("verify", out, base)
+    assert result.code == 2
+    assert "--adapter qwen2-r4-all" in result.err
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_side_files_are_compared_and_parsed(name: str, tmp_path: Path, ckconv) -> None:
+    out = tmp_path / "out"
+    assert ckconv("convert", QWEN2, f"{out}/", "--to", "safetensors", "-q").code == 0
+    path = out / name
+    whole = path.read_bytes()
+    path.write_bytes(b"z" + whole[1:])
+    assert ckconv("verify", out).code == 3
+    assert ckconv("verify", out, QWEN2).code in (3, 5)
+    document = json.loads(whole)
+    path.write_text(json.dumps({**document, "something": 1}, indent=2))
+    result = ckconv("verify", out, QWEN2)
+    assert result.code == 5
+    assert f"{name}: 'something' is 1, and nothing says so" in result.err
+    path.write_text(json.dumps(document))  # the same in one line
+    assert ckconv("verify", out, QWEN2).code == 0
+    path.unlink()
+    assert ckconv("verify", out, QWEN2).code in (3, 5)
+
+
+# ---- checksums beside a model
+
+
+def test_checksums_that_lie_beside_a_model_are_read(tmp_path: Path, ckconv) -> None:
+    out = tmp_path / "m.gguf"
+    out.write_bytes(LLAMA.read_bytes())
+    digest = hashlib.sha256(out.read_bytes()).hexdigest()
+    wrong = digest[:-1] + ("0" if digest[-1] != "0" else "1")
+    for name in ("m.gguf.sha256", "SHA256SUMS"):
+        path = tmp_path / name
+        for line in ("{}  m.gguf\n", "{} *m.gguf\r\n", "SHA256 (m.gguf) = {}\n"):
+            path.write_text(line.format(digest))
+            result = ckconv("verify", out)
+            assert result.code == 0
+            assert f"every file is as {name} lists it" in result.out
+            path.write_text(line.format(wrong))
+            result = ckconv("verify", out)
+            assert result.code == 5
+            assert f"the SHA-256 of m.gguf is {digest}, {wrong} is listed" in result.err
+        path.write_text("no checksum\n")
+        assert ckconv("verify", out).code == 3
+        path.unlink()
+    (tmp_path / "m.gguf.sha256").write_text(wrong)
+    assert ckconv("verify", out).code == 5
+    (tmp_path / "m.gguf.sha256").unlink()
+    (tmp_path / "SHA256SUMS").write_text(f"{wrong}  another.gguf\n")
+    assert ckconv("verify", out).code == 0
+
+
+def test_checksums_of_a_directory_cover_every_file(tmp_path: Path, ckconv) -> None:
+    out = tmp_path / "out"
+    assert ckconv("convert", QWEN2, f"{out}/", "--to", "mlx", "--checksums", "-q").code == 0
+    assert ckconv("verify", out, "--json").json["checksums"] == str(out / "SHA256SUMS")
+    for path in sorted(out.iterdir()):
+        if path.name == "SHA256SUMS":
+            continue
+        whole = path.read_bytes()
+        path.write_bytes(whole + b"\n")
+        assert ckconv("verify", out).code in (3, 5), path.name
+        path.write_bytes(whole)
+    (out / "README.md").write_text("mine")
+    assert ckconv("verify", out).code == 0
+    (out / "special_tokens_map.json").unlink()
+    result = ckconv("verify", out)
+    assert result.code == 5
+    assert "special_tokens_map.json is listed and missing" in result.err
+
+
+# ---- every bit
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
+    """A sample; ``scripts/bitflips.py`` takes as many as one likes."""
+    made = list(bitflips.outputs(tmp_path))
+    for output, path, byte, bit in bitflips.flips(made, 120, random.Random(11)):
+        status, said = bitflips.flipped(output, path, byte, bit)
+        assert status in (3, 5), (output.options, path.name, byte, bit, said)
