@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from conftest import FIXTURES
 from ckconv.formats.gguf import Value, array, scalar
 from ckconv.model import sentencepiece
 from ckconv.model.gguf_pretokenizers import recognised
-from ckconv.model.gguf_tokenizer import TokenizerFiles, TokenizerKeys, tokenizer_keys
+from ckconv.model.gguf_tokenizer import TokenizerKeys, tokenizer_keys
 from ckconv.model.sentencepiece import Malformed
+from ckconv.model.tokenizer_files import TokenizerFiles
+from ckconv.plan.gguf_tokenizer import chat_template
 
 # The expressions as the tokenizer.json of these models have them.
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
@@ -79,7 +82,6 @@ def test_a_pre_tokenizer_is_recognised_by_its_whole_definition(pre: object, mode
         ),
         (document(None), "pre-tokenizer is none that llama.cpp names"),
         (document(type="Unigram"), "its model is 'Unigram', not byte-level BPE"),
-        (document(byte_fallback=True), "byte_fallback = True"),
         (document(dropout=0.1), "dropout = 0.1"),
         (document(end_of_word_suffix="</w>"), "end_of_word_suffix = '</w>'"),
     ],
@@ -142,8 +144,9 @@ def template(*parts: str) -> dict[str, Any]:
         (template("<s>", "A"), {}, (True, False)),
         (template("<s>", "A", "</s>"), {}, (True, True)),
         ({"type": "Sequence", "processors": [{"type": "ByteLevel"}, template("<s>", "A")]}, {}, (True, False)),
-        (template("<s>", "A"), {"add_bos_token": False}, (False, False)),
-        (None, {"add_bos_token": True}, (True, False)),
+        # transformers takes it from tokenizer.json alone, whatever the settings say.
+        (template("<s>", "A"), {"add_bos_token": False}, (True, False)),
+        (None, {"add_bos_token": True}, (False, False)),
     ],
 )
 def test_what_is_put_around_a_text(processor: object, settings: dict[str, Any], expected: tuple[bool, bool]) -> None:
@@ -152,6 +155,7 @@ def test_what_is_put_around_a_text(processor: object, settings: dict[str, Any], 
     )
 
     assert (value(made, "add_bos_token"), value(made, "add_eos_token")) == tuple(scalar("bool", e) for e in expected)
+    assert any("which is what counts" in note for note in made.notes) == bool(settings)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +186,55 @@ def test_normalising_is_noted() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        {"type": "Lowercase"},
+        {"type": "NFKC"},
+        {
+            "type": "Sequence",
+            "normalizers": [{"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "Strip"}]}],
+        },
+    ],
+)
+def test_a_tokenizer_whose_normaliser_changes_common_texts_is_left_out(normalizer: dict[str, Any]) -> None:
+    made = keys({**document(), "normalizer": normalizer})
+
+    assert value(made, "model") == scalar("str", "no_vocab")
+    assert "it normalises text first" in made.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({"eos_token_id": 4}, {}, {}),
+        ({"eos_token_id": [4, 2]}, {}, {"eot": 2}),
+        ({"eos_token_id": [4, 2, 0, 1]}, {}, {"eot": 2, "eom": 0}),
+        ({"eos_token_id": 4}, {"eos_token_id": [2, 4]}, {"eot": 2}),
+        ({"eos_token_id": [4, 2]}, {"eos_token_id": 4}, {}),
+        ({"eos_token_id": 2}, {}, {"eot": 2}),
+        ({"eos_token_id": [4, 99, -1, "x", True, None]}, {}, {}),
+    ],
+)
+def test_every_token_that_ends_a_text_has_a_key(
+    config: dict[str, Any], generation: dict[str, Any], expected: dict[str, int]
+) -> None:
+    made = keys(config=config, generation=generation, settings={"eos_token": "</s>"})
+
+    assert value(made, "eos_token_id") == scalar("u32", 4)
+    found = {name: value(made, f"{name}_token_id") for name in ("eot", "eom")}
+    assert {name: v for name, v in found.items() if v} == {name: scalar("u32", n) for name, n in expected.items()}
+    assert any("generation ends after token 1 too" in note for note in made.notes) == (len(expected) == 2)
+
+
+def test_a_key_for_an_end_does_not_take_the_place_of_the_turns_end_that_llama_cpp_finds() -> None:
+    changed = document()
+    changed["added_tokens"].append({"id": 5, "content": "<|im_end|>", "special": True})
+    made = keys(changed, config={"eos_token_id": [4, 5, 2]}, settings={"eos_token": "</s>"})
+
+    assert (value(made, "eot_token_id"), value(made, "eom_token_id")) == (None, scalar("u32", 2))
+
+
 def test_chat_templates() -> None:
     one = keys(chat_template="{{ x }}").metadata
     several = keys(
@@ -192,6 +245,85 @@ def test_chat_templates() -> None:
     assert several["tokenizer.chat_template"] == scalar("str", "D")
     assert several["tokenizer.chat_template.rag"] == scalar("str", "R")
     assert several["tokenizer.chat_templates"] == array("str", ["rag"])
+    assert keys(chat_template=[{"name": "A", "template": "x"}]).notes == (
+        "a GGUF has no place for the chat template 'A'",
+    )
+
+
+def test_the_template_files_have_the_last_word_as_in_transformers(tmp_path: Path) -> None:
+    settings = {"chat_template": "of the settings"}
+    assert chat_template(tmp_path, settings) == "of the settings"
+    assert chat_template(tmp_path, {"chat_template": {"default": "D", "rag": "R"}}) == [
+        {"name": "default", "template": "D"},
+        {"name": "rag", "template": "R"},
+    ]
+    (tmp_path / "chat_template.jinja").write_text("of the file")
+    assert chat_template(tmp_path, settings) == "of the file"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("T")
+    assert chat_template(tmp_path, settings) == [
+        {"name": "default", "template": "of the file"},
+        {"name": "tool_use", "template": "T"},
+    ]
+
+
+SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+
+
+def pieces_document(**changes: Any) -> dict[str, Any]:
+    """SentencePiece BPE as ``tokenizer.json``: 256 bytes, letters and three pieces."""
+    vocab = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ab", "▁ab", "bb"]
+    model = {
+        "type": "BPE",
+        "unk_token": "<unk>",
+        "byte_fallback": True,
+        "vocab": {token: n for n, token in enumerate(vocab)},
+        "merges": [["a", "b"], ["▁", "ab"], ["b", "b"]],
+    }
+    return {
+        "added_tokens": [{"id": 0, "content": "<unk>", "special": True}, {"id": 1, "content": "</s>", "special": True}],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, SPACES]},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "model": {**model, **changes.pop("model", {})},
+        **changes,
+    }
+
+
+def test_merges_of_pieces_become_scores_that_fall() -> None:
+    made = keys(pieces_document(), vocab_size=265)
+
+    assert value(made, "model") == scalar("str", "llama")
+    tokens, scores, kinds = (made.metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "scores", "token_type"))
+    words = pieces_document()["model"]["vocab"]
+    assert tokens == array("str", [*words, "[PAD264]"])
+    assert scores == array("f32", [0.0, -1000.0, *[0.0] * 256, -3.0, -3.0, -3.0, 0.0, -1.0, -2.0, -10000.0])
+    assert kinds == array("i32", [2, 3, *[6] * 256, *[1] * 6, 5])
+    assert value(made, "add_space_prefix") is None
+    assert value(keys(pieces_document(normalizer=SPACES), vocab_size=265), "add_space_prefix") == scalar("bool", False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model": {"merges": [["a", "b"], ["b", "b"]]}}, "no merge makes '▁ab' of '▁' and 'ab', llama.cpp does"),
+        (
+            {"model": {"merges": [["a", "b"], ["b", "b"], ["▁", "ab"], ["b", "b"]]}},
+            "the merges of 'bb' do not follow each other",
+        ),
+        ({"model": {"merges": [["a"]]}}, "a merge is not two pieces"),
+        ({"model": {"ignore_merges": True}}, "ignore_merges = True"),
+        ({"model": {"vocab": {"a": 0}}}, "no tokens for all bytes"),
+        ({"normalizer": None}, "it does not make spaces pieces"),
+        ({"normalizer": {"type": "Lowercase"}}, "it normalises text first (Lowercase)"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "its pre-tokenizer is 'Whitespace'"),
+    ],
+)
+def test_merges_that_scores_cannot_say_are_left_out(changes: dict[str, Any], why: str) -> None:
+    made = keys(pieces_document(**changes), vocab_size=265)
+
+    assert value(made, "model") == scalar("str", "no_vocab")
+    assert why in made.notes[0]
 
 
 # SentencePiece.
@@ -267,7 +399,7 @@ def test_rules_that_llama_cpp_does_not_apply_are_noted() -> None:
     [
         (model(*PIECES, kind=1), "not of the BPE type"),
         (model(*PIECES, fallback=0), "no pieces for bytes"),
-        (model(*PIECES, piece("b", 0.0)), "5 pieces, the embedding 4 rows"),
+        (model(*PIECES, piece("b", 0.0)), "more pieces than the embedding has rows (4)"),
         (b"", "malformed: it has no pieces"),
         (b"\x0a\x05ab", "malformed: field 1 is cut off"),
         (b"\x0f", "malformed: field 1 has wire type 7"),
@@ -302,3 +434,18 @@ def test_half_a_character_is_no_token() -> None:
 
     assert value(made, "model") == scalar("str", "no_vocab")
     assert "is no text" in made.notes[0]
+
+
+@pytest.mark.parametrize("key", ["\u00b2", "\u0663", "1" * 4301, "-1", ""])
+def test_an_id_that_is_no_number_leaves_the_tokenizer_out(key: str) -> None:
+    settings = {"added_tokens_decoder": {key: {"content": "x"}}}
+    made = tokenizer_keys(TokenizerFiles(model=model(*PIECES, normalizer=PLAIN), settings=settings), 6)
+
+    assert value(made, "model") == scalar("str", "no_vocab")
+    assert "added_tokens_decoder has no token at" in made.notes[0]
+    assert len(made.notes[0]) < 250
+
+
+def test_no_more_pieces_are_read_than_the_embedding_has_rows() -> None:
+    with pytest.raises(sentencepiece.TooManyPieces):
+        sentencepiece.parse(b"\x0a\x00" * 5 + b"\xff" * 100, limit=4)

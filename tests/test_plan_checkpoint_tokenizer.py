@@ -512,6 +512,25 @@ def test_sentencepiece_reads_the_model(tmp_path: Path) -> None:
     assert [text for text, ids in plain if model.encode(text) != ids] == []
 
 
+@pytest.mark.parametrize("name", ["gemma3-text-bf16.auto", "phi3-bf16.auto"])
+def test_sentencepiece_out_of_tokenizer_json_alone_is_the_same_tokenizer(name: str, tmp_path: Path) -> None:
+    root = to_hf(FIXTURES / "gguf" / f"{name}.gguf", tmp_path)
+    (root / "tokenizer.model").unlink()
+    ckconv.convert(root, tmp_path / "back.gguf")
+
+    had, has = (
+        ckconv.open_model(path).metadata for path in (FIXTURES / "gguf" / f"{name}.gguf", tmp_path / "back.gguf")
+    )
+    for key in ("model", "tokens", "token_type", "eos_token_id", "bos_token_id"):
+        assert has[f"tokenizer.ggml.{key}"] == had[f"tokenizer.ggml.{key}"]
+    if LIBRARY and "phi3" not in name:  # whose special tokens swallow spaces by the name of the model
+        script = Path(__file__).parent / "llama_cpp_tokens.py"
+        command = [sys.executable, str(script), LIBRARY, str(tmp_path / "back.gguf")]
+        texts = json.dumps(ORACLE["texts"])
+        done = subprocess.run(command, input=texts, capture_output=True, text=True, timeout=120, check=True)
+        assert json.loads(done.stdout) == ORACLE["ids"][name]
+
+
 @pytest.mark.skipif(not LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
 @pytest.mark.parametrize("pre", [name for known in PRE_TOKENIZERS for name in (known.name, *known.also)])
 def test_llama_cpp_makes_the_same_ids_under_every_name(pre: str, tmp_path: Path) -> None:

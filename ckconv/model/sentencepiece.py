@@ -31,6 +31,10 @@ class Malformed(ValueError):
     """The bytes are no SentencePiece model."""
 
 
+class TooManyPieces(Malformed):
+    """There are more pieces than there may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One token."""
@@ -65,8 +69,11 @@ class SentencePiece:
     remove_extra_whitespaces: bool
 
 
-def parse(data: bytes) -> SentencePiece:
+def parse(data: bytes, limit: int = _MAX_PIECES) -> SentencePiece:
     """Read a model.
+
+    Args:
+        limit: pieces that it may have; no more are read.
 
     Raises:
         Malformed: a field is cut off, has the wrong wire type or a value outside its range.
@@ -77,8 +84,8 @@ def parse(data: bytes) -> SentencePiece:
     for number, value in _fields(data):
         if number == 1:
             pieces.append(_piece(_message(value)))
-            if len(pieces) > _MAX_PIECES:
-                raise Malformed(f"it has more than {_MAX_PIECES:,} pieces")
+            if len(pieces) > limit:
+                raise TooManyPieces(f"it has more than {limit:,} pieces")
         elif number == 2:
             trainer.update(_fields(_message(value)))
         elif number == 3:

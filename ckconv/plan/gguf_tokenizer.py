@@ -8,12 +8,18 @@ from typing import Any
 
 from ckconv.errors import InputError
 from ckconv.formats.safetensors import document_of
-from ckconv.model.gguf_tokenizer import TokenizerFiles
 from ckconv.model.index import TensorIndex
+from ckconv.model.tokenizer_files import TokenizerFiles
 from ckconv.readers.strictjson import Document, read_object
 
 #: Bytes of a tokenizer's file; real ones have a third of it.
 _LIMIT = 64 << 20
+
+_TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+#: Named templates that are read; checkpoints have two or three.
+_MAX_TEMPLATES = 32
+#: Tokenizers of other libraries.
+_OTHERS = ("tekken.json", "vocab.txt", "vocab.json", "tokenizer.tiktoken")
 
 
 def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
@@ -33,17 +39,29 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
         model=_bytes(root / "tokenizer.model"),
         settings=settings,
         config={**config, **nested} if isinstance(nested, dict) else config,
-        chat_template=_template(root, settings),
+        generation=_json(root / "generation_config.json") or {},
+        chat_template=chat_template(root, settings),
         added=_json(root / "added_tokens.json") or {},
+        others=tuple(name for name in _OTHERS if (root / name).is_file()),
     )
 
 
-def _template(root: Path, settings: Mapping[str, Any]) -> object:
-    """The settings' own, else the file that newer transformers write."""
-    if settings.get("chat_template") is not None:
-        return settings["chat_template"]
-    data = _bytes(root / "chat_template.jinja")
-    return data.decode("utf-8", "replace") if data is not None else None
+def chat_template(root: Path, settings: Mapping[str, Any]) -> object:
+    """A text, or a list of named ones: what the files say, else the settings, as in transformers."""
+    texts = {}
+    if (root / _TEMPLATE).is_file():
+        texts["default"] = _text(root / _TEMPLATE)
+    texts |= {path.stem: _text(path) for path in sorted((root / _MORE_TEMPLATES).glob("*.jinja"))[:_MAX_TEMPLATES]}
+    said = settings.get("chat_template")
+    if texts:
+        said = texts["default"] if texts.keys() == {"default"} else texts
+    if said is None:
+        said = (_json(root / "chat_template.json") or {}).get("chat_template")
+    return [{"name": name, "template": text} for name, text in said.items()] if isinstance(said, dict) else said
+
+
+def _text(path: Path) -> str:
+    return (_bytes(path) or b"").decode("utf-8", "replace")
 
 
 def _json(path: Path) -> Mapping[str, Any] | None:

@@ -1,0 +1,36 @@
+"""What lies beside a checkpoint's tensors and tells of its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The files, read.
+
+    Attributes:
+        tokenizer: ``tokenizer.json``, parsed.
+        model: ``tokenizer.model``.
+        settings: ``tokenizer_config.json`` over ``special_tokens_map.json``.
+        config: ``config.json``, which names ids.
+        generation: ``generation_config.json``, which names those that end a text.
+        chat_template: a text, or a list of named ones.
+        added: ``added_tokens.json``: token -> id.
+        others: names of tokenizer files that are there and not read.
+    """
+
+    tokenizer: Mapping[str, Any] | None = None
+    model: bytes | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    chat_template: object = None
+    added: Mapping[str, Any] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+
+
+class LeftOut(Exception):
+    """Why a tokenizer cannot be said faithfully."""
