@@ -584,3 +584,10 @@ def test_mlx_lm_makes_the_ids_that_llama_cpp_makes(name: str, tmp_path: Path) ->
     wanted = zip(ORACLE["texts"], ORACLE["ids"][name], strict=True)
     assert made["ids"] == [ids for text, ids in wanted if text in texts]
     assert made["chat"] == "<s>hello"
+
+
+def test_generation_ends_at_the_control_tokens_that_llama_cpp_finds_by_their_text(tmp_path: Path) -> None:
+    root = to_hf(FIXTURES / "gguf" / "phi3-bf16.auto.gguf", tmp_path)
+
+    said = json.loads((root / "generation_config.json").read_text())
+    assert said == {"bos_token_id": 1, "eos_token_id": [2, 4], "pad_token_id": 0}

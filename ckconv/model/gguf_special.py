@@ -12,29 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckconv.formats.gguf import Value, array, scalar
-from ckconv.model.gguf_vocabulary import SPECIAL
+from ckconv.model.gguf_vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL
 from ckconv.model.tokenizer_files import LeftOut, TokenizerFiles
 
 _TEMPLATE_NAME = re.compile(r"[a-z0-9_]{1,64}")
-
-#: Texts of tokens that llama.cpp takes for the end of a turn where a file names none, and of a message.
-_FOUND_AS: dict[str, frozenset[str]] = {
-    "eot_token_id": frozenset(
-        {
-            *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"),
-            *("_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"),
-        }
-    ),
-    "eom_token_id": frozenset({"<|eom_id|>"}),
-}
-#: Texts of tokens after which llama.cpp ends, whatever a file names.
-ENDS_BY_TEXT = frozenset(
-    {
-        *(text for texts in _FOUND_AS.values() for text in texts),
-        *("<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "[EOS]", "<eos>", "<turn|>", "<|tool_response>"),
-        "[e~[",
-    }
-)
 
 
 def content_of(settings: Mapping[str, Any], key: str) -> str:
@@ -82,7 +63,7 @@ def _other_ends(
         if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < vocab_size and number not in found
     ]
     # A key takes the place of the token that llama.cpp would find by its text, so a free one comes first.
-    keys = sorted(_FOUND_AS, key=lambda key: not _FOUND_AS[key].isdisjoint(ids))
+    keys = sorted(FOUND_AS, key=lambda key: not FOUND_AS[key].isdisjoint(ids))
     return {f"tokenizer.ggml.{key}": scalar("u32", number) for key, number in zip(keys, wanted, strict=False)}, wanted[
         len(keys) :
     ]

@@ -25,6 +25,25 @@ SPECIAL: dict[str, str] = {
 #: Tokens that end a text besides ``eos``: of a turn, of a message.
 _ALSO_END = ("eot_token_id", "eom_token_id")
 
+#: Texts of tokens that llama.cpp takes for the end of a turn where a file names none, and of a message.
+FOUND_AS: dict[str, frozenset[str]] = {
+    "eot_token_id": frozenset(
+        {
+            *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"),
+            *("_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"),
+        }
+    ),
+    "eom_token_id": frozenset({"<|eom_id|>"}),
+}
+#: Texts of tokens after which llama.cpp ends, whatever a file names.
+ENDS_BY_TEXT = frozenset(
+    {
+        *(text for texts in FOUND_AS.values() for text in texts),
+        *("<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "[EOS]", "<eos>", "<turn|>", "<|tool_response>"),
+        "[e~[",
+    }
+)
+
 #: What llama.cpp takes for the special tokens of a SentencePiece model whose file does not say. The unknown token is
 #: the one of that type.
 _LLAMA_SPECIAL = {"bos": 1, "eos": 2}

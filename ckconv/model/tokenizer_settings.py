@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ckconv.model.gguf_vocabulary import SPECIAL, Vocabulary
+from ckconv.model.gguf_vocabulary import ENDS_BY_TEXT, SPECIAL, Vocabulary
 from ckconv.model.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece
 from ckconv.model.tokenizer_json import fills, has_role
 
@@ -58,6 +58,14 @@ def generation_config(special: Mapping[str, int], ending: Sequence[int], vocab_s
         for key, value in made.items()
         if value not in (None, []) and (isinstance(value, list) or value < vocab_size)
     }
+
+
+def also_ending(generation: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Mapping[str, Any]:
+    """``generation_config.json`` with the control tokens that llama.cpp takes for an end by their text."""
+    found = [n for n, token in enumerate(tokens) if token in ENDS_BY_TEXT and types[n] == CONTROL]
+    said = generation.get("eos_token_id", [])
+    ends = list(dict.fromkeys([*(said if isinstance(said, list) else [said]), *found]))
+    return {**generation, "eos_token_id": ends} if len(ends) > 1 else generation
 
 
 def pieces(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], unknown: int) -> Iterator[Piece]:

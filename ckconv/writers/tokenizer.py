@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ckconv.model import sentencepiece, tokenizer_json
 from ckconv.model.gguf_vocabulary import NotFaithful, Vocabulary
-from ckconv.model.tokenizer_settings import pieces, tokenizer_config
+from ckconv.model.tokenizer_settings import also_ending, pieces, tokenizer_config
 from ckconv.plan.checkpoint_tokenizer import TokenizerPlan, left_out
 
 
@@ -19,17 +19,20 @@ def tokenizer_files(plan: TokenizerPlan) -> tuple[dict[str, bytes], tuple[str, .
     Raises:
         OutputError: ``input.changed``, the source is not what it was.
     """
-    files = {"generation_config.json": _json(plan.generation)} if plan.generation else {}
-    if plan.vocabulary is None:
-        return files, ()
-    try:
-        return {**files, **_files(plan.vocabulary, plan.context)}, ()
-    except NotFaithful as reason:
-        return files, (left_out(reason),)
+    generation = plan.generation
+    files: dict[str, bytes] = {}
+    notes: tuple[str, ...] = ()
+    if plan.vocabulary is not None:
+        tokens, types = plan.vocabulary.tokens.decode(), plan.vocabulary.types.decode()
+        generation = also_ending(generation, tokens, types)
+        try:
+            files = _files(plan.vocabulary, tokens, types, plan.context)
+        except NotFaithful as reason:
+            notes = (left_out(reason),)
+    return {**({"generation_config.json": _json(generation)} if generation else {}), **files}, notes
 
 
-def _files(vocabulary: Vocabulary, context: int) -> dict[str, bytes]:
-    tokens, types = vocabulary.tokens.decode(), vocabulary.types.decode()
+def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], context: int) -> dict[str, bytes]:
     tokenizer_json.check_words(vocabulary, tokens, types)
     if vocabulary.pre is not None:
         settings = tokenizer_config(vocabulary, tokens, types, (), context)
