@@ -23,9 +23,8 @@ What exact means
     The numbers are kept, so both files say the same thing: value = scale * code + bias. ggml's decoder and MLX's
     for float32 scales then give the same float32 bits, since a product of a float16 and a code has at most 19
     bits and only the sum is rounded, in both. MLX's decoder for float16 and bfloat16 scales rounds product and
-    sum to that type, which ggml's does not: there the two differ by that rounding. :func:`rounded` counts the
-    groups where they do; a caller that needs equal decoded values asks it. For the mx modes float32 and bfloat16
-    both give ggml's bits.
+    sum to that type, which ggml's does not: there the two differ by that rounding. For the mx modes float32 and
+    bfloat16 both give ggml's bits.
 
     One thing may differ: the sign of a zero. ggml computes d * (q - 8), which is -0.0 for q = 8 and a negative d,
     where MLX's scale * 8 - 8 * scale is 0.0; the 4-bit float code 8 is -0.0 in MLX and 0.0 in ggml. Q4_1 and Q5_1
@@ -40,15 +39,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckconv import ggmlblocks
-from ckconv.dtypes import BF16, DTYPES, F16, F32, DType
+from ckconv.dtypes import BF16, DTYPES, F16, DType
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.floats import holds
-from ckconv.mlxquant import Quantization, checked_shape, decode, pack, unpack
+from ckconv.mlxquant import Quantization, checked_shape, pack, unpack
 from ckconv.values import from_float32, to_float32
 
 if TYPE_CHECKING:
-    import os
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -224,21 +221,6 @@ class Recipe:
         numbers = (from_float32(scale, triple.number)[0], from_float32(bias, triple.number)[0])
         return Repacked((pack(unpacked, quantization.bits), *numbers), fits.size, int((~fits).sum()))
 
-    def refusal(
-        self, tensor: str, inexact: int, groups: int, *, path: str | os.PathLike[str] | None = None
-    ) -> UnsupportedError:
-        """The error for a tensor of which ``inexact`` of ``groups`` groups do not fit, in either direction."""
-        return UnsupportedError(
-            "repack.inexact",
-            f"{inexact:,} of {groups:,} groups of {tensor!r} do not fit between {self.mode} and {self.block} exactly: "
-            f"{self.reason}",
-            path=path,
-            tensor=tensor,
-            found=inexact,
-            allowed=0,
-            hint="--dequantize writes the decoded values instead, with --allow-lossy where they get rounded",
-        )
-
     def _check(self, columns: int, quantization: Quantization) -> None:
         whole = self.takes(quantization) and quantization.divides(columns) and columns % self.block.block == 0
         if not whole:
@@ -312,23 +294,6 @@ def natural_triple(block: DType, number: DType | None = None) -> Triple | None:
         return None
     own = F16 if recipe.mode == "affine" else BF16
     return Triple(Quantization(recipe.mode, recipe.bits, recipe.group), number or own)
-
-
-def rounded(planes: tuple[Bytes, ...], triple: Triple) -> int:
-    """Groups of which MLX's own decoder, which rounds to ``triple.number``, changes a value; ggml's does not.
-
-    ``planes`` are raw bytes of the rows of ``weight``, ``scales`` and ``biases``. 0 for F32, whatever they hold.
-    """
-    import numpy as np
-
-    weight, scales, *rest = planes
-    biases = rest[0] if rest else None
-    if triple.number is F32:
-        return 0
-    own = decode(weight, scales, biases, triple.quantization, triple.number)
-    wide = decode(weight, scales, biases, triple.quantization, triple.number, arithmetic=F32)
-    differs = (own != wide) & ~(np.isnan(own) & np.isnan(wide))
-    return int(differs.reshape(-1, triple.quantization.group_size).any(axis=-1).sum())
 
 
 def _same_in_group(numbers: NDArray[np.float16], repeat: int) -> Flags:

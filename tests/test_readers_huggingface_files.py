@@ -59,7 +59,6 @@ def test_fixtures(name: str) -> None:
             expected |= {key: opened.get_slice(key).get_shape() for key in opened.keys()}  # noqa: SIM118
     assert {t.name: list(t.shape) for t in files.tensors} == expected
     assert files.config == json.loads((root / "config.json").read_text())
-    assert files.require_config() is files.config
     assert files.root == root
     assert [path.name for path in files.side_files] == sorted(
         path.name for path in root.glob("*.json") if not path.name.endswith(".index.json")
@@ -518,9 +517,6 @@ def test_broken_config(text: str, message: str, root: Path) -> None:
 def test_no_config(root: Path) -> None:
     files = read_checkpoint_files(root)
     assert files.config is None
-    with pytest.raises(CkconvError, match=r"there is no config\.json beside the tensors") as caught:
-        files.require_config()
-    assert (caught.value.code, caught.value.exit_code) == ("model.config", 3)
 
 
 def test_side_files_are_named_and_not_opened(root: Path) -> None:

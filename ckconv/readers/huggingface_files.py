@@ -61,17 +61,6 @@ class CheckpointFiles:
     config: dict[str, Any] | None
     side_files: tuple[Path, ...]
 
-    def require_config(self) -> dict[str, Any]:
-        """The configuration, for what cannot do without.
-
-        Raises:
-            InputError: ``model.config``, there is no ``config.json``.
-        """
-        if self.config is None:
-            hint = "fetch config.json from where the weights came from"
-            raise InputError("model.config", f"there is no {CONFIG_NAME} beside the tensors", path=self.root, hint=hint)
-        return self.config
-
 
 def read_checkpoint_files(path: Path) -> CheckpointFiles:
     """Find and validate the files of a checkpoint. Headers are read, no tensor data.
