@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import unicodedata
@@ -19,11 +20,12 @@ from conftest import FIXTURES
 
 import ckconv
 from ckconv import Options
-from ckconv.model import sentencepiece
+from ckconv.model import sentencepiece, tokenizer_json
 from ckconv.model.gguf_pretokenizers import PRE_TOKENIZERS, definition, recognised, steps_of
-from ckconv.model.gguf_vocabulary import NotFaithful, vocabulary
+from ckconv.model.gguf_vocabulary import NotFaithful, Vocabulary, vocabulary
 from ckconv.plan.checkpoint_tokenizer import TokenizerPlan
 from ckconv.plan.targets import make_plan
+from ckconv.plan.tokenizer import texts_of
 from ckconv.readers.detect import open_index
 from ckconv.readers.gguf_values import ArrayRef
 from ckconv.writers.tokenizer import tokenizer_files
@@ -591,3 +593,52 @@ def test_generation_ends_at_the_control_tokens_that_llama_cpp_finds_by_their_tex
 
     said = json.loads((root / "generation_config.json").read_text())
     assert said == {"bos_token_id": 1, "eos_token_id": [2, 4], "pad_token_id": 0}
+
+
+def test_a_vocabulary_whose_merges_are_many_times_its_size_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 200
+    runs = ["a" * length for length in range(1, count)]
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *runs]
+    types = [UNKNOWN, *[BYTE] * 256, *[NORMAL] * len(runs)]
+    scores = [0.0] * len(tokens)
+    written = sentencepiece_document(tokens, types, scores)
+    assert written.count(b'"a') > count * (count - 2) / 2
+    monkeypatch.setattr(tokenizer_json, "_MAX_BYTES", len(written) // 2)
+    with pytest.raises(NotFaithful, match="would have more than"):
+        sentencepiece_document(tokens, types, scores)
+
+
+def test_pieces_longer_than_any_that_was_trained_are_left_out() -> None:
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "a" * 257]
+    with pytest.raises(NotFaithful, match="a piece has 257 characters"):
+        sentencepiece_document(tokens, [UNKNOWN, *[BYTE] * 256, NORMAL, NORMAL], [0.0] * len(tokens))
+
+
+def sentencepiece_document(tokens: list[str], types: list[int], scores: list[float]) -> bytes:
+    words = Vocabulary(None, {"unk": 0}, False, False, False, False, None, None, None)
+    return tokenizer_json.sentencepiece(words, tokens, types, scores)
+
+
+def test_files_that_make_the_model_what_it_is_are_carried_and_directories_named(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(FIXTURES / "hf" / "llama-tied-bf16", source)
+    carried = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+    for name in (*carried, "modeling_own.py", "tekken.json", "params.json"):
+        (source / name).write_text("{}")
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text("{}")
+    report = ckconv.convert(source, f"{tmp_path / 'out'}/", to="safetensors")
+
+    there = {path.name for path in (tmp_path / "out").iterdir()}
+    assert there >= {*carried, "modeling_own.py", "tekken.json", "params.json"}
+    assert any("1_Pooling/ of the source" in note for note in report.plan.notes)
+
+
+def test_the_template_of_a_bump_manifest_is_the_one_that_transformers_takes(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(FIXTURES / "hf" / "llama-tied-bf16", source)
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": "of the settings"}))
+    (source / "chat_template.jinja").write_text("of the file")
+
+    assert texts_of(open_index(source))["chat_template"] == "of the file"

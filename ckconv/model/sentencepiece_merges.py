@@ -18,7 +18,7 @@ from ckconv.model.sentencepiece import NORMAL
 
 _ASCII = 128
 #: Characters of a piece, which is cut at every one of them; trained pieces have a few dozen at most.
-_MAX_PIECE = 1024
+_MAX_PIECE = 256
 
 
 def spell_out(vocab: dict[str, int], tokens: Sequence[str], types: Sequence[int]) -> None:
@@ -59,11 +59,14 @@ def merges_of(
         raise NotFaithful(f"a piece has {longest:,} characters")
     made.sort(key=lambda n: -scores[n])
     for _, equals in groupby(made, key=lambda n: scores[n]):
-        group = [(n, halves) for n in equals if (halves := _halves(tokens[n], vocab, types))]
-        if len(group) > 1 and len({char for n, _ in group for char in tokens[n]}) > 1:
-            first, second = (tokens[n] for n, _ in group[:2])
-            raise NotFaithful(f"{first!r} and {second!r} have one score, and merges have an order")
-        pairs = [pair for _, halves in group for pair in halves]
+        pairs: list[tuple[str, str]] = []
+        first = ""
+        for n in equals:
+            halves = _halves(tokens[n], vocab, types)
+            if halves and first and len({*first, *tokens[n]}) > 1:
+                raise NotFaithful(f"{first!r} and {tokens[n]!r} have one score, and merges have an order")
+            first = first or (tokens[n] if halves else "")
+            pairs += halves
         for left, right in sorted(pairs, key=lambda pair: (-len(pair[0]), -len(pair[1]))):
             yield f"{left} {right}"
 

@@ -21,6 +21,9 @@ from ckconv.model.sentencepiece_merges import merges_of, spell_out
 ADDED = frozenset({CONTROL, UNKNOWN, USER_DEFINED})
 
 _BYTES = 256
+#: Bytes of a ``tokenizer.json``; the largest known one, of 262,144 words, has half of it. A vocabulary of long pieces
+#: has far more merges than it has letters.
+_MAX_BYTES = 64 << 20
 #: What stands for a space in a SentencePiece model.
 _SPACE = "▁"
 #: What llama.cpp takes for the unknown token where a file does not say.
@@ -213,7 +216,11 @@ def _around(vocabulary: Vocabulary, tokens: Sequence[str], otherwise: dict[str, 
 def _document(
     document: dict[str, Any], model: dict[str, Any], vocab: Iterable[tuple[str, int]], merges: Iterable[str]
 ) -> bytes:
-    """One line for a word: the whole as one object in memory would be ten times the file."""
+    """One line for a word: the whole as one object in memory would be ten times the file.
+
+    Raises:
+        NotFaithful: it would be larger than what ckconv, or anybody, reads.
+    """
     out = BytesIO()
     out.write(b'{\n  "version": "1.0",\n  "truncation": null,\n  "padding": null,\n')
     for key, value in document.items():
@@ -240,5 +247,7 @@ def _lines(out: BytesIO, indent: str, items: Iterable[str]) -> None:
     for item in items:
         out.write((f"{indent}{item}" if first else f",\n{indent}{item}").encode())
         first = False
+        if out.tell() > _MAX_BYTES:
+            raise NotFaithful(f"its tokenizer.json would have more than {_MAX_BYTES >> 20} MiB")
     if not first:
         out.write(b"\n")

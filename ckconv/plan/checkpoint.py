@@ -28,6 +28,7 @@ from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unkn
 from ckconv.plan.rope_scaling import scaling_of
 from ckconv.plan.shards import Module, Shards, lay_out
 from ckconv.plan.steps import Options, Plan
+from ckconv.readers.huggingface_files import parts_beside
 from ckconv.triples import triple_of
 
 DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
@@ -302,6 +303,10 @@ class CheckpointPlanner(Planner):
         if o.fuse or o.names in ("canonical", "gguf"):
             self.notes.append(f"{self._loader} loads tensors under the names of --names hf, fused as its classes are")
         self.note_unread()
+        parts = parts_beside(self.index.path) if carried else ()
+        if parts:
+            names = ", ".join(f"{name}/" for name in parts[:5])
+            self.notes.append(f"{names} of the source, part of the model, is not copied: copy it beside the tensors")
         tokenizer = tokenizer_plan(self.index, o)
         self.notes += tokenizer.notes
         absent = {item.name for item in self.left_out}

@@ -9,6 +9,7 @@ from typing import Any
 from ckconv.errors import InputError
 from ckconv.model.index import TensorIndex
 from ckconv.model.tokenizer import gguf_entries, huggingface_entries
+from ckconv.plan.gguf_tokenizer import chat_template
 from ckconv.readers.strictjson import Document, read_object
 
 _DOCUMENT = Document("tokenizer", "tokenizer.json", "tokenizer.json", 64 << 20)
@@ -72,8 +73,19 @@ def texts_of(index: TensorIndex) -> dict[str, str]:
     if index.format == "gguf":
         found = {key: _value(index, theirs) for key, theirs in _GGUF_TEXTS.items()}
     else:
-        found = {"chat_template": (_beside(index, _SETTINGS_FILE) or {}).get("chat_template")}
+        found = {"chat_template": _default_template(index)}
     return {key: _encodable(value) for key, value in found.items() if isinstance(value, str) and value.strip()}
+
+
+def _default_template(index: TensorIndex) -> object:
+    """The chat template that transformers takes where nobody names one."""
+    settings = _beside(index, _SETTINGS_FILE) or {}
+    if index.format not in ("safetensors", "mlx"):
+        return None
+    template = chat_template(index.path if index.path.is_dir() else index.path.parent, settings)
+    named = template if isinstance(template, list) else []
+    default = (item.get("template") for item in named if isinstance(item, dict) and item.get("name") == "default")
+    return template if isinstance(template, str) else next(default, None)
 
 
 def _value(index: TensorIndex, key: str) -> Any:

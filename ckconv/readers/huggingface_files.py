@@ -29,8 +29,12 @@ _CONFIG = Document("configuration", "model.config", "model.config", MAX_JSON)
 SIDE_FILES = (
     CONFIG_NAME, "generation_config.json", "preprocessor_config.json", "processor_config.json", "hf_quant_config.json",
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "normalizer.json", "chat_template.json", "*.jinja", "*.model", "*.tiktoken", "README.md", "LICENSE*",
+    "normalizer.json", "chat_template.json", "*.jinja", "*.model", "*.tiktoken", "tekken.json", "params.json",
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "*.py", "README.md", "LICENSE*",
 )  # fmt: skip
+
+#: Files by which a directory inside is known to be part of the model.
+_PARTS = (CONFIG_NAME, "*.jinja", "*.py")
 
 _KINDS = (
     (stat.S_ISDIR, "directory"),
@@ -252,3 +256,18 @@ def _side_files(root: Path, names: tuple[str, ...]) -> tuple[Path, ...]:
     matching = [name for name in names if any(fnmatchcase(name, pattern) for pattern in SIDE_FILES)]
     files = [name for name in matching if not (root / name).is_dir()]
     return tuple(root / name for name in files if _is_there(root, name, "the directory holds"))
+
+
+def parts_beside(path: Path) -> tuple[str, ...]:
+    """Directories in a checkpoint's that are part of the model: modules of sentence-transformers, named templates."""
+    if not path.is_dir():
+        return ()
+    try:
+        folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        return tuple(
+            folder.name
+            for folder in folders
+            if any(fnmatchcase(entry.name, pattern) for entry in folder.iterdir() for pattern in _PARTS)
+        )
+    except OSError:  # whoever reads them will say so
+        return ()
