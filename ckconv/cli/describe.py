@@ -127,8 +127,8 @@ class Description:
             "config": self.config or None,
             **self._adapter(),
             "types": [{"dtype": name, "tensors": n, "bytes": total} for name, n, total in self.types],
-            "tensors": [self._tensor(tensor) for tensor in self.shown],
-            "unknown_tensors": [tensor.name for tensor in index.unknown],
+            "tensors": (self._tensor(tensor) for tensor in self.shown),
+            "unknown_tensors": (tensor.name for tensor in index.unknown),
             "metadata": {key: _json(item) for key, item in index.metadata.items()},
             "targets": [
                 {
@@ -178,47 +178,43 @@ class Description:
             facts["hash"] = hashes if len(hashes) != 1 else hashes[0]
         return facts
 
-    def lines(self, *, only_metadata: bool, only_tensors: bool) -> list[str]:
+    def lines(self, *, only_metadata: bool, only_tensors: bool) -> Iterator[str]:
         """Tab-separated lines for a pipe; the first field says what a line is."""
+        for row in self._rows(only_metadata=only_metadata, only_tensors=only_tensors):
+            yield "\t".join(str(cell).replace("\t", "\\t").replace("\n", "\\n") for cell in row)
+
+    def _rows(self, *, only_metadata: bool, only_tensors: bool) -> Iterator[tuple[object, ...]]:
         index = self.index
-        rows: list[tuple[object, ...]] = []
-        if not (only_metadata or only_tensors):
-            rows.append(
-                (
-                    "model",
-                    index.path,
-                    container(index.format, index.version),
-                    index.architecture,
-                    index.parameters,
-                    index.nbytes,
-                )
-            )
-            rows += [("container", key, value) for key, value in self.facts.items()]
-            rows += [("config", key, value) for key, value in self.config.items()]
-            rows += [("module", *row) for row in self.modules]
-            rows += [("unsupported", text) for text in (index.adapter.unsupported if index.adapter else ())]
-            rows += [("type", *row) for row in self.types]
+        everything = not (only_metadata or only_tensors)
+        if everything:
+            words = (index.path, container(index.format, index.version), index.architecture)
+            yield ("model", *words, index.parameters, index.nbytes)
+            yield from (("container", key, value) for key, value in self.facts.items())
+            yield from (("config", key, value) for key, value in self.config.items())
+            yield from (("module", *row) for row in self.modules)
+            yield from (("unsupported", text) for text in (index.adapter.unsupported if index.adapter else ()))
+            yield from (("type", *row) for row in self.types)
         if not only_metadata:
-            rows += [
-                ("tensor", t.name, self.canonical(t) or "-", t.dtype, "x".join(map(str, t.shape)))
-                + (t.extent.nbytes, t.extent.offset, t.extent.path.name)
-                + ((self.hash_of(t),) if self.hashes else ())
-                for t in self.shown
-            ]
+            yield from map(self._tensor_row, self.shown)
         if not only_tensors:
-            rows += [("metadata", *row) for row in self.metadata()]
-        if not (only_metadata or only_tensors):
-            rows += [("target", t.name, "yes" if not t.reasons else "no") for t in self.targets]
-            rows += [("reason", t.name, reason.text, reason.hint) for t in self.targets for reason in t.reasons]
-            rows += [("note", t.name, note) for t in self.targets for note in t.notes]
+            yield from (("metadata", *row) for row in self.metadata())
+        if everything:
+            yield from (("target", t.name, "yes" if not t.reasons else "no") for t in self.targets)
+            yield from (("reason", t.name, reason.text, reason.hint) for t in self.targets for reason in t.reasons)
         if self.hashes and not only_metadata:
-            rows.append(("hash", self.hashes.model))
-        return ["\t".join(str(cell).replace("\t", "\\t").replace("\n", "\\n") for cell in row) for row in rows]
+            yield "hash", self.hashes.model
+
+    def _tensor_row(self, t: StoredTensor) -> tuple[object, ...]:
+        shape = "x".join(map(str, t.shape))
+        places = (t.extent.nbytes, t.extent.offset, t.extent.path.name)
+        return ("tensor", t.name, self.canonical(t) or "-", t.dtype, shape, *places) + (
+            (self.hash_of(t),) if self.hashes else ()
+        )
 
 
 def describe(index: TensorIndex, *, tensors: str | None, hashes: Hashes | None, piped: bool) -> Description:
     """Gather what is to be shown; ``tensors`` is a glob over stored and canonical names."""
-    shown = tuple(t for t in index.stored if tensors is None or _matches(t, index, tensors))
+    shown = index.stored if tensors is None else tuple(t for t in index.stored if _matches(t, index, tensors))
     targets: tuple[Target, ...] = ()
     if index.facts.get("kind", "model") == "model" and index.format != "bump":
         source = SourceFacts(not piped and head_is_embedding(index))

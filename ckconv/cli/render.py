@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from ckconv.cli.settings import Settings
@@ -13,6 +14,9 @@ from ckconv.errors import CkconvError
 
 #: The version of every JSON document's shape.
 SCHEMA = 1
+
+#: Lines, or parts of a document, that are put together before they are written.
+_AT_ONCE = 1000
 
 
 def printable(text: str) -> str:
@@ -65,22 +69,26 @@ def print_json(document: Mapping[str, Any], *, err: bool = False, schema: int = 
     """Write one JSON document to stdout, or to stderr where stdout is the model.
 
     Args:
+        document: a value that is an iterator is a list that need not be in memory at once.
         schema: counts up where a field has another meaning than before.
     """
-    import json
+    from ckconv.cli.jsontext import json_parts
 
-    text = json.dumps({"schema": schema, **document}, indent=2, ensure_ascii=True, allow_nan=False, default=str)
-    (say if err else sys.stdout.write)(text + "\n")
+    _write(json_parts({"schema": schema, **document}), err=err)
 
 
-def print_lines(lines: list[str], *, err: bool = False) -> None:
+def print_lines(lines: Iterable[str], *, err: bool = False) -> None:
     """Write lines to stdout, or to stderr where stdout is the model. Tabs stand between fields and stay."""
-    text = "".join("\t".join(map(printable, line.split("\t"))) + "\n" for line in lines)
-    if err:
-        say(text)
-        return
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    _write(("\t".join(map(printable, line.split("\t"))) + "\n" for line in lines), err=err)
+
+
+def _write(parts: Iterable[str], *, err: bool) -> None:
+    """Write a text of any length, some of it at a time."""
+    parts = iter(parts)
+    while text := "".join(islice(parts, _AT_ONCE)):
+        (say if err else sys.stdout.write)(text)
+    if not err:
+        sys.stdout.flush()
 
 
 def size(nbytes: int) -> str:

@@ -37,6 +37,7 @@ COUNTS = {1: Struct("<II"), 2: Struct("<QQ"), 3: Struct("<QQ")}
 COUNTS_OFFSET = 8
 
 U32 = Struct("<I")
+U64 = Struct("<Q")
 #: The end of a tensor record: ggml type, offset in the data section.
 TENSOR_TAIL = Struct("<IQ")
 

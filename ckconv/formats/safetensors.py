@@ -24,6 +24,8 @@ MAX_HEADER = 100_000_000
 #: Bytes that a header's writer aligns the data to, by trailing spaces (``N_LEN`` of tensor.rs).
 ALIGNMENT = 8
 MAX_TENSORS = 1_000_000
+#: Dimensions of a tensor; numpy and torch know no more either.
+MAX_DIMS = 64
 #: Bytes of a tensor's name in UTF-8.
 MAX_NAME = 1024
 #: No count, offset or size reaches this one; offsets of files are signed 64-bit numbers.

@@ -244,7 +244,8 @@ class TensorIndex:
     @property
     def parameters(self) -> int:
         """Elements of all tensors: codes of a quantised matrix unpacked, padding and dropped tensors not counted."""
-        return sum(tensor.elements for tensor in self.everything.values())
+        canonical = sum(tensor.elements for tensor in self.tensors.values())
+        return canonical + sum(math.prod(stored.shape) for stored in self.unknown)
 
     @property
     def nbytes(self) -> int:

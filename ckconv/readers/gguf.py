@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.errors import Faults, InputError, quoted
+from ckconv.files import readable
 from ckconv.formats.gguf import (
     MAX_SHARDS,
     SPLIT_COUNT,
@@ -159,25 +160,22 @@ def _shard_name(shard: GgufShard, count: int) -> ShardName:
 
 def _read_set(given: GgufShard, name: ShardName) -> tuple[GgufShard, ...]:
     """All shards in order. Each one's own header must agree with its name."""
+    paths = [given.path.with_name(str(ShardName(name.stem, n, name.count))) for n in range(1, name.count + 1)]
+    with readable(given.path.parent):
+        there = {entry.name for entry in given.path.parent.iterdir()}
     faults = Faults(given.path)
-    shards: list[GgufShard] = []
-    for number in range(1, name.count + 1):
-        path = given.path.with_name(str(ShardName(name.stem, number, name.count)))
-        if number == name.number:
-            shards.append(given)
-            continue
-        try:
-            shard = _read_file(path)
-        except InputError as error:
-            if error.code != "input.missing":
-                raise
+    for number, path in enumerate(paths, 1):
+        if path.name not in there:
             message = f"shard {number} of {name.count} is missing: expected {path.name}"
             faults.add("gguf.split", message, found=None, allowed=path.name, hint="fetch all shards into one directory")
-            continue
-        _shard_name(shard, _split_count(shard))
-        shards.append(shard)
     faults.check()
-    return tuple(shards)
+    return tuple(given if number == name.number else _shard(path) for number, path in enumerate(paths, 1))
+
+
+def _shard(path: Path) -> GgufShard:
+    shard = _read_file(path)
+    _shard_name(shard, _split_count(shard))
+    return shard
 
 
 def _check_set(shards: tuple[GgufShard, ...]) -> None:

@@ -26,7 +26,7 @@ from ckconv.formats.gguf import (
     min_pair_bytes,
     min_record_bytes,
 )
-from ckconv.model.index import Extent, StoredTensor
+from ckconv.model.index import StoredTensor
 from ckconv.readers.bytesource import ByteSource, lfs_pointer
 from ckconv.readers.gguf_cursor import TRUNCATED, Cursor
 from ckconv.readers.gguf_records import check_extents, check_offsets, checked_name, read_records
@@ -87,9 +87,7 @@ def read_header(source: ByteSource) -> GgufShard:
     end = check_extents(source.path, records, data_offset, size)
     if size is not None:
         _check_trailing(source, max(end, header_bytes), alignment)
-    tensors = tuple(
-        StoredTensor(r.name, r.dtype, r.shape, Extent(source.path, data_offset + r.offset, r.nbytes)) for r in records
-    )
+    tensors = records.stored(source.path, data_offset)
     return GgufShard(source.path, version, alignment, metadata, tensors, header_bytes, data_offset, size)
 
 

@@ -4,40 +4,62 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from array import array
 from pathlib import Path
-from struct import Struct
+from struct import Struct, error
 from typing import NamedTuple
 
 from ckconv.dtypes import BY_GGML, RETIRED_GGML, DType
 from ckconv.errors import Faults, InputError, quoted
-from ckconv.formats.gguf import MAX_BYTES, MAX_DIMS, MAX_NAME_BYTES, TENSOR_TAIL, U32, align_up
+from ckconv.formats.gguf import MAX_BYTES, MAX_DIMS, MAX_NAME_BYTES, TENSOR_TAIL, U32, U64, align_up
+from ckconv.model.index import Extent, StoredTensor
 from ckconv.readers.gguf_cursor import TRUNCATED, Cursor
 from ckconv.readers.gguf_values import read_string
 
 # What is no part of a name: C0 and C1 controls, line separators, and marks that reorder or hide text.
 _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff]")
 
+#: Forms that are kept: a model has a few dozen.
+_MAX_FORMS = 4096
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One tensor as its record has it.
 
-    Attributes:
-        name: its name.
-        dtype: its type.
-        shape: in elements, outermost first: the file's dimensions reversed.
-        nbytes: stored bytes, without padding.
-        offset: in the data section, in bytes.
-        at: absolute offset of the record itself, in bytes.
-    """
+class Form(NamedTuple):
+    """What many records say alike: type, shape in elements (outermost first), bytes without padding."""
 
-    name: str
     dtype: DType
     shape: tuple[int, ...]
     nbytes: int
-    offset: int
-    at: int
+
+
+class Records:
+    """The records of a header, in file order: columns, because a header may list a million tensors.
+
+    Attributes:
+        names, forms: of each tensor.
+        offsets: in the data section, in bytes.
+        at: absolute offset of each record itself, in bytes.
+    """
+
+    __slots__ = ("at", "forms", "names", "offsets")
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.forms: list[Form] = []
+        self.offsets, self.at = array("Q"), array("Q")
+
+    def add(self, name: str, form: Form, offset: int, at: int) -> None:
+        """One more tensor."""
+        self.names.append(name)
+        self.forms.append(form)
+        self.offsets.append(offset)
+        self.at.append(at)
+
+    def stored(self, path: Path, data_offset: int) -> tuple[StoredTensor, ...]:
+        """The tensors, once it is known where the data section starts."""
+        return tuple(
+            StoredTensor(name, form.dtype, form.shape, Extent(path, data_offset + offset, form.nbytes))
+            for name, form, offset in zip(self.names, self.forms, self.offsets, strict=True)
+        )
 
 
 def checked_name(faults: Faults, raw: bytes, what: str, offset: int) -> str:
@@ -73,7 +95,7 @@ class _Fault(NamedTuple):
     hint: str | None = None
 
 
-def read_records(cursor: Cursor, count: int, length: Struct) -> list[Record]:
+def read_records(cursor: Cursor, count: int, length: Struct) -> Records:
     """Read ``count`` records. A fault of one tensor does not stop the search for the same fault in others.
 
     Raises:
@@ -81,41 +103,88 @@ def read_records(cursor: Cursor, count: int, length: Struct) -> list[Record]:
             ``gguf.block``, ``gguf.size``, ``gguf.truncated``.
     """
     faults = Faults(cursor.path)
-    dimensions = [Struct(f"<{n}{length.format[-1]}") for n in range(MAX_DIMS + 1)]
-    records: list[Record] = []
-    seen: set[str] = set()
+    reader = _Reader(cursor, length, faults)
     try:
         for number in range(1, count + 1):
-            at = cursor.offset
-            what = f"tensor name #{number}"
-            name = checked_name(faults, read_string(cursor, length, MAX_NAME_BYTES, what), what, at)
-            what = f"tensor record #{number}"
-            n_dims = U32.unpack(cursor.need(U32.size, what))[0]
-            fault = None
-            if n_dims <= MAX_DIMS:
-                shape = dimensions[n_dims].unpack(cursor.need(dimensions[n_dims].size, what))[::-1]
-                type_id, offset = TENSOR_TAIL.unpack(cursor.need(TENSOR_TAIL.size, what))
-                dtype = BY_GGML.get(type_id)
-                fault = _type_fault(type_id) if dtype is None else _shape_fault(dtype, shape)
-                if dtype and not fault:
-                    records.append(Record(name, dtype, shape, dtype.nbytes(math.prod(shape)), offset, at))
-            else:
-                fault = _Fault("gguf.dims", f"has {n_dims} dimensions; GGUF allows {MAX_DIMS}", n_dims, MAX_DIMS)
-            if name in seen:
-                message = f"{quoted(name)} is listed twice"
-                faults.add("gguf.duplicate-tensor", message, tensor=name, offset=at, found=name)
-            seen.add(name)
-            if fault:
-                code, sentence, found, allowed, hint = fault
-                message = f"tensor {quoted(name)} {sentence}"
-                faults.add(code, message, tensor=name, offset=at, found=found, allowed=allowed, hint=hint)
-            if n_dims > MAX_DIMS:
-                break  # where its record ends is not known
+            if not reader.read_alike() and not reader.read(number):
+                break
     except InputError:
         faults.check()
         raise
+    _check_names(reader.records, faults)
     faults.check()
-    return records
+    return reader.records
+
+
+class _Reader:
+    def __init__(self, cursor: Cursor, length: Struct, faults: Faults) -> None:
+        self.records = Records()
+        self._cursor, self._length, self._faults = cursor, length, faults
+        self._dimensions = [Struct(f"<{n}{length.format[-1]}") for n in range(MAX_DIMS + 1)]
+        #: What stands between name and offset -> its meaning.
+        self._forms: dict[bytes, Form] = {}
+
+    def read_alike(self) -> bool:
+        """Read a record that is in the window, with a plain name and of a form that was seen; else nothing is read."""
+        cursor, width = self._cursor, self._length.size
+        buffer, at = cursor.buffer, cursor.at
+        try:
+            dims_at = at + width + self._length.unpack_from(buffer, at)[0]
+            offset_at = dims_at + U32.size + U32.unpack_from(buffer, dims_at)[0] * width + U32.size
+            offset = U64.unpack_from(buffer, offset_at)[0]
+        except (error, OverflowError):
+            return False
+        form = self._forms.get(buffer[dims_at:offset_at])
+        raw = buffer[at + width : dims_at]
+        if form is None or not 0 < len(raw) <= MAX_NAME_BYTES or not raw.isascii():
+            return False
+        name = raw.decode("ascii")
+        if not name.isprintable():
+            return False
+        self.records.add(name, form, offset, cursor.base + at)
+        cursor.at = offset_at + U64.size
+        return True
+
+    def read(self, number: int) -> bool:
+        """Read any record; false where it cannot be told where the next one begins."""
+        cursor, faults = self._cursor, self._faults
+        at = cursor.offset
+        what = f"tensor name #{number}"
+        name = checked_name(faults, read_string(cursor, self._length, MAX_NAME_BYTES, what), what, at)
+        what = f"tensor record #{number}"
+        key = cursor.need(U32.size, what)
+        n_dims = U32.unpack(key)[0]
+        if n_dims > MAX_DIMS:
+            message = f"tensor {quoted(name)} has {n_dims} dimensions; GGUF allows {MAX_DIMS}"
+            faults.add("gguf.dims", message, tensor=name, offset=at, found=n_dims, allowed=MAX_DIMS)
+            return False
+        raw = cursor.need(self._dimensions[n_dims].size, what)
+        shape = self._dimensions[n_dims].unpack(raw)[::-1]
+        tail = cursor.need(TENSOR_TAIL.size, what)
+        type_id, offset = TENSOR_TAIL.unpack(tail)
+        dtype = BY_GGML.get(type_id)
+        fault = _type_fault(type_id) if dtype is None else _shape_fault(dtype, shape)
+        if fault:
+            code, sentence, found, allowed, hint = fault
+            message = f"tensor {quoted(name)} {sentence}"
+            faults.add(code, message, tensor=name, offset=at, found=found, allowed=allowed, hint=hint)
+        elif dtype:
+            form = Form(dtype, shape, dtype.nbytes(math.prod(shape)))
+            if len(self._forms) < _MAX_FORMS:
+                self._forms[key + raw + tail[: U32.size]] = form
+            self.records.add(name, form, offset, at)
+        return True
+
+
+def _check_names(records: Records, faults: Faults) -> None:
+    if len(set(records.names)) == len(records.names):
+        return
+    seen: set[str] = set()
+    for name, at in zip(records.names, records.at, strict=True):
+        if name in seen:
+            message = f"{quoted(name)} is listed twice"
+            faults.add("gguf.duplicate-tensor", message, tensor=name, offset=at, found=name)
+        seen.add(name)
 
 
 def _type_fault(type_id: int) -> _Fault:
@@ -142,7 +211,7 @@ def _shape_fault(dtype: DType, shape: tuple[int, ...]) -> _Fault | None:
     return None
 
 
-def check_offsets(path: Path, records: list[Record], alignment: int) -> None:
+def check_offsets(path: Path, records: Records, alignment: int) -> None:
     """Check that each tensor starts where the padded one before it ends: no hole, no overlap, as in gguf.cpp.
 
     Raises:
@@ -150,21 +219,22 @@ def check_offsets(path: Path, records: list[Record], alignment: int) -> None:
     """
     faults = Faults(path)
     expected = 0
-    for record in records:
-        if record.offset != expected:
+    for n, (offset, form) in enumerate(zip(records.offsets, records.forms, strict=True)):
+        if offset != expected:
+            name = records.names[n]
             faults.add(
                 "gguf.offset",
-                f"tensor {quoted(record.name)} starts at {record.offset:,}, expected {expected:,} in the data section",
-                tensor=record.name,
-                offset=record.at,
-                found=record.offset,
+                f"tensor {quoted(name)} starts at {offset:,}, expected {expected:,} in the data section",
+                tensor=name,
+                offset=records.at[n],
+                found=offset,
                 allowed=expected,
             )
-        expected = align_up(max(expected, record.offset) + record.nbytes, alignment)
+        expected = align_up(max(expected, offset) + form.nbytes, alignment)
     faults.check()
 
 
-def check_extents(path: Path, records: list[Record], data_offset: int, size: int | None) -> int:
+def check_extents(path: Path, records: Records, data_offset: int, size: int | None) -> int:
     """Check that the file holds every tensor; returns where the last one ends, in bytes, 0 without tensors.
 
     Raises:
@@ -173,15 +243,15 @@ def check_extents(path: Path, records: list[Record], data_offset: int, size: int
     faults = Faults(path)
     end = 0
     limit = MAX_BYTES if size is None else size
-    for record in records:
-        end = data_offset + record.offset + record.nbytes
+    for n, (offset, form) in enumerate(zip(records.offsets, records.forms, strict=True)):
+        end = data_offset + offset + form.nbytes
         if end > limit:
             bound = "no file is that long" if size is None else f"the file has {size:,}"
             faults.add(
                 "gguf.extent",
-                f"tensor {quoted(record.name)} ends at {end:,}; {bound}",
-                tensor=record.name,
-                offset=data_offset + record.offset,
+                f"tensor {quoted(records.names[n])} ends at {end:,}; {bound}",
+                tensor=records.names[n],
+                offset=data_offset + offset,
                 found=end,
                 allowed=limit,
                 hint=TRUNCATED,

@@ -11,19 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ckconv.dtypes import BY_SAFETENSORS, DType
+from ckconv.dtypes import BY_SAFETENSORS
 from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, counted, quoted
-from ckconv.formats.safetensors import FIELDS, LENGTH_BYTES, MAX_HEADER, MAX_NAME, MAX_TENSORS, METADATA, TOO_LARGE
+from ckconv.formats.safetensors import (
+    FIELDS,
+    LENGTH_BYTES,
+    MAX_DIMS,
+    MAX_HEADER,
+    MAX_NAME,
+    MAX_TENSORS,
+    METADATA,
+    TOO_LARGE,
+)
 from ckconv.model.index import Extent, StoredTensor
 from ckconv.readers.bytesource import lfs_pointer, open_source
-from ckconv.readers.strictjson import Document, kind, parse_object, shown
+from ckconv.readers.safetensors_extents import PARTIAL, check_extents
+from ckconv.readers.safetensors_header import Alike, Header
+from ckconv.readers.strictjson import kind, shown
 
 if TYPE_CHECKING:
     from ckconv.readers.bytesource import ByteSource
 
-_HEADER = Document("header", "st.header-json", "st.duplicate-key", MAX_HEADER, entry="tensor")
-
-_PARTIAL = "the file looks like a partial download; fetch it again and compare its size or sha256"
 _FOREIGN = (
     (b"GGUF", "it is a GGUF file"),
     (b"BUMPWGT", "it is a bump file"),
@@ -53,17 +61,6 @@ class SafetensorsFile:
     size: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A tensor as its header describes it; ``begin`` and ``end`` in bytes of the data section."""
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
 def read_safetensors(path: Path, *, source: ByteSource | None = None) -> SafetensorsFile:
     """Read and validate one file's header. No tensor data is read.
 
@@ -88,49 +85,60 @@ def read_safetensors(path: Path, *, source: ByteSource | None = None) -> Safeten
 
 def _read(path: Path, source: ByteSource) -> SafetensorsFile:
     length = _header_length(path, source)
-    header = source.read_at(LENGTH_BYTES, length)
-    if len(header) < length:
-        message = f"header declares {length:,} bytes, the file has {LENGTH_BYTES + len(header):,}"
-        raise InputError(
-            "st.header-length", message, path=path, offset=0, found=length, allowed=len(header), hint=_PARTIAL
-        )
-    if header[:1] != b"{":
-        start = quoted(header[:1].decode("latin-1"))
+    first = source.read_at(LENGTH_BYTES, 1)
+    if source.size is None:  # a pipe: only now it is known how long it is
+        source.read_at(LENGTH_BYTES + length - 1, 1)
+        if source.size is not None and source.size < LENGTH_BYTES + length:
+            raise _too_long(path, length, source.size)
+    if first != b"{":
+        start = quoted(first.decode("latin-1"))
         message = f"header is not a JSON object: column 1: it must begin with '{{', not with {start}"
         raise InputError("st.header-json", message, path=path, offset=LENGTH_BYTES)
-    fields = parse_object(header, _HEADER, path, offset=LENGTH_BYTES)
-    del header
 
-    metadata = _metadata(path, fields.pop(METADATA, {}))
-    if not fields:
-        raise InputError("st.empty", "the header lists no tensors", path=path)
-    if len(fields) > MAX_TENSORS:
-        message = f"the header lists {len(fields):,} tensors; {MAX_TENSORS:,} are allowed"
-        raise InputError("st.count", message, path=path, found=len(fields), allowed=MAX_TENSORS)
-    faults = Faults(path)
-    entries = []
-    for name, value in fields.items():
-        if wrong := _fields_fault(name, value):
-            faults.add("st.fields", f"tensor {quoted(name)}{wrong}", tensor=name)
-        elif value["dtype"] not in BY_SAFETENSORS:
-            dtype = value["dtype"]
-            message = f"tensor {quoted(name)} has dtype {quoted(dtype)}"
-            faults.add("st.dtype", message, tensor=name, found=dtype, allowed=sorted(BY_SAFETENSORS))
-        else:
-            entries.append(_Entry(name, BY_SAFETENSORS[value["dtype"]], tuple(value["shape"]), *value["data_offsets"]))
-    faults.check()
-    for entry in entries:
-        _check_size(entry, faults)
-    faults.check()
-    entries.sort(key=lambda entry: (entry.begin, entry.end))
     data_offset = LENGTH_BYTES + length
-    _check_cover(entries, data_offset, source, faults)
+    header = Header(source, length, path, MAX_TENSORS + 1)
+    metadata: object = {}
+    seen_metadata = 0
+    faults = Faults(path)
+    tensors: list[StoredTensor] = []
+    for name, value in header.entries():
+        if name == METADATA:
+            metadata, seen_metadata = value, 1
+            continue
+        entry = value if isinstance(value, Alike) else _checked(name, value, faults)
+        if entry and header.count <= MAX_TENSORS + 1:
+            extent = Extent(path, data_offset + entry.begin, entry.end - entry.begin)
+            tensors.append(StoredTensor(name, entry.dtype, entry.shape, extent))
+    strings = _metadata(path, metadata)
+    count = header.count - seen_metadata
+    if not count:
+        raise InputError("st.empty", "the header lists no tensors", path=path)
+    if count > MAX_TENSORS:
+        message = f"the header lists {count:,} tensors; {MAX_TENSORS:,} are allowed"
+        raise InputError("st.count", message, path=path, found=count, allowed=MAX_TENSORS)
     faults.check()
+    check_extents(tensors, data_offset, source, faults)
+    return SafetensorsFile(path, strings, tuple(tensors), length, data_offset, source.size)
 
-    tensors = tuple(
-        StoredTensor(e.name, e.dtype, e.shape, Extent(path, data_offset + e.begin, e.end - e.begin)) for e in entries
-    )
-    return SafetensorsFile(path, metadata, tensors, length, data_offset, source.size)
+
+def _too_long(path: Path, length: int, size: int) -> InputError:
+    message = f"header declares {length:,} bytes, the file has {size:,}"
+    left = size - LENGTH_BYTES
+    return InputError("st.header-length", message, path=path, offset=0, found=length, allowed=left, hint=PARTIAL)
+
+
+def _checked(name: str, value: Any, faults: Faults) -> Alike | None:
+    """An entry of any form; ``None`` with a fault noted for one that is wrong."""
+    if wrong := _fields_fault(name, value):
+        faults.add("st.fields", f"tensor {quoted(name)}{wrong}", tensor=name)
+        return None
+    dtype = BY_SAFETENSORS.get(value["dtype"])
+    if dtype is None:
+        found = value["dtype"]
+        message = f"tensor {quoted(name)} has dtype {quoted(found)}"
+        faults.add("st.dtype", message, tensor=name, found=found, allowed=sorted(BY_SAFETENSORS))
+        return None
+    return Alike(dtype, tuple(value["shape"]), *value["data_offsets"])
 
 
 def _header_length(path: Path, source: ByteSource) -> int:
@@ -143,7 +151,7 @@ def _header_length(path: Path, source: ByteSource) -> int:
         there = counted(len(start), "byte")
         reason = f"the file has {there}; a safetensors file starts with {LENGTH_BYTES} of header length"
         reason = reason if start else "the file is empty"
-        raise InputError("st.header-length", reason, path=path, offset=0, found=len(start), hint=_PARTIAL)
+        raise InputError("st.header-length", reason, path=path, offset=0, found=len(start), hint=PARTIAL)
     length = int.from_bytes(start, "little")
     if length > MAX_HEADER:
         _refuse_foreign(path, start, length)
@@ -151,9 +159,7 @@ def _header_length(path: Path, source: ByteSource) -> int:
         message = f"header declares {counted(length, 'byte')}, too few for a JSON object"
         raise InputError("st.header-length", message, path=path, offset=0, found=length)
     if source.size is not None and length > source.size - LENGTH_BYTES:
-        message = f"header declares {length:,} bytes, the file has {source.size:,}"
-        left = source.size - LENGTH_BYTES
-        raise InputError("st.header-length", message, path=path, offset=0, found=length, allowed=left, hint=_PARTIAL)
+        raise _too_long(path, length, source.size)
     return length
 
 
@@ -205,6 +211,8 @@ def _fields_fault(name: str, value: Any) -> str | None:
     if not isinstance(offsets, list) or len(offsets) != 2:
         got = f"{len(offsets):,} values" if isinstance(offsets, list) else shown(offsets)
         return f": data_offsets must be a list of 2 whole numbers, got {got}"
+    if len(shape) > MAX_DIMS:
+        return f": shape has {len(shape):,} dimensions; {MAX_DIMS} are allowed"
     for field, numbers in (("shape", shape), ("data_offsets", offsets)):
         for number in numbers:
             if type(number) is not int or number < 0:
@@ -212,55 +220,3 @@ def _fields_fault(name: str, value: Any) -> str | None:
             if number >= TOO_LARGE:
                 return f": {field} holds {shown(number)}, larger than any file"
     return None
-
-
-def _check_size(entry: _Entry, faults: Faults) -> None:
-    """The offsets span exactly the bytes that shape and type need."""
-    label = f"{quoted(entry.name)} {_shape(entry.shape)} {entry.dtype}"
-    elements = 1
-    for extent in entry.shape:
-        elements *= extent
-        if elements >= TOO_LARGE:
-            break
-    needed = entry.dtype.nbytes(elements)
-    if elements >= TOO_LARGE or needed >= TOO_LARGE:
-        faults.add("st.size", f"{label} is larger than any file", tensor=entry.name)
-    elif elements % entry.dtype.block:
-        # F4 and F6: the reference refuses a tensor that does not end on a byte (MisalignedSlice in tensor.rs).
-        bits = elements * entry.dtype.size * 8 // entry.dtype.block
-        faults.add("st.size", f"{label} is {bits:,} bits and does not end on a byte", tensor=entry.name, found=bits)
-    elif entry.begin <= entry.end and entry.end - entry.begin != needed:
-        given = entry.end - entry.begin
-        message = f"{label} needs {needed:,} bytes, offsets give {given:,}"
-        faults.add("st.size", message, tensor=entry.name, found=given, allowed=needed)
-
-
-def _check_cover(entries: list[_Entry], data_offset: int, source: ByteSource, faults: Faults) -> None:
-    """The tensors, sorted by their offsets, cover the data section exactly."""
-    expected = 0
-    for entry in entries:
-        name, begin, end = quoted(entry.name), entry.begin, entry.end
-        at = data_offset + begin
-        if begin > end:
-            message = f"{name} begins at {begin:,} and ends before it, at {end:,}"
-            faults.add("st.offsets", message, tensor=entry.name, offset=at, found=end, allowed=begin)
-            continue
-        if begin != expected:
-            wrong = "overlaps the tensor before it" if begin < expected else "leaves a hole"
-            message = f"{name} begins at {begin:,}, expected {expected:,}: it {wrong}"
-            faults.add("st.offsets", message, tensor=entry.name, offset=at, found=begin, allowed=expected)
-        if source.size is not None and data_offset + end > source.size:
-            message = f"{name} ends at {data_offset + end:,}; the file has {source.size:,}"
-            faults.add("st.offsets", message, tensor=entry.name, offset=at,
-                       found=data_offset + end, allowed=source.size, hint=_PARTIAL)  # fmt: skip
-        expected = max(expected, end)
-    end = data_offset + expected
-    if source.size is not None and end < source.size:
-        start = quoted(source.read_at(end, 4).decode("latin-1"))
-        message = f"{counted(source.size - end, 'byte')} after the last tensor (start {start})"
-        faults.add("st.offsets", message, offset=end, found=source.size, allowed=end)
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    extents = [f"{extent}" for extent in shape[:8]] + ["..."] * (len(shape) > 8)
-    return f"[{', '.join(extents)}]"

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -25,6 +26,10 @@ MAX_NUMBER = 128
 #: Brackets, quotes, commas and colons of one document: they bound the objects that parsing makes.
 #: A safetensors header spends 25 on a matrix, and may have a million of them.
 MAX_STRUCTURE = 25_000_000
+
+#: Lists and objects of one document: so many, and one more for so many bytes. An empty list has 3 bytes and takes 64
+#: of memory; of real documents the merges of a tokenizer have the shortest ones, with 10 bytes and more.
+MAX_CONTAINERS, BYTES_PER_CONTAINER = 100_000, 8
 
 _STRUCTURE = (b'"', b",", b":", b"[", b"]", b"{", b"}")
 _NOT_NESTING = bytes(set(range(256)) - set(b'"[]{}'))
@@ -57,14 +62,15 @@ class _RefusedNumberError(ValueError):
     """A number that a hook of the parser refuses; never leaves this module."""
 
 
-def parse_object(data: bytes, document: Document, path: Path, *, offset: int = 0) -> dict[str, Any]:
+def parse_object(data: bytes, document: Document, path: Path, *, offset: int = 0, before: int = 0) -> dict[str, Any]:
     """Parse one JSON object.
 
     Args:
-        data: the whole document.
+        data: the whole document, or one entry of it as an object of its own.
         document: its limits and codes.
         path: the file it is in.
         offset: where in ``path`` it begins, in bytes.
+        before: bytes of the document before ``data``, counted as columns.
 
     Raises:
         InputError: ``document.code``, for anything but one well-formed object within the bounds;
@@ -84,14 +90,18 @@ def parse_object(data: bytes, document: Document, path: Path, *, offset: int = 0
     depth = _depth(data)
     if depth > MAX_DEPTH:
         refuse(f"is nested {depth:,} deep; {MAX_DEPTH} levels are allowed", found=depth, allowed=MAX_DEPTH)
+    containers = data.count(b"[") + data.count(b"{")
+    most = MAX_CONTAINERS + len(data) // BYTES_PER_CONTAINER
+    if containers > most:
+        refuse(f"has {containers:,} lists and objects; {most:,} are allowed", found=containers, allowed=most)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        refuse(f"is not UTF-8: byte {data[error.start]:#04x} at column {error.start + 1:,}", error.start)
+        refuse(f"is not UTF-8: byte {data[error.start]:#04x} at column {before + error.start + 1:,}", error.start)
     lone = _LONE_SURROGATE.search(text.replace("\\\\", "xx")) if "\\u" in text else None
     if lone:
         at = len(text[: lone.start()].encode())
-        refuse(f"is not a JSON object: half of a surrogate pair at column {at + 1:,}", at)
+        refuse(f"is not a JSON object: half of a surrogate pair at column {before + at + 1:,}", at)
 
     duplicates = _Duplicates()
     try:
@@ -106,10 +116,10 @@ def parse_object(data: bytes, document: Document, path: Path, *, offset: int = 0
         at = len(text[: error.pos].encode())
         line = f"line {error.lineno:,}, " if error.lineno > 1 else ""
         reason = error.msg[:1].lower() + error.msg[1:]
-        refuse(f"is not a JSON object: {line}column {error.colno:,}: {reason}", at)
+        refuse(f"is not a JSON object: {line}column {before + error.colno:,}: {reason}", at)
     except _RefusedNumberError as error:
         refuse(f"is not a JSON object: {error}")
-    faults = duplicates.sentences(document.entry, what)
+    faults = duplicates.sentences(document)
     if faults:
         raise InputError(document.duplicate_code, faults[0], path=path, offset=offset, details=listed(faults[1:]))
     if not isinstance(value, dict):
@@ -173,10 +183,20 @@ class _Duplicates:
             self._outermost = {key: n for key, n in Counter(key for key, _ in pairs).items() if n > 1}
         return made
 
-    def sentences(self, entry: str, what: str) -> list[str]:
-        faults = [f"{entry} {quoted(key)} appears {_times(n)} in the {what}" for key, n in self._outermost.items()]
-        inner = [f"key {quoted(key)} appears {_times(n)} in one object of the {what}" for key, n in self._inner]
-        return faults + inner
+    def sentences(self, document: Document) -> list[str]:
+        inner = [
+            f"key {quoted(key)} appears {_times(n)} in one object of the {document.what}" for key, n in self._inner
+        ]
+        return repeated(self._outermost, document) + inner
+
+
+def repeated(counts: Mapping[str, int], document: Document) -> list[str]:
+    """A sentence for every key of the outermost object that appears more than once."""
+    return [
+        f"{document.entry} {quoted(key)} appears {_times(n)} in the {document.what}"
+        for key, n in counts.items()
+        if n > 1
+    ]
 
 
 def _times(n: int) -> str:

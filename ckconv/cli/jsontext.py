@@ -1,0 +1,40 @@
+"""A JSON document as text, piece by piece: that of a million tensors is never in memory at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+
+def json_parts(document: Mapping[str, Any]) -> Iterator[str]:
+    """The text of ``json.dumps(document, indent=2)``, piece by piece."""
+    opening = "{\n"
+    for key, value in document.items():
+        yield f"{opening}  {json_text(key)}: "
+        opening = ",\n"
+        if not isinstance(value, Iterator):
+            yield json_text(value, "\n  ")
+            continue
+        before = "[\n    "
+        for item in value:
+            yield before + json_text(item, "\n    ")
+            before = ",\n    "
+        yield "\n  ]" if before[0] == "," else "[]"
+    yield "\n}\n"
+
+
+def json_text(value: Any, line: str = "\n") -> str:
+    """A value as ``json.dumps`` writes it, ``line`` before each line but the first: several times as fast."""
+    if isinstance(value, str):
+        return encode_basestring_ascii(value)
+    inner = f"{line}  "
+    if isinstance(value, dict) and value:
+        pairs = (f"{encode_basestring_ascii(str(k))}: {json_text(v, inner)}" for k, v in value.items())
+        return f"{{{inner}{f',{inner}'.join(pairs)}{line}}}"
+    if isinstance(value, (list, tuple)) and value:
+        return f"[{inner}{f',{inner}'.join(json_text(v, inner) for v in value)}{line}]"
+    if type(value) is int:
+        return str(value)
+    return json.dumps(value, allow_nan=False, default=str)
