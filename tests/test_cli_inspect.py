@@ -393,7 +393,7 @@ def test_a_format_without_versions_has_none(ckconv) -> None:
     assert ckconv("inspect", root).out.splitlines()[0].split("\t")[2] == "safetensors"
     assert ckconv("inspect", root, "--json").json["version"] is None
     assert ckconv("verify", root, root).out.splitlines()[0] == (
-        f"{root}  safetensors  verified 20/20 tensors against {root}"
+        f"{root}  safetensors  verified 20/20 tensors against {root}, metadata and side files too"
     )
 
 
