@@ -1,0 +1,19 @@
+"""Mixtral."""
+
+from __future__ import annotations
+
+from ckconv.model.keys.shared import DECODER, EXPERTS, TRADITIONAL, WHOLE_HEAD
+from ckconv.model.keys.table import TRANSFORMERS, harmless, parameters, table
+
+MIXTRAL = table(
+    "mixtral",
+    DECODER,
+    EXPERTS,
+    TRADITIONAL,
+    WHOLE_HEAD,
+    parameters("num_local_experts"),
+    parameters("max_position_embeddings", readers=(TRANSFORMERS,)),
+    parameters("num_experts", readers=(TRANSFORMERS,), source="attribute_map of MixtralConfig"),
+    parameters("sliding_window", readers=(TRANSFORMERS,), source="MixtralModel of modeling_mixtral.py"),
+    harmless("router_jitter_noise", source="MixtralSparseMoeBlock: in training only"),
+)

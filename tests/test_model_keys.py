@@ -1,0 +1,65 @@
+"""The tables of configuration keys, held against what transformers' and mlx-lm's classes know."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FIXTURES
+
+from ckconv.model.keys import KEYS
+from ckconv.model.keys.rope import ROPE_KEYS
+from ckconv.model.keys.table import MLX_LM, TRANSFORMERS, Kind, Table
+
+#: What scripts/record_config_keys.py found.
+RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "config_keys.json").read_text())
+
+TABLES = [*KEYS.values(), *ROPE_KEYS.values()]
+
+
+@pytest.mark.parametrize("model_type", KEYS)
+def test_every_key_of_a_class_of_transformers_is_classified(model_type: str) -> None:
+    assert KEYS[model_type].unknown(RECORDED["transformers"][model_type]) == []
+
+
+@pytest.mark.parametrize("model_type", RECORDED["mlx-lm"])
+def test_every_key_of_a_class_of_mlx_lm_is_classified_as_one_that_it_reads(model_type: str) -> None:
+    table, fields = KEYS[model_type], RECORDED["mlx-lm"][model_type]
+    read = [name for name, key in table.keys.items() if key.kind is not Kind.HARMLESS and MLX_LM in key.readers]
+    of_the_loader = {"quantization", "quantize_activations", "model_file"}
+    if model_type != "gemma3":  # whose class hands the text part to that of gemma3_text
+        assert set(read) - of_the_loader <= set(fields)
+    assert table.unknown(fields) == []
+
+
+@pytest.mark.parametrize("folder", sorted((FIXTURES / "hf").glob("*/config.json")), ids=lambda path: path.parent.name)
+def test_every_key_that_transformers_4_wrote_is_classified(folder: Path) -> None:
+    document = json.loads(folder.read_text())
+    assert KEYS[document["model_type"]].unknown(document) == []
+
+
+@pytest.mark.parametrize("kind", ROPE_KEYS)
+def test_every_key_of_the_parameters_of_rope_is_classified(kind: str) -> None:
+    assert ROPE_KEYS[kind].unknown(RECORDED["rope"]) == []
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.model_type)
+def test_a_modifier_says_who_reads_it_what_changes_nothing_and_where_that_was_read(table: Table) -> None:
+    modifiers = [key for key in table.keys.values() if key.kind is Kind.MODIFIER]
+    assert all(key.readers and key.neutral and key.source for key in modifiers)
+    assert not any(key.neutral for key in table.keys.values() if key.kind is not Kind.MODIFIER)
+    assert all(key.source for key in table.keys.values() if key.kind is Kind.HARMLESS)
+
+
+def test_true_is_not_one_and_nothing_is_neutral() -> None:
+    causal = KEYS["llama"].keys["is_causal"]
+    assert [causal.is_neutral(value) for value in (True, None, 1, False, "true")] == [True, True, False, False, False]
+
+
+def test_a_modifier_counts_for_those_who_read_it() -> None:
+    document = {"rope_traditional": True, "is_causal": False, "hidden_act": "silu"}
+    assert list(KEYS["llama"].active(document, TRANSFORMERS)) == ["is_causal"]
+    assert list(KEYS["llama"].active(document, MLX_LM)) == ["rope_traditional"]
+    assert list(KEYS["llama"].misread(document, TRANSFORMERS, MLX_LM)) == ["rope_traditional"]
