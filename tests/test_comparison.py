@@ -267,8 +267,8 @@ def test_rope_frequencies_of_another_scaling_are_a_difference(tmp_path: Path, ch
 @pytest.mark.parametrize(
     ("change", "name", "value"),
     [
-        ({"sliding_window": 32}, "sliding_window", 32),
-        ({"partial_rotary_factor": 0.5}, "rotary_dim", 8),
+        ({"model_type": "mistral", "sliding_window": 32}, "sliding_window", 32),
+        ({"rope_theta": 77.0}, "rope_theta", 77.0),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling", {"rope_type": "linear", "factor": 4.0}),
         ({"hidden_act": "gelu"}, "modifiers", ("hidden_act = 'gelu'",)),
     ],

@@ -223,7 +223,7 @@ REFUSED: dict[str, tuple[Model, str]] = {
     ),
     "sliding window": (
         Model(arch="qwen2", extra_keys={"qwen2.attention.sliding_window": 16}),
-        "attention slides over 16 tokens, the engine attends to all 40",
+        "attention slides over 16 tokens (sliding_window), the engine attends to all 40",
     ),
     "rope scaling": (
         Model(extra_keys={"llama.rope.scaling.type": "linear"}),

@@ -298,7 +298,9 @@ def test_quantised_modules_of_an_unknown_architecture_are_only_copied(tmp_path: 
 def test_what_the_class_does_not_know_is_refused(tmp_path: Path) -> None:
     decoder = Decoder()
     window = save(tmp_path / "a", decoder.config("mistral", sliding_window=32), decoder.tensors())
-    assert reasons(window, tmp_path, "mlx") == ["attention slides over 32 tokens, mlx-lm attends to all 128"]
+    assert reasons(window, tmp_path, "mlx") == [
+        "attention slides over 32 tokens (sliding_window), mlx-lm attends to all 128"
+    ]
     to_mlx(window, tmp_path / "short", context=32)
 
     wide = Decoder(head_dim=32, experts=2)
@@ -325,9 +327,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ("model_type", "scaling", "reason"),
     [
         ("llama", {**YARN, "attention_factor": 0.5}, "attention_factor = 0.5, which mlx-lm does not read"),
-        ("llama", {**YARN, "truncate": False}, "truncate = False, which mlx-lm does not read"),
-        ("llama", {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, r"\(longrope\), which"),
-        ("mixtral", YARN, "mlx-lm's mixtral does not scale RoPE"),
+        ("llama", {**YARN, "truncate": False}, "truncate = False changes the computation"),
+        (
+            "llama",
+            {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+            "rope_type longrope .*, which mlx-lm",
+        ),
+        ("mixtral", YARN, "which mlx-lm's mixtral does not do"),
     ],
 )
 def test_scaling_that_mlx_lm_computes_otherwise_is_refused(
@@ -340,7 +346,9 @@ def test_scaling_that_mlx_lm_computes_otherwise_is_refused(
     assert any(re.search(reason, found) for found in reasons(source, tmp_path, "mlx"))
 
 
-@pytest.mark.parametrize("scaling", [YARN, {**YARN, "beta_fast": 4.0, "mscale": 0.7, "attention_factor": None}])
+@pytest.mark.parametrize(
+    "scaling", [YARN, {**YARN, "beta_fast": 4.0, "mscale": 0.7, "mscale_all_dim": 0.5, "attention_factor": None}]
+)
 def test_scaling_that_mlx_lm_computes_as_transformers_does_stays(tmp_path: Path, scaling: dict[str, Any]) -> None:
     decoder = Decoder()
     source = save(tmp_path / "hf", decoder.config(rope_scaling=scaling), decoder.tensors())
@@ -348,14 +356,15 @@ def test_scaling_that_mlx_lm_computes_as_transformers_does_stays(tmp_path: Path,
     assert config_of(to_mlx(source, tmp_path / "out"))["rope_scaling"] == scaling
 
 
-def test_yarn_without_an_original_context_is_refused(tmp_path: Path) -> None:
-    """transformers takes the model's own, mlx-lm 4096."""
+def test_numbers_that_the_two_libraries_take_for_granted_are_written_out(tmp_path: Path) -> None:
+    """Without an original context transformers takes the model's own, mlx-lm 4096; one ``mscale`` alone is ignored by
+    transformers only."""
     decoder = Decoder()
-    source = save(tmp_path / "hf", decoder.config(rope_scaling={"rope_type": "yarn", "factor": 4.0}), decoder.tensors())
+    scaling = {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7}
+    source = save(tmp_path / "hf", decoder.config(rope_scaling=scaling), decoder.tensors())
 
-    assert reasons(source, tmp_path, "mlx") == [
-        "the scaling of RoPE (yarn) names no original context: mlx-lm takes 4096, not 128"
-    ]
+    written = config_of(to_mlx(source, tmp_path / "out"))["rope_scaling"]
+    assert written == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
 def test_gemma3_needs_the_layer_of_full_attention_that_mlx_lm_looks_for(tmp_path: Path) -> None:

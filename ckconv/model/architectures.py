@@ -149,6 +149,20 @@ def family_of_model_type(model_type: str) -> str | None:
     return _MODEL_TYPES.get(model_type) or (model_type if model_type in FAMILIES else None)
 
 
+#: Letter of a shape -> fields that it follows from.
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "V": ("vocab_size",),
+    "E": ("hidden_size",),
+    "F": ("ffn_size",),
+    "H": ("num_heads", "head_dim"),
+    "K": ("num_kv_heads", "num_heads", "head_dim"),
+    "D": ("head_dim",),
+    "X": ("num_experts",),
+    "M": ("expert_ffn_size", "ffn_size"),
+    "C": ("context_length",),
+}
+
+
 def dimensions(config: ModelConfig) -> dict[str, int]:
     """The letters of :data:`ckconv.model.names.SHAPES` as numbers of elements."""
     return {

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckconv.errors import InputError
+from ckconv.model.keys.table import Table
 from ckconv.model.rope_scaling import effective_scaling
 
 #: No model has more; a larger count is a hostile or broken header (malformed input 37).
@@ -251,6 +252,19 @@ def build_config(
     )
 
 
+def words_of(field: str, keys: Table) -> list[str]:
+    """What a family's configuration calls a field."""
+    parameter = next(parameter for parameter in PARAMETERS if parameter.field == field)
+    return [key for key in parameter.huggingface if key in keys.keys]
+
+
+def window_words(config: ModelConfig) -> str:
+    """Keys that make layers slide."""
+    if not config.raw or config.family not in ("qwen2", "qwen3", "qwen3moe"):
+        return "sliding_window"
+    return "sliding_window, use_sliding_window, max_window_layers, layer_types"
+
+
 def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> dict[str, tuple[object, object]]:
     """Fields in which two configurations differ -> both values.
 
@@ -259,12 +273,20 @@ def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> d
             is no difference, because the other may have no words for it.
     """
     found: dict[str, tuple[object, object]] = {}
+    a, b = _windowed(a, b.context_length), _windowed(b, a.context_length)
     for name in (*SHARED_FIELDS, *_WORDED_FIELDS):
         ours, theirs = _comparable(getattr(a, name), a), _comparable(getattr(b, name), b)
         silent = name in _WORDED_FIELDS and not same_words and (name == "modifiers" or None in (ours, theirs))
         if ours != theirs and not silent:
             found[name] = ours, theirs
     return found
+
+
+def _windowed(config: ModelConfig, other: int) -> ModelConfig:
+    """Without a window that is as long as the shorter context: nothing slides out of it."""
+    context = min(config.context_length or other, other or config.context_length)
+    idle = config.sliding_window is not None and config.sliding_window >= context
+    return replace(config, sliding_window=None, layer_types=None) if idle else config
 
 
 def _comparable(value: object, config: ModelConfig) -> object:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ckconv.model.architectures import Family
+from ckconv.model.config import ModelConfig
 from ckconv.model.names import parse
 
 _QKV = ("attention.q", "attention.k", "attention.v")
@@ -59,10 +60,12 @@ class ModelClass:
 
 CLASSES: Mapping[str, ModelClass] = {
     "llama": ModelClass(switches=(ATTENTION_BIAS, MLP_BIAS), mlx_switches=(ATTENTION_BIAS, MLP_BIAS)),
+    # Read by mlx-lm's llama class.
+    "mistral": ModelClass(mlx_switches=(ATTENTION_BIAS, MLP_BIAS)),
     "mixtral": ModelClass(fixed_head=True, scales_rope=False),
     "qwen2": ModelClass(layer=tuple(f"{stem}.bias" for stem in _QKV), fixed_head=True),
     "qwen3": ModelClass(layer=_QK_NORM, switches=(ATTENTION_BIAS,)),
-    "qwen3moe": ModelClass(layer=_QK_NORM, switches=(ATTENTION_BIAS,)),
+    "qwen3moe": ModelClass(layer=_QK_NORM, switches=(ATTENTION_BIAS,), scales_rope=False),
     "gemma3": ModelClass(layer=_QK_NORM, switches=(ATTENTION_BIAS,)),
     # Its class turns with the long factors whatever the length of the sequence, and knows no other scaling.
     "phi3": ModelClass(fixed_head=True, scales_rope=False),
@@ -73,6 +76,21 @@ CLASSES: Mapping[str, ModelClass] = {
         head_of_its_own=False,
     ),
 }
+
+
+def class_of(config: ModelConfig) -> ModelClass | None:
+    """The class that a model's configuration names; ``None`` for one without a row."""
+    return CLASSES.get(config.model_type, CLASSES.get(config.family))
+
+
+def expected_of(family: Family, config: ModelConfig, switches: Mapping[str, bool], *, mlx: bool) -> dict[str, int]:
+    """Canonical pattern of every tensor that the class has, the output head left out -> how many of them."""
+    own = class_of(config)
+    assert own is not None
+    wanted = [*family.required, *own.layer]
+    known = own.mlx_switches if mlx else own.switches
+    wanted += [f"{stem}.bias" for switch in known if switches[switch.key] for stem in switch.stems]
+    return {**dict.fromkeys(own.ends, 1), **{f"layers.{{n}}.{tail}": config.num_layers for tail in wanted}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +108,14 @@ class Fit:
     surplus: Mapping[str, int] = field(default_factory=dict)
 
 
-def fit(family: Family, present: Collection[str], layers: int, *, mlx: bool) -> Fit:
-    """Hold canonical names, without the output head, against the class of a family."""
-    own = CLASSES[family.name]
+def fit(family: Family, config: ModelConfig, present: Collection[str], *, mlx: bool) -> Fit:
+    """Hold canonical names, without the output head, against the class of a model."""
+    own = class_of(config)
+    assert own is not None
     counts = Counter(parse(name).pattern for name in present)
     switches = own.mlx_switches if mlx else own.switches
     on = {s.key: any(counts[f"layers.{{n}}.{stem}.bias"] for stem in s.stems) for s in switches}
-    wanted = [*family.required, *own.layer]
-    wanted += [f"{stem}.bias" for switch in switches if on[switch.key] for stem in switch.stems]
-    expected = {**dict.fromkeys(own.ends, 1), **{f"layers.{{n}}.{tail}": layers for tail in wanted}}
+    expected = expected_of(family, config, on, mlx=mlx)
     return Fit(
         on,
         {pattern: n - counts[pattern] for pattern, n in expected.items() if counts[pattern] < n},

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckconv.model.config import ModelConfig
 
-#: The largest float32, the type of such numbers in GGUF.
-MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
+#: The largest float32, the type of such numbers in GGUF, and the smallest above 0.
+MAX_FLOAT32, MIN_FLOAT32 = (2 - 2**-23) * 2.0**127, 2.0**-149
 
 #: What Llama 3's scaling needs; transformers has no defaults for them.
 LLAMA3_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def scaled(kind: str) -> str:
+    """That RoPE is scaled, and where a configuration says so."""
+    return f"RoPE is scaled (rope_type {kind} of rope_scaling or rope_parameters)"
 
 
 def positive_numbers(scaling: Mapping[str, Any], keys: Sequence[str]) -> list[float] | None:

@@ -15,7 +15,7 @@ from ckconv.dtypes import DTYPES, F32, WIDENS_TO_F32, DType
 from ckconv.formats.bump import TABLE_LENGTH
 from ckconv.formats.bump_slots import Slot, SlotTable, table_entries
 from ckconv.model.architectures import FAMILIES
-from ckconv.model.config import ModelConfig
+from ckconv.model.config import ModelConfig, window_words
 from ckconv.model.gemma3 import unusual
 from ckconv.model.index import Extent, Tensor, TensorIndex
 from ckconv.model.names import parse, with_layer
@@ -23,6 +23,7 @@ from ckconv.model.placement import Geometry, geometry, place, slots_of
 from ckconv.plan.decoding import decoding_hint
 from ckconv.plan.facts import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner
+from ckconv.plan.source_rules import surplus_reasons
 from ckconv.plan.steps import Options, OutputFile, Plan, Step, missing_tensors
 from ckconv.triples import triple_of
 
@@ -154,16 +155,21 @@ class BumpPlanner(Planner):
                 self._refuse_rope_scaling(key, str(c.rope_scaling.get("rope_type", "")))
         if c.sliding_window and c.sliding_window < g.context and not self._slides():
             self.refuse(
-                f"attention slides over {c.sliding_window:,} tokens, the engine attends to all {g.context:,}",
+                f"attention slides over {c.sliding_window:,} tokens ({window_words(c)}), "
+                f"the engine attends to all {g.context:,}",
                 f"--context {c.sliding_window} makes them the same",
             )
         if c.tied and HEAD in self.index.tensors and not self.source.head_is_embedding and not self.dropped(HEAD):
             self.refuse(
-                "the configuration ties the output head to the embeddings, but another matrix is stored as the head",
-                "--drop output.weight ties it, as transformers does",
+                "tie_word_embeddings ties the output head to the embeddings, but another matrix is stored as the head",
+                "--drop output.weight ties it, as transformers 4 does; transformers 5 takes the stored one",
             )
         if c.tied is False and HEAD not in self.index.tensors:
-            self.refuse("the configuration says that the output head is not tied to the embeddings, but there is none")
+            self.refuse(
+                "the output head is not tied to the embeddings (tie_word_embeddings), but there is none",
+                '"tie_word_embeddings": true in config.json says that it is',
+            )
+        self.reasons += surplus_reasons(self.index, self.dropped)
         for modifier in (*c.modifiers, *unusual(c)):
             self.refuse(f"{modifier} changes the computation; the engine does not know it")
         if not c.norm_eps:

@@ -18,6 +18,7 @@ from ckconv.model.checkpoint_names import FUSIONS, Spelling
 from ckconv.model.huggingface_classes import CLASSES, needs
 from ckconv.model.huggingface_names import NAMES_KEY, NAMINGS, PARTS
 from ckconv.model.index import Tensor, TensorIndex
+from ckconv.model.keys.table import CONSUMERS
 from ckconv.model.names import parse
 from ckconv.plan.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
 from ckconv.plan.checkpoint_pieces import copied_piece, module_of
@@ -27,6 +28,7 @@ from ckconv.plan.facts import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.rope_scaling import scaling_of
 from ckconv.plan.shards import Module, Shards, lay_out
+from ckconv.plan.source_rules import surplus_reasons
 from ckconv.plan.steps import Options, Plan
 from ckconv.readers.huggingface_files import parts_beside
 from ckconv.triples import triple_of
@@ -211,13 +213,16 @@ class CheckpointPlanner(Planner):
         if head is None and asked == "untie" and embedding is not None:
             self.tensors[HEAD] = replace(embedding, name=HEAD)
         elif head is None and self.config.tied is False and HEAD not in self.index.tensors:
-            self.refuse("there is no output head, and the source says that it is not the embedding")
+            self.refuse(
+                "there is no output head, and the source says that it is not the embedding (tie_word_embeddings)",
+                '"tie_word_embeddings": true in config.json says that it is',
+            )
         elif head is not None and (asked == "tie" or (self.config.tied and asked != "untie")):
             if self.source.head_is_embedding:
                 del self.tensors[HEAD]
                 self.leave_out(HEAD, "byte for byte the embedding: tied", head.nbytes)
             else:
-                why = "--tie leaves it out" if asked == "tie" else "the configuration says that it is"
+                why = "--tie leaves it out" if asked == "tie" else "tie_word_embeddings says that it is"
                 hint = "" if asked == "tie" else "--untie writes it"
                 self.refuse(f"{head.source} is not byte for byte the embedding, and {why}", hint)
         self.tied = HEAD not in self.tensors
@@ -260,6 +265,11 @@ class CheckpointPlanner(Planner):
     def _check_class(self, family: Family) -> None:
         """The tensors are those that the class has which will load them; other names are for other loaders."""
         assert self.config is not None
+        consumer = CONSUMERS.get(self.index.format)
+        if consumer not in (None, self._loader):
+            self.reasons += surplus_reasons(self.index, self.dropped)
+            for modifier in self.config.modifiers:
+                self.refuse(f"{modifier} changes the computation; {self._loader} does not know it")
         if family.name in CLASSES and self.options.names not in ("canonical", "gguf"):
             present = [name for name in self.tensors if name != HEAD]
             self.reasons += class_reasons(

@@ -11,9 +11,10 @@ from ckconv.dtypes import DTYPES
 from ckconv.formats.safetensors import document_of
 from ckconv.model.architectures import FAMILIES
 from ckconv.model.config import ModelConfig
-from ckconv.model.huggingface_classes import CLASSES, fit
+from ckconv.model.huggingface_classes import CLASSES, class_of, fit
 from ckconv.model.huggingface_document import Facts, build_document
 from ckconv.model.index import TensorIndex
+from ckconv.plan.checkpoint_agreement import agreeing
 
 CONFIG_NAME = "config.json"
 
@@ -113,7 +114,7 @@ def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
     }
     switches: Mapping[str, bool] = {}
     if config.family in CLASSES:
-        switches = fit(FAMILIES[config.family], said.present, config.num_layers, mlx=False).switches
+        switches = fit(FAMILIES[config.family], config, said.present, mlx=False).switches
     tokens = {} if document else special_tokens_of(index)
     ids: dict[str, int] = {
         key: tokens[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in tokens
@@ -139,10 +140,44 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
         for key in [key for key in _DTYPE_KEYS if key in document] or _DTYPE_KEYS:
             document[key] = widest(said.floats)
     if said.context:
-        document["max_position_embeddings"] = said.context
-    if said.format == "mlx" and index.format != "mlx" and config is not None:
-        _complete(document, config, _facts(index, config, said))
+        document = _with_context(document, config, said.context)
+    if said.format != index.format and config is not None:
+        facts = _facts(index, config, said)
+        if said.format == "mlx":
+            _complete(document, config, facts)
+        document |= _switched(document, config, said)
+        if class_of(config) is not None:
+            document = agreeing(document, config, build_document(config, facts), said.format, index.format)
     return document
+
+
+def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> dict[str, bool]:
+    """Biases that the source's reader starts at zero are none, and mlx-lm does not load a model that lacks them."""
+    if class_of(config) is None:
+        return {}
+    fitted = fit(FAMILIES[config.family], config, said.present, mlx=said.format == "mlx")
+    return {key: there for key, there in fitted.switches.items() if document.get(key, False) != there}
+
+
+def _with_context(source: Mapping[str, Any], config: ModelConfig | None, context: int) -> dict[str, Any]:
+    """Another context length, beside the one that RoPE was scaled from: the angles stay what they are."""
+    document = dict(source)
+    nested = document.get("text_config")
+    if isinstance(nested, dict):
+        return {**document, "text_config": _with_context(nested, config, context)}
+    document["max_position_embeddings"] = context
+    scaling = (config.rope_scaling if config else None) or {}
+    numbers = {key: scaling[key] for key in ("factor", "original_max_position_embeddings") if key in scaling}
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(document.get(name), dict):
+            document[name] = _with_numbers(document[name], scaling.get("rope_type"), numbers)
+    return document
+
+
+def _with_numbers(table: Mapping[str, Any], kind: object, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(table.get("full_attention"), dict):
+        return {**table, "full_attention": _with_numbers(table["full_attention"], kind, numbers)}
+    return {**table, **numbers} if kind and table.get("rope_type", table.get("type")) == kind else dict(table)
 
 
 def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> None:

@@ -10,10 +10,14 @@ from ckconv.model.config import ModelConfig
 from ckconv.model.huggingface_classes import fit
 from ckconv.model.huggingface_names import GATE_UP
 from ckconv.model.index import TensorIndex
+from ckconv.model.rope_scaling import scaled
 from ckconv.plan.steps import Options, Reason, missing_tensors
 
 #: Families whose class turns a part of every head only where the configuration says so.
 _TURNS_A_PART = frozenset({"phi3"})
+
+#: Scaling whose angles follow from the model's context length (modeling_rope_utils.py).
+_FOLLOWS_CONTEXT = frozenset({"dynamic", "longrope"})
 
 
 def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) -> Iterator[Reason]:
@@ -29,6 +33,9 @@ def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) ->
             yield Reason("--fuse gate-up: experts are not fused")
         elif "ffn.gate.weight" not in family.required:
             yield Reason(f"--fuse gate-up: {family.name} has no gate")
+    kind = (config.rope_scaling or {}).get("rope_type")
+    if options.context not in (0, config.context_length) and kind in _FOLLOWS_CONTEXT:
+        yield Reason(f"{scaled(str(kind))}, and follows from max_position_embeddings, which --context would change")
     if options.context and not family.rope and options.context != config.context_length:
         yield Reason(f"the position table has {config.context_length:,} rows, --context says {options.context:,}")
 
@@ -45,7 +52,7 @@ def class_reasons(
         built: the configuration is made out of hyper-parameters, so that they all have to be there.
     """
     family = FAMILIES[config.family]
-    found = fit(family, present, config.num_layers, mlx=loader == "mlx-lm")
+    found = fit(family, config, present, mlx=loader == "mlx-lm")
     yield from missing_tensors(found.missing)
     for pattern, count in found.surplus.items():
         also = f" ({count} tensors)" if count > 1 else ""

@@ -35,6 +35,7 @@ from ckconv.plan.gguf_rules import engine_reasons
 from ckconv.plan.gguf_tokenizer import tokenizer_files
 from ckconv.plan.gguf_types import file_type, types_of
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
+from ckconv.plan.source_rules import surplus_reasons
 from ckconv.plan.steps import OutputFile, Plan, Step
 
 #: What the file is called in a directory.
@@ -126,6 +127,7 @@ class GgufPlanner(Planner):
         entries = canonical_entries(self, config, family, placeholders(self.index))
         rope_dropped = self.dropped(ROPE_FREQUENCIES)
         self.reasons += engine_reasons(config, self._context, rope_dropped=rope_dropped)
+        self.reasons += surplus_reasons(self.index, self.dropped)
         self._check_head(config)
         factors = llama3_factors(config)
         if factors and ROPE_FREQUENCIES not in self.index.tensors:
@@ -157,11 +159,14 @@ class GgufPlanner(Planner):
         there = HEAD in self.index.tensors
         if config.tied and there and not self.source.head_is_embedding and not self.dropped(HEAD):
             self.refuse(
-                "the configuration ties the output head to the embeddings, but another matrix is stored as the head",
-                "--drop output.weight ties it, as transformers does",
+                "tie_word_embeddings ties the output head to the embeddings, but another matrix is stored as the head",
+                "--drop output.weight ties it, as transformers 4 does; transformers 5 takes the stored one",
             )
         if config.tied is False and not there and self.options.tie != "untie":
-            self.refuse("the configuration says that the output head is not tied to the embeddings, but there is none")
+            self.refuse(
+                "the output head is not tied to the embeddings (tie_word_embeddings), but there is none",
+                '"tie_word_embeddings": true in config.json says that it is',
+            )
 
     def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
         if self._same_format:

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckconv.model.architectures import FAMILIES, Family
-from ckconv.model.config import ModelConfig
+from ckconv.model.config import ModelConfig, window_words
 from ckconv.model.gemma3 import SLIDING, layers_of, local_theta_of, scalar_in_gguf, scalar_of
 from ckconv.model.gguf_metadata import own_document
-from ckconv.model.rope_scaling import LLAMA3_NUMBERS, MAX_FLOAT32, positive_numbers
+from ckconv.model.keys.rope import ROPE_KEYS
+from ckconv.model.rope_scaling import LLAMA3_NUMBERS, MAX_FLOAT32, MIN_FLOAT32, positive_numbers, scaled
 from ckconv.plan.steps import Reason
 
 #: Tensors outside the layers: those that must be there, and those that may.
@@ -90,24 +91,31 @@ def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool) -> 
         yield from _scaling_reasons(config, config.rope_scaling, rope_dropped)
     if family.rope and config.head_dim % 2:
         yield Reason(f"heads of {config.head_dim} elements cannot form RoPE pairs")
-    if family.rope and config.rotary_dim != config.head_dim and family.name not in ("llama", "phi3"):
+    if family.rope and config.rotary_dim != config.head_dim and family.name != "phi3":
         yield Reason(f"RoPE turns {config.rotary_dim} of {config.head_dim} elements of a head; llama.cpp turns all")
-    for what, number in (("the base of RoPE", config.rope_theta), ("the epsilon of norms", config.norm_eps)):
-        if number is not None and number > MAX_FLOAT32:
-            yield Reason(f"{what} is {number:g}, which no float32 holds")
+    for what, number in (("rope_theta", config.rope_theta), ("the epsilon of norms", config.norm_eps or None)):
+        if number is not None and not MIN_FLOAT32 <= number <= MAX_FLOAT32:
+            yield Reason(f"{what}{_named(config, what)} is {number:g}, which no float32 holds")
     if not config.norm_eps:
-        yield Reason("the source names no epsilon for its norms")
+        yield Reason(f"the source names no epsilon for its norms{_named(config, 'the epsilon of norms')}")
     if not context:
-        yield Reason("the source names no context length", "--context N sets one")
+        yield Reason("the source names no context length (max_position_embeddings)", "--context N sets one")
     if family.name == "gemma3":
         yield from _gemma3_reasons(config)
     elif config.sliding_window and config.sliding_window < context:
         yield Reason(
-            f"attention slides over {config.sliding_window:,} tokens, llama.cpp attends to all {context:,}",
+            f"attention slides over {config.sliding_window:,} tokens ({window_words(config)}), "
+            f"llama.cpp attends to all {context:,}",
             f"--context {config.sliding_window} makes them the same",
         )
     if family.name == "qwen3moe" and config.raw and own.get("norm_topk_prob") is not True:
         yield Reason("the weights of the chosen experts are not renormalised (norm_topk_prob), which llama.cpp does")
+
+
+def _named(config: ModelConfig, what: str) -> str:
+    if what == "rope_theta" or not config.raw:
+        return ""
+    return " (layer_norm_epsilon)" if config.family == "gpt2" else " (rms_norm_eps)"
 
 
 def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: bool) -> Iterator[Reason]:
@@ -116,27 +124,27 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
         if dropped:
             return
         if config.family not in _DIVIDES_FREQUENCIES:
-            yield Reason(f"RoPE is scaled (llama3), which llama.cpp does not do for {FAMILIES[config.family].gguf}")
+            yield Reason(f"{scaled(kind)}, which llama.cpp does not do for {FAMILIES[config.family].gguf}")
         elif positive_numbers(scaling, LLAMA3_NUMBERS) is None:
-            yield Reason("the scaling of RoPE (llama3) lacks one of its numbers: " + ", ".join(LLAMA3_NUMBERS))
+            yield Reason(f"{scaled(kind)} and lacks one of its numbers: " + ", ".join(LLAMA3_NUMBERS))
         return
     if kind not in ("linear", "yarn"):
-        yield Reason(f"RoPE is scaled ({kind}), which this version does not write to GGUF")
+        yield Reason(f"{scaled(kind)}, which this version does not write to GGUF")
         return
     if positive_numbers(scaling, ("factor",)) is None:
-        yield Reason(f"the scaling of RoPE ({kind}) names no factor")
+        yield Reason(f"{scaled(kind)} and names no factor")
     if kind == "yarn":
-        known = _YARN_KEYS | _YARN_FIXED.keys()
-        for key in sorted(key for key, value in scaling.items() if value is not None and key not in known):
-            yield Reason(f"the scaling of RoPE (yarn) has {key} = {scaling[key]!r}, which has no key in GGUF")
+        known, read = _YARN_KEYS | _YARN_FIXED.keys(), ROPE_KEYS["yarn"]
+        for key in sorted(key for key in scaling if key not in known and not read.idle(key, scaling[key])):
+            yield Reason(f"{scaled(kind)} with {key} = {scaling[key]!r}, which has no key in GGUF")
         given = [key for key in (*_YARN_FIXED, "original_max_position_embeddings") if scaling.get(key) is not None]
         if positive_numbers(scaling, tuple(given)) is None:
-            yield Reason("the scaling of RoPE (yarn) has numbers that are none: " + ", ".join(given))
+            yield Reason(f"{scaled(kind)} with numbers that are none: " + ", ".join(given))
             return
         for key, fixed in _YARN_FIXED.items():
             if scaling.get(key) not in (None, fixed):
                 family = FAMILIES[config.family].gguf
-                yield Reason(f"the scaling of RoPE (yarn) has {key} = {scaling[key]!r}, llama.cpp's {family} {fixed:g}")
+                yield Reason(f"{scaled(kind)} with {key} = {scaling[key]!r}, llama.cpp's {family} {fixed:g}")
 
 
 def _gemma3_reasons(config: ModelConfig) -> Iterator[Reason]:

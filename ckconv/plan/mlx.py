@@ -9,6 +9,7 @@ from typing import Any
 from ckconv.dtypes import DTYPES, F32, DType, Kind
 from ckconv.mlxquant import Quantization
 from ckconv.model.architectures import Family
+from ckconv.model.config import window_words
 from ckconv.model.gemma3 import layers_of, period_of
 from ckconv.model.huggingface_classes import CLASSES
 from ckconv.model.index import Tensor
@@ -93,11 +94,10 @@ class MlxPlanner(CheckpointPlanner):
         if not own.head_of_its_own and HEAD in self.tensors:
             hint = "--tie leaves it out, if it is the embedding" if HEAD in self.index.tensors else ""
             self.refuse(f"mlx-lm's {family.name} has no output head of its own", hint)
+        if not config.norm_eps:
+            self.refuse("mlx-lm wants an epsilon above 0 for norms (rms_norm_eps, layer_norm_epsilon)")
         if self.rope_scaling:
-            self.reasons += rope_reasons(family.name, self.rope_scaling, own, config.context_length)
-        if self.document:
-            for modifier in config.modifiers:
-                self.refuse(f"{modifier} changes the computation; mlx-lm does not know it")
+            self.reasons += rope_reasons(family.name, self.rope_scaling, own)
         if family.name == "gpt2":
             self._check_gpt2()
         if family.name == "gemma3":
@@ -106,7 +106,8 @@ class MlxPlanner(CheckpointPlanner):
         context = self.options.context or config.context_length
         if config.sliding_window and config.sliding_window < context:
             self.refuse(
-                f"attention slides over {config.sliding_window:,} tokens, mlx-lm attends to all {context:,}",
+                f"attention slides over {config.sliding_window:,} tokens ({window_words(config)}), "
+                f"mlx-lm attends to all {context:,}",
                 f"--context {config.sliding_window} makes them the same",
             )
 

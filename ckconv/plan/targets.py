@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib import import_module
 
+from ckconv.errors import listed
 from ckconv.formats.bump_engines import computed_by
 from ckconv.model.index import TensorIndex
+from ckconv.model.keys.table import CONSUMERS
 from ckconv.plan.applicable import check_options, check_version
 from ckconv.plan.facts import SourceFacts, gather, gather_adapter
 from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.steps import Options, Plan, Reason
+from ckconv.readers.huggingface_config import unknown_keys
 
 #: Target -> module and class that plan for it; a module is imported when there is something to plan.
 PLANNERS: dict[str, tuple[str, str]] = {
@@ -129,9 +132,19 @@ def _plan(
         if index.config is None:
             return Plan(index, format, int(version), options, refusals=(unknown_architecture(index),))
         bump: Planner = getattr(import_module(module), name)(index, index.config, options, source)
-        return bump.plan(only_reasons=only_reasons)
+        return _noted(bump.plan(only_reasons=only_reasons))
     planner: Planner = getattr(import_module(module), name)(index, options, source)
-    return planner.plan(only_reasons=only_reasons)
+    return _noted(planner.plan(only_reasons=only_reasons))
+
+
+def _noted(plan: Plan) -> Plan:
+    """With the keys of a configuration that nobody knows, where another reader than the source's gets it."""
+    index = plan.index
+    if index.format not in CONSUMERS or plan.format == index.format or index.config is None:
+        return plan
+    names = listed(unknown_keys(index.config.raw))
+    note = f"no class of {index.config.model_type} is known to read these keys of config.json: {', '.join(names)}"
+    return replace(plan, notes=(*plan.notes, note)) if names else plan
 
 
 def _why(plan: Plan, refused: list[Plan]) -> str:

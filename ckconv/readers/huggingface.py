@@ -10,6 +10,7 @@ from ckconv.model.architectures import Canonical
 from ckconv.model.huggingface import canonicalise, foreign_quantizer
 from ckconv.model.huggingface_names import NAMES_KEY
 from ckconv.model.index import TensorIndex
+from ckconv.model.keys.table import CONSUMERS
 from ckconv.readers.bytesource import ByteSource
 from ckconv.readers.huggingface_config import huggingface_config, huggingface_family
 from ckconv.readers.huggingface_files import CheckpointFiles, read_checkpoint_files
@@ -60,7 +61,8 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = Fal
     if config is not None:
         items = mlx_items(checkpoint.tensors, config, path) if mlx else [plain_item(t) for t in checkpoint.tensors]
         if family:
-            model = huggingface_config(config, family, checkpoint.tensors, path)
+            consumer = CONSUMERS["mlx" if mlx else "safetensors"]
+            model = huggingface_config(config, family, checkpoint.tensors, path, consumer=consumer)
             canonical = canonicalise(items, family, model, path, mlx=mlx, dialect=dialect)
     return TensorIndex(
         format="mlx" if mlx else "safetensors",

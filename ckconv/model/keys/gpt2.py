@@ -10,7 +10,8 @@ GPT2 = table(
     PRETRAINED,
     NO_ROPE,
     parameters("layer_norm_epsilon", "n_embd", "n_head", "n_layer", "n_positions", "vocab_size"),
-    parameters("n_inner", "tie_word_embeddings", readers=(TRANSFORMERS,)),
+    parameters("n_inner", source="mlx-lm does not load another one than 4 * n_embd"),
+    parameters("tie_word_embeddings", readers=(TRANSFORMERS,)),
     parameters(
         "hidden_size",
         "max_position_embeddings",

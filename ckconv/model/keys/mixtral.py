@@ -12,7 +12,6 @@ MIXTRAL = table(
     TRADITIONAL,
     WHOLE_HEAD,
     parameters("num_local_experts"),
-    parameters("max_position_embeddings", readers=(TRANSFORMERS,)),
     parameters("num_experts", readers=(TRANSFORMERS,), source="attribute_map of MixtralConfig"),
     parameters("sliding_window", readers=(TRANSFORMERS,), source="MixtralModel of modeling_mixtral.py"),
     harmless("router_jitter_noise", source="MixtralSparseMoeBlock: in training only"),

@@ -85,6 +85,11 @@ class Table:
         key = self.keys.get(name)
         return key is not None and key.kind is not Kind.HARMLESS and consumer in key.readers
 
+    def idle(self, name: str, value: object) -> bool:
+        """Nothing is changed by this key: nobody reads it, or not with this value."""
+        key = self.keys.get(name)
+        return value is None or key is None or key.kind is Kind.HARMLESS or key.is_neutral(value)
+
     def active(self, document: Mapping[str, Any], consumer: str) -> Iterator[str]:
         """Modifiers of the document that change what this consumer computes."""
         for key in self.keys.values():

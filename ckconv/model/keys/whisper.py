@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckconv.model.keys.shared import NO_ROPE, PRETRAINED
-from ckconv.model.keys.table import TRANSFORMERS, harmless, modifier, parameters, table
+from ckconv.model.keys.table import harmless, modifier, parameters, table
 
 WHISPER = table(
     "whisper",
@@ -22,15 +22,13 @@ WHISPER = table(
         "num_mel_bins",
         "tie_word_embeddings",
         "vocab_size",
-        readers=(TRANSFORMERS,),
     ),
-    parameters(
+    harmless(
         "hidden_size",
         "num_attention_heads",
         "num_hidden_layers",
         "num_key_value_heads",
-        readers=(TRANSFORMERS,),
-        source="attribute_map of WhisperConfig",
+        source="attribute_map of WhisperConfig: other names of d_model and of the encoder's sizes",
     ),
     modifier("activation_function", "gelu", source="WhisperEncoderLayer of modeling_whisper.py"),
     modifier("scale_embedding", False, source="WhisperEncoder of modeling_whisper.py"),

@@ -1,0 +1,51 @@
+"""What the source's own reader leaves out: tensors that its class does not have.
+
+transformers ignores them with a warning at most; a target's engine would compute with them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from ckconv.errors import counted
+from ckconv.model.architectures import FAMILIES
+from ckconv.model.gguf_metadata import own_document
+from ckconv.model.huggingface_classes import Switch, class_of, expected_of
+from ckconv.model.index import TensorIndex
+from ckconv.model.keys.table import CONSUMERS, MLX_LM
+from ckconv.model.names import parse
+from ckconv.plan.planner import HEAD
+from ckconv.plan.steps import Reason
+
+
+def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterator[Reason]:
+    """Tensors of a checkpoint that its reader's class has no place for, as the configuration sets its switches."""
+    config, consumer = index.config, CONSUMERS.get(index.format)
+    own = class_of(config) if config is not None else None
+    if config is None or consumer is None or own is None:
+        return
+    document, mlx = own_document(config), consumer == MLX_LM
+    switches = own.mlx_switches if mlx else own.switches
+    on = {switch.key: document.get(switch.key) is True for switch in switches}
+    expected = expected_of(FAMILIES[config.family], config, on, mlx=mlx)
+    found: dict[str, list[str]] = defaultdict(list)
+    for tensor in index.tensors.values():
+        surplus = tensor.name != HEAD and parse(tensor.name).pattern not in expected
+        if surplus and not dropped(tensor.name, tensor.source):
+            found[parse(tensor.source).pattern].append(tensor.name)
+    for pattern, names in found.items():
+        also = f" ({counted(len(names), 'tensor')})" if len(names) > 1 else ""
+        glob = pattern.replace("{n}", "*").replace("{e}", "*")
+        yield Reason(
+            f"the {config.model_type} class of {consumer} has no {pattern}{also}{_switch(switches, names[0])}, "
+            "and computes without",
+            f"--drop '{glob}' leaves out what it ignores",
+        )
+
+
+def _switch(switches: tuple[Switch, ...], name: str) -> str:
+    for switch in switches:
+        if name.endswith(tuple(f".{stem}.bias" for stem in switch.stems)):
+            return f" unless {switch.key} is true"
+    return ""

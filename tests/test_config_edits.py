@@ -1,0 +1,389 @@
+"""One key of a configuration changed: the conversion carries it, refuses it by its name, or takes no notice of what its
+reader takes no notice of.
+
+What transformers 5.23 and mlx-lm 0.32 do with each of these was run: logits over 60 positions.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import Decoder, as_mixtral, save
+from conftest import FIXTURES
+from test_plan_checkpoint import config_of, tensors_of
+
+import ckconv
+from ckconv import Options
+from ckconv.errors import CkconvError, InputError, UnsupportedError
+
+PLAIN, MOE = Decoder(), Decoder(experts=4, qk_norm=True)
+SLIDE, FULL = "sliding_attention", "full_attention"
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def model(root: Path, model_type: str = "llama", *, mlx: bool = False, biases: tuple[str, ...] = (),
+          leave_out: tuple[str, ...] = (), **changes: Any) -> Path:  # fmt: skip
+    """A checkpoint of a family, with keys changed, biases added to projections, tensors left out."""
+    sparse = model_type in ("mixtral", "qwen3_moe")
+    decoder = MOE if sparse else Decoder(qk_norm=model_type in ("qwen3", "gemma3_text"))
+    tensors: dict[str, np.ndarray] = dict(decoder.tensors())
+    if model_type == "mixtral":
+        tensors = as_mixtral({k: v for k, v in tensors.items() if "_norm.weight" not in k or "layers" not in k})
+    for name in [name for name in tensors if name.split(".")[-2] in biases]:
+        tensors[name.replace(".weight", ".bias")] = np.ones(tensors[name].shape[0], np.float32)
+    if model_type == "qwen2":
+        for name in [name for name in tensors if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj")]:
+            tensors[name.replace(".weight", ".bias")] = np.ones(tensors[name].shape[0], np.float32)
+    if model_type == "gemma3_text":
+        for name in [name for name in tensors if ".post_attention_layernorm." in name]:
+            for norm in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+                tensors[name.replace("post_attention_layernorm", norm)] = np.ones(64, np.float32)
+    kept = {name: array for name, array in tensors.items() if name not in leave_out}
+    return save(
+        root / "source", decoder.config(model_type, **changes), kept, metadata={"format": "mlx"} if mlx else None
+    )
+
+
+def gemma3(root: Path, **changes: Any) -> Path:
+    return edited(root, FIXTURES / "hf/gemma3-text-bf16", **changes)
+
+
+def edited(root: Path, source: Path, **changes: Any) -> Path:
+    """A copy of a checkpoint; ``...`` takes a key away."""
+    (root / "source").mkdir()
+    for path in source.iterdir():
+        (root / "source" / path.name).write_bytes(path.read_bytes())
+    document = {**json.loads((source / "config.json").read_text()), **changes}
+    kept = {key: value for key, value in document.items() if value is not ...}
+    (root / "source" / "config.json").write_text(json.dumps(kept))
+    return root / "source"
+
+
+def convert(source: Path, to: str, **options: Any) -> Path:
+    out = source.parent / f"out-{to}"
+    ckconv.convert(source, f"{out}/", to=to, options=Options(**options))
+    return out
+
+
+def fields(out: Path) -> dict[str, Any]:
+    (path,) = out.glob("*.gguf")
+    return {key: field.contents() for key, field in gguf.GGUFReader(path).fields.items()}
+
+
+# Tensors that the class does not have
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "switch"),
+    [
+        ("llama", {"attention_bias": False}, "attention_bias"),
+        ("llama", {}, "attention_bias"),
+        ("mistral", {"attention_bias": True, "sliding_window": None}, ""),
+        ("qwen3", {"attention_bias": False}, "attention_bias"),
+    ],
+)
+@pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
+def test_biases_that_transformers_ignores_are_refused_by_name(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], switch: str, to: str
+) -> None:
+    source = model(tmp_path, model_type, biases=("q_proj",), **changes)
+
+    with pytest.raises(UnsupportedError) as info:
+        convert(source, to)
+    said = " ".join((info.value.message, *info.value.details, info.value.hint or ""))
+    assert "self_attn.q_proj.bias (2 tensors)" in said
+    assert switch in said
+    assert "--drop 'model.layers.*.self_attn.q_proj.bias'" in said
+
+
+def test_biases_that_transformers_ignores_can_be_dropped(tmp_path: Path) -> None:
+    plain = model(tmp_path / "a")
+    biased = model(tmp_path / "b", biases=("q_proj", "gate_proj"))
+    drop = ("model.layers.*.self_attn.q_proj.bias", "model.layers.*.mlp.gate_proj.bias")
+
+    assert tensors_of(convert(biased, "mlx", drop=drop)) == tensors_of(convert(plain, "mlx"))
+    assert not any("bias" in t.name for t in gguf.GGUFReader(convert(biased, "gguf", drop=drop) / "model.gguf").tensors)
+
+
+def test_a_copy_for_the_same_library_keeps_what_it_ignores(tmp_path: Path) -> None:
+    source = model(tmp_path, biases=("q_proj",))
+
+    assert tensors_of(convert(source, "safetensors")) == tensors_of(source)
+
+
+@pytest.mark.parametrize("key", ["attention_bias", "mlp_bias"])
+def test_biases_that_start_at_zero_are_none_for_mlx_lm(tmp_path: Path, key: str) -> None:
+    """transformers makes them up as zeros, mlx-lm stops: "Missing 8 parameters"."""
+    out = convert(model(tmp_path, **{key: True}), "mlx")
+
+    assert config_of(out)[key] is False
+    assert not any(name.endswith(".bias") for name in tensors_of(out))
+
+
+# Keys that change the computation
+
+
+@pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
+@pytest.mark.parametrize(
+    ("model_type", "changes", "said"),
+    [
+        *((family, {"is_causal": False}, "is_causal = False") for family in ("llama", "mistral", "qwen2", "qwen3")),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("llama", {"rope_scaling": {**YARN, "truncate": False}}, "rope_scaling.truncate = False"),
+        ("llama", {"rope_scaling": {**YARN, "partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+        ("llama", {"rope_scaling": YARN, "partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ("qwen3_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}, "decoder_sparse_step = 2"),
+        ("qwen3_moe", {"mlp_only_layers": [0], "norm_topk_prob": True}, "mlp_only_layers = [0]"),
+        ("mistral", {"sliding_window": 16}, "16 tokens (sliding_window)"),
+        ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}, "max_window_layers"),
+    ],
+)
+def test_what_the_target_does_not_compute_is_refused(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], said: str, to: str
+) -> None:
+    source = model(tmp_path, model_type, **changes)
+
+    with pytest.raises(UnsupportedError) as info:
+        convert(source, to)
+    assert said in " ".join((info.value.message, *info.value.details))
+
+
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"is_causal": False}, "is_causal"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
+        (
+            {
+                "rope_parameters": {
+                    FULL: {"rope_type": "default", "rope_theta": 1e6},
+                    SLIDE: {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+                }
+            },
+            "rope_parameters.sliding_attention.rope_type",
+        ),
+    ],
+)
+def test_what_gemma3_would_compute_otherwise_is_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str, to: str
+) -> None:
+    with pytest.raises(UnsupportedError) as info:
+        convert(gemma3(tmp_path, **changes), to)
+    assert said in " ".join((info.value.message, *info.value.details))
+
+
+def test_gemma3_without_a_window_for_its_sliding_layers_is_malformed(tmp_path: Path) -> None:
+    """``create_sliding_window_causal_mask`` of transformers raises; mlx-lm's class fails too."""
+    with pytest.raises(InputError, match="sliding_window is null, and 5 layers slide"):
+        convert(gemma3(tmp_path, sliding_window=None), "mlx")
+
+
+def test_the_same_library_gets_the_key_as_it_is(tmp_path: Path) -> None:
+    source = model(tmp_path, is_causal=False, hidden_act="gelu")
+
+    assert config_of(convert(source, "safetensors", dtype="f32")) == config_of(source)
+
+
+# Keys that change nothing
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("llama", {"partial_rotary_factor": 0.5}),
+        ("llama", {"sliding_window": 16}),
+        ("llama", {"num_local_experts": 8}),
+        ("llama", {"logit_scale": 2.0, "residual_multiplier": 2.0, "attn_logit_softcapping": 30.0}),
+        ("llama", {"rope_traditional": True}),
+        ("llama", {"rope_scaling": {"factor": 2.0}}),
+        ("llama", {"rope_theta": ..., "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "factor": 2.0}}),
+        ("llama", {"is_causal": True, "pruned_heads": {}, "per_layer_config": None}),
+        ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}),
+        ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "layer_types": [FULL, FULL]}),
+    ],
+)
+def test_what_transformers_takes_no_notice_of_changes_no_tensor_and_no_number(
+    tmp_path: Path, model_type: str, changes: dict[str, Any]
+) -> None:
+    plain, changed = model(tmp_path / "a", model_type), model(tmp_path / "b", model_type, **changes)
+
+    assert fields(convert(changed, "gguf")) == {**fields(convert(plain, "gguf")), "general.name": "Source"}
+    written, usual = config_of(convert(changed, "mlx")), config_of(convert(plain, "mlx"))
+    mlx_reads = ("rope_traditional", "rope_theta", "layer_types", "head_dim", "num_hidden_layers")
+    assert {key: written.get(key) for key in mlx_reads if key != "layer_types"} == {
+        key: usual.get(key) for key in mlx_reads if key != "layer_types"
+    }
+
+
+def test_keys_that_nobody_knows_are_named_in_one_note(tmp_path: Path) -> None:
+    source = model(tmp_path, logit_scale=2.0, zebra=1)
+
+    report = ckconv.convert(source, tmp_path / "m.gguf").plan
+    (note,) = [note for note in report.notes if "zebra" in note]
+    assert note == "no class of llama is known to read these keys of config.json: logit_scale, zebra"
+
+
+# What only mlx-lm reads
+
+
+@pytest.mark.parametrize("to", ["gguf", "safetensors"])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rope_traditional": True}, "rope_traditional = True"),
+        ({"quantize_activations": True}, "quantize_activations = True"),
+        ({"layer_types": [FULL, SLIDE], "sliding_window": 16}, "sliding_window"),
+        ({"rope_theta": ..., "rope_parameters": {"rope_theta": 5e5}}, "rope_parameters.rope_theta = 500000.0"),
+        ({"rope_parameters": {**YARN, "rope_theta": 1e4}}, "rope_parameters.rope_type = 'yarn'"),
+    ],
+)
+def test_what_only_mlx_lm_computes_is_refused(tmp_path: Path, changes: dict[str, Any], said: str, to: str) -> None:
+    source = model(tmp_path, mlx=True, **changes)
+
+    with pytest.raises(UnsupportedError) as info:
+        convert(source, to)
+    assert said in " ".join((info.value.message, *info.value.details))
+
+
+@pytest.mark.parametrize("changes", [{"hidden_act": "gelu"}, {"is_causal": False}])
+def test_what_mlx_lm_takes_no_notice_of_is_not_handed_to_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+    source = model(tmp_path, mlx=True, **changes)
+
+    assert not changes.items() <= config_of(convert(source, "safetensors")).items()
+    assert fields(convert(source, "gguf"))["general.architecture"] == "llama"
+
+
+def test_a_mistral_of_mlx_lm_does_not_slide_in_transformers_either(tmp_path: Path) -> None:
+    source = model(tmp_path, "mistral", mlx=True, sliding_window=16)
+
+    assert config_of(convert(source, "safetensors"))["sliding_window"] is None
+
+
+# The output head
+
+
+@pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+def test_a_head_that_the_class_would_make_up_is_missed(tmp_path: Path, model_type: str, to: str) -> None:
+    source = model(tmp_path, model_type, leave_out=("lm_head.weight",), tie_word_embeddings=...)
+
+    with pytest.raises(UnsupportedError) as info:
+        convert(source, to)
+    said = " ".join((info.value.message, *info.value.details, info.value.hint or ""))
+    assert '"tie_word_embeddings": true in config.json' in said
+
+
+def test_a_head_that_the_class_ties_is_not_missed(tmp_path: Path) -> None:
+    source = edited(tmp_path, FIXTURES / "hf/gemma3-text-bf16", tie_word_embeddings=...)
+
+    assert "output.weight" not in {t.name for t in gguf.GGUFReader(convert(source, "gguf") / "model.gguf").tensors}
+
+
+# Another context length
+
+
+@pytest.mark.parametrize("to", ["gguf", "safetensors", "mlx"])
+def test_another_context_leaves_the_rotation_as_it_is(tmp_path: Path, to: str) -> None:
+    out = convert(model(tmp_path, rope_scaling=YARN), to, context=64)
+
+    if to == "gguf":
+        assert fields(out)["llama.rope.scaling.original_context_length"] == 128
+    else:
+        assert config_of(out)["rope_scaling"]["original_max_position_embeddings"] == 128
+        assert config_of(out)["max_position_embeddings"] == 64
+
+
+@pytest.mark.parametrize("to", ["gguf", "safetensors", "mlx"])
+def test_a_scaling_that_follows_from_the_context_keeps_it(tmp_path: Path, to: str) -> None:
+    source = model(tmp_path, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+
+    with pytest.raises(UnsupportedError, match="rope_type dynamic"):
+        convert(source, to, context=64)
+
+
+def test_llama3_scaling_without_an_original_context_starts_from_the_models_own(tmp_path: Path) -> None:
+    """``standardize_rope_params`` of transformers; mlx-lm would take 8192."""
+    out = convert(model(tmp_path, rope_scaling=LLAMA3), "mlx")
+
+    assert config_of(out)["rope_scaling"]["original_max_position_embeddings"] == 128
+
+
+# Values of no use
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(
+            (key, value)
+            for key in ("hidden_size", "num_hidden_layers", "vocab_size")
+            for value in ("64", True, -1, 2**60)
+        ),
+        *(("num_attention_heads", value) for value in ("4", 0, 2.5, None)),
+        *(("rms_norm_eps", value) for value in ("small", True, -1.0)),
+        *(("rope_theta", value) for value in ("x", 0, -3.0, True)),
+        *((key, "yes") for key in ("attention_bias", "mlp_bias", "tie_word_embeddings")),
+        ("rope_scaling", "linear"),
+        ("rope_parameters", [1]),
+    ],
+)
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_a_value_of_another_type_is_named(tmp_path: Path, key: str, value: object, to: str) -> None:
+    source = model(tmp_path, **{key: value})
+
+    with pytest.raises(CkconvError) as info:
+        convert(source, to)
+    assert info.value.exit_code in (3, 4)
+    assert key in " ".join((info.value.message, *info.value.details))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "said"),
+    [
+        ({"rope_type": "linear"}, "rope_scaling.factor is missing"),
+        ({"rope_type": "linear", "factor": "2"}, "rope_scaling.factor must be a number above 0, got '2'"),
+        ({**LLAMA3, "low_freq_factor": -1}, "rope_scaling.low_freq_factor must be a number above 0"),
+        (
+            {**LLAMA3, "low_freq_factor": 4.0},
+            "rope_scaling.low_freq_factor and rope_scaling.high_freq_factor are both 4",
+        ),
+        ({"rope_type": "linear", "type": "yarn", "factor": 2.0}, "rope_scaling.type is 'yarn'"),
+        ({"rope_type": 7}, "rope_scaling.rope_type must be a word, got 7"),
+    ],
+)
+def test_a_scaling_that_makes_no_sense_is_named(tmp_path: Path, scaling: dict[str, Any], said: str) -> None:
+    source = model(tmp_path, rope_scaling=scaling)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(InputError) as info:
+            convert(source, "gguf")
+    assert said in info.value.message
+
+
+def test_a_base_that_no_float32_holds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="rope_theta is 1e-46"):
+        convert(model(tmp_path, rope_theta=1e-46), "gguf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("num_hidden_layers", 1), ("intermediate_size", 80), ("num_key_value_heads", 1)]
+)
+def test_a_number_that_the_tensors_contradict_is_named(tmp_path: Path, key: str, value: int) -> None:
+    with pytest.raises(InputError, match=key):
+        convert(model(tmp_path, **{key: value}), "gguf")
+
+
+def test_part_of_a_head_is_nothing_to_gpt2(tmp_path: Path) -> None:
+    source = edited(tmp_path, FIXTURES / "hf/gpt2-hub-f32", partial_rotary_factor=0.5)
+
+    assert "gpt2.rope.dimension_count" not in fields(convert(source, "gguf"))
