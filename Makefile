@@ -2,7 +2,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 
-.PHONY: check lint types test oracles slow bench fuzz edits dist
+.PHONY: check lint types test oracles slow bench fuzz edits faults dist
 
 check: lint types test
 
@@ -36,6 +36,10 @@ fuzz:
 # Edited configurations: refused, or right in the target's own program. Needs what `make oracles` needs, and mlx-lm.
 edits:
 	$(PYTHON) scripts/edits.py --edits 20000 --sample 2000 --jobs $(JOBS)
+
+# Faults at every system call of a conversion; nothing may be mixed, and what is said must be true.
+faults:
+	$(PYTHON) scripts/faults.py --sample 8000
 
 dist:
 	rm -rf dist

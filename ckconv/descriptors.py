@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckconv.files import MAX_OPEN
-from ckconv.filesystem import failing, sync_file
+from ckconv.filesystem import close_written, failing, sync_file
 
 
 class Descriptors(Mapping[Path, int]):
@@ -41,7 +41,7 @@ class Descriptors(Mapping[Path, int]):
             output = next(iter(self._open))
             with failing(output):
                 os.fsync(self._open[output])
-            os.close(self._open.pop(output))
+                close_written(self._open.pop(output))
 
     def sync(self) -> None:
         """Bring all files to the disk. Any thread may do so while another one asks for descriptors.

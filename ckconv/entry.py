@@ -16,7 +16,8 @@ def entry(plan: Plan, paths: Sequence[Path], side: Mapping[Path, Small]) -> list
     """The files to name last, in this order.
 
     llama.cpp begins with the first shard of a split GGUF (``llama_model_loader``), the engine with the weights,
-    transformers and mlx-lm with ``config.json``, and transformers then with the index, where there is one.
+    transformers with the index of a checkpoint, or its one file of weights; mlx-lm reads ``config.json`` and takes
+    no weights of which a tensor is missing.
 
     Args:
         paths: files of tensors, in order.
@@ -26,4 +27,4 @@ def entry(plan: Plan, paths: Sequence[Path], side: Mapping[Path, Small]) -> list
         return list(reversed(paths))
     indexes = [path for path, what in side.items() if what.name.endswith(INDEX_SUFFIX)]
     configs = [path for path, what in side.items() if what.name in (CONFIG_NAME, ADAPTER_CONFIG)]
-    return [*paths, *indexes, *configs]
+    return [*configs, *paths, *indexes]

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ckconv.errors import NO_RESOURCES, OutputError, VerifyError
+from ckconv.regular import close_unwritten, read_at
 
 #: What a file system says that cannot make hard links (FAT, some network mounts).
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -49,9 +50,20 @@ def write_file(path: Path, content: bytes) -> None:
         view = memoryview(content)
         while len(view):
             view = view[os.write(fd, view) :]
-        if os.pread(fd, len(content) + 1, 0) != content:
+        if read_at(fd, len(content) + 1, 0) != content:
             raise VerifyError("verify.file", "is not what was meant to be written", path=path)
-    finally:
+    except BaseException:
+        close_unwritten(fd)
+        raise
+    close_written(fd)
+
+
+def close_written(fd: int) -> None:
+    """Close a descriptor; what failed to be written may be said only now.
+
+    An interruption is no failure: the descriptor is closed all the same.
+    """
+    with suppress(InterruptedError):
         os.close(fd)
 
 
@@ -129,7 +141,7 @@ def sync_file(path: Path) -> None:
     try:
         os.fsync(fd)
     finally:
-        os.close(fd)
+        close_unwritten(fd)
 
 
 def sync_directory(path: Path) -> None:
@@ -144,7 +156,7 @@ def sync_directory(path: Path) -> None:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot, and then need not
             raise
     finally:
-        os.close(fd)
+        close_unwritten(fd)
 
 
 def made_meanwhile(target: Path) -> OutputError:

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 from ckconv.errors import OutputError
-from ckconv.filesystem import failing, removed
+from ckconv.filesystem import failing, removed, write_code
+from ckconv.regular import close_unwritten
 from ckconv.signals import check, deferred
 
 #: The file that is locked; it is there only as long as somebody holds it, or was killed holding it. Not the directory
@@ -85,14 +86,19 @@ class Locked:
     def _take(self, path: Path) -> bool:
         with deferred(), failing(path.parent):
             fd = _open(path)
+            locked = False
             try:
-                if not try_lock(fd) or not _is(path, fd):  # whoever had it may just have removed it
-                    os.close(fd)
+                locked = try_lock(fd)
+                if not locked or not _is(path, fd):  # whoever had it may just have removed it
+                    close_unwritten(fd)
                     return False
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
-                    os.close(fd)
-                    raise
+                    left = removed(path) if locked else [f"{path} is left over"]
+                    close_unwritten(fd)
+                    raise OutputError(
+                        write_code(error), f"cannot be locked: {error.strerror}", path=path, details=left
+                    ) from error
             self._held.append((path, fd))
         return True
 
@@ -102,8 +108,7 @@ class Locked:
             while self._held:
                 path, fd = self._held.pop()
                 self.left += removed(path)
-                with suppress(OSError):
-                    os.close(fd)
+                close_unwritten(fd)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

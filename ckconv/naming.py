@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from ckconv.filesystem import NO_LINKS, create, made_meanwhile, removed
+from ckconv.filesystem import NO_LINKS, close_written, create, made_meanwhile, removed
 
 
 class Naming:
@@ -63,7 +63,7 @@ class Naming:
         except FileExistsError:
             raise made_meanwhile(target) from None
         self._given.append(target)
-        os.close(fd)
+        close_written(fd)
         os.replace(temp, target)
 
     def settle(self) -> list[str]:

@@ -189,7 +189,8 @@ class Outputs:
                 look()
                 self._publish(outside)
             except BaseException:
-                self._stuck = self._naming.undo()
+                if not self._complete:
+                    self._stuck = self._naming.undo()
                 raise
 
     def _in_order(self) -> list[File]:
@@ -223,8 +224,11 @@ class Outputs:
                 f"the output is complete and there, but its name could not be brought to the disk: {error.strerror}"
             )
             hint = "a power loss may undo it: call sync, and verify it"
-            raise OutputError(write_code(error), message, path=outside[-1].target, hint=hint) from error
-        self._stuck = self._naming.settle()
+            raise OutputError(
+                write_code(error), message, path=self._directory or outside[-1].target, hint=hint
+            ) from error
+        finally:
+            self._stuck = self._naming.settle()
         self._left = self._remove_temporary()
 
     def _name_alone(self, file: File) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from ckconv.errors import VerifyError
 from ckconv.files import CHUNK, Files, extent_pieces
 from ckconv.plan.steps import OutputFile, Plan
+from ckconv.regular import read_at
 from ckconv.writers.container import Frame
 
 CODE = "verify.file"
@@ -36,8 +37,8 @@ def check_frame(file: OutputFile, frame: Frame, header: bytes, fd: int, path: Pa
         message = f"{size:,} bytes were written, {file.nbytes:,} were meant"
         raise VerifyError(CODE, message, path=path, found=size, allowed=file.nbytes)
     for what, offset, content in _parts(file, frame, header):
-        if os.pread(fd, len(content), offset) != content:
-            stored = os.pread(fd, len(content), offset)
+        stored = read_at(fd, len(content), offset)
+        if stored != content:
             wrong = next((n for n, pair in enumerate(zip(stored, content, strict=False)) if pair[0] != pair[1]), 0)
             message = f"{what} is not what was meant to be written, at byte {offset + wrong:,}"
             raise VerifyError(CODE, message, path=path, offset=offset + wrong)

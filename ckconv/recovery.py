@@ -17,6 +17,7 @@ from pathlib import Path
 from ckconv.errors import OutputError
 from ckconv.filesystem import TEMPORARY
 from ckconv.locks import Locked, try_lock
+from ckconv.regular import close_unwritten
 from ckconv.staging import KEPT, remove_directory
 
 _STAGING = re.compile(TEMPORARY, re.DOTALL)
@@ -53,7 +54,7 @@ def _recover_if_dead(path: Path) -> list[str]:
     try:
         return _Dead(path).recover() if try_lock(fd) else []  # OSError: no locks here, then nobody can know
     finally:
-        os.close(fd)
+        close_unwritten(fd)
 
 
 @dataclass(frozen=True, slots=True)

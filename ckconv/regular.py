@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
         _remember(path, identity(status))
     except BaseException as error:
         if fd >= 0:
-            os.close(fd)
+            close_unwritten(fd)
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):
             hint = "only inspect reads from a pipe; save the input to a file" if str(path) == "-" else None
             raise InputError("input.missing", "there is no such file", path=path, hint=hint) from None
@@ -84,6 +84,23 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
         allowed="regular file",
         hint="save it to a file first; `ckconv inspect -` reads a pipe",
     )
+
+
+def read_at(fd: int, nbytes: int, offset: int) -> bytes:
+    """``nbytes`` bytes from ``offset`` on, fewer at the end only: a system may give less than it is asked for."""
+    data = os.pread(fd, nbytes, offset)
+    parts = [data]
+    while data and (nbytes := nbytes - len(data)):
+        offset += len(data)
+        data = os.pread(fd, nbytes, offset)
+        parts.append(data)
+    return b"".join(parts) if len(parts) > 1 else data
+
+
+def close_unwritten(fd: int) -> None:
+    """Close a descriptor through which nothing was written: whatever the system says, nothing is lost."""
+    with suppress(OSError):
+        os.close(fd)
 
 
 _SPECIAL = (

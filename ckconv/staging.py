@@ -27,6 +27,7 @@ from ckconv.filesystem import (
     write_file,
 )
 from ckconv.locks import Locked, try_lock
+from ckconv.regular import close_unwritten
 
 #: Where in the directory the replaced files are kept while others get their names, each in a directory of its own.
 KEPT = ".old"
@@ -108,6 +109,7 @@ class Staging:
     def __init__(self) -> None:
         self.path: Path | None = None
         self._lock = -1
+        self._left: list[str] = []
         self._temps: list[Path] = []
         self._unsynced: list[File] = []
 
@@ -122,7 +124,7 @@ class Staging:
         Args:
             whole: it is going to be ``place``, and gets the mode bits of an empty directory that is there.
         """
-        with Locked([place.parent]):  # nobody may find it before it is locked itself
+        with Locked([place.parent]) as locked:  # nobody may find it before it is locked itself
             self.path = temporary_name(place.parent, place.name)  # before it is there: a signal may come any time
             try:
                 self.path.mkdir()
@@ -132,6 +134,7 @@ class Staging:
             with suppress(OSError):  # no locks here, then nobody will take it for a dead one's
                 self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try_lock(self._lock)
+        self._left = locked.left
         mode = stat.S_IMODE(self.path.stat().st_mode)
         if mode & stat.S_IRWXU != stat.S_IRWXU:  # the user's mask may forbid what making files in it needs
             self.path.chmod(mode | stat.S_IRWXU)
@@ -170,7 +173,7 @@ class Staging:
         try:
             allocate(fd, what.nbytes, what.holes)
         except BaseException:
-            os.close(fd)
+            close_unwritten(fd)
             raise
         return fd
 
@@ -254,7 +257,7 @@ class Staging:
         Returns:
             sentences about what is still there.
         """
-        left = []
+        left, self._left = self._left, []
         while self._temps:
             left += removed(self._temps.pop())
         if self.path is not None:
@@ -262,8 +265,7 @@ class Staging:
             if not left:
                 self.path = None
         if self._lock >= 0:
-            with suppress(OSError):
-                os.close(self._lock)
+            close_unwritten(self._lock)
             self._lock = -1
         return left
 

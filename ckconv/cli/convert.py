@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckconv.cli.conversion import FORMATS, adapters_of, conversion_options, options_of
 from ckconv.cli.progress import ProgressLine
-from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, settings_of
 from ckconv.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from ckconv.execute import Report
 
 TARGETS = ["gguf", "safetensors", "mlx", "bump", "peft"]
 
@@ -63,7 +66,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     """
     from dataclasses import replace
 
-    from ckconv.cli.report import print_plan, print_report
+    from ckconv.cli.report import print_plan
     from ckconv.destination import STDOUT
     from ckconv.execute import run
     from ckconv.library import prepare, side_files
@@ -97,4 +100,18 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
                 watcher=line,
             )
         with deferred():
-            print_report(report, settings, err=dst == STDOUT)
+            _print(report, settings, err=dst == STDOUT)
+
+
+def _print(report: Report, settings: Settings, *, err: bool) -> None:
+    """Print the report; where that fails the output is there all the same, and the error says so."""
+    from ckconv.cli.report import print_report
+
+    try:
+        print_report(report, settings, err=err)
+        (sys.stderr if err else sys.stdout).flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        message = f"the output is complete and there; the report could not be printed: {error.strerror}"
+        raise OutputError("output.write", message, path=report.target) from None

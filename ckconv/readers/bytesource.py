@@ -6,7 +6,6 @@ process with SIGBUS, a short read is an error with a sentence.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +13,7 @@ from typing import IO
 
 from ckconv.errors import InputError, OutputError, unreadable
 from ckconv.model.index import identity
-from ckconv.regular import open_regular
+from ckconv.regular import close_unwritten, open_regular, read_at
 
 #: Bytes of a pipe that are kept, so that what lies in a header can be decoded later.
 PIPE_LIMIT = 256 << 20
@@ -85,18 +84,11 @@ class FileSource(ByteSource):
                 raise OutputError("input.changed", "the file was changed while it was being read", path=self.path)
             return self._read(fd, offset, nbytes)
         finally:
-            os.close(fd)
+            close_unwritten(fd)
 
     def _read(self, fd: int, offset: int, nbytes: int) -> bytes:
         try:
-            data = os.pread(fd, nbytes, offset)
-            if len(data) == nbytes:
-                return data
-            parts = [data]
-            while parts[-1]:
-                done = sum(map(len, parts))
-                parts.append(os.pread(fd, nbytes - done, offset + done))
-            return b"".join(parts)
+            return read_at(fd, nbytes, offset)
         except OSError as error:
             raise unreadable(error, self.path) from None
 
@@ -104,7 +96,7 @@ class FileSource(ByteSource):
         """See :meth:`ByteSource.close`."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            close_unwritten(fd)
 
     def __del__(self) -> None:
         self.close()
