@@ -12,6 +12,7 @@ import numpy as np
 from ckconv.conversions import Conversion, convertible, decode, recipe_between
 from ckconv.dtypes import F32
 from ckconv.errors import UnsupportedError, counted
+from ckconv.factdiff import Facts, compare_facts
 from ckconv.files import Files, pieces
 from ckconv.lowrank import same_rank
 from ckconv.model.architectures import FAMILIES, norm_shift
@@ -23,6 +24,7 @@ from ckconv.rows import RowReader, canonical_pieces
 from ckconv.tied import head_is_embedding
 
 if TYPE_CHECKING:
+    from ckconv.contentdiff import Fact
     from ckconv.values import Floats, Rows
 
 ROPE_FREQUENCIES = "rope_frequencies"
@@ -60,6 +62,9 @@ class Comparison:
         retyped: those of them whose types differ, as (name, type in A, type in B).
         only: names that only the first, and only the second model has.
         config: field -> its two values, where they differ.
+        facts: what else the two say different things of: metadata, tokenizers, files beside them.
+        unknown: why that was not compared, empty where it was.
+        weights: nothing but tensors was compared.
     """
 
     equal: int
@@ -67,15 +72,23 @@ class Comparison:
     different: tuple[Difference, ...]
     only: tuple[tuple[str, ...], tuple[str, ...]]
     config: dict[str, tuple[object, object]] = field(default_factory=dict)
+    facts: tuple[Fact, ...] = ()
+    unknown: str = ""
+    weights: bool = False
+
+    @property
+    def same_weights(self) -> bool:
+        """Every tensor is the same."""
+        return not (self.different or self.only[0] or self.only[1])
 
     @property
     def same(self) -> bool:
-        """The two are the same model."""
-        return not (self.different or self.only[0] or self.only[1] or self.config)
+        """The two are the same model; where nothing else was asked for, in their tensors."""
+        return self.same_weights and not (self.config or self.facts or self.unknown)
 
 
-def diff(a: TensorIndex, b: TensorIndex, *, progress: Progress | None = None) -> Comparison:
-    """Compare two models tensor by tensor.
+def diff(a: TensorIndex, b: TensorIndex, *, weights: bool = False, progress: Progress | None = None) -> Comparison:
+    """Compare two models: tensor by tensor, then everything else that they say, unless ``weights`` alone count.
 
     Tensors are matched by canonical name, or by their own where a file has no rules. Not counted as missing: a head
     that is the embedding, RoPE frequencies where the other model's configuration says the same, all-zero placeholders.
@@ -97,12 +110,16 @@ def diff(a: TensorIndex, b: TensorIndex, *, progress: Progress | None = None) ->
             else:
                 different.append(found)
         files.check_unchanged()
+    facts = Facts() if weights else compare_facts(a, b)
     return Comparison(
         len(equal),
         tuple(row for row in equal if row[1] != row[2]),
         tuple(different),
         (tuple(n for n in ours if n not in theirs), tuple(n for n in theirs if n not in ours)),
-        _config(a, b),
+        {} if weights else _config(a, b),
+        facts.different,
+        facts.unknown,
+        weights,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,46 @@ FOR_PEOPLE = ("README.md", "LICENSE*")
 
 #: Keys of a configuration that the comparison of hyper-parameters covers, under whatever name: one of them may be
 #: missing where its value follows from the others.
-_COVERED = frozenset(
+COVERED = frozenset(
     {key for parameter in PARAMETERS for key in parameter.huggingface}
     | {"rope_scaling", "rope_parameters", "partial_rotary_factor"}
 )
+
+#: What a fact is called that is about a document as a whole.
+SPELLING = "spelling"
 
 #: What says which program wrote a document, and not what the model is.
 _OF_THE_WRITER = frozenset({"created_by", "manifest_hash"})
 
 
-def differences(mine: Content, meant: Content, *, people: bool = True) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something of which two models say different things; ``None`` is nothing.
+
+    Attributes:
+        key: of a header, or in a document; the name of a file that only one of them has, or that is no document.
+        file: the document, empty for a header.
+    """
+
+    key: str
+    mine: str | None
+    meant: str | None
+    file: str = ""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.file}: {quoted(self.key)}" if self.file else self.key
+
+    def __str__(self) -> str:
+        if self.meant is None:
+            return f"{self.name} is {self.mine}, and nothing says so"
+        if self.mine is None:
+            return f"{self.name} is missing, {self.meant} is meant"
+        return f"{self.name} is {self.mine}, {self.meant} is meant"
+
+
+def differences(mine: Content, meant: Content, *, people: bool = True) -> Iterator[Fact]:
     """What ``mine`` says else than is meant.
 
     Args:
@@ -42,20 +73,20 @@ def differences(mine: Content, meant: Content, *, people: bool = True) -> Iterat
     """
     for key in mine.keys:
         if key not in meant.keys:
-            yield f"{key} is {_shown(mine.keys[key])}, and nothing says so"
+            yield Fact(key, _shown(mine.keys[key]), None)
         elif mine.keys[key] != meant.keys[key]:
-            yield f"{key} is {_shown(mine.keys[key])}, {_shown(meant.keys[key])} is meant"
+            yield Fact(key, _shown(mine.keys[key]), _shown(meant.keys[key]))
     for key in meant.keys:
         if key not in mine.keys:
-            yield f"{key} is missing, {_shown(meant.keys[key])} is meant"
+            yield Fact(key, None, _shown(meant.keys[key]))
     for name in sorted({*mine.files, *meant.files}):
         read = not any(fnmatchcase(name, pattern) for pattern in FOR_PEOPLE)
         if name not in meant.files:
             if read and name != MAP_NAME:
-                yield f"{name} is there, and nothing is meant to be"
+                yield Fact(name, "there", None)
         elif name not in mine.files:
             if (read or people) and name not in (MAP_NAME, FOOTER_NAME):
-                yield f"{name} is missing"
+                yield Fact(name, None, "one")
         elif mine.files[name] != meant.files[name] and (read or people):
             yield from _of_files(name, mine.files[name], meant.files[name], mine.paths.get(name, Path(name)))
 
@@ -79,36 +110,36 @@ def _parsed(name: str, data: bytes, path: Path) -> Any:
     return parse_object(data, _JSON, path)
 
 
-def _of_files(name: str, mine: bytes, meant: bytes, path: Path) -> Iterator[str]:
+def _of_files(name: str, mine: bytes, meant: bytes, path: Path) -> Iterator[Fact]:
     if not (name.endswith(".json") or name == FOOTER_NAME):
         at = next((n for n, pair in enumerate(zip(mine, meant, strict=False)) if pair[0] != pair[1]), None)
-        where = f"from byte {at:,} on" if at is not None else f"{len(mine):,} bytes, {len(meant):,} are meant"
-        yield f"{name} differs: {where}"
+        where = f" another from byte {at:,} on" if at is not None else ""
+        yield Fact(name, f"of {len(mine):,} bytes{where}", f"one of {len(meant):,}")
         return
     ours, theirs = _parsed(name, mine, path), _parsed(name, meant, Path(name))
     found = list(_of_values(ours, theirs, ""))
-    yield from (f"{name}: {text}" for text in found)
+    yield from (replace(fact, file=name) for fact in found)
     # A number or a letter may be spelled in two ways: 1e-05 and 1E-05, \u00e9 and \u00E9. Only one is written.
     if not found and not _plainly_spelled(mine, ours):
-        yield f"{name} says the same in another spelling"
+        yield Fact(SPELLING, "another", "one", name)
 
 
-def _of_values(mine: Any, meant: Any, where: str) -> Iterator[str]:
+def _of_values(mine: Any, meant: Any, where: str) -> Iterator[Fact]:
     if isinstance(mine, dict) and isinstance(meant, dict):
         for key in mine:
             place = f"{where}.{key}" if where else str(key)
             if key not in meant:
-                yield f"{quoted(place)} is {_shown(mine[key])}, and nothing says so"
+                yield Fact(place, _shown(mine[key]), None)
             else:
                 yield from _of_values(mine[key], meant[key], place)
         for key in meant:
-            if key not in mine and key not in _COVERED:
-                yield f"{quoted(f'{where}.{key}' if where else str(key))} is missing, {_shown(meant[key])} is meant"
+            if key not in mine and key not in COVERED:
+                yield Fact(f"{where}.{key}" if where else str(key), None, _shown(meant[key]))
     elif isinstance(mine, list) and isinstance(meant, list) and len(mine) == len(meant):
         for n, (one, other) in enumerate(zip(mine, meant, strict=True)):
             yield from _of_values(one, other, f"{where}[{n}]")
     elif (type(mine), mine) != (type(meant), meant) and where not in _OF_THE_WRITER:
-        yield f"{quoted(where)} is {_shown(mine)}, {_shown(meant)} is meant"
+        yield Fact(where, _shown(mine), _shown(meant))
 
 
 def _plainly_spelled(data: bytes, value: Any) -> bool:

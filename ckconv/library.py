@@ -356,8 +356,8 @@ def check_output(
     return Checked(verify_whole(out, source, asked, progress=progress), beside.path, beside.sums)
 
 
-def diff(a: StrPath, b: StrPath, *, progress: Progress | None = None) -> Comparison:
-    """Compare two models of any formats, value by value.
+def diff(a: StrPath, b: StrPath, *, weights: bool = False, progress: Progress | None = None) -> Comparison:
+    """Compare two models of any formats: every value, and what they say besides, unless ``weights`` alone count.
 
     Raises:
         InputError: one of the two is malformed.
@@ -368,4 +368,4 @@ def diff(a: StrPath, b: StrPath, *, progress: Progress | None = None) -> Compari
 
     one, other = open_index(Path(a)), open_index(Path(b))
     require_comparable(one, other)
-    return compare(one, other, progress=progress)
+    return compare(one, other, weights=weights, progress=progress)

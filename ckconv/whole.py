@@ -166,7 +166,7 @@ def _faults(out: TensorIndex, source: TensorIndex, asked: Asked, plan: Plan) -> 
     if source.format == "bump" and out.format != "bump" and _is_restored(out, source, asked):
         return []
     meant = content_of_plan(plan, container_of(plan))
-    return list(islice(differences(content_of_index(out, asked.named), meant), _ENOUGH))
+    return [str(fact) for fact in islice(differences(content_of_index(out, asked.named), meant), _ENOUGH)]
 
 
 def _is_restored(out: TensorIndex, source: TensorIndex, asked: Asked) -> bool:
@@ -191,8 +191,3 @@ def _is_restored(out: TensorIndex, source: TensorIndex, asked: Asked) -> bool:
 
 def _holds(path: Path, content: bytes) -> bool:
     return path.is_file() and path.read_bytes() == content
-
-
-def facts_of(out: TensorIndex, other: TensorIndex) -> Sequence[str]:
-    """What two models of one format differ in besides their tensors."""
-    return list(islice(differences(content_of_index(out), content_of_index(other), people=False), _ENOUGH))

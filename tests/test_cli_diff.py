@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -37,8 +39,9 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return a, b
 
 
-def test_equal_models_end_with_0(ckconv: Run) -> None:
-    a, b = FIXTURES / "hf" / "llama-tied-bf16", FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
+def test_equal_models_end_with_0(ckconv: Run, tmp_path: Path) -> None:
+    a, b = FIXTURES / "hf" / "llama-tied-bf16", tmp_path / "m.gguf"
+    assert ckconv("convert", a, b).code == 0
     found = ckconv("diff", a, b)
 
     assert (found.code, found.err) == (0, "")
@@ -47,6 +50,63 @@ def test_equal_models_end_with_0(ckconv: Run) -> None:
         "  20 tensors equal (5 of them of another type)",
         "the same model",
     ]
+
+
+def test_equal_tensors_under_another_tokenizer_are_no_equal_models(ckconv: Run) -> None:
+    """Whoever made this GGUF named another splitting of text than the tokenizer of the checkpoint does."""
+    a, b = FIXTURES / "hf" / "llama-tied-bf16", FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
+    found = ckconv("diff", a, b)
+    assert found.code == 5
+    assert "  tokenizer.ggml.pre: 'gpt-2' | 'llama-bpe'" in found.out.splitlines()
+    assert found.out.splitlines()[-1] == "the same tensors, not the same model"
+    found = ckconv("diff", a, b, "--weights")
+    assert (found.code, found.out.splitlines()[-1]) == (0, "the same tensors")
+
+
+@pytest.mark.parametrize("key", ["tokenizer.chat_template=EVIL", "tokenizer.ggml.eos_token_id=7", "general.license=x"])
+def test_metadata_that_differs_is_named(ckconv: Run, tmp_path: Path, key: str) -> None:
+    source = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--set-meta", key).code == 0
+    for pair in ((source, tmp_path / "m.gguf"), (tmp_path / "m.gguf", source)):
+        found = ckconv("diff", *pair)
+        assert found.code == 5
+        assert f"  {key.partition('=')[0]}: " in found.out
+        assert ckconv("diff", *pair, "--weights").code == 0
+    assert ckconv("diff", source, source).code == 0
+
+
+@pytest.mark.parametrize(
+    ("model_type", "change"),
+    [
+        ("llama", {"is_causal": False}),
+        ("granite", {"model_type": "ministral"}),
+        ("granite", {"embedding_multiplier": 12.0}),
+        ("granite", {"rope_theta": 77.0}),
+        ("qwen3_moe_next", {"norm_topk_prob": False}),
+    ],
+)
+def test_configurations_that_differ_are_no_same_model(
+    ckconv: Run, tmp_path: Path, model_type: str, change: dict[str, Any]
+) -> None:
+    """With and without rules of the architecture; the tensors are the same."""
+    for folder, config in (("a", {}), ("b", change)):
+        small(tmp_path / folder)
+        path = tmp_path / folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": model_type, **config}))
+    found = ckconv("diff", tmp_path / "a", tmp_path / "b")
+    assert found.code == 5, found.out
+    assert found.out.splitlines()[-1].endswith("not the same model")
+    assert ckconv("diff", tmp_path / "a", tmp_path / "a").code == 0
+    assert ckconv("diff", tmp_path / "a", tmp_path / "b", "--weights").code == 0
+
+
+def test_equality_with_mlx_triples_is_said_not_to_be_transitive(ckconv: Run) -> None:
+    triple = FIXTURES / "mlx" / "llama-tied-bf16.q4g64"
+    decoded = FIXTURES / "mlx-dequantized" / "llama-tied-bf16.q4g64.dequantized"
+    found = ckconv("diff", triple, decoded)
+    assert "which need not be equal to each other" in found.out
+    assert found.out.splitlines()[-1] == "the same tensors, not the same model", "only one has a tokenizer"
+    assert "  tokenizer.json: there | missing" in found.out
 
 
 def test_verbose_names_the_tensors_that_changed_their_type(ckconv: Run) -> None:
@@ -88,7 +148,7 @@ def test_json_is_one_document(ckconv: Run, pair: tuple[Path, Path]) -> None:
     document = found.json
     assert document["different"][0].pop("relative_error") == pytest.approx(3 / 16, rel=0.01)
     assert document == {
-        "schema": 1,
+        "schema": 2,
         "a": str(a),
         "b": str(b),
         "same": False,
@@ -108,6 +168,9 @@ def test_json_is_one_document(ckconv: Run, pair: tuple[Path, Path]) -> None:
         "only_in_a": ["layers.0.attention.q.bias"],
         "only_in_b": ["layers.0.attention.v.bias"],
         "config": {"rope_theta": {"a": 10000.0, "b": 500000.0}},
+        "weights_only": False,
+        "facts": [],
+        "not_compared": None,
     }
 
 
@@ -115,6 +178,7 @@ def test_json_of_equal_models(ckconv: Run) -> None:
     document = ckconv(
         "diff",
         "--json",
+        "--weights",
         FIXTURES / "mlx" / "qwen3-tied-bf16.q4g64",
         FIXTURES / "mlx-dequantized" / "qwen3-tied-bf16.q4g64.dequantized",
     ).json

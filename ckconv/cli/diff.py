@@ -16,6 +16,11 @@ from ckconv.errors import counted
 if TYPE_CHECKING:
     from ckconv.comparison import Comparison, Difference
 
+_NOT_TRANSITIVE = (
+    "an MLX triple is equal to the block that holds the same numbers and to the values that MLX rounds it to, "
+    "which need not be equal to each other"
+)
+
 #: Names of one kind that are listed before the rest is counted.
 _SHOWN = 20
 
@@ -24,11 +29,13 @@ _SHOWN = 20
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
 @click.option("--base", type=PATH, help="The model that an adapter was made for.")
+@click.option("--weights", is_flag=True, help="Compare the tensors alone: no configuration, no tokenizer, no metadata.")
 @common_options
 @click.pass_context
-def command(context: click.Context, a: Path, b: Path, base: Path | None) -> int:
+def command(context: click.Context, a: Path, b: Path, base: Path | None, weights: bool) -> int:
     """Compare two models of any formats, value by value. Exit 0 if they are the same model, 5 if not.
 
+    Configuration, metadata, tokenizer and the files beside them count, unless --weights asks for tensors alone.
     Permuted, packed, fused, transposed and widened tensors are compared as what they stand for; tensors that only
     changed their type without changing a value are equal.
     """
@@ -42,14 +49,14 @@ def command(context: click.Context, a: Path, b: Path, base: Path | None) -> int:
         require_comparable(one, other)
         with ProgressLine(settings) as line:
             line.begin("comparing", one.nbytes)
-            found = diff(one, other, progress=line)
+            found = diff(one, other, weights=weights, progress=line)
     _print(found, a, b, settings)
     return 0 if found.same else 5
 
 
 def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
     if settings.json:
-        print_json(_document(found, a, b))
+        print_json(_document(found, a, b), schema=2)
         return
     if settings.quiet:
         return
@@ -67,7 +74,26 @@ def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
             lines += [f"    {name}" for name in names[: None if settings.verbose else _SHOWN]]
             lines += _rest(len(names), settings)
     lines += [f"  config {name}: {ours} | {theirs}" for name, (ours, theirs) in found.config.items()]
-    print_lines([*lines, "the same model" if found.same else "not the same model"])
+    shown = found.facts[: None if settings.verbose else _SHOWN]
+    lines += [f"  {fact.name}: {fact.mine or 'missing'} | {fact.meant or 'missing'}" for fact in shown]
+    lines += _rest(len(found.facts), settings)
+    if found.unknown:
+        lines.append(f"  what they say besides their tensors cannot be compared: {found.unknown}")
+    if any(_is_triple(name) for _, *names in found.retyped for name in names):
+        lines.append(f"  note: {_NOT_TRANSITIVE}")
+    print_lines([*lines, _verdict(found)])
+
+
+def _verdict(found: Comparison) -> str:
+    if found.weights:
+        return "the same tensors" if found.same else "not the same tensors"
+    if found.same:
+        return "the same model"
+    return "the same tensors, not the same model" if found.same_weights else "not the same model"
+
+
+def _is_triple(name: str) -> bool:
+    return name.startswith(("MLX", "affine", "mxfp", "nvfp"))
 
 
 def _rest(count: int, settings: Settings) -> list[str]:
@@ -108,4 +134,7 @@ def _document(found: Comparison, a: Path, b: Path) -> dict[str, Any]:
         "only_in_a": list(found.only[0]),
         "only_in_b": list(found.only[1]),
         "config": {name: {"a": ours, "b": theirs} for name, (ours, theirs) in found.config.items()},
+        "weights_only": found.weights,
+        "facts": [{"name": fact.name, "a": fact.mine, "b": fact.meant} for fact in found.facts],
+        "not_compared": found.unknown or None,
     }

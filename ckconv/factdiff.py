@@ -1,0 +1,105 @@
+"""In what two models of any formats differ besides their tensors, as far as that can be known.
+
+Two of one format are compared as they are. Of two formats one is planned into the other's: what it would say there is
+held against what that one says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+from ckconv.content import content_of_index, content_of_plan
+from ckconv.contentdiff import COVERED, SPELLING, Fact, differences
+from ckconv.errors import CkconvError
+from ckconv.execute import container_of
+from ckconv.formats.safetensors import INDEX_SUFFIX
+from ckconv.model.index import TensorIndex
+from ckconv.plan.steps import Options
+from ckconv.readers.bump_config import CONFIG_NAME
+from ckconv.replan import plan_again
+
+#: Differences that are looked for: more say nothing more.
+_ENOUGH = 1_000
+
+#: Keys of a configuration that the comparison of tensors covers, or that say how values are stored.
+_STORAGE = frozenset(
+    {"quantization", "quantization_config", "torch_dtype", "dtype", "transformers_version", "tie_word_embeddings"}
+)
+
+#: A GGUF is called after the place of its source, where that has no name of its own.
+_OF_THE_PLACE = "general.name"
+
+_TOKENS = "tokenizer.ggml.tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was found.
+
+    Attributes:
+        different: what the two say different things of.
+        unknown: why that could not be compared, empty where it was.
+    """
+
+    different: tuple[Fact, ...] = ()
+    unknown: str = ""
+
+
+def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
+    """Compare architectures, metadata, tokenizers, and the files beside two models.
+
+    Raises:
+        InputError: ``side.json``, a file beside one of them is malformed.
+    """
+    if a.adapter is not None or b.adapter is not None:  # their scales are in their tensors
+        return Facts()
+    if (a.config is None or b.config is None) and a.architecture != b.architecture:
+        return Facts((Fact("architecture", a.architecture, b.architecture),))
+    if a.format == b.format and (a.format != "bump" or a.version == b.version):
+        one, other = content_of_index(a), content_of_index(b)
+        found = differences(one, other, people=False)
+        return Facts(tuple(islice((fact for fact in found if _counts(fact, ruled=a.config is not None)), _ENOUGH)))
+    ways: list[Facts] = []
+    for source, target in ((a, b), (b, a)):
+        facts = _planned(source, target)
+        if not facts.different and not facts.unknown:
+            return facts
+        swapped = tuple(Fact(f.key, f.meant, f.mine, f.file) for f in facts.different)
+        ways.append(Facts(swapped if source is a else facts.different, facts.unknown))
+    # Of two ways the one that finds less: the other names what only one of the formats has a place for.
+    return min(ways, key=lambda facts: (bool(facts.unknown), len(facts.different)))
+
+
+def _counts(fact: Fact, *, ruled: bool) -> bool:
+    """Whether it is not covered by the comparison of tensors and hyper-parameters, which only rules make possible."""
+    if fact.key == SPELLING or fact.key.endswith(INDEX_SUFFIX):
+        return False
+    top = fact.key.partition(".")[0]
+    return not (ruled and fact.file == CONFIG_NAME and (top in _STORAGE or top in COVERED))
+
+
+def _planned(source: TensorIndex, other: TensorIndex) -> Facts:
+    """What ``other`` says, and what ``source`` would say in its format."""
+    try:
+        plan = plan_again(source, other, Options(source_record=False), directory=other.path.is_dir())
+        plan.check()
+        meant = content_of_plan(plan, container_of(plan))
+    except CkconvError as error:
+        return Facts(unknown=error.message)
+    mine = content_of_index(other)
+    worded = _TOKENS in mine.keys and _TOKENS in meant.keys
+    found = (
+        fact
+        for fact in differences(mine, meant, people=False)
+        if _counts(fact, ruled=source.config is not None) and _both_could_say(fact, worded=worded)
+    )
+    return Facts(tuple(islice(found, _ENOUGH)))
+
+
+def _both_could_say(fact: Fact, *, worded: bool) -> bool:
+    """What only one of two formats says is no difference, unless it is of a document or a tokenizer that both have."""
+    if not fact.file and fact.key.startswith("tokenizer."):
+        return worded
+    said_by_both = fact.mine is not None and fact.meant is not None
+    return fact.key != _OF_THE_PLACE and (said_by_both or bool(fact.file))
