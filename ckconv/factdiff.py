@@ -13,7 +13,7 @@ from ckconv.content import content_of_index, content_of_plan
 from ckconv.contentdiff import COVERED, SPELLING, Fact, differences
 from ckconv.errors import CkconvError
 from ckconv.execute import container_of
-from ckconv.formats.safetensors import INDEX_SUFFIX
+from ckconv.formats.safetensors import INDEX_SUFFIX, METADATA
 from ckconv.model.index import TensorIndex
 from ckconv.plan.steps import Options
 from ckconv.readers.bump_config import CONFIG_NAME
@@ -29,6 +29,9 @@ _STORAGE = frozenset(
 
 #: A GGUF is called after the place of its source, where that has no name of its own.
 _OF_THE_PLACE = "general.name"
+
+#: The library that a safetensors file says it was written for.
+_WRITTEN_FOR = f"{METADATA}.format"
 
 _TOKENS = "tokenizer.ggml.tokens"
 
@@ -73,7 +76,7 @@ def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
 
 def _counts(fact: Fact, *, ruled: bool) -> bool:
     """Whether it is not covered by the comparison of tensors and hyper-parameters, which only rules make possible."""
-    if fact.key == SPELLING or fact.key.endswith(INDEX_SUFFIX):
+    if fact.key in (SPELLING, _WRITTEN_FOR) or (fact.file or fact.key).endswith(INDEX_SUFFIX):
         return False
     top = fact.key.partition(".")[0]
     return not (ruled and fact.file == CONFIG_NAME and (top in _STORAGE or top in COVERED))
@@ -88,18 +91,30 @@ def _planned(source: TensorIndex, other: TensorIndex) -> Facts:
     except CkconvError as error:
         return Facts(unknown=error.message)
     mine = content_of_index(other)
-    worded = _TOKENS in mine.keys and _TOKENS in meant.keys
+    worded, ruled = _TOKENS in mine.keys and _TOKENS in meant.keys, source.config is not None
     found = (
         fact
         for fact in differences(mine, meant, people=False)
-        if _counts(fact, ruled=source.config is not None) and _both_could_say(fact, worded=worded)
+        if _counts(fact, ruled=ruled) and _both_could_say(fact, worded=worded, ruled=ruled)
     )
-    return Facts(tuple(islice(found, _ENOUGH)))
+    return Facts((*_modifiers(other, source), *islice(found, _ENOUGH)))
 
 
-def _both_could_say(fact: Fact, *, worded: bool) -> bool:
-    """What only one of two formats says is no difference, unless it is of a document or a tokenizer that both have."""
+def _modifiers(one: TensorIndex, other: TensorIndex) -> tuple[Fact, ...]:
+    """What changes the computation, where only one of the two says anything of the kind: words differ by format."""
+    mine, theirs = (index.config.modifiers if index.config else () for index in (one, other))
+    if bool(mine) == bool(theirs):
+        return ()
+    return (Fact("modifiers", ", ".join(mine) or None, ", ".join(theirs) or None),)
+
+
+def _both_could_say(fact: Fact, *, worded: bool, ruled: bool) -> bool:
+    """What only one of two formats says is no difference, unless it is of a document or a tokenizer that both have.
+
+    What a configuration may say only one of is in the hyper-parameters and modifiers, where there are rules.
+    """
     if not fact.file and fact.key.startswith("tokenizer."):
         return worded
     said_by_both = fact.mine is not None and fact.meant is not None
-    return fact.key != _OF_THE_PLACE and (said_by_both or bool(fact.file))
+    document = bool(fact.file) and not (ruled and fact.file == CONFIG_NAME)
+    return fact.key != _OF_THE_PLACE and (said_by_both or document)

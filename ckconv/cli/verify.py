@@ -94,14 +94,15 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     against = f"verified {found.tensors:,}/{tensors} against {src}" if src else tensors
     rounded = f", {found.rounded:,} of them rounded" if found.rounded else ""
     blank = f", {counted(found.blank, 'placeholder')} zero" if found.blank else ""
-    said = "" if source is None or flags["weights"] else ", metadata and side files too"
     checks = "structure and padding right"
     if found.payload_sha256:
         checks += f", payload sha256 {found.payload_sha256}"
     elif not checked.sums and not checked.record:
         checks += ", the format has no checksum"
     checks += f", {MAP_NAME} fits" if mapped else ""
-    lines = [f"{path}  {container(out.format, out.version, 'v')}  {against}{rounded}{blank}{said}", f"  {checks}"]
+    if source is not None and not flags["weights"]:
+        checks += ", metadata and side files as the source makes them"
+    lines = [f"{path}  {container(out.format, out.version, 'v')}  {against}{rounded}{blank}", f"  {checks}"]
     lines += [f"  every file is as {Path(item).name} lists it" for item in besides]
     if record:
         lines.append(f"  {record.path.name} belongs to it: {record.record.source} ({record.record.format})")
