@@ -26,13 +26,17 @@ class Adapting:
 
 
 def merge_adapters(
-    base: TensorIndex, adapters: Sequence[Adapting], *, decoded: Callable[[Tensor], bool], unrounded: bool = False
+    base: TensorIndex,
+    adapters: Sequence[Adapting],
+    *,
+    decoded: Callable[[Tensor], bool],
+    unrounded: Callable[[Tensor], bool] = lambda tensor: False,
 ) -> TensorIndex:
     """``base`` with the matrices that the adapters change computed from both, in the order of the adapters.
 
     Args:
         decoded: a quantised matrix may be decoded to float32 for it.
-        unrounded: what is computed stays float32, whatever the type of the base.
+        unrounded: what is computed of a tensor stays float32, whatever the type of the base.
 
     Raises:
         InputError: ``adapter.base``, an adapter changes what the base does not have, or not in that shape.
@@ -60,7 +64,7 @@ def merge_adapters(
             if not decoded(tensor):
                 quantised.append(f"{tensor.source} is {tensor.dtype}")
             made = replace(made, dtype=F32)
-        elif made.merge is not None and unrounded:
+        elif made.merge is not None and unrounded(tensor):
             made = replace(made, dtype=F32)
         tensors[name] = made
     if quantised:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from ckconv.execute import Report, run
 from ckconv.files import Files, readable
 from ckconv.model.config import ModelConfig
 from ckconv.model.index import Identity, Tensor, TensorIndex
-from ckconv.plan.choices import check_values
+from ckconv.plan.choices import check_values, stores_float32
 from ckconv.plan.steps import Options, Plan
 from ckconv.plan.targets import make_plan
 from ckconv.readers.detect import open_index
@@ -180,7 +181,7 @@ def prepare(
     index = open_index(Path(source), format=source_format, base=options.base)
     place = place or destination(target, _format_of_record(index, options))
     if adapters:
-        index = _merged(index, adapters, options)
+        index = _merged(index, adapters, options, place.format)
     # Beside standard output there is no place for a record.
     record = options.source_record and (place.parent is not None or place.format != "bump")
     options = replace(options, file_name=place.file_name, source_record=record)
@@ -194,8 +195,8 @@ def prepare(
     return plan, place
 
 
-def _merged(index: TensorIndex, adapters: Sequence[tuple[StrPath, float]], options: Options) -> TensorIndex:
-    """A model with adapters merged into it."""
+def _merged(index: TensorIndex, adapters: Sequence[tuple[StrPath, float]], options: Options, to: str) -> TensorIndex:
+    """A model with adapters merged into it, for an output of the format ``to``."""
     from ckconv.adapting import Adapting, merge_adapters
 
     base = index.path if index.config is not None else None
@@ -203,7 +204,8 @@ def _merged(index: TensorIndex, adapters: Sequence[tuple[StrPath, float]], optio
         if not math.isfinite(weight):
             raise UsageError("usage", f"the weight of {os.fspath(path)} is {weight}, which is no finite number")
     opened = [Adapting(open_index(Path(path), base=base), weight) for path, weight in adapters]
-    return merge_adapters(index, opened, decoded=options.decodes, unrounded=options.dtype == "f32")
+    unrounded = partial(stores_float32, to, options)
+    return merge_adapters(index, opened, decoded=options.decodes, unrounded=unrounded)
 
 
 def _format_of_record(index: TensorIndex, options: Options) -> str | None:
@@ -351,7 +353,7 @@ def check_output(
     if source is None:
         return Checked(verify_alone(out, named, progress=progress), beside.path, beside.sums)
     if adapters and source.adapter is None:
-        source = _merged(source, adapters, options)
+        source = _merged(source, adapters, options, out.format)
     asked = Asked(beside.options(options, adapters), weights, named, path.is_dir())
     return Checked(verify_whole(out, source, asked, progress=progress), beside.path, beside.sums)
 

@@ -225,6 +225,31 @@ def test_rounded_to_the_type_of_the_base(tmp_path: Path, ckconv) -> None:
     assert ckconv("inspect", tmp_path / "out").out.count("\tBF16\t") > 20
 
 
+@pytest.mark.parametrize("version", [4, 5])
+def test_not_rounded_where_the_target_stores_fp32(version: int, tmp_path: Path, ckconv) -> None:
+    """A bfloat16 base: rounded to it the merged matrices were 0.002 off, and the logits 0.01."""
+    flags = ("--to", "bump", "--bump-version", version, "--adapter", LORA / "qwen2-r4-all")
+    assert ckconv("convert", QWEN2, f"{tmp_path}/b/", *flags).code == 0
+    file = (tmp_path / "b/weights.bump").read_bytes()
+    entries = {e["name"]: e for e in json.loads((tmp_path / "b/weights_manifest.json").read_text())["entries"]}
+    merged = values(LORA / "qwen2-r4-all.merged")
+    slots = {"wq": "self_attn.q_proj", "wk": "self_attn.k_proj", "wo": "self_attn.o_proj", "w2": "mlp.down_proj"}
+    for layer in (0, 1):
+        for slot, module in slots.items():
+            entry = entries[f"layer.{layer}.{slot}"]
+            ours = np.frombuffer(file, "<f4", entry["size"] // 4, entry["file_offset"]).astype("f8")
+            theirs = merged[f"model.layers.{layer}.{module}.weight"]
+            assert np.abs(ours - theirs.reshape(-1)).max() < 1e-6
+            assert np.any(ours.astype("<f4").view("<u4") & 0xFFFF), "more digits than bfloat16 has"
+
+
+def test_not_rounded_in_bump_3_either(tmp_path: Path, ckconv) -> None:
+    flags = ("--bump-version", 3, "--adapter", LORA / "qwen2-r4-all")
+    assert ckconv("convert", QWEN2, tmp_path / "m.bump", *flags).code == 0
+    assert ckconv("convert", QWEN2, f"{tmp_path}/f32/", "--to", "bump", *flags, "--dtype", "f32").code == 0
+    assert (tmp_path / "m.bump").read_bytes() == (tmp_path / "f32/weights.bump").read_bytes()
+
+
 @pytest.mark.parametrize("target", ["m.gguf", "m.bump"])
 def test_every_target_gets_the_same_model(target: str, tmp_path: Path, ckconv) -> None:
     result = ckconv("convert", LLAMA, tmp_path / target, "--adapter", ADAPTER)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, as_mixtral, save, stacked
 from conftest import FIXTURES
+from gemma3_checkpoint import ONE_BASE, gemma3
 from recorded import FACTS, PROMPT, limit, off, stale
 
 import ckconv
@@ -155,6 +156,17 @@ def test_back_from_a_bump_without_its_record(
     ckconv.convert(bump, tmp_path / "m.gguf")
 
     assert off(llama_cpp.logits(tmp_path / "m.gguf", PROMPT), name) < limit(name)
+
+
+def test_a_gemma3_of_one_base_comes_back_from_a_bump_with_it(llama_cpp: consumers.Consumer, tmp_path: Path) -> None:
+    source = gemma3(tmp_path, ONE_BASE)
+    ckconv.convert(source, tmp_path / "m.gguf", options=Options(dtype="f32"))
+    ckconv.convert(source, f"{tmp_path}/b/", to="bump", options=Options(source_record=False))
+    ckconv.convert(tmp_path / "b/weights.bump", tmp_path / "back.gguf")
+
+    direct, back = (llama_cpp.logits(tmp_path / name, PROMPT) for name in ("m.gguf", "back.gguf"))
+    assert np.array_equal(direct, back)
+    assert off(back, "gemma3-text-bf16") > 10 * limit("gemma3-text-bf16"), "another base computes something else"
 
 
 MERGED = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import gguf
@@ -254,6 +255,54 @@ def test_families_without_a_template(name: str, family: str, tmp_path: Path, ckc
     result = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5)
     assert result.code == 4
     assert f"the engine has no template for {family} (it has llama, qwen2, qwen3, gemma3)" in result.err
+
+
+NUMBERS: dict[str, tuple[str, float, str, str]] = {
+    "a base that float32 has as 0": ("rope_theta", 1e-46, "the base of RoPE is 1e-46, which no float32 holds", ""),
+    "a base beyond float32": ("rope_theta", 1e39, "the base of RoPE is 1e+39, which no float32 holds", ""),
+    "an epsilon that float32 has as 0": (
+        "rms_norm_eps",
+        1e-50,
+        "the epsilon of the norms is 1e-50, which no float32 holds",
+        "",
+    ),
+    "a context of 2^31": (
+        "max_position_embeddings",
+        1 << 31,
+        "the context length is 2,147,483,648, a header holds 2,147,483,647",
+        "hint: --context N sets",
+    ),
+}
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_the_engine_reads_as_others(name: str, version: int, tmp_path: Path, ckconv) -> None:
+    key, value, text, hint = NUMBERS[name]
+    source = tmp_path / "hf"
+    shutil.copytree(FIXTURES / "hf/llama-tied-bf16", source)
+    document = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**document, key: value}))
+    result = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", version)
+    assert (result.code, text in result.err, hint in result.err) == (4, True, True)
+
+
+@pytest.mark.parametrize("context", [1_000_000, (1 << 31) - 1])
+def test_a_context_that_makes_zeros_of_many_times_the_model(context: int, tmp_path: Path, ckconv) -> None:
+    """Bump 3 has a slot for learned positions: 550 GB of zeros for a number in a header."""
+    model = Model(context=context)
+    result = convert(ckconv, model, tmp_path, "--bump-version", 3)
+    assert result.code == 4
+    assert f"a context of {context:,} makes {context * 256:,} bytes of zeros" in result.err
+    assert "hint: --context N sets the context length" in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+    assert "bump v5" in convert(ckconv, model, tmp_path).out, "which has no such slot"
+    assert convert(ckconv, model, tmp_path, "--bump-version", 3, "--context", 64, "--force").code == 0
+
+
+def test_some_megabytes_of_zeros_are_fine(tmp_path: Path, ckconv) -> None:
+    model = Model(context=131072)
+    assert convert(ckconv, model, tmp_path, "--bump-version", 3).code == 0
 
 
 def entries(folder: Path) -> dict[str, str]:

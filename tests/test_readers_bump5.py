@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Model
 
-from ckconv.errors import CkconvError, InputError, UnsupportedError
+from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError
 from ckconv.files import Files
 from ckconv.model.index import TensorIndex
 from ckconv.readers.bump import open_bump
-from ckconv.readers.bytesource import PipeSource
+from ckconv.readers.bytesource import FileSource, PipeSource
 from ckconv.rows import RowReader, canonical_pieces
 from ckconv.verification import verify_index
 
@@ -501,3 +501,23 @@ def test_map_that_the_engine_would_follow_elsewhere(version: int, tmp_path: Path
         assert f"error[verify.map]: {beside}: " in result.err
         assert sentence in result.err
     assert ckconv("inspect", path).code == 0, "nobody else follows it"
+
+
+class Cut(FileSource):
+    """A file that is cut to ``left`` bytes behind the back of its reader, once its header is read."""
+
+    left = 0
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        return super().read_at(offset, nbytes) if offset < 200 else super().read_at(offset, nbytes)[: self.left]
+
+
+@pytest.mark.parametrize("left", [0, 1, 47])
+def test_a_file_that_is_cut_while_it_is_read(left: int, tmp_path: Path, ckconv) -> None:
+    source = Model().write(tmp_path / "m.gguf")
+    assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5).code == 0
+    with Cut(tmp_path / "m.bump") as cut:
+        cut.left = left
+        with pytest.raises(OutputError, match="it changed meanwhile") as caught:
+            open_bump(tmp_path / "m.bump", source=cut)
+    assert caught.value.code == "input.changed"

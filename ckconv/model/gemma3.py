@@ -52,14 +52,10 @@ def scalar_of(config: ModelConfig) -> float:
 
 
 def unusual(config: ModelConfig) -> Iterator[str]:
-    """What differs from every published Gemma 3 of this size, for engines that take those for granted."""
+    """What differs from every published Gemma 3 of this size, for engines that take that for granted."""
     if config.family != "gemma3":
         return
     if config.final_cap:
         yield f"final_logit_softcapping = {config.final_cap:g}"
     if scalar_of(config) != config.head_dim:
         yield f"query_pre_attn_scalar = {scalar_of(config):g} beside head_dim = {config.head_dim}"
-    if local_theta_of(config) != LOCAL_ROPE_THETA:
-        yield f"rope_local_base_freq = {local_theta_of(config):g}"
-    if config.sliding_window and layers_of(config) != periodic(config.num_layers, PERIOD):
-        yield f"layer_types is not {PERIOD - 1} of {SLIDING}, then one of {FULL}"

@@ -20,12 +20,20 @@ from ckconv.model.gemma3 import unusual
 from ckconv.model.index import Extent, Tensor, TensorIndex
 from ckconv.model.names import parse, with_layer
 from ckconv.model.placement import Geometry, geometry, place, slots_of
+from ckconv.model.rope_scaling import MAX_FLOAT32
 from ckconv.plan.decoding import decoding_hint
 from ckconv.plan.facts import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.source_rules import surplus_reasons
 from ckconv.plan.steps import Options, OutputFile, Plan, Step, missing_tensors
 from ckconv.triples import triple_of
+
+#: The smallest number above 0 that float32 has: the engine reads a smaller base as 0, which switches RoPE off.
+_LEAST_FLOAT32 = 2.0**-149
+
+#: The engine's headers have 32 bits with a sign for a context length.
+_MOST_POSITIONS = (1 << 31) - 1
+_FEWER_POSITIONS = "--context N sets a smaller one"
 
 #: What the file is called in a directory.
 MODEL_NAME = "weights.bump"
@@ -174,8 +182,13 @@ class BumpPlanner(Planner):
             self.refuse(f"{modifier} changes the computation; the engine does not know it")
         if not c.norm_eps:
             self.refuse("the source names no epsilon for its norms")
+        for what, number in (("base of RoPE", c.rope_theta), ("epsilon of the norms", c.norm_eps)):
+            if number and not _LEAST_FLOAT32 <= number <= MAX_FLOAT32:
+                self.refuse(f"the {what} is {number:g}, which no float32 holds")
         if not g.context:
             self.refuse("the source names no context length", "--context N sets one")
+        elif g.context > _MOST_POSITIONS:
+            self.refuse(f"the context length is {g.context:,}, a header holds {_MOST_POSITIONS:,}", _FEWER_POSITIONS)
         elif c.context_length and g.context > c.context_length:
             self.notes.append(f"context {g.context:,} is longer than the source's {c.context_length:,}")
 
@@ -274,7 +287,8 @@ class BumpPlanner(Planner):
         best = min(loaded, key=lambda block: (counts[block], block.size))
         if counts[best]:
             names = " or ".join(block.name for block in loaded)
-            return source, f"{counts[best]:,} groups have numbers that no {names} block holds"
+            have = "group has" if counts[best] == 1 else "groups have"
+            return source, f"{counts[best]:,} {have} numbers that no {names} block holds"
         return best, ""
 
     def _check_missing(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ckconv.dtypes import DType
+from ckconv.dtypes import F32, DType
 from ckconv.formats.bump import ALIGN_ELEMENTS, HEADER_BYTES
 from ckconv.formats.bump_engines import computed_by
 from ckconv.formats.bump_slots import LOADED_BY_V3, SLOTS_V3, Slot
@@ -21,6 +21,10 @@ from ckconv.plan.facts import SourceFacts
 from ckconv.plan.steps import Options, Plan
 
 _K_QUANT_BLOCK = 256
+
+#: A configuration's context may make at most so many bytes of zeros: some megabytes, or a few times the model.
+_POSITIONS_FLOOR = 64 << 20
+_POSITIONS_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,15 @@ class Bump3Planner(BumpPlanner):
         if c.head_dim * c.num_heads != c.hidden_size:
             self.refuse(
                 f"head size {c.head_dim} is not hidden / heads ({c.hidden_size} / {c.num_heads}), as it must be"
+            )
+
+        positions = self.geometry.context * self.geometry.aligned_hidden * F32.size
+        most = max(_POSITIONS_FLOOR, _POSITIONS_SHARE * self.index.nbytes)
+        if positions > most and not self.options.context:
+            self.refuse(
+                f"a context of {self.geometry.context:,} makes {positions:,} bytes of zeros for positions that are not "
+                f"learned, the model has {self.index.nbytes:,} bytes",
+                "--context N sets the context length",
             )
 
     def _refused_type(self, source: DType, slot: Slot) -> str:

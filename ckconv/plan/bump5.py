@@ -25,6 +25,7 @@ from ckconv.model.config import ModelConfig
 from ckconv.model.index import TensorIndex
 from ckconv.model.placement import Geometry
 from ckconv.plan.bump import BumpPlanner
+from ckconv.plan.bump5_gemma3 import engine_reasons
 from ckconv.plan.facts import SourceFacts
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Options, Plan
@@ -85,6 +86,9 @@ class Bump5Planner(BumpPlanner):
     def _check_engine(self) -> None:
         if self.config.family not in TEMPLATES:
             self.refuse(f"the engine has no template for {self.config.family} (it has {', '.join(TEMPLATES)})")
+
+        if self.config.family == "gemma3":
+            self.reasons += engine_reasons(self.config, self.geometry.context)
 
     def _slides(self) -> bool:
         return self.config.family == "gemma3"

@@ -25,6 +25,7 @@ from ckconv.formats.bump_slots import CONTENT_WORDS, TYPE_WORDS
 from ckconv.model.architectures import FAMILIES, Family
 from ckconv.model.config import ModelConfig
 from ckconv.model.placement import Geometry
+from ckconv.plan.bump5_gemma3 import carried
 from ckconv.plan.steps import Step
 
 #: Matrices of a layer whose types the quantisation summary lists.
@@ -66,7 +67,7 @@ class Facts:
         """Keys that manifest and ``config.json`` only have where there is something to say."""
         layout = {"rope_layout": self.own_rope_layout} if self.own_rope_layout else {}
         window = {"sliding_window": self.config.sliding_window} if self.config.sliding_window else {}
-        return {**layout, **window, **self.texts}
+        return {**layout, **window, **carried(self.config), **self.texts}
 
 
 def entries(steps: tuple[Step, ...]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckconv.errors import UsageError
+from ckconv.model.index import Tensor
 from ckconv.plan.steps import Options
 
 _CHOICES: Mapping[str, tuple[object, ...]] = {
@@ -53,6 +54,15 @@ def check_values(options: Options) -> None:
     for pair in options.set_meta:
         if not isinstance(pair, tuple) or [type(text) for text in pair] != [str, str]:
             raise _fault("set_meta", pair, "pairs of a key and a value, both words")
+
+
+def stores_float32(to: str, options: Options, tensor: Tensor) -> bool:
+    """The target ``to`` holds a tensor of floats as float32, whatever the type of the source is."""
+    if to == "bump" and (options.dtype == "engine" or len(tensor.shape) == 1):
+        return True
+    if to == "gguf" and options.dtype != "keep" and len(tensor.shape) == 1:
+        return True
+    return options.dtype == "f32"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.model.architectures import family_of_model_type
-from ckconv.model.config import PARAMETERS, ModelConfig, build_config, checked_number
-from ckconv.readers.strictjson import Document, read_object
+from ckconv.model.config import PARAMETERS, Fail, ModelConfig, build_config, checked_number, shortest_float32
+from ckconv.model.gemma3 import periodic
+from ckconv.readers.strictjson import Document, read_object, shown
 
 CONFIG_NAME = "config.json"
 _DOCUMENT = Document(what="configuration", code="model.config", duplicate_code="model.config", limit=64 << 20)
@@ -67,4 +69,17 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
         raise fail(f"head_dim is {model.head_dim}, the file's header says {header['head_dim']}")
     if not model.ffn_size:
         raise fail(f"{names['ffn_size']} is missing")
-    return model
+    return _gemma3(config, model, fail) if family == "gemma3" else model
+
+
+def _gemma3(config: Mapping[str, Any], model: ModelConfig, fail: Fail) -> ModelConfig:
+    """With what the documents say of the layers that slide."""
+    local, period = config.get("rope_local_base_freq"), config.get("sliding_window_pattern")
+    if local is not None:
+        number = next(parameter for parameter in PARAMETERS if parameter.field == "rope_theta")
+        local = shortest_float32(float(checked_number("rope_local_base_freq", local, number, fail)))
+    if period is None:
+        return replace(model, local_rope_theta=local or None)
+    if isinstance(period, bool) or not isinstance(period, int) or period < 0:
+        raise fail(f"sliding_window_pattern must be a whole number, got {shown(period)}")
+    return replace(model, local_rope_theta=local or None, layer_types=periodic(model.num_layers, period))

@@ -32,6 +32,8 @@ _HUGGINGFACE_KEYS: dict[str, str] = {
     "rope_theta": "rope_theta",
     "rope_layout": "rope_layout",
     "sliding_window": "sliding_window",
+    "sliding_window_pattern": "sliding_window_pattern",
+    "rope_local_base_freq": "rope_local_base_freq",
     "tie_word_embeddings": "tie_word_embeddings",
 }
 
@@ -61,7 +63,7 @@ def read_metadata(path: Path, source: ByteSource, size: int, start: int) -> Meta
             allowed=start + FOOTER.size,
             hint="the copy looks incomplete",
         )
-    magic, nbytes, sha256 = FOOTER.unpack(source.read_at(footer_at, FOOTER.size))
+    magic, nbytes, sha256 = FOOTER.unpack(source.read_whole(footer_at, FOOTER.size))
     if magic != FOOTER_MAGIC:
         raise InputError(
             CODE,
@@ -82,7 +84,7 @@ def read_metadata(path: Path, source: ByteSource, size: int, start: int) -> Meta
             allowed=limit,
         )
     offset = footer_at - nbytes
-    data = source.read_at(offset, nbytes)
+    data = source.read_whole(offset, nbytes)
     computed = hashlib.sha256(data).digest()
     if computed != sha256:
         raise InputError(

@@ -36,6 +36,23 @@ class ByteSource:
         """``nbytes`` bytes from ``offset`` on; fewer at the end of the input, none beyond it."""
         raise NotImplementedError
 
+    def read_whole(self, offset: int, nbytes: int) -> bytes:
+        """``nbytes`` bytes from ``offset`` on, which the size says are there.
+
+        Raises:
+            OutputError: ``input.changed``, they are not there any more.
+        """
+        data = self.read_at(offset, nbytes)
+        if len(data) < nbytes:
+            end = offset + len(data)
+            raise OutputError(
+                "input.changed",
+                f"the file ends at byte {end:,}, {nbytes - len(data):,} bytes early: it changed meanwhile",
+                path=self.path,
+                offset=end,
+            )
+        return data
+
     def close(self) -> None:
         """Give back the descriptor. Closing twice is harmless."""
 
