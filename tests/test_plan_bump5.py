@@ -222,13 +222,9 @@ REFUSED: dict[str, tuple[Model, str]] = {
         Model(arch="gemma3", **QK),
         "no tensor for layers.{n}.post_ffn_norm.weight in 2 layers",
     ),
-    "sliding window": (
-        Model(arch="qwen2", extra_keys={"qwen2.attention.sliding_window": 16}),
-        "attention slides over 16 tokens (sliding_window), the engine attends to all 40",
-    ),
     "rope scaling": (
-        Model(extra_keys={"llama.rope.scaling.type": "linear"}),
-        "llama.rope.scaling.type = linear changes the computation",
+        Model(extra_keys={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}),
+        "the configuration scales RoPE (linear), which the engine does not do",
     ),
     "rope frequencies": (Model(extra_tensors={"rope_freqs.weight": (8,)}), "rope_freqs.weight scales RoPE"),
     "partial rotation": (
@@ -247,6 +243,25 @@ def test_refused(name: str, version: int, tmp_path: Path, ckconv) -> None:
     assert f"error[plan.refused]: {tmp_path}/m.gguf: bump {version} cannot hold this model" in result.err
     assert text in result.err
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_window_that_the_engine_does_not_have(version: int, tmp_path: Path, ckconv) -> None:
+    source = configured(tmp_path, model_type="mistral", sliding_window=16)
+    flags = ("--bump-version", version)
+    result = ckconv("convert", source, tmp_path / "m.bump", *flags)
+    assert result.code == 4
+    assert "attention slides over 16 tokens (sliding_window), the engine attends to all 256" in result.err
+    assert "hint: --context 16 makes them the same" in result.err
+    assert ckconv("convert", source, tmp_path / "m.bump", *flags, "--context", 16).code == 0
+
+
+def configured(folder: Path, **changes: object) -> Path:
+    """The small llama of the fixtures with another configuration."""
+    shutil.copytree(FIXTURES / "hf/llama-tied-bf16", folder / "hf")
+    document = json.loads((folder / "hf/config.json").read_text())
+    (folder / "hf/config.json").write_text(json.dumps({**document, **changes}))
+    return folder / "hf"
 
 
 @pytest.mark.parametrize(("name", "family"), [("phi3-bf16.auto", "phi3"), ("gpt2-f32.f32", "gpt2")])
@@ -279,10 +294,7 @@ NUMBERS: dict[str, tuple[str, float, str, str]] = {
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_that_the_engine_reads_as_others(name: str, version: int, tmp_path: Path, ckconv) -> None:
     key, value, text, hint = NUMBERS[name]
-    source = tmp_path / "hf"
-    shutil.copytree(FIXTURES / "hf/llama-tied-bf16", source)
-    document = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps({**document, key: value}))
+    source = configured(tmp_path, **{key: value})
     result = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", version)
     assert (result.code, text in result.err, hint in result.err) == (4, True, True)
 
