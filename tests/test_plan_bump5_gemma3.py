@@ -75,7 +75,7 @@ def test_base_and_window_of_the_layers_come_back(
     assert document["sliding_window"] == 32
     if changes is ALL_SLIDE:
         assert document["layer_types"] == [SLIDING] * 6
-    assert ckconv("verify", tmp_path / "back", source).code == 0
+    assert ckconv("verify", tmp_path / "back", source, "--weights").code == 0
 
 
 def test_there_and_back_is_the_same_bytes(tmp_path: Path, ckconv) -> None:
