@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 
+from ckconv.bump_documents import check_documents
 from ckconv.content import content_of_index, content_of_plan
 from ckconv.contentdiff import check_json, differences
 from ckconv.conversion_record import ConversionRecord, record_beside
@@ -117,7 +118,9 @@ def verify_alone(
         InputError: ``side.json``, a file beside it is malformed.
     """
     check_json(content_of_index(out, named))
-    return verify_soundly(out, None, progress=progress)
+    found = verify_soundly(out, None, progress=progress)
+    check_documents(out, named)
+    return found
 
 
 def verify_whole(out: TensorIndex, source: TensorIndex, asked: Asked, *, progress: Progress | None = None) -> Verified:

@@ -46,7 +46,9 @@ def index_bump5(
     facts: dict[str, Any] = {"header": file.header, "codes": file.codes, "size": file.size}
     if file.size is None:
         return TensorIndex("bump", file.version, path, (path,), "", None, (), {}, facts=facts)
-    checked = checked_manifest(manifest, path, start=file.start, end=file.end) if manifest else None
+    checked = None
+    if manifest is not None:
+        checked = checked_manifest(manifest, path, start=file.start, end=file.end)
     merged = _merged(path, config, file.metadata, checked)
     family = _family(merged)
     resolved = resolve(path, source, file, checked, family)

@@ -26,7 +26,8 @@ Place = tuple[str, int, int]
 def check_map(index: TensorIndex) -> bool:
     """Whether a map lies beside the file that is right; ``False`` where there is none.
 
-    Where an entry is in memory is the engine's choice and not looked at.
+    The loader copies every entry to where the map puts it in memory: in the engine's usual layout that is where it is
+    in the file, for all entries. In another one no two entries may overlap.
 
     Raises:
         VerifyError: ``verify.map``, an entry is malformed, missing, or not where the file has it.
@@ -38,7 +39,8 @@ def check_map(index: TensorIndex) -> bool:
     slots = dict(_slots(index))
     faults: list[str] = []
     seen: set[str] = set()
-    for name, place in _entries(path, faults):
+    entries = list(_entries(path, faults))
+    for name, place, _ in entries:
         slot = slots.get(name)
         if name in seen:
             faults.append(f"{quoted(name)} is listed twice")
@@ -47,6 +49,7 @@ def check_map(index: TensorIndex) -> bool:
         elif slot[0] != place:
             faults.append(f"{name} is {_words(place)}, in the file {_words(slot[0])}")
         seen.add(name)
+    faults += _misplaced(entries)
     faults += [f"{name} is missing" for name, (_, needed) in slots.items() if needed and name not in seen]
     if faults:
         raise VerifyError(CODE, faults[0], path=path, details=listed(faults[1:]))
@@ -73,7 +76,20 @@ def _slots(index: TensorIndex) -> Iterator[tuple[str, tuple[Place, bool]]]:
     yield from places.items()
 
 
-def _entries(path: Path, faults: list[str]) -> Iterator[tuple[str, Place]]:
+def _misplaced(entries: list[tuple[str, Place, int]]) -> Iterator[str]:
+    """What lies elsewhere in memory than it should."""
+    moved = [name for name, (_, offset, _), memory in entries if memory != offset]
+    if len(moved) < len(entries):
+        yield from (f"{name} is elsewhere in memory than in the file, the others are not" for name in moved)
+        return
+    end = 0
+    for name, (_, _, nbytes), memory in sorted(entries, key=lambda entry: entry[2]):
+        if memory < end:
+            yield f"{name} begins in memory at {memory:,}, inside another"
+        end = memory + nbytes
+
+
+def _entries(path: Path, faults: list[str]) -> Iterator[tuple[str, Place, int]]:
     with open_source(path) as source:
         size = source.size or 0
         if size > _LIMIT:
@@ -86,9 +102,9 @@ def _entries(path: Path, faults: list[str]) -> Iterator[tuple[str, Place]]:
             continue
         fields = line.split("|")
         try:
-            name, dtype, offset, nbytes, _ = fields
-            place = dtype, int(offset, 0), int(nbytes, 0)
+            name, dtype, *numbers = fields
+            offset, nbytes, memory = (int(number, 0) for number in numbers)
         except ValueError:
             faults.append(f"line {number:,} is no name|dtype|file_offset|size|runtime_offset")
             continue
-        yield ALIASES.get(name, name), place
+        yield ALIASES.get(name, name), (dtype, offset, nbytes), memory

@@ -18,7 +18,7 @@ CODE = "bump.metadata"
 _DOCUMENT = Document("metadata", CODE, CODE, 64 << 20)
 
 #: Keys of the engine's own configuration documents -> Hugging Face's.
-_HUGGINGFACE_KEYS: dict[str, str] = {
+HUGGINGFACE_KEYS: dict[str, str] = {
     "model": "model_type",
     "num_layers": "num_hidden_layers",
     "embed_dim": "hidden_size",
@@ -104,4 +104,4 @@ def huggingface_config(document: Mapping[str, Any] | None) -> dict[str, Any]:
     config = (document or {}).get("config")
     if not isinstance(config, dict):
         return {}
-    return {theirs: config[ours] for ours, theirs in _HUGGINGFACE_KEYS.items() if config.get(ours) is not None}
+    return {theirs: config[ours] for ours, theirs in HUGGINGFACE_KEYS.items() if config.get(ours) is not None}
