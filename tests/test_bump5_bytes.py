@@ -292,7 +292,7 @@ def test_split_rows_are_hugging_faces_and_recorded_everywhere(tmp_path: Path, ck
     assert json.loads((tmp_path / "config.json").read_text())["rope_layout"] == "split"
     assert metadata_of(file, len(expected))["config"]["rope_layout"] == "split"
     for gone in ("config.json", "weights_manifest.json", None):
-        assert ckconv("verify", path, source).code == 0
+        assert ckconv("verify", path, source, "--weights").code == 0
         if gone:
             (tmp_path / gone).unlink()
 
@@ -313,7 +313,7 @@ def test_interleaved_rows_need_a_template_that_rotates_them(version: int, tmp_pa
     assert ckconv("convert", source, tmp_path / "m.bump", *flags, "--template", tmp_path / "t.json").code == 0
     assert manifest_of(tmp_path)["template"]["kernels"] == PAIRWISE["kernels"]
     assert "rope_layout" not in manifest_of(tmp_path)["config"]
-    assert ckconv("verify", tmp_path / "m.bump", source).code == 0
+    assert ckconv("verify", tmp_path / "m.bump", source, "--weights").code == 0
 
 
 def test_a_template_that_rotates_split_rows_gets_no_interleaved_ones(tmp_path: Path, ckconv) -> None:
@@ -345,7 +345,7 @@ def test_norms_of_q_and_k_go_where_the_rows_of_their_heads_go(tmp_path: Path, ck
         stored = np.frombuffer(file, "<f4", entry["size"] // 4, entry["file_offset"])
         assert stored[0::2].tolist() == data[: len(data) // 2].tolist()
         assert stored[1::2].tolist() == data[len(data) // 2 :].tolist()
-    assert ckconv("verify", tmp_path / "m.bump", source).code == 0
+    assert ckconv("verify", tmp_path / "m.bump", source, "--weights").code == 0
 
 
 @pytest.mark.parametrize("asked", ["engine", "source", "interleaved"])
@@ -394,7 +394,7 @@ def test_rows_follow_the_kernel_of_the_template(tmp_path: Path, ckconv) -> None:
     expected, _ = expected_bump5(source, split=True)
     assert (tmp_path / "m.bump").read_bytes()[: len(expected)] == expected
     assert "rope_layout" not in manifest_of(tmp_path)["config"]
-    assert ckconv("verify", tmp_path / "m.bump", source).code == 0
+    assert ckconv("verify", tmp_path / "m.bump", source, "--weights").code == 0
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_checkpoint_and_gguf_make_the_same_weights(name: str, tmp_path: Path, ck
     for kind, source, other in (("hf", FIXTURES / "hf" / name, twin), ("gguf", twin, FIXTURES / "hf" / name)):
         out = tmp_path / kind / "weights.bump"
         assert ckconv("convert", source, f"{tmp_path}/{kind}/", "--to", "bump", "--bump-version", 5).code == 0
-        assert ckconv("verify", out, other).code == 0
+        assert ckconv("verify", out, other, "--weights").code == 0
         file = out.read_bytes()
         entries = manifest_of(out.parent)["entries"]
         files[kind] = {
