@@ -201,6 +201,7 @@ class Description:
         if everything:
             yield from (("target", t.name, "yes" if not t.reasons else "no") for t in self.targets)
             yield from (("reason", t.name, reason.text, reason.hint) for t in self.targets for reason in t.reasons)
+            yield from (("note", t.name, note) for t in self.targets for note in t.notes)
         if self.hashes and not only_metadata:
             yield "hash", self.hashes.model
 
