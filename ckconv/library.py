@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.destination import OUTPUTS, Destination, destination, says_nothing
-from ckconv.errors import UsageError, quoted
+from ckconv.errors import UsageError, counted, quoted
 from ckconv.execute import Report, run
 from ckconv.files import Files, readable
 from ckconv.model.config import ModelConfig
@@ -187,6 +187,7 @@ def prepare(
     options = replace(options, file_name=place.file_name, source_record=record)
     with readable(index.path):
         plan = make_plan(index, place.format, options)
+    plan = replace(plan, notes=(*plan.notes, *_kept_blocks(plan)))
     if place.format == "bump" and place.parent is not None and plan.files and plan.record is None:
         stale = record_path(place.parent / plan.files[0].name)
         if os.path.lexists(stale):
@@ -206,6 +207,14 @@ def _merged(index: TensorIndex, adapters: Sequence[tuple[StrPath, float]], optio
     opened = [Adapting(open_index(Path(path), base=base), weight) for path, weight in adapters]
     unrounded = partial(stores_float32, to, options)
     return merge_adapters(index, opened, decoded=options.decodes, unrounded=unrounded)
+
+
+def _kept_blocks(plan: Plan) -> Iterator[str]:
+    """A type of values was asked for, and matrices are quantised all the same."""
+    kept = [s for s in plan.steps if s.source is not None and s.source.dtype.block > 1 and s.target.dtype.block > 1]
+    if kept and plan.options.dtype in ("f32", "f16", "bf16"):
+        what = counted(len(kept), "tensor")
+        yield f"--dtype {plan.options.dtype} leaves {what} quantised: --dequantize decodes them"
 
 
 def _format_of_record(index: TensorIndex, options: Options) -> str | None:

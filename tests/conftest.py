@@ -25,6 +25,12 @@ from ckconv.signals import ENDING
 #: Nothing may be skipped: the programs that models are made for are there.
 REQUIRED = os.environ.get("CKCONV_ORACLES") == "required"
 
+#: A script's background job and nohup ignore signals, and so would every child that a test sends one to.
+_DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+for _number, _handler in _DEFAULTS.items():
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
+
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 

@@ -89,7 +89,6 @@ def test_tensors_are_chosen_by_either_name(ckconv: Run) -> None:
 
     found = ckconv("inspect", "--tensors", "layers.?.attention.q.*", QWEN2)
     assert len(fields(found.out, "tensor")) == 4
-    assert ckconv("inspect", "--tensors", "nothing*", QWEN2) == Result(0, "", "")
 
 
 def test_metadata_alone(ckconv: Run) -> None:
@@ -415,3 +414,17 @@ def test_an_empty_argument_is_not_the_working_directory(verb: tuple[str, ...], c
     found = ckconv(*verb)
     assert (found.code, found.out) == (2, "")
     assert found.err.startswith("ckconv: error[usage]: an argument is empty\n")
+
+
+def test_a_glob_that_matches_no_tensor_is_a_mistake(ckconv) -> None:
+    found = ckconv("inspect", FIXTURES / "hf" / "llama-tied-bf16", "--tensors", "nope*")
+    assert (found.code, found.out) == (2, "")
+    assert found.err == "ckconv: error[usage]: --tensors 'nope*' matches no tensor\n"
+
+
+def test_quiet_prints_nothing_but_errors(ckconv) -> None:
+    path = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
+    found = ckconv("inspect", path, "-q")
+    assert (found.code, found.out, found.err) == (0, "", "")
+    assert ckconv("inspect", path, "-q", "--json").json["format"] == "gguf"
+    assert ckconv("inspect", path.with_name("none"), "-q").err.startswith("ckconv: error[input.missing]")

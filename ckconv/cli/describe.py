@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: Elements of an array that are shown before it is cut.
 SHOWN_ELEMENTS = 5
 
+#: What JSON calls the values of a configuration.
+_KINDS = {type(None): "null", dict: "object", list: "list"}
+
 _CONFIG_FIELDS = (*SHARED_FIELDS, "sliding_window")
 
 
@@ -110,7 +113,7 @@ class Description:
             if isinstance(item, MetaValue):
                 yield key, item.type, _text(item.value)
             else:
-                yield key, type(item).__name__, str(item)
+                yield key, _KINDS.get(type(item), type(item).__name__), "null" if item is None else str(item)
 
     def document(self) -> dict[str, Any]:
         """The document of ``--json``."""

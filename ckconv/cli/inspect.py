@@ -66,6 +66,10 @@ def command(
             line.begin("hashing", index.nbytes)
             found = hash_index(index, line)
     description: Description = describe(index, tensors=tensors, hashes=found, piped=piped)
+    if tensors is not None and index.stored and not description.shown:
+        raise UsageError("usage", f"--tensors {tensors!r} matches no tensor")
+    if settings.quiet and not settings.json:
+        return
     if settings.json:
         from ckconv.cli.render import print_json
 

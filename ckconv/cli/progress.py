@@ -44,7 +44,11 @@ class ProgressLine:
                 self._last = now
                 share = 100 * self._done // self._total if self._total else 100
                 rate = self._done / (now - self._start)
-                say(f"ckconv: {self._phase} {share}%  {size(self._done)}  {size(int(rate))}/s  {printable(name)}\n")
+                left = f"{(self._total - self._done) / rate:,.0f} s left  " if 0 < self._done < self._total else ""
+                say(
+                    f"ckconv: {self._phase} {share}%  {size(self._done)} of {size(self._total)}  "
+                    f"{size(int(rate))}/s  {left}{printable(name)}\n"
+                )
             return
         if self._bar is None and now - self._start >= _PATIENCE:
             self._bar = self._new_bar()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from ckconv.cli.render import count, print_json, print_lines, size
 from ckconv.cli.settings import Settings
 from ckconv.conversions import Action
 from ckconv.dtypes import F32
-from ckconv.errors import MAX_LISTED
+from ckconv.errors import MAX_LISTED, counted
 from ckconv.execute import Report
 from ckconv.model.index import TensorIndex
 from ckconv.plan.planner import HEAD
@@ -83,8 +84,8 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
     rate = size(int(plan.nbytes / report.seconds)) if report.seconds else size(plan.nbytes)
     lines = [
         f"{report.target}  {_format(plan)}  {size(plan.nbytes)}{_in_files(plan)}"
-        f"  {total} tensors from {plan.index.path.name}"
-        f" ({_source(plan.index)})",
+        f"  {counted(total, 'tensor')} from {plan.index.path.name}"
+        f"{f' ({source})' if (source := _source(plan.index)) else ''}",
         f"  {_summary(plan)}",
         *_rounded_lines(report, settings),
         *_merged_lines(report, settings),
@@ -104,11 +105,11 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
 
 def _rounded_lines(report: Report, settings: Settings) -> list[str]:
     """The tensors that lost precision, named as far as somebody reads."""
-    lines = [f"  {name}: {changed:,} values rounded" for name, changed in report.changed.items()]
+    lines = [f"  {name}: {counted(changed, 'value')} rounded" for name, changed in report.changed.items()]
     if settings.verbose or len(lines) <= MAX_LISTED:
         return lines
     total = sum(report.changed.values())
-    return [f"  {total:,} values of {len(lines)} tensors rounded (-v lists them)"]
+    return [f"  {counted(total, 'value')} of {counted(len(lines), 'tensor')} rounded (-v lists them)"]
 
 
 def _left_out_lines(plan: Plan, settings: Settings) -> list[str]:
@@ -130,7 +131,9 @@ def _merged_lines(report: Report, settings: Settings) -> list[str]:
     if not report.merged:
         return []
     name, most = max(report.merged.items(), key=lambda item: item[1])
-    lines = [f"  adapters changed {len(report.merged)} tensors, at most by {most:.3g}, in {name} (-v lists all)"]
+    lines = [
+        f"  adapters changed {counted(len(report.merged), 'tensor')}, at most by {most:.3g}, in {name} (-v lists all)"
+    ]
     if settings.verbose:
         lines += [f"    {name}: {change:.3g}" for name, change in report.merged.items()]
     return lines
@@ -150,14 +153,18 @@ def _digest(report: Report, settings: Settings) -> str:
 
 
 def _short(digest: str, settings: Settings) -> str:
-    return digest if settings.verbose or len(digest) < 16 else f"{digest[:6]}...{digest[-2:]}"
+    return digest if settings.verbose or len(digest) < 32 else f"{digest[:12]}...{digest[-12:]}"
 
 
 def _peak_memory() -> int:
-    """Bytes."""
+    """Bytes that this process held at most."""
     import resource
     import sys
+    from pathlib import Path
 
+    with suppress(OSError, ValueError, StopIteration):  # ru_maxrss begins with what the caller held before its exec
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -168,8 +175,9 @@ def _container(index: TensorIndex) -> str:
 
 def _source(index: TensorIndex) -> str:
     if index.adapter is not None:
-        return f"{index.adapter.method}, {len(index.adapter.modules)} modules"
-    return f"{index.architecture}, {index.config.num_layers if index.config else '?'} layers"
+        return f"{index.adapter.method}, {counted(len(index.adapter.modules), 'module')}"
+    layers = counted(index.config.num_layers, "layer") if index.config else ""
+    return ", ".join(word for word in (index.architecture, layers) if word)
 
 
 def _model(index: TensorIndex) -> str:
@@ -180,7 +188,7 @@ def _model(index: TensorIndex) -> str:
     if c is None:
         return f"{index.architecture or 'no architecture named'}  {count(index.parameters)} parameters"
     heads = f"{c.num_heads}/{c.num_kv_heads} heads" if c.num_kv_heads != c.num_heads else f"{c.num_heads} heads"
-    sizes = f"{c.num_layers} layers, {heads}, hidden {c.hidden_size}"
+    sizes = f"{counted(c.num_layers, 'layer')}, {heads}, hidden {c.hidden_size}"
     return f"{index.architecture}  {sizes}  {count(index.parameters)} parameters"
 
 

@@ -86,7 +86,9 @@ class MlxPlanner(CheckpointPlanner):
         assert config is not None
         own = CLASSES.get(family.name)
         if own is None:
-            self.notes.append(f"mlx-lm has no {family.name} class: the tensors have the names of Hugging Face")
+            self.notes.append(
+                f"ckconv knows no class of mlx-lm for {family.name}: the tensors have the names of Hugging Face"
+            )
         if own is None or self.options.names in ("canonical", "gguf"):
             return
         if own.fixed_head and config.head_dim * config.num_heads != config.hidden_size:
