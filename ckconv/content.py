@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ckconv.beside import document_beside
 from ckconv.formats.adapters import CONFIG_NAME as ADAPTER_CONFIG
 from ckconv.formats.bump import FOOTER, HeaderV3, HeaderV4
 from ckconv.formats.gguf import VERSION
@@ -102,7 +103,7 @@ def _of_bump(index: TensorIndex, named: Mapping[str, Path]) -> Content:
         metadata = [checksum.extent for checksum in index.checksums if checksum.what == "metadata"]
         files = {FOOTER_NAME: source.read_at(metadata[0].offset, metadata[0].nbytes)} if metadata else {}
     names = (CONFIG_NAME,) if index.version == 3 else (CONFIG_NAME, MANIFEST_NAME, MAP_NAME)
-    paths = {name: named.get(name, path.parent / name) for name in names}
+    paths = {name: named.get(name) or document_beside(path, name) for name in names}
     paths = {name: place for name, place in paths.items() if place.exists()}
     return Content(keys, {**{name: _read(place) for name, place in paths.items()}, **files}, paths)
 

@@ -217,3 +217,12 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
     for output, path, byte, bit in bitflips.flips(made, 120, random.Random(11)):
         status, said = bitflips.flipped(output, path, byte, bit)
         assert status in (3, 5), (output.options, path.name, byte, bit, said)
+
+
+def test_each_of_two_bump_files_in_a_directory_has_documents_of_its_own(tmp_path: Path, ckconv) -> None:
+    sources = {name: FIXTURES / f"gguf/{name}.auto.gguf" for name in ("llama-tied-bf16", "qwen2-tied-bf16")}
+    for name, source in sources.items():
+        assert ckconv("convert", source, tmp_path / f"{name}.bump", "--checksums", "--record", "-q").code == 0
+    for name, source in sources.items():
+        result = ckconv("verify", tmp_path / f"{name}.bump", source)
+        assert result.code == 0, result.err
