@@ -123,9 +123,9 @@ BROKEN = {
         f"14 alignment {n}": (
             gguf([("general.alignment", "u32", n)]),
             "gguf.alignment",
-            f"general.alignment is {n}; it must be a power of two from 8 to 1,048,576",
+            f"general.alignment is {n}; it must be a power of two, at most 16,777,216",
         )
-        for n in (0, 3, 4, 24, 1 << 21, 1 << 31)
+        for n in (0, 3, 24, 1 << 25, 1 << 31)
     },
     "14 alignment of another type": (
         gguf([("general.alignment", "u64", 32)]),
@@ -151,11 +151,6 @@ BROKEN = {
         gguf([], [Tensor("a", ())]),
         "gguf.dims",
         "tensor 'a' has 0 dimensions; GGUF needs at least 1",
-    ),
-    "16 dimension of zero": (
-        gguf([], [Tensor("a", (4, 0))]),
-        "gguf.dims",
-        "tensor 'a' has shape [0, 4]; every dimension must be at least 1",
     ),
     "17 product": (
         gguf([], [Tensor("a", (1 << 32, 1 << 32), data=b"")]),
@@ -224,10 +219,10 @@ BROKEN = {
         "gguf.trailing",
         r"8 bytes after the last tensor (start `PK\x03\x04`)",
     ),
-    "23 trailing without tensors": (
-        gguf([ARCH]) + b"\0",
+    "23 trailing behind zeros": (
+        gguf([ARCH]) + b"\0" * 4096 + b"\1",
         "gguf.trailing",
-        r"1 byte after the last tensor (start `\x00`)",
+        r"1 byte after the last tensor (start `\x01`)",
     ),
     "24 split.count": (gguf([("split.count", "i32", -1)]), "gguf.split", "split.count is -1"),
     "24 type of split.count": (gguf([("split.count", "str", "3")]), "gguf.split", "split.count has type str"),

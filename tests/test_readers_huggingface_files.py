@@ -358,7 +358,7 @@ def test_weights_that_the_index_does_not_name(extra: str, root: Path) -> None:
         ({"total_size": 38}, "metadata.total_size is 38; the tensors have 39 bytes"),
         ({"total_size": 40.0}, "metadata.total_size is 40; the tensors have 39 bytes"),
         ({"total_size": "39"}, "metadata.total_size is '39', not a number of bytes"),
-        ({"total_size": 39.5}, "metadata.total_size is 39.5, not a number of bytes"),
+        ({"total_size": 39.5}, "metadata.total_size is 39.5; the tensors have 39 bytes"),
         ({"total_size": True}, "metadata.total_size is true, not a number of bytes"),
     ],
 )

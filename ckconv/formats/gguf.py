@@ -43,7 +43,10 @@ TENSOR_TAIL = Struct("<IQ")
 
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
-MIN_ALIGNMENT, MAX_ALIGNMENT = 8, 1 << 20
+#: The format allows every power of two (``gguf.cpp``); no file needs more, and padding costs memory.
+MAX_ALIGNMENT = 1 << 24
+#: Zeros that may stand behind the last tensor: files are padded to pages and blocks of devices, too.
+MAX_TRAILING_ZEROS = 1 << 24
 
 MAX_DIMS = 4
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from ckconv.model.architectures import FAMILIES, Family
-from ckconv.model.huggingface_names import NAMINGS, PARTS
+from ckconv.model.huggingface_names import NAMINGS, NESTED, PARTS
 from ckconv.model.names import GGUF_NAMES, parse, with_layer
 
 _WEIGHT = ".weight"
@@ -28,7 +28,7 @@ def stem_of(path: str, families: Iterable[str] = NAMINGS) -> str | None:
 
 def _stem(path: str, family: str) -> str | None:
     naming = NAMINGS[family]
-    for prefix, instead in {"": "", **naming.prefixes}.items():
+    for prefix, instead in (("", ""), *NESTED, *naming.prefixes):
         if path.startswith(prefix):
             name = parse(f"{instead}{path[len(prefix) :]}{_WEIGHT}")
             pattern = naming.names.get(name.pattern)

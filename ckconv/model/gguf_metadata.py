@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from ckconv.formats.gguf import Value, array, scalar
@@ -48,6 +50,9 @@ FILE_TYPES: dict[str, int] = {
 
 #: The version of ggml's block types, which changed last in 2023 (``GGML_QNT_VERSION`` of ``ggml.h``).
 _QUANTIZATION_VERSION = 2
+
+#: How a repository's directory in a download cache begins.
+_CACHED = "models--"
 
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"))
 
@@ -214,3 +219,18 @@ def display_name(text: str) -> str:
     """``llama-tied-bf16`` -> ``Llama Tied Bf16``, as llama.cpp's converter names a model after its directory."""
     words = text.strip().replace("-", " ").replace("_", " ").split()
     return " ".join(word.title() if word.islower() and not word[0].isdigit() else word for word in words)
+
+
+def directory_name(path: Path) -> str:
+    """The name of the directory that a source is, or lies in; of a download cache, the repository's.
+
+    The cache is ``models--OWNER--NAME/snapshots/REVISION/FILE -> ../../blobs/HASH`` (huggingface_hub, "Understand
+    caching").
+    """
+    resolved = path.resolve()
+    for place in (path.absolute(), resolved):
+        for repository, inside in pairwise(place.parts):
+            if repository.startswith(_CACHED) and inside in ("snapshots", "blobs"):
+                owner, _, name = repository.removeprefix(_CACHED).partition("--")
+                return name or owner
+    return resolved.name if resolved.is_dir() else resolved.parent.name

@@ -12,7 +12,7 @@ from ckconv.dtypes import Kind
 from ckconv.errors import Faults, counted, quoted
 from ckconv.model.architectures import FIELDS, Canonical, Family, dimensions
 from ckconv.model.config import ModelConfig, words_of
-from ckconv.model.huggingface_names import FOREIGN_QUANTIZERS, Naming, naming_of
+from ckconv.model.huggingface_names import FOREIGN_QUANTIZERS, NESTED, Naming, naming_of
 from ckconv.model.index import Dropped, Extent, StoredTensor, Tensor, matrix_of
 from ckconv.model.keys import KEYS
 from ckconv.model.layouts import plain, transposed
@@ -93,7 +93,8 @@ class _Rules:
         self.faults.add("model.config", message, tensor=tensor)
 
     def _look_up(self, stored: str) -> tuple[Name, str | None]:
-        for prefix, instead in {"": "", **self.naming.prefixes}.items():
+        nested = NESTED if isinstance(self.config.raw.get("text_config"), dict) else ()
+        for prefix, instead in (("", ""), *nested, *self.naming.prefixes):
             if stored.startswith(prefix):
                 name = parse(instead + stored[len(prefix) :])
                 pattern = self.naming.names.get(name.pattern)

@@ -138,7 +138,7 @@ class Naming:
 
     Attributes:
         names: pattern -> canonical pattern.
-        prefixes: what may stand before every name -> what the table has in its place.
+        prefixes: what may stand before every name, and what the table has in its place.
         fused: stem of a fused tensor -> stems of its parts, in row order, wherever one may be found.
         always_fused: those of them that the family's classes store so.
         transposed: canonical patterns of matrices that transformers stores ``[in, out]`` (MLX does not).
@@ -146,7 +146,7 @@ class Naming:
     """
 
     names: Mapping[str, str]
-    prefixes: Mapping[str, str] = field(default_factory=dict)
+    prefixes: tuple[tuple[str, str], ...] = ()
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     always_fused: tuple[str, ...] = ()
     transposed: frozenset[str] = frozenset()
@@ -165,19 +165,23 @@ PARTS: dict[str, tuple[str, ...]] = {
     GATE_UP: (f"{_OURS}.ffn.gate", f"{_OURS}.ffn.up"),
 }
 
+#: A checkpoint of the class without a head (``LlamaModel``) names its tensors without the class's own prefix.
+_BARE = (("", "model."),)
+
+#: Where a configuration has a ``text_config``, its decoder's tensors are under one of these: transformers 5 and 4.
+NESTED = (("model.language_model.", "model."), ("language_model.", ""))
+
 NAMINGS: dict[str, Naming] = {
-    "llama": Naming(_DECODER, fused=PARTS, dropped=_INV_FREQ),
-    "qwen2": Naming(_DECODER, fused=PARTS, dropped=_INV_FREQ),
-    "qwen3": Naming(_DECODER, fused=PARTS, dropped=_INV_FREQ),
-    "gemma3": Naming(
-        _GEMMA3, prefixes={"language_model.": "", "model.language_model.": "model."}, fused=PARTS, dropped=_INV_FREQ
-    ),
-    "phi3": Naming(_DECODER, fused=PARTS, always_fused=(QKV, GATE_UP), dropped=_INV_FREQ),
-    "mixtral": Naming(_MIXTRAL, fused=PARTS, dropped=_INV_FREQ),
-    "qwen3moe": Naming(_QWEN3MOE, fused=PARTS, dropped=_INV_FREQ),
+    "llama": Naming(_DECODER, prefixes=_BARE, fused=PARTS, dropped=_INV_FREQ),
+    "qwen2": Naming(_DECODER, prefixes=_BARE, fused=PARTS, dropped=_INV_FREQ),
+    "qwen3": Naming(_DECODER, prefixes=_BARE, fused=PARTS, dropped=_INV_FREQ),
+    "gemma3": Naming(_GEMMA3, prefixes=_BARE, fused=PARTS, dropped=_INV_FREQ),
+    "phi3": Naming(_DECODER, prefixes=_BARE, fused=PARTS, always_fused=(QKV, GATE_UP), dropped=_INV_FREQ),
+    "mixtral": Naming(_MIXTRAL, prefixes=_BARE, fused=PARTS, dropped=_INV_FREQ),
+    "qwen3moe": Naming(_QWEN3MOE, prefixes=_BARE, fused=PARTS, dropped=_INV_FREQ),
     "gpt2": Naming(
         _GPT2,
-        prefixes={"transformer.": "", "model.": ""},
+        prefixes=(("transformer.", ""), ("model.", "")),
         fused={QKV: PARTS[QKV]},
         always_fused=(QKV,),
         transposed=frozenset(

@@ -24,7 +24,7 @@ from ckconv.formats.gguf import (
 )
 from ckconv.model.architectures import FAMILIES
 from ckconv.model.config import ModelConfig
-from ckconv.model.gguf_metadata import display_name, general_keys, model_keys, size_label, type_keys
+from ckconv.model.gguf_metadata import directory_name, display_name, general_keys, model_keys, size_label, type_keys
 from ckconv.model.gguf_tokenizer import TokenizerKeys, tokenizer_keys
 from ckconv.model.index import Extent, Tensor
 from ckconv.model.rope_scaling import llama3_factors
@@ -215,8 +215,7 @@ class GgufPlanner(Planner):
     def _name(self, tokenizer: TokenizerKeys) -> str:
         """What the source calls itself, or the directory that it is in."""
         said = str((self._config.raw if self._config else {}).get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
-        path = self.index.path.resolve()
-        name = display_name(said or (path.name if path.is_dir() else path.parent.name))
+        name = display_name(said or directory_name(self.index.path))
         name = name.encode("utf-8", "replace").decode()  # a name in a file system may be no text
         plain = name.lower()
         if tokenizer.tokens and any(word in plain for word in _PHI3_NAMES) and _PHI3_TOKENS - tokenizer.tokens:

@@ -19,7 +19,7 @@ from ckconv.formats.gguf import (
     MAX_KEY_BYTES,
     MAX_KEYS,
     MAX_TENSORS,
-    MIN_ALIGNMENT,
+    MAX_TRAILING_ZEROS,
     U32,
     VERSIONS,
     align_up,
@@ -86,7 +86,7 @@ def read_header(source: ByteSource) -> GgufShard:
     check_offsets(source.path, records, alignment)
     end = check_extents(source.path, records, data_offset, size)
     if size is not None:
-        _check_trailing(source, max(end, header_bytes), alignment)
+        _check_trailing(source, max(end, header_bytes))
     tensors = records.stored(source.path, data_offset)
     return GgufShard(source.path, version, alignment, metadata, tensors, header_bytes, data_offset, size)
 
@@ -185,25 +185,24 @@ def _alignment(path: Path, value: MetaValue | None, offset: int | None) -> int:
     if value is None:
         return DEFAULT_ALIGNMENT
     found = value.value
-    rule = f"it must be a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT:,}"
+    rule = f"it must be a power of two, at most {MAX_ALIGNMENT:,}"
     # gguf.cpp takes no other type either.
     if value.type != "u32" or not isinstance(found, int):
         message = f"{ALIGNMENT_KEY} has type {value.type}; it must be u32"
         raise InputError("gguf.alignment", message, path=path, offset=offset, found=value.type, allowed="u32")
-    if not MIN_ALIGNMENT <= found <= MAX_ALIGNMENT or found & (found - 1):
+    if not 1 <= found <= MAX_ALIGNMENT or found & (found - 1):
         message = f"{ALIGNMENT_KEY} is {found}; {rule}"
         raise InputError("gguf.alignment", message, path=path, offset=offset, found=found, allowed=MAX_ALIGNMENT)
     return found
 
 
-def _check_trailing(source: ByteSource, end: int, alignment: int) -> None:
-    """After the last tensor there is padding or part of it, all zero: some writers leave it out, some write it."""
+def _check_trailing(source: ByteSource, end: int) -> None:
+    """After the last tensor there are zeros, or nothing: some writers pad it like the others, some files a page."""
     size = source.size or 0
-    padded = align_up(end, alignment)
-    padding = source.read_at(end, min(padded, size) - end)
-    if size <= padded and not padding.strip(b"\0"):
+    zeros = source.read_at(end, min(size - end, MAX_TRAILING_ZEROS))
+    start = end + len(zeros) - len(zeros.lstrip(b"\0"))
+    if start == size:
         return
-    start = end if padding.strip(b"\0") else padded
     shown = _printable(source.read_at(start, 4))
     raise InputError(
         "gguf.trailing",

@@ -199,9 +199,6 @@ def _shape_fault(dtype: DType, shape: tuple[int, ...]) -> _Fault | None:
     """What is wrong with a shape (outermost first), as the end of a sentence about its tensor."""
     if not shape:
         return _Fault("gguf.dims", "has 0 dimensions; GGUF needs at least 1", 0, 1)
-    if 0 in shape:
-        sentence = f"has shape {list(shape)}; every dimension must be at least 1"
-        return _Fault("gguf.dims", sentence, list(shape), 1)
     if shape[-1] % dtype.block:
         sentence = f"is {dtype} with rows of {shape[-1]}; blocks hold {dtype.block}"
         return _Fault("gguf.block", sentence, shape[-1], dtype.block)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ class ShardIndex:
 
     path: Path
     weight_map: Mapping[str, str]
-    total_size: int | None
+    total_size: float | None
 
     @property
     def tensor_counts(self) -> dict[str, int]:
@@ -95,15 +96,14 @@ def _path_fault(name: str) -> str | None:
     return None
 
 
-def _total_size(path: Path, document: dict[str, Any]) -> int | None:
+def _total_size(path: Path, document: dict[str, Any]) -> float | None:
     metadata = document.get("metadata", {})
     if not isinstance(metadata, dict):
         raise InputError("index.json", f"metadata is {kind(metadata)}; an object is required", path=path)
     total = metadata.get("total_size")
-    # A sum kept as a float, 246400.0, is the same number in JSON.
-    whole = isinstance(total, float) and total.is_integer()
-    if total is None or whole or type(total) is int:
-        return None if total is None else int(total)
+    # A sum kept as a float, 246400.0, is the same number in JSON; with truth values in it, it is no whole one.
+    if total is None or (isinstance(total, float) and isfinite(total)) or type(total) is int:
+        return int(total) if isinstance(total, float) and total.is_integer() else total
     raise InputError("index.mismatch", f"metadata.total_size is {shown(total)}, not a number of bytes", path=path)
 
 
@@ -146,7 +146,9 @@ def check_against_shards(index: ShardIndex, shards: Iterable[SafetensorsFile]) -
     faults.check()
 
     total = sum(stored.extent.nbytes for shard in shards for stored in shard.tensors)
-    if index.total_size is not None and index.total_size != total:
+    # transformers counted a bool as an eighth of a byte (``dtype_byte_size``, until 4.54).
+    bools = sum(s.extent.nbytes for shard in shards for s in shard.tensors if s.dtype.name == "BOOL")
+    if index.total_size is not None and index.total_size not in (total, total - bools + bools / 8):
         message = f"metadata.total_size is {index.total_size:,}; the tensors have {total:,} bytes"
         raise InputError("index.mismatch", message, path=index.path, found=index.total_size, allowed=total)
 
