@@ -20,6 +20,7 @@ from ckconv.model.architectures import FAMILIES
 from ckconv.model.config import PARAMETERS, ModelConfig
 from ckconv.model.gguf_tables import GGUF_KEYS, Kind
 from ckconv.model.llama3_rope import rope_factors, rope_scaling_of
+from ckconv.plan.gguf_rules import engine_reasons
 
 #: What scripts/record_gguf_keys.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "gguf_keys.json").read_text())
@@ -233,6 +234,14 @@ def test_another_context_does_not_change_what_yarn_starts_from(tmp_path: Path) -
         path = tmp_path / f"{name}.gguf"
         assert value(path, "llama.context_length") == 32
         assert value(path, "llama.rope.scaling.original_context_length") == expected
+
+
+@pytest.mark.parametrize(("family", "written"), [("llama", False), ("qwen2", False), ("phi3", True)])
+def test_a_part_of_a_head_is_turned_where_llama_cpp_does_that(family: str, written: bool) -> None:
+    """llama.cpp: "invalid n_rot: 8, expected 16" for a llama."""
+    config = ModelConfig(family, family, 2, 64, 96, 4, 2, 16, 40, 128, 1e-5, 10_000.0, 8)
+    reasons = [reason.text for reason in engine_reasons(config, 128, rope_dropped=False)]
+    assert reasons == ([] if written else ["RoPE turns 8 of 16 elements of a head; llama.cpp turns all"])
 
 
 # Llama 3's factors
