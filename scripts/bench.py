@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench_inputs import HEADER, QUANTISED, WIDENED
+from bench_inputs import HEADER, MANY, QUANTISED, WIDENED, many_gguf, many_safetensors
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What the installed command runs.
@@ -112,9 +112,22 @@ def cases(place: Path) -> list[Case]:
         Case("FP32: verify OUT SRC", [*CKCONV, "verify", "-q", str(wide), widened], hash_wide),
         Case(bare, BARE, bare, short=True),
         Case("inspect of 152k tokens", [*CKCONV, "inspect", header], bare, 150, 90, short=True),
+        *_many(place),
         Case("--help", [*CKCONV, "--help"], bare, 80, 50, short=True),
         Case("--version", [*CKCONV, "--version"], bare, 80, 50, short=True),
     ]
+
+
+def _many(place: Path) -> list[Case]:
+    """Ten times the tensors should take ten times as long."""
+    found = []
+    for name in (many_gguf, many_safetensors):
+        few, many = (f"inspect {name(count)}" for count in MANY)
+        found.append(Case(few, [*CKCONV, "inspect", str(place / name(MANY[0]))], few))
+        found.append(Case(many, [*CKCONV, "inspect", str(place / name(MANY[1]))], few, 10.0, 9.5))
+        command = [*CKCONV, "inspect", "--json", str(place / name(MANY[1]))]
+        found.append(Case(f"{many} --json", command, few))
+    return found
 
 
 def prepare(place: Path, gigabytes: float) -> None:
@@ -296,7 +309,7 @@ def main() -> None:
     print(table(records))
     print(f"\nMedians of {count} interleaved runs. Against: openssl in the same round, or ms more than bare Python.")
     print(f"Other processes had {others:.0%} of the processors meanwhile; openssl needs one of them, ckconv two.")
-    print("Peak memory has the targets 96 MB and, stretched, 64 MB.")
+    print(f"Peak memory has the targets 96 MB and, stretched, 64 MB; {MANY[1]:,} tensors: 400 MB and 150 MB.")
 
 
 if __name__ == "__main__":

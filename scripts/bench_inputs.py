@@ -17,6 +17,9 @@ TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_K": (12, 256, 144), "Q6_K": (14
 
 QUANTISED, WIDENED, HEADER = "quantised.gguf", "widened.gguf", "header.gguf"
 
+#: Tensors of headers whose time should be linear in their size. A safetensors header of 100 MB holds no more of these.
+MANY = (90_000, 900_000)
+
 _ALIGNMENT = 32
 _POOL_BYTES = 16 << 20
 #: Vocabulary of the model that is nearly all header.
@@ -193,13 +196,47 @@ def _vocabulary() -> list[bytes]:
     ]
 
 
+def many_gguf(count: int) -> str:
+    """The name of a GGUF of ``count`` tensors."""
+    return f"many{count}.gguf"
+
+
+def many_safetensors(count: int) -> str:
+    """The name of a safetensors file of ``count`` tensors."""
+    return f"many{count}.safetensors"
+
+
+def _write_many(place: Path, count: int) -> None:
+    """Nothing but header: tensors of four floats each, of an architecture that has no rules."""
+    tail = struct.pack("<IQQI", 2, 2, 2, 0)
+    records = b"".join(_string(f"blk.{n}.attn_q.weight") + tail + struct.pack("<Q", 32 * n) for n in range(count))
+    pair = _string("general.architecture") + struct.pack("<I", 8) + _string("many")
+    header = b"GGUF" + struct.pack("<IQQ", 3, count, 1) + pair + records
+    _write_sparse(place / many_gguf(count), header + bytes(-len(header) % _ALIGNMENT), 32 * count)
+    entries = (
+        f'"model.layers.{n}.self_attn.q_proj.weight":{{"dtype":"F32","shape":[2,2],'
+        f'"data_offsets":[{16 * n},{16 * n + 16}]}}'
+        for n in range(count)
+    )
+    header = f"{{{','.join(entries)}}}".encode()
+    _write_sparse(place / many_safetensors(count), struct.pack("<Q", len(header)) + header, 16 * count)
+
+
+def _write_sparse(path: Path, header: bytes, nbytes: int) -> None:
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + nbytes)
+
+
 def main(directory: str, gigabytes: str) -> None:
-    """Write the three models into ``directory``."""
+    """Write the models into ``directory``."""
     place, size = Path(directory), float(gigabytes)
     write_gguf(place / QUANTISED, quantised_shape(size), quantised_type, [])
     write_gguf(place / WIDENED, widened_shape(size), widened_type, [])
     header = Shape(_HEADER_LAYERS, 3584, 18944, 28, 4, _TOKENS, arch="qwen2", biased=True, head=True)
     write_gguf(place / HEADER, header, quantised_type, _vocabulary(), sparse=True)
+    for count in MANY:
+        _write_many(place, count)
 
 
 if __name__ == "__main__":
