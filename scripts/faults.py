@@ -370,7 +370,9 @@ def main() -> int:
     del os.environ["LD_PRELOAD"]
     sys.path.insert(0, str(ROOT))
     shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as place:
+    with tempfile.TemporaryDirectory(
+        prefix="ckconv-faults-", dir=shared if os.access(shared, os.W_OK) else None
+    ) as place:
         wrong = run(options.only.split(","), 0 if options.all else options.sample, options.seed, Path(place))
     return 1 if wrong else 0
 

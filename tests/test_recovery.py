@@ -1,0 +1,246 @@
+"""Runs that are killed, and runs that meet: what they leave is all old or all new, and the next run cleans it up."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import FIXTURES, Result
+from outputs import refused
+
+from ckconv import locks
+from ckconv.locks import Locked
+from ckconv.output import Outputs, Room, Small
+from ckconv.recovery import recover
+
+Ckconv = Callable[..., Result]
+
+LLAMA = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
+NAMES = ["config.json", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+OLD = {name: b"old " + name.encode() for name in NAMES}
+
+#: Writes ``content + name`` into three files and sends itself a signal at the n-th of some calls while they are named.
+CHILD = """
+import os, sys
+from pathlib import Path
+from ckconv.output import Outputs, Room, Small
+place, content, call, number, at = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+side, one, two = (place / name for name in sys.argv[6:])
+size = len(content) + len(one.name)
+count = 0
+
+def hit(real):
+    def called(*arguments, **options):
+        global count
+        count += 1
+        if count == at:
+            os.kill(os.getpid(), number)
+        return real(*arguments, **options)
+    return called
+
+small = {side: Small(side.name, (content + side.name).encode())}
+with Outputs({one: Room(size), two: Room(size)}, small, force=bool(list(place.glob("[!.]*"))), last=[two, one]) as outputs:
+    for path, fd in ((one, outputs.fds[one]), (two, outputs.fds[two])):
+        os.pwrite(fd, (content + path.name).encode(), 0)
+    outputs.sync()
+    for name in call.split(","):
+        setattr(os, name, hit(getattr(os, name)))
+    outputs.publish()
+"""
+
+
+def new(content: str) -> dict[str, bytes]:
+    return {name: (content + name).encode() for name in NAMES}
+
+
+def start(place: Path, content: str, call: str = "link", number: int = 0, at: int = 0) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", CHILD, str(place), content, call, str(number), str(at), *NAMES]
+    return subprocess.Popen(command, stderr=subprocess.PIPE)
+
+
+def found(place: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in place.iterdir() if not path.name.startswith(".")}
+
+
+def hidden(place: Path) -> list[str]:
+    return [path.name for path in place.iterdir() if path.name.startswith(".")]
+
+
+@pytest.fixture(params=[{}, OLD], ids=["fresh", "force"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "dst"
+    folder.mkdir()
+    for name, content in request.param.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("at", range(1, 16))
+def test_killed_at_any_step_of_naming_nothing_is_mixed_and_the_next_run_undoes_it(place: Path, at: int) -> None:
+    before, after = found(place), new("new ")
+    child = start(place, "new ", "link,rename,mkdir,unlink", signal.SIGKILL, at)
+    assert child.wait(60) in (0, -signal.SIGKILL), child.stderr.read()
+    left = found(place)
+    assert left in (before, after) or NAMES[1] not in left, "without its first shard nothing of a split is loaded"
+    sides = [{name: state.get(name) for name in left} for state in (before, after)]
+    assert left in sides, "a part of the old one or a part of the new one"
+
+    told = recover([place])
+
+    assert found(place) in (before, after)
+    assert [name for name in hidden(place) if name != locks.NAME] == []
+    assert all("was taken away by a run that was killed; it is there again" in sentence for sentence in told)
+
+
+def test_what_a_live_run_has_staged_is_not_touched(tmp_path: Path) -> None:
+    with Outputs({tmp_path / "m": Room(3)}, {}) as outputs:
+        os.pwrite(outputs.fds[tmp_path / "m"], b"mod", 0)
+        assert recover([tmp_path]) == []
+        outputs.publish()
+    assert found(tmp_path) == {"m": b"mod"}
+
+
+def test_what_has_the_name_by_now_is_not_replaced_by_what_a_killed_run_took_away(tmp_path: Path) -> None:
+    for name, content in OLD.items():
+        (tmp_path / name).write_bytes(content)
+    assert start(tmp_path, "new ", "link", signal.SIGKILL, 1).wait(60) == -signal.SIGKILL
+    (tmp_path / NAMES[1]).write_bytes(b"mine")
+
+    (told,) = recover([tmp_path])
+
+    assert "others stand in their places" in told
+    assert found(tmp_path) == {NAMES[1]: b"mine"}
+    (kept,) = hidden(tmp_path)
+    assert (
+        sorted(path.name for path in (tmp_path / kept).rglob("*") if path.is_file() and ".old" in path.parts) == NAMES
+    )
+
+
+def test_leftovers_of_another_kind_are_nobodys(tmp_path: Path) -> None:
+    (tmp_path / ".m.0123abcd.tmp").mkdir()
+    (tmp_path / ".m.ckconv-0123abcd.tmp").write_bytes(b"a file")
+    assert recover([tmp_path]) == []
+    assert len(hidden(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("at", range(1, 4))
+@pytest.mark.parametrize("call", ["link", "rename"])
+def test_two_runs_that_replace_the_same_files_take_turns(tmp_path: Path, call: str, at: int) -> None:
+    """One of them stands still in the middle of naming; the other waits for it."""
+    for name, content in OLD.items():
+        (tmp_path / name).write_bytes(content)
+    one = start(tmp_path, "one ", call, signal.SIGSTOP, at)
+    assert os.WIFSTOPPED(os.waitpid(one.pid, os.WUNTRACED)[1])
+    other = start(tmp_path, "other ")
+    time.sleep(0.5)
+    assert other.poll() is None
+    os.kill(one.pid, signal.SIGCONT)
+    assert (one.wait(60), other.wait(60)) == (0, 0)
+    assert found(tmp_path) == new("other ")
+    assert hidden(tmp_path) == []
+
+
+def test_whoever_waits_too_long_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = Outputs({tmp_path / "m": Room(1)}, {})
+    outputs.__enter__()
+    monkeypatch.setattr(locks, "PATIENCE", 0.0)
+    with Locked([tmp_path]):
+        with refused("output.busy", "another run of ckconv"):
+            outputs.publish()
+        outputs.__exit__(None, None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_can_neither_be_named_nor_undone_is_said_with_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk whose file system writes anew what it changes."""
+    for name, content in OLD.items():
+        (tmp_path / name).write_bytes(content)
+    side = tmp_path / NAMES[0]
+    outputs = Outputs({tmp_path / name: Room(1) for name in NAMES[1:]}, {side: Small(side.name, b"")}, force=True)
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def publish() -> None:
+        with outputs:
+            monkeypatch.setattr(os, "link", full)
+            monkeypatch.setattr(os, "replace", full)
+            outputs.publish()
+
+    with refused("output.space") as caught:
+        publish()
+    details = caught[0].details
+    for name in NAMES:
+        assert any(f"what was {tmp_path / name} is " in detail and "not brought back" in detail for detail in details)
+
+
+def test_a_file_that_cannot_be_removed_is_noted_in_the_report(
+    ckconv: Ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rmdir = Path.rmdir
+
+    def stuck(path: Path) -> None:
+        if path.name.endswith(".tmp"):
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        rmdir(path)
+
+    monkeypatch.setattr(Path, "rmdir", stuck)
+    result = ckconv("convert", LLAMA, tmp_path / "m.bump")
+    (left,) = hidden(tmp_path)
+    assert result.code == 0
+    assert f"/{left} is left over; it could not be removed: Device or resource busy" in result.out
+
+
+def test_a_directory_that_does_not_reach_the_disk_says_that_the_output_is_there(
+    ckconv: Ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckconv import output
+
+    def failing(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(output, "sync_directory", failing)
+    for target in (tmp_path / "m.bump", f"{tmp_path}/dst/"):
+        result = ckconv("convert", LLAMA, target, "--to", "bump")
+        assert result.code == 6
+        assert "the output is complete and there, but its name could not be brought to the disk" in result.err
+        assert ckconv("verify", target).code == 0
+    assert hidden(tmp_path) == []
+
+
+@pytest.mark.parametrize("version", ["3", "4", "5"])
+def test_a_system_that_takes_half_of_what_it_is_given_changes_nothing(
+    ckconv: Ckconv, tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(fd: int, data: memoryview, offset: int) -> int:
+        return pwrite(fd, memoryview(data)[: (len(data) + 1) // 2], offset)
+
+    pwrite = os.pwrite
+    assert ckconv("convert", LLAMA, f"{tmp_path}/a/", "--to", "bump", "--bump-version", version).code == 0
+    monkeypatch.setattr(os, "pwrite", half)
+    assert ckconv("convert", LLAMA, f"{tmp_path}/b/", "--to", "bump", "--bump-version", version).code == 0
+    assert found(tmp_path / "a") == found(tmp_path / "b")
+
+
+def test_a_staging_directory_that_cannot_be_read_is_an_error_of_the_output(
+    ckconv: Ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(path: str | Path = ".") -> list[str]:
+        if str(path).endswith(".tmp"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return listdir(path)
+
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", failing)
+    result = ckconv("convert", FIXTURES / "hf" / "llama-tied-bf16", f"{tmp_path}/out/", "--to", "mlx")
+    assert result.code == 6
+    assert "error[input." not in result.err
