@@ -46,7 +46,8 @@ def hit(real):
     return called
 
 small = {side: Small(side.name, (content + side.name).encode())}
-with Outputs({one: Room(size), two: Room(size)}, small, force=bool(list(place.glob("[!.]*"))), last=[two, one]) as outputs:
+force = bool(list(place.glob("[!.]*")))
+with Outputs({one: Room(size), two: Room(size)}, small, force=force, last=[two, one]) as outputs:
     for path, fd in ((one, outputs.fds[one]), (two, outputs.fds[two])):
         os.pwrite(fd, (content + path.name).encode(), 0)
     outputs.sync()
