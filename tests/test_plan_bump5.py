@@ -400,3 +400,13 @@ def test_mlx_triples_whose_numbers_do_not_fit_are_counted(tmp_path: Path, ckconv
     result = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5)
     assert result.code == 4
     assert "groups have numbers that no Q5_0 or Q5_1 or Q8_0 block holds: model.layers.0." in result.err
+
+
+def test_inspect_says_what_it_does_not_read_of_mlx_triples(tmp_path: Path, ckconv) -> None:
+    source = FIXTURES / "mlx/llama-tied-bf16.q4g64"
+    note = "if its blocks hold the numbers of every quantised group: convert --dry-run reads them and says so"
+    assert f"note\tbump 5\t{note}\n" in ckconv("inspect", source).out
+    dry = ckconv(
+        "convert", source, tmp_path / "m.bump", "--bump-version", 5, "--decode", "token_embedding.weight", "-n"
+    )
+    assert (dry.code, note in dry.out) == (0, False)

@@ -35,6 +35,9 @@ _LEAST_FLOAT32 = 2.0**-149
 _MOST_POSITIONS = (1 << 31) - 1
 _FEWER_POSITIONS = "--context N sets a smaller one"
 
+#: What `inspect` says of an MLX model, whose scales and biases it does not read.
+_UNREAD = "if its blocks hold the numbers of every quantised group: convert --dry-run reads them and says so"
+
 #: What the file is called in a directory.
 MODEL_NAME = "weights.bump"
 
@@ -281,6 +284,8 @@ class BumpPlanner(Planner):
         loaded = [block for block in blocks if not self._refused_type(block, slot)]
         if not loaded:
             return source, self._refused_type(source, slot)
+        if _UNREAD not in self.notes and not any(tensor.name in self.source.misfits for tensor in tensors):
+            self.notes.append(_UNREAD)
         counts: Counter[DType] = Counter()
         for tensor in tensors:
             counts.update(self.source.misfits.get(tensor.name, {}))
