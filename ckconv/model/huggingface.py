@@ -11,10 +11,10 @@ from typing import Any
 from ckconv.dtypes import Kind
 from ckconv.errors import Faults, counted, quoted
 from ckconv.model.architectures import FIELDS, Canonical, Family, dimensions
-from ckconv.model.config import ModelConfig, words_of
+from ckconv.model.config import ModelConfig
 from ckconv.model.huggingface_names import FOREIGN_QUANTIZERS, NESTED, Naming, naming_of
 from ckconv.model.index import Dropped, Extent, StoredTensor, Tensor, matrix_of
-from ckconv.model.keys import KEYS
+from ckconv.model.keys.fields import said
 from ckconv.model.layouts import plain, transposed
 from ckconv.model.names import SHAPES, Name, parse, with_layer
 
@@ -73,7 +73,7 @@ class _Rules:
         elif name.layer is not None and name.layer >= self._layers(pattern):
             source = item.tensor.source
             self._fault(
-                f"the number of layers{self._named('num_layers')} is {self._layers(pattern)}, "
+                f"the number of layers{said(self.config, 'num_layers')} is {self._layers(pattern)}, "
                 f"{quoted(source)} names layer {name.layer}",
                 source,
             )
@@ -148,17 +148,10 @@ class _Rules:
             return None
         return expected
 
-    def _named(self, field: str) -> str:
-        words = KEYS.get(self.config.model_type)
-        names = words_of(field, words) if words else []
-        return f" ({', '.join(names)})" if names else ""
-
     def _said(self, patterns: Sequence[str]) -> str:
-        """The keys that a shape follows from, as this family calls them."""
-        words = KEYS.get(self.config.model_type)
-        fields = [field for pattern in patterns for letter in SHAPES[pattern] for field in FIELDS[letter]]
-        names = dict.fromkeys(word for field in fields for word in (words_of(field, words) if words else ()))
-        return f" ({', '.join(names)})" if names else ""
+        """The keys that a shape follows from."""
+        letters = dict.fromkeys(letter for pattern in patterns for letter in SHAPES[pattern])
+        return said(self.config, *(field for letter in letters for field in FIELDS[letter]))
 
     def _stack(self, name: str, members: Mapping[int, Item]) -> None:
         """Experts stored one by one become one tensor of several extents."""
@@ -166,12 +159,12 @@ class _Rules:
         beyond = [n for n in sorted(members) if n >= count]
         if beyond:
             source = members[beyond[0]].tensor.source
-            what = f"the number of experts{self._named('num_experts')}"
+            what = f"the number of experts{said(self.config, 'num_experts')}"
             self._fault(f"{what} is {count:,}, {quoted(source)} names expert {beyond[0]:,}", source)
             return
         if len(members) < count:
             missing = next(n for n in range(count) if n not in members)
-            there = f"{len(members):,} of {count:,} experts{self._named('num_experts')} are there"
+            there = f"{len(members):,} of {count:,} experts{said(self.config, 'num_experts')} are there"
             self._fault(f"{name}: {there}, expert {missing:,} is missing", next(iter(members.values())).tensor.source)
             return
         ordered = [members[n] for n in range(count)]
@@ -182,7 +175,8 @@ class _Rules:
             if item.tensor.shape != shape or item.tensor.dtype is not one.dtype:
                 self._fault(
                     f"tensor {quoted(item.tensor.source)} is {item.tensor.dtype} {list(item.tensor.shape)}, "
-                    f"the configuration and its fellows make it {one.dtype} {list(shape)}",
+                    f"the configuration and its fellows make it {one.dtype} {list(shape)}"
+                    f"{said(self.config, 'expert_ffn_size', 'ffn_size')}",
                     item.tensor.source,
                 )
                 return

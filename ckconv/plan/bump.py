@@ -18,6 +18,7 @@ from ckconv.model.architectures import FAMILIES
 from ckconv.model.config import ModelConfig, window_words
 from ckconv.model.gemma3 import unusual
 from ckconv.model.index import Extent, Tensor, TensorIndex
+from ckconv.model.keys.fields import said
 from ckconv.model.names import parse, with_layer
 from ckconv.model.placement import Geometry, geometry, place, slots_of
 from ckconv.model.rope_scaling import MAX_FLOAT32
@@ -73,7 +74,8 @@ class BumpPlanner(Planner):
         # What follows is work for every layer that the header claims, whatever the size of the file.
         bare = self.config.num_layers - len({parse(name).layer for name in self.tensors} - {None})
         if bare > 0:
-            self.refuse(f"{bare:,} of {self.config.num_layers:,} layers {'has' if bare == 1 else 'have'} no tensors")
+            layers = f"{bare:,} of {self.config.num_layers:,} layers{said(self.config, 'num_layers')}"
+            self.refuse(f"{layers} {'has' if bare == 1 else 'have'} no tensors")
             return self.refused()
         types = self._types()
         self._check_missing()

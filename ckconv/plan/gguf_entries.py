@@ -12,6 +12,7 @@ from ckconv.dtypes import F32, DType
 from ckconv.model.architectures import FAMILIES, ROTATED, Family, norm_shift
 from ckconv.model.config import ModelConfig
 from ckconv.model.index import Tensor, TensorIndex, matrix_of, plain_tensor
+from ckconv.model.keys.fields import said
 from ckconv.model.layouts import Layout, headed, plain, shifted
 from ckconv.model.names import GGUF_NAMES, parse, with_layer
 from ckconv.plan.facts import PLACEHOLDER
@@ -167,7 +168,8 @@ def _check_missing(planner: Planner, config: ModelConfig, family: Family, tensor
     """Layers are counted before they are walked through: a configuration may claim any number of them."""
     bare = config.num_layers - len({parse(name).layer for name in tensors} - {None})
     if bare > 0:
-        planner.refuse(f"{bare:,} of {config.num_layers:,} layers {'has' if bare == 1 else 'have'} no tensors")
+        words = said(config, "num_layers")
+        planner.refuse(f"{bare:,} of {config.num_layers:,} layers{words} {'has' if bare == 1 else 'have'} no tensors")
         return
     missing = Counter(name for name in ends_required(family) if name not in tensors)
     for name in layer_required(family):
