@@ -21,6 +21,7 @@ from test_plan_checkpoint import config_of, tensors_of
 import ckconv
 from ckconv import Options
 from ckconv.errors import CkconvError, InputError, UnsupportedError
+from ckconv.model.architectures import Family
 
 PLAIN, MOE = Decoder(), Decoder(experts=4, qk_norm=True)
 SLIDE, FULL = "sliding_attention", "full_attention"
@@ -387,3 +388,7 @@ def test_part_of_a_head_is_nothing_to_gpt2(tmp_path: Path) -> None:
     source = edited(tmp_path, FIXTURES / "hf/gpt2-hub-f32", partial_rotary_factor=0.5)
 
     assert "gpt2.rope.dimension_count" not in fields(convert(source, "gguf"))
+
+
+def test_a_new_family_is_not_admitted_to_bump_3_unless_somebody_thinks_of_it() -> None:
+    assert Family("new", "new", "new", "NewForCausalLM").rms_swiglu is False

@@ -80,20 +80,29 @@ class Family:
     required: tuple[str, ...] = _DENSE
     experts: bool = False
     rope: bool = True
-    rms_swiglu: bool = True
+    rms_swiglu: bool = False
 
 
 # Sources: llama.cpp's convert_hf_to_gguf.py, every row of which was checked against the reference models.
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family("llama", "llama", "llama", "LlamaForCausalLM", interleaved_gguf=True),
+        Family("llama", "llama", "llama", "LlamaForCausalLM", interleaved_gguf=True, rms_swiglu=True),
         Family(
-            "mixtral", "llama", "mixtral", "MixtralForCausalLM", interleaved_gguf=True, required=_SPARSE, experts=True
+            "mixtral",
+            "llama",
+            "mixtral",
+            "MixtralForCausalLM",
+            interleaved_gguf=True,
+            required=_SPARSE,
+            experts=True,
+            rms_swiglu=True,
         ),
-        Family("qwen2", "qwen2", "qwen2", "Qwen2ForCausalLM"),
-        Family("qwen3", "qwen3", "qwen3", "Qwen3ForCausalLM"),
-        Family("qwen3moe", "qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM", required=_SPARSE, experts=True),
+        Family("qwen2", "qwen2", "qwen2", "Qwen2ForCausalLM", rms_swiglu=True),
+        Family("qwen3", "qwen3", "qwen3", "Qwen3ForCausalLM", rms_swiglu=True),
+        Family(
+            "qwen3moe", "qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM", required=_SPARSE, experts=True, rms_swiglu=True
+        ),
         Family(
             "gemma3",
             "gemma3",
@@ -101,9 +110,8 @@ FAMILIES: dict[str, Family] = {
             "Gemma3ForCausalLM",
             gguf_norm_shift=1,
             required=(*_DENSE, "post_attention_norm.weight", "post_ffn_norm.weight"),
-            rms_swiglu=False,
         ),
-        Family("phi3", "phi3", "phi3", "Phi3ForCausalLM", gguf_fused=(_QKV, _GATE_UP)),
+        Family("phi3", "phi3", "phi3", "Phi3ForCausalLM", gguf_fused=(_QKV, _GATE_UP), rms_swiglu=True),
         Family(
             "gpt2",
             "gpt2",
@@ -119,9 +127,8 @@ FAMILIES: dict[str, Family] = {
                 "ffn.down.weight",
             ),
             rope=False,
-            rms_swiglu=False,
         ),
-        Family("whisper", "", "whisper", "WhisperForConditionalGeneration", required=(), rope=False, rms_swiglu=False),
+        Family("whisper", "", "whisper", "WhisperForConditionalGeneration", required=(), rope=False),
     )
 }
 
