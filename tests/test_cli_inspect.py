@@ -384,7 +384,7 @@ def test_an_unreadable_model_is_an_error_and_no_table(ckconv: Run, tmp_path: Pat
     assert (found.code, found.out) == (3, "")
     error = json.loads(found.err.splitlines()[-1])["error"]
     assert (error["code"], error["path"]) == ("model.config", str(path))
-    assert error["message"].endswith("has shape [40, 64], the configuration makes it [40, 65]")
+    assert "has shape [40, 64], the configuration makes it [40, 65]" in error["message"]
 
 
 def test_a_format_without_versions_has_none(ckconv) -> None:
@@ -392,7 +392,7 @@ def test_a_format_without_versions_has_none(ckconv) -> None:
     assert ckconv("inspect", root).out.splitlines()[0].split("\t")[2] == "safetensors"
     assert ckconv("inspect", root, "--json").json["version"] is None
     assert ckconv("verify", root, root).out.splitlines()[0] == (
-        f"{root}  safetensors  verified 20/20 tensors against {root}, metadata and side files too"
+        f"{root}  safetensors  verified 20/20 tensors against {root}"
     )
 
 
