@@ -449,3 +449,13 @@ def test_an_id_that_is_no_number_leaves_the_tokenizer_out(key: str) -> None:
 def test_no_more_pieces_are_read_than_the_embedding_has_rows() -> None:
     with pytest.raises(sentencepiece.TooManyPieces):
         sentencepiece.parse(b"\x0a\x00" * 5 + b"\xff" * 100, limit=4)
+
+
+def test_beside_a_sentencepiece_model_tokenizer_json_says_what_is_put_around_a_text() -> None:
+    data = model(*PIECES, normalizer=PLAIN)
+    settings = {"bos_token": "<s>", "add_bos_token": True}
+    expected = {None: False, "<s>": True, "<other>": True}
+    for token, adds in expected.items():
+        processor = template(token, "A") if token else None
+        files = TokenizerFiles(model=data, tokenizer={"post_processor": processor}, settings=settings)
+        assert value(tokenizer_keys(files, 6), "add_bos_token") == scalar("bool", adds), token

@@ -76,9 +76,15 @@ def put_around(files: TokenizerFiles) -> tuple[bool, bool, tuple[str, ...]]:
         LeftOut: there is more to it.
     """
     settings = files.settings
+    of_settings = settings.get("add_bos_token") is not False, settings.get("add_eos_token") is True, ()
     if files.tokenizer is None:
-        return settings.get("add_bos_token") is not False, settings.get("add_eos_token") is True, ()
-    first, last = _template(files.tokenizer.get("post_processor"), settings)
+        return of_settings
+    try:
+        first, last = _template(files.tokenizer.get("post_processor"), settings)
+    except LeftOut:
+        if files.model is None:
+            raise
+        return of_settings  # what llama.cpp's converter takes beside a tokenizer.model
     notes = tuple(
         f"tokenizer_config.json says add_{what}_token = {str(asked).lower()}, tokenizer.json puts "
         f"{f'{token!r}' if token else 'no such token'} around a text, which is what counts"
