@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,20 @@ def gguf_document(path: Path) -> dict[str, Any]:
     return made
 
 
+@cache
+def _parts(source: Path) -> tuple[list[tuple[str, Any, Any, Any]], list[Any]]:
+    """Metadata of a GGUF as (key, value, type, type of elements), and its tensors."""
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    fields = [(key, field) for key, field in reader.fields.items() if not key.startswith("GGUF.")]
+    metadata = [
+        (key, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
+        for key, field in fields
+    ]
+    return metadata, reader.tensors
+
+
 def write_gguf(source: Path, target: Path, edit: Edit) -> Path:
     """A copy of a GGUF with one key added, set or removed."""
     import gguf
@@ -159,18 +174,15 @@ def write_gguf(source: Path, target: Path, edit: Edit) -> Path:
         "u32": gguf.GGUFValueType.UINT32, "f32": gguf.GGUFValueType.FLOAT32, "bool": gguf.GGUFValueType.BOOL,
         "str": gguf.GGUFValueType.STRING,
     }  # fmt: skip
-    reader = gguf.GGUFReader(source)
-    architecture = reader.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(target, architecture)
-    (key,) = edit.path
-    for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name in ("general.architecture", key):
-            continue
-        sub = field.types[-1] if len(field.types) > 1 else None
-        writer.add_key_value(name, field.contents(), field.types[0], sub)
+    metadata, tensors = _parts(source)
+    writer = gguf.GGUFWriter(target, next(value for key, value, *_ in metadata if key == "general.architecture"))
+    (edited,) = edit.path
+    for key, value, kind, elements in metadata:
+        if key not in ("general.architecture", edited):
+            writer.add_key_value(key, value, kind, elements)
     if edit.op != "remove":
-        writer.add_key_value(key, edit.value, kinds[edit.kind])
-    for tensor in reader.tensors:
+        writer.add_key_value(edited, edit.value, kinds[edit.kind])
+    for tensor in tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
