@@ -72,12 +72,13 @@ CONTRADICTIONS = {
     ),
     "no base for the rotary positions": ({"llama.rope.freq_base": ("f32", 0.0)}, {}, "llama.rope.freq_base is 0"),
     "a layer beyond the count": (
-        {}, {"blk.40.attn_norm.weight": (8,)}, "the number of layers is 2, tensors name layer 40",
+        {}, {"blk.40.attn_norm.weight": (8,)}, "llama.block_count is 2, tensors name layer 40",
     ),
-    "layers beyond the count": ({"llama.block_count": u32(1)}, {}, "the number of layers is 1, tensors name layer 1"),
+    "layers beyond the count": ({"llama.block_count": u32(1)}, {}, "llama.block_count is 1, tensors name layer 1"),
     "hidden size": (
         {"llama.embedding_length": u32(16)}, {},
-        "tensor 'token_embd.weight' has shape [5, 8], the configuration makes it [5, 16]",
+        "tensor 'token_embd.weight' has shape [5, 8], the configuration makes it [5, 16] "
+        "(llama.vocab_size, llama.embedding_length)",
     ),
     "feed-forward size": (
         {"llama.feed_forward_length": u32(13)}, {},

@@ -290,13 +290,15 @@ def test_experts_are_cut_out_of_their_stack_one_by_one(tmp_path: Path, family: s
 
 def test_a_class_without_a_place_for_a_tensor_refuses_it(tmp_path: Path) -> None:
     partly = Model(qkv_bias=True).write(tmp_path / "a.gguf")
-    assert reasons(partly, tmp_path) == ["no tensor for layers.{n}.attention.output.bias in 2 layers"]
+    assert reasons(partly, tmp_path) == [
+        "no tensor for layers.{n}.attention.output.bias in 2 layers (llama.block_count)"
+    ]
     normed = Model(qk_norm=True).write(tmp_path / "b.gguf")
     assert reasons(normed, tmp_path) == [
         "the llama class of transformers has no layers.{n}.attention.q_norm.weight (2 tensors)",
         "the llama class of transformers has no layers.{n}.attention.k_norm.weight (2 tensors)",
     ]
-    assert "no tensor for layers.{n}.attention.q.bias in 2 layers" in reasons(
+    assert "no tensor for layers.{n}.attention.q.bias in 2 layers (qwen2.block_count)" in reasons(
         Model(arch="qwen2").write(tmp_path / "c.gguf"), tmp_path
     )
 

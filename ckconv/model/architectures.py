@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ckconv.errors import Faults, InputError, UnsupportedError
-from ckconv.model.config import ModelConfig
+from ckconv.model.config import ModelConfig, gguf_words
 from ckconv.model.index import Dropped, Extent, StoredTensor, Tensor, matrix_of
 from ckconv.model.layouts import Layout, headed, plain, shifted
 from ckconv.model.names import SHAPES, Name, parse, with_layer
@@ -222,7 +222,7 @@ def canonicalise_gguf(
         if name.layer is not None and name.layer >= config.num_layers:
             beyond.setdefault(name.layer, item.name)
             continue
-        parts = _split(item, Name(pattern, name.layer), fused.get(pattern), dims, faults)
+        parts = _split(item, Name(pattern, name.layer), fused.get(pattern), dims, family, faults)
         for tensor, part in parts:
             if tensor.name in tensors:
                 other = tensors[tensor.name].source
@@ -234,10 +234,10 @@ def canonicalise_gguf(
             tensors[tensor.name] = tensor
         canonical_of[item.name] = tuple(tensor.name for tensor, _ in parts)
     if beyond:
-        layers = ", ".join(str(layer) for layer in sorted(beyond)[:10])
+        named = f"layer{'s' if len(beyond) > 1 else ''} {', '.join(str(layer) for layer in sorted(beyond)[:10])}"
         raise InputError(
             "model.config",
-            f"the number of layers is {config.num_layers}, tensors name layer{'s' if len(beyond) > 1 else ''} {layers}",
+            f"{family.gguf}.block_count is {config.num_layers}, tensors name {named}",
             tensor=beyond[min(beyond)],
             found=max(beyond),
             allowed=config.num_layers - 1,
@@ -247,7 +247,7 @@ def canonicalise_gguf(
 
 
 def _split(
-    item: StoredTensor, name: Name, fused: Fused | None, dims: Mapping[str, int], faults: Faults
+    item: StoredTensor, name: Name, fused: Fused | None, dims: Mapping[str, int], family: Family, faults: Faults
 ) -> list[tuple[Tensor, str]]:
     """The canonical tensors of a stored one, each with its canonical pattern; shape faults go to ``faults``."""
     kind = name.pattern.rsplit(".", 1)[-1]
@@ -257,7 +257,10 @@ def _split(
     )
     whole = (sum(shape[0] for shape in expected), *expected[0][1:])
     if item.shape != whole:
-        message = f"tensor {item.name!r} has shape {list(item.shape)}, the configuration makes it {list(whole)}"
+        fields = [field for p in patterns for letter in SHAPES[p] for field in FIELDS[letter]]
+        keys = ", ".join(dict.fromkeys(gguf_words(family.gguf, fields)))
+        made = f"the configuration makes it {list(whole)} ({keys})"
+        message = f"tensor {item.name!r} has shape {list(item.shape)}, {made}"
         faults.add("model.config", message, tensor=item.name)
         return []
     parts = []

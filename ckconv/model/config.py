@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -256,6 +256,12 @@ def words_of(field: str, keys: Table) -> list[str]:
     """What a family's configuration calls a field."""
     parameter = next(parameter for parameter in PARAMETERS if parameter.field == field)
     return [key for key in parameter.huggingface if key in keys.keys]
+
+
+def gguf_words(architecture: str, fields: Iterable[str]) -> list[str]:
+    """What a GGUF calls fields."""
+    keys = {parameter.field: parameter.gguf for parameter in PARAMETERS}
+    return [f"{architecture}.{key}" for field in fields for key in keys[field]]
 
 
 def window_words(config: ModelConfig) -> str:

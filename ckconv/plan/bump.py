@@ -74,7 +74,8 @@ class BumpPlanner(Planner):
         # What follows is work for every layer that the header claims, whatever the size of the file.
         bare = self.config.num_layers - len({parse(name).layer for name in self.tensors} - {None})
         if bare > 0:
-            layers = f"{bare:,} of {self.config.num_layers:,} layers{said(self.config, 'num_layers')}"
+            keys = said(self.config, "num_layers", format=self.index.format)
+            layers = f"{bare:,} of {self.config.num_layers:,} layers{keys}"
             self.refuse(f"{layers} {'has' if bare == 1 else 'have'} no tensors")
             return self.refused()
         types = self._types()
@@ -304,7 +305,7 @@ class BumpPlanner(Planner):
             for part in slot.parts:
                 if not slot.zero_if_absent and with_layer(part.canonical, layer) not in self.tensors:
                     missing[part.canonical] += 1
-        self.reasons += missing_tensors(missing)
+        self.reasons += missing_tensors(missing, said(self.config, "num_layers", format=self.index.format))
 
     def file(self, steps: Sequence[Step], epilogue: int = 0) -> OutputFile:
         """The one file; ``epilogue`` bytes stand behind the last step."""

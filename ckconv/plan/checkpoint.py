@@ -272,8 +272,9 @@ class CheckpointPlanner(Planner):
                 self.refuse(f"{modifier} changes the computation; {self._loader} does not know it")
         if family.name in CLASSES and self.options.names not in ("canonical", "gguf"):
             present = [name for name in self.tensors if name != HEAD]
+            format, built = self.index.format, not self.document
             self.reasons += class_reasons(
-                self.config, present, self._loader, built=not self.document, context=self.options.context
+                format, self.config, present, self._loader, built=built, context=self.options.context
             )
 
     @property

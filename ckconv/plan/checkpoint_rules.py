@@ -10,6 +10,7 @@ from ckconv.model.config import ModelConfig
 from ckconv.model.huggingface_classes import fit
 from ckconv.model.huggingface_names import GATE_UP
 from ckconv.model.index import TensorIndex
+from ckconv.model.keys.fields import said
 from ckconv.model.rope_scaling import scaled
 from ckconv.plan.steps import Options, Reason, missing_tensors
 
@@ -41,11 +42,12 @@ def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) ->
 
 
 def class_reasons(
-    config: ModelConfig, present: Collection[str], loader: str, *, built: bool, context: int
+    format: str, config: ModelConfig, present: Collection[str], loader: str, *, built: bool, context: int
 ) -> Iterator[Reason]:
     """What the loader's class of the family lacks, or has and the model does not.
 
     Args:
+        format: the source's.
         present: canonical names, without the output head.
         loader: ``transformers`` or ``mlx-lm``.
         context: context length that is asked for, 0 for the source's.
@@ -53,16 +55,17 @@ def class_reasons(
     """
     family = FAMILIES[config.family]
     found = fit(family, config, present, mlx=loader == "mlx-lm")
-    yield from missing_tensors(found.missing)
+    yield from missing_tensors(found.missing, said(config, "num_layers", format=format))
     for pattern, count in found.surplus.items():
         also = f" ({count} tensors)" if count > 1 else ""
         yield Reason(f"the {family.name} class of {loader} has no {pattern}{also}")
     if not built:
         return
     if not config.norm_eps:
-        yield Reason("the source names no epsilon for its norms")
+        yield Reason(f"the source names no epsilon for its norms{said(config, 'norm_eps', format=format)}")
     if not (context or config.context_length):
-        yield Reason("the source names no context length", "--context N sets one")
+        keys = said(config, "context_length", format=format)
+        yield Reason(f"the source names no context length{keys}", "--context N sets one")
     if config.rotary_dim != config.head_dim and family.name not in _TURNS_A_PART:
-        turned = f"{config.rotary_dim} of {config.head_dim}"
+        turned = f"{config.rotary_dim} of {config.head_dim}{said(config, 'rotary_dim', format=format)}"
         yield Reason(f"RoPE turns {turned} elements of a head, which the {family.name} class does not")

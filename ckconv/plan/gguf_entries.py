@@ -168,7 +168,7 @@ def _check_missing(planner: Planner, config: ModelConfig, family: Family, tensor
     """Layers are counted before they are walked through: a configuration may claim any number of them."""
     bare = config.num_layers - len({parse(name).layer for name in tensors} - {None})
     if bare > 0:
-        words = said(config, "num_layers")
+        words = said(config, "num_layers", format=planner.index.format)
         planner.refuse(f"{bare:,} of {config.num_layers:,} layers{words} {'has' if bare == 1 else 'have'} no tensors")
         return
     missing = Counter(name for name in ends_required(family) if name not in tensors)

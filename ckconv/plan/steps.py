@@ -181,11 +181,16 @@ class Reason:
     hint: str = ""
 
 
-def missing_tensors(counts: Mapping[str, int]) -> Iterator[Reason]:
-    """Tensors that a target needs and the source lacks: pattern of a canonical name -> how often."""
+def missing_tensors(counts: Mapping[str, int], layers: str = "") -> Iterator[Reason]:
+    """Tensors that a target needs and the source lacks: pattern of a canonical name -> how often.
+
+    Args:
+        layers: the key that counts layers, in brackets.
+    """
     for pattern, count in counts.items():
         if count:
-            yield Reason(f"no tensor for {pattern}" + (f" in {counted(count, 'layer')}" if "{n}" in pattern else ""))
+            where = f" in {counted(count, 'layer')}{layers}" if "{n}" in pattern else ""
+            yield Reason(f"no tensor for {pattern}{where}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from ckconv.model.config import ModelConfig, words_of
+from ckconv.model.architectures import FAMILIES
+from ckconv.model.config import ModelConfig, gguf_words, words_of
 from ckconv.model.keys import KEYS
 
 
-def said(config: ModelConfig, *fields: str) -> str:
-    """`` (num_attention_heads, head_dim)``; empty for a model without a configuration document."""
-    keys = KEYS.get(config.model_type)
-    if keys is None or not config.raw:
-        return ""
-    names = dict.fromkeys(word for field in fields for word in words_of(field, keys))
-    return f" ({', '.join(names)})" if names else ""
+def said(config: ModelConfig, *fields: str, format: str = "") -> str:
+    """`` (num_attention_heads, head_dim)``; empty for a model without a configuration document, but for a GGUF."""
+    keys = KEYS.get(config.model_type) if config.raw else None
+    names = [word for field in fields for word in (words_of(field, keys) if keys else ())]
+    if format == "gguf":
+        names = gguf_words(FAMILIES[config.family].gguf, fields)
+    return f" ({', '.join(dict.fromkeys(names))})" if names else ""
