@@ -6,6 +6,7 @@ from transformers, in float32, it differs by 1e-6, or by what its table of GELU 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -337,3 +338,29 @@ def test_experts(model_type: str, llama_cpp: consumers.Consumer, tmp_path: Path)
     assert (
         np.abs(llama_cpp.logits(tmp_path / "m.gguf", PROMPT) - forward(tensors, decoder, np.ones(8))).max() < EXPECTED
     )
+
+
+# Edits of configurations that were found at random
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("hf/gemma3-text-bf16", {"query_pre_attn_scalar": ...}),
+        ("hf/phi3-bf16", {"rope_scaling": {"truncate": True}}),
+    ],
+    ids=lambda value: str(value),
+)
+def test_mlx_lm_computes_the_same_without_a_key_that_it_wants(
+    name: str, edit: dict[str, Any], mlx_lm: consumers.Consumer, tmp_path: Path
+) -> None:
+    shutil.copytree(FIXTURES / name, tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    document = {**json.loads(path.read_text()), **edit}
+    path.write_text(json.dumps({key: value for key, value in document.items() if value is not ...}))
+    ckconv.convert(tmp_path / "hf", tmp_path / "mlx", to="mlx")
+    ckconv.convert(FIXTURES / name, tmp_path / "plain", to="mlx")
+
+    made, wanted = mlx_lm.logits(tmp_path / "mlx", PROMPT), mlx_lm.logits(tmp_path / "plain", PROMPT)
+    same = "query_pre_attn_scalar" not in edit  # the class's default is 256, the model's own number 32
+    assert np.array_equal(made, wanted) == same

@@ -143,7 +143,7 @@ def _gemma3(config: ModelConfig, facts: Facts) -> dict[str, Any]:
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
         "layer_types": list(kinds),
-        "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,
+        "query_pre_attn_scalar": int(scalar) if float(scalar).is_integer() else scalar,
         "rope_local_base_freq": local,
         "rope_parameters": {
             "full_attention": _rope_parameters(config, facts.rope_scaling),

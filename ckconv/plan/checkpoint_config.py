@@ -190,6 +190,8 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
         document.setdefault(key, value)
     if config.rope_scaling and not document.get("rope_scaling"):
         document["rope_scaling"] = dict(config.rope_scaling)
+    elif not config.rope_scaling and document.get("rope_scaling"):
+        del document["rope_scaling"]  # it scales nothing, and mlx-lm wants to know how
     for key in _MLX_READS.get(config.family, ()):
         if key in built:
             document[key] = built[key]
