@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ckconv.beside import document_beside
 from ckconv.errors import VerifyError, listed
 from ckconv.formats.bump import (
     EXTENDED_HEADER_BYTES,
@@ -85,7 +86,9 @@ def check_documents(index: TensorIndex, named: Mapping[str, Path] | None = None)
     """
     if index.format != "bump":
         return
-    paths = {name: (named or {}).get(name) or index.path.parent / name for name in (CONFIG_NAME, MANIFEST_NAME)}
+    paths = {
+        name: (named or {}).get(name) or document_beside(index.path, name) for name in (CONFIG_NAME, MANIFEST_NAME)
+    }
     config, manifest = load_config(paths[CONFIG_NAME], required=False), load_manifest(paths[MANIFEST_NAME])
     header = index.facts["header"]
     if isinstance(header, HeaderV3):

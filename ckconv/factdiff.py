@@ -6,14 +6,17 @@ held against what that one says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from ckconv.content import content_of_index, content_of_plan
 from ckconv.contentdiff import COVERED, SPELLING, Fact, differences
 from ckconv.errors import CkconvError
 from ckconv.execute import container_of
+from ckconv.formats.gguf import scalar
 from ckconv.formats.safetensors import INDEX_SUFFIX, METADATA
+from ckconv.model.gguf_vocabulary import adds_by_default
+from ckconv.model.huggingface_names import NAMES_KEY
 from ckconv.model.index import TensorIndex
 from ckconv.plan.steps import Options
 from ckconv.readers.bump_config import CONFIG_NAME
@@ -30,8 +33,8 @@ _STORAGE = frozenset(
 #: A GGUF is called after the place of its source, where that has no name of its own.
 _OF_THE_PLACE = "general.name"
 
-#: The library that a safetensors file says it was written for.
-_WRITTEN_FOR = f"{METADATA}.format"
+#: The library that a safetensors file says it was written for, and the names that its tensors have.
+_WRITTEN_FOR = (f"{METADATA}.format", f"{METADATA}.{NAMES_KEY}")
 
 _TOKENS = "tokenizer.ggml.tokens"
 
@@ -76,7 +79,7 @@ def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
 
 def _counts(fact: Fact, *, ruled: bool) -> bool:
     """Whether it is not covered by the comparison of tensors and hyper-parameters, which only rules make possible."""
-    if fact.key in (SPELLING, _WRITTEN_FOR) or (fact.file or fact.key).endswith(INDEX_SUFFIX):
+    if fact.key in (SPELLING, *_WRITTEN_FOR) or (fact.file or fact.key).endswith(INDEX_SUFFIX):
         return False
     top = fact.key.partition(".")[0]
     return not (ruled and fact.file == CONFIG_NAME and (top in _STORAGE or top in COVERED))
@@ -91,6 +94,9 @@ def _planned(source: TensorIndex, other: TensorIndex) -> Facts:
     except CkconvError as error:
         return Facts(unknown=error.message)
     mine = content_of_index(other)
+    if other.format == "gguf":  # a flag that is not there is what llama.cpp takes for it
+        taken = {key: scalar("bool", value) for key, value in adds_by_default(other.metadata).items()}
+        mine = replace(mine, keys={**{key: value for key, value in taken.items() if key in meant.keys}, **mine.keys})
     worded, ruled = _TOKENS in mine.keys and _TOKENS in meant.keys, source.config is not None
     found = (
         fact

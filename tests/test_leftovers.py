@@ -56,7 +56,7 @@ def test_what_is_replaced_is_not_left_over(flags: tuple[str, ...], tmp_path: Pat
 
 
 def test_a_map_that_is_written_anew_is_not_left_over(tmp_path: Path, ckconv: Ckconv) -> None:
-    for source in (LLAMA, FIXTURES / "gguf" / "gemma3-text-bf16.auto.gguf"):
+    for source in (LLAMA, FIXTURES / "gguf" / "qwen3-tied-bf16.auto.gguf"):
         done = ckconv("convert", source, f"{tmp_path}/out/", "--to", "bump", "--bump-version", "5", "--map", "--force")
         assert done.code == 0, done.err
     assert ckconv("verify", tmp_path / "out").code == 0

@@ -122,6 +122,15 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     )
 
 
+def adds_by_default(metadata: Mapping[str, Any]) -> dict[str, bool]:
+    """Key -> whether llama.cpp puts a token around a text where the file does not say; empty where it is not known."""
+    kind, pre = _text(metadata, "tokenizer.ggml.model"), named(_text(metadata, "tokenizer.ggml.pre"))
+    if kind != "llama" and pre is None:
+        return {}
+    adds_bos = kind == "llama" or (pre is not None and pre.adds_bos)
+    return {"tokenizer.ggml.add_bos_token": adds_bos, "tokenizer.ggml.add_eos_token": False}
+
+
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     """Name of a special token -> its id, where the file says it or llama.cpp takes it for granted."""
     found = dict(_LLAMA_SPECIAL) if _text(metadata, "tokenizer.ggml.model") == "llama" else {}
