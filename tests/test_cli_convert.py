@@ -194,7 +194,7 @@ def test_layers_that_are_only_claimed_cost_no_time(tmp_path: Path, ckconv) -> No
     started = time.monotonic()
     result = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", "3")
     assert result.code == 4
-    assert "64,999 of 65,000 layers have no tensors" in result.err
+    assert "64,999 of 65,000 layers (llama.block_count) have no tensors" in result.err
     assert ckconv("inspect", source).code == 0
     assert time.monotonic() - started < 1
 

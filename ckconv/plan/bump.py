@@ -165,7 +165,9 @@ class BumpPlanner(Planner):
             if self.dropped(ROPE_FREQUENCIES):
                 self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
             else:
-                key = f"{self.index.architecture}.rope.scaling" if self.index.format == "gguf" else "rope_scaling"
+                key = "rope_type of rope_scaling or rope_parameters"
+                if self.index.format == "gguf":
+                    key = f"{self.index.architecture}.rope.scaling"
                 self._refuse_rope_scaling(key, str(c.rope_scaling.get("rope_type", "")))
         if c.sliding_window and c.sliding_window < g.context and not self._slides():
             self.refuse(
@@ -187,12 +189,14 @@ class BumpPlanner(Planner):
         for modifier in (*c.modifiers, *unusual(c)):
             self.refuse(f"{modifier} changes the computation; the engine does not know it")
         if not c.norm_eps:
-            self.refuse("the source names no epsilon for its norms")
+            keys = said(c, "norm_eps", format=self.index.format)
+            self.refuse(f"the source names no epsilon for its norms{keys}")
         for what, number in (("base of RoPE", c.rope_theta), ("epsilon of the norms", c.norm_eps)):
             if number and not _LEAST_FLOAT32 <= number <= MAX_FLOAT32:
                 self.refuse(f"the {what} is {number:g}, which no float32 holds")
         if not g.context:
-            self.refuse("the source names no context length", "--context N sets one")
+            keys = said(c, "context_length", format=self.index.format)
+            self.refuse(f"the source names no context length{keys}", "--context N sets one")
         elif g.context > _MOST_POSITIONS:
             self.refuse(f"the context length is {g.context:,}, a header holds {_MOST_POSITIONS:,}", _FEWER_POSITIONS)
         elif c.context_length and g.context > c.context_length:

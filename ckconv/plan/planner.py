@@ -30,7 +30,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     if index.facts.get("kind", "model") != "model":
         return Reason(f"it is no model but {quoted(str(index.facts['kind']))}, which this version does not convert")
     what = f"architecture {index.architecture!r} has no rules" if index.architecture else "no architecture is named"
-    if index.format in ("safetensors", "mlx") and not index.architecture:
+    if index.format in ("safetensors", "mlx"):
         what += " (model_type)"
     if index.format == "gguf" and index.architecture in {family.gguf for family in FAMILIES.values()}:
         what = f"no {index.architecture} that is known has as many experts ({index.architecture}.expert_count)"
