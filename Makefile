@@ -2,7 +2,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 
-.PHONY: check lint types test oracles slow bench fuzz edits faults dist
+.PHONY: check lint types test oracles slow bench fuzz edits faults flips dist
 
 check: lint types test
 
@@ -23,7 +23,7 @@ oracles:
 	CKCONV_ORACLES=required $(PYTHON) -m pytest -m live
 
 # What takes long.
-slow: fuzz edits
+slow: fuzz edits faults flips
 
 # Ratios against openssl, cp and a plain loop, interleaved in one run, beside their targets.
 bench:
@@ -40,6 +40,10 @@ edits:
 # Faults at every system call of a conversion; nothing may be mixed, and what is said must be true.
 faults:
 	$(PYTHON) scripts/faults.py --sample 8000
+
+# Bits of outputs, one at a time: verify finds each.
+flips:
+	$(PYTHON) scripts/bitflips.py --flips 5000
 
 dist:
 	rm -rf dist
