@@ -50,6 +50,10 @@ RUNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "lora/mlx-lora": (("--to", "peft"), ("--to", "mlx")),
 }
 
+#: Every output is made twice: alone, and with a conversion record and the digests of all files beside it, which
+#: notice most flips by themselves.
+BESIDE: tuple[tuple[str, ...], ...] = ((), ("--record", "--checksums"))
+
 
 @dataclass(frozen=True)
 class Output:
@@ -63,24 +67,19 @@ class Output:
 
 def outputs(place: Path, *more: str) -> Iterator[Output]:
     """Every conversion of :data:`RUNS`."""
-    for number, (source, runs) in enumerate(RUNS.items()):
-        for n, options in enumerate(runs):
-            out = place / f"{number}.{n}" / "out"
-            out.parent.mkdir()
-            status, said = called("convert", str(FIXTURES / source), f"{out}/", *options, *more, "-q")
-            if status:
-                raise SystemExit(f"{source} {options}: {said}")
-            files = tuple(sorted(out.iterdir()))
-            opened = next((path for path in files if path.suffix == ".gguf"), out)
-            status, said = called("verify", str(opened), str(FIXTURES / source), *repeated(options))
-            if status:
-                raise SystemExit(f"{source} {options} does not verify: {said}")
-            yield Output(FIXTURES / source, opened, files, options)
-
-
-def repeated(options: tuple[str, ...]) -> tuple[str, ...]:
-    """What ``verify`` needs of the options: the others show in the output."""
-    return ()
+    every = [(source, (*options, *beside)) for source, runs in RUNS.items() for options in runs for beside in BESIDE]
+    for number, (source, options) in enumerate(every):
+        out = place / str(number) / "out"
+        out.parent.mkdir()
+        status, said = called("convert", str(FIXTURES / source), f"{out}/", *options, *more, "-q")
+        if status:
+            raise SystemExit(f"{source} {options}: {said}")
+        files = tuple(sorted(out.iterdir()))
+        opened = next((path for path in files if path.suffix == ".gguf"), out)
+        status, said = called("verify", str(opened), str(FIXTURES / source))
+        if status:
+            raise SystemExit(f"{source} {options} does not verify: {said}")
+        yield Output(FIXTURES / source, opened, files, options)
 
 
 def called(*arguments: str) -> tuple[int, str]:
@@ -133,7 +132,7 @@ def flipped(output: Output, path: Path, byte: int, bit: int) -> tuple[int, str]:
     wrong[byte] ^= 1 << bit
     path.write_bytes(wrong)
     try:
-        return called("verify", str(output.opened), str(output.source), *repeated(output.options))
+        return called("verify", str(output.opened), str(output.source))
     finally:
         path.write_bytes(raw)
 
