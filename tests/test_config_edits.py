@@ -263,6 +263,15 @@ def test_what_mlx_lm_takes_no_notice_of_is_not_handed_to_transformers(tmp_path: 
     assert fields(convert(source, "gguf"))["general.architecture"] == "llama"
 
 
+def test_a_type_of_scaling_that_transformers_lacks_is_not_handed_to_it(tmp_path: Path) -> None:
+    """mlx-lm computes ``mrope`` of a text as no scaling; transformers does not load it."""
+    source = model(tmp_path, mlx=True, rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]})
+
+    with pytest.raises(UnsupportedError) as info:
+        convert(source, "safetensors")
+    assert info.value.details == ("rope_scaling.type is 'mrope', which is not known to be the same in transformers",)
+
+
 def test_a_mistral_of_mlx_lm_does_not_slide_in_transformers_either(tmp_path: Path) -> None:
     source = model(tmp_path, "mistral", mlx=True, sliding_window=16)
 

@@ -14,7 +14,8 @@ from ckconv.errors import InputError, UnsupportedError
 from ckconv.model.architectures import FAMILIES
 from ckconv.model.config import ModelConfig, config_differences
 from ckconv.model.keys import KEYS
-from ckconv.model.keys.table import CONSUMERS, MLX_LM, Kind
+from ckconv.model.keys.rope import ROPE_KEYS
+from ckconv.model.keys.table import CONSUMERS, MLX_LM, TRANSFORMERS, Kind
 from ckconv.readers.huggingface_config import huggingface_config
 
 #: What the output says otherwise on purpose.
@@ -57,6 +58,9 @@ def agreeing(
 
 def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str) -> list[str]:
     family = FAMILIES[config.family]
+    kind = (config.rope_scaling or {}).get("rope_type")
+    if consumer == TRANSFORMERS and kind is not None and kind not in ROPE_KEYS:
+        return [f"rope_scaling.type is {kind!r}, which is not known to be the same in transformers"]
     try:
         read = huggingface_config(document, family, (), Path("config.json"), consumer=consumer)
     except InputError as error:
