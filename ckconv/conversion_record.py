@@ -152,7 +152,7 @@ def read_record(path: Path) -> ConversionRecord:
     if path.read_bytes() != sealed(without):
         raise InputError(CODE, "is not as it was written: its own sha256 does not fit", path=path)
     try:
-        options = _options(document["options"])
+        options = options_of(document["options"])
         sources, outputs = (_listed(document[key]) for key in ("sources", "outputs"))
         besides = [f"--template {document['template']}"] if document["template"] else []
         besides += [f"--adapter {item['name']}" for item in document["adapters"]]
@@ -161,7 +161,13 @@ def read_record(path: Path) -> ConversionRecord:
     return ConversionRecord(path, options, sources, outputs, tuple(besides))
 
 
-def _options(found: Mapping[str, Any]) -> Options:
+def options_of(found: Mapping[str, Any]) -> Options:
+    """The options that a record says.
+
+    Raises:
+        KeyError, TypeError: there is no such option, or its value is of another type.
+        UsageError: its value is none of the option's.
+    """
     known = {field.name for field in fields(Options)} - _NOT_RECORDED
     values: dict[str, Any] = {}
     for name, value in found.items():

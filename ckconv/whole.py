@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
 
 from ckconv.bump_documents import check_documents
 from ckconv.content import content_of_index, content_of_plan
 from ckconv.contentdiff import check_json, differences
-from ckconv.conversion_record import ConversionRecord, record_beside
+from ckconv.conversion_record import ConversionRecord, options_of, record_beside
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.execute import container_of
 from ckconv.model.index import TensorIndex
 from ckconv.plan.steps import Options, Plan
 from ckconv.readback import check_frame, check_kept
+from ckconv.readers.record import record_beside as source_record_beside
 from ckconv.replan import plan_again, restoring_again
 from ckconv.sums import FileDigests, check_listed, check_sums
 from ckconv.verification import Progress, Verified, verify_soundly
@@ -52,10 +54,12 @@ class Beside:
     Attributes:
         record: of the conversion.
         sums: a list of checksums.
+        kept: the options that the source record of a bump file says, where there is no conversion record.
     """
 
     record: ConversionRecord | None
     sums: Path | None
+    kept: Options = field(default_factory=Options)
 
     @property
     def path(self) -> Path | None:
@@ -68,18 +72,17 @@ class Beside:
         Raises:
             UsageError: ``usage.flag``, the record says that files were used which are not named.
         """
-        if self.record is None:
-            return given
-        for flag in self.record.besides:
+        for flag in self.record.besides if self.record else ():
+            assert self.record is not None
             if not (adapters if flag.startswith("--adapter") else given.template):
                 raise UsageError("usage.flag", f"{self.record.path.name} says that {flag} was given: name it again")
         defaults = Options()
         changed = {
-            field.name: getattr(given, field.name)
-            for field in fields(given)
-            if getattr(given, field.name) != getattr(defaults, field.name)
+            option.name: getattr(given, option.name)
+            for option in fields(given)
+            if getattr(given, option.name) != getattr(defaults, option.name)
         }
-        return replace(self.record.options, **changed)
+        return replace(self.record.options if self.record else self.kept, **changed)
 
 
 def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> Beside:
@@ -105,7 +108,17 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
             ]
         if faults:
             raise VerifyError("verify.checksum", faults[0], path=record.path, details=listed(faults[1:]))
-    return Beside(record, check_sums(out, opened, digests))
+    kept = _kept(out) if record is None and source is not None and out.format == "bump" else Options()
+    return Beside(record, check_sums(out, opened, digests), kept)
+
+
+def _kept(bump: TensorIndex) -> Options:
+    """The options that the source record beside a bump file says; none where it is not there, or not sound."""
+    with suppress(InputError, KeyError, TypeError, UsageError):
+        found = source_record_beside(bump)
+        if found is not None:
+            return options_of(found.record.options)
+    return Options()
 
 
 def verify_alone(

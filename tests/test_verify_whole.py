@@ -77,9 +77,12 @@ def test_what_was_asked_for_is_asked_for_again_or_recorded(
     target: str, options: tuple[str, ...], named: str, tmp_path: Path, ckconv
 ) -> None:
     to = ("--to", target.strip("/").replace("hf", "safetensors")) if target.endswith("/") else ()
+    to += ("--no-source-record",) if target.endswith(".bump") else ()  # which says it, too
     out = tmp_path / target
-    assert ckconv("convert", LLAMA, f"{out}/" if to else out, *to, *options, "--record", "-q").code == 0
-    record = out / "ckconv.json" if to else tmp_path / f"{target}.ckconv.json"
+    assert (
+        ckconv("convert", LLAMA, f"{out}/" if target.endswith("/") else out, *to, *options, "--record", "-q").code == 0
+    )
+    record = out / "ckconv.json" if target.endswith("/") else tmp_path / f"{target}.ckconv.json"
     assert record.exists()
     assert ckconv("verify", out, LLAMA).code == 0
     record.unlink()
@@ -89,6 +92,16 @@ def test_what_was_asked_for_is_asked_for_again_or_recorded(
     assert (result.code, result.out) == (5, "")
     assert named in result.err
     assert "repeat the options of the conversion" in result.err
+
+
+def test_the_source_record_of_a_bump_says_what_was_asked_for(tmp_path: Path, ckconv) -> None:
+    out = tmp_path / "m.bump"
+    assert ckconv("convert", QWEN2, out, "--context", "16", "--drop", "*.q.bias", "-q").code == 0
+
+    assert ckconv("verify", out, QWEN2).code == 0
+    assert ckconv("verify", out, QWEN2, "--context", "32").code == 5, "what is given counts"
+    (tmp_path / "m.bump.source.zip").unlink()
+    assert ckconv("verify", out, QWEN2).code == 5
 
 
 def test_a_conversion_record_says_what_was_done_and_nothing_of_where(tmp_path: Path, ckconv) -> None:
