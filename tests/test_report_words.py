@@ -65,8 +65,8 @@ def test_a_log_line_says_how_much_there_is_and_how_long_it_takes(
 ) -> None:
     now = iter([0.0, 0.0, 20.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
-    line = ProgressLine(Settings(progress="plain"))
+    line = ProgressLine(Settings(progress="plain"), "out.gguf")
     line.begin("writing", 4_000_000_000)
     line(1_000_000_000, "blk.0.attn_q.weight")
     said = capsys.readouterr().err
-    assert said == "ckconv: writing 25%  1.0 GB of 4.0 GB  50.0 MB/s  60 s left  blk.0.attn_q.weight\n"
+    assert said == "ckconv: writing out.gguf 25%  1.0 GB of 4.0 GB  50.0 MB/s  60 s left  blk.0.attn_q.weight\n"

@@ -87,7 +87,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
             plan.check()
             print_plan(plan, dst, settings)
             return
-        with ProgressLine(settings) as line:
+        with ProgressLine(settings, dst) as line:
             report = run(
                 plan,
                 target,

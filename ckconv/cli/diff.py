@@ -47,7 +47,7 @@ def command(context: click.Context, a: Path, b: Path, base: Path | None, weights
     with interruptible():
         one, other = open_index(a, base=base), open_index(b, base=base)
         require_comparable(one, other)
-        with ProgressLine(settings) as line:
+        with ProgressLine(settings, str(a)) as line:
             line.begin("comparing", one.nbytes)
             found = diff(one, other, weights=weights, progress=line)
     _print(found, a, b, settings)

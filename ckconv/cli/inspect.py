@@ -62,7 +62,7 @@ def command(
     if hashes:
         from ckconv.hashing import hash_index
 
-        with ProgressLine(settings) as line:
+        with ProgressLine(settings, str(path)) as line:
             line.begin("hashing", index.nbytes)
             found = hash_index(index, line)
     description: Description = describe(index, tensors=tensors, hashes=found, piped=piped)

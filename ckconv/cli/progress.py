@@ -18,7 +18,9 @@ _PLAIN_INTERVAL = 10.0
 class ProgressLine:
     """Called with bytes just done and the tensor they belong to; ``begin`` names a phase and its total bytes."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, file: str = "") -> None:
+        """Nothing is shown yet; ``file`` is what a plain line says the work is on."""
+        self._file = f" {printable(file)}" if file else ""
         mode = "none" if settings.quiet else settings.progress
         if mode == "auto":
             mode = "line" if sys.stderr.isatty() else "plain"
@@ -46,7 +48,7 @@ class ProgressLine:
                 rate = self._done / (now - self._start)
                 left = f"{(self._total - self._done) / rate:,.0f} s left  " if 0 < self._done < self._total else ""
                 say(
-                    f"ckconv: {self._phase} {share}%  {size(self._done)} of {size(self._total)}  "
+                    f"ckconv: {self._phase}{self._file} {share}%  {size(self._done)} of {size(self._total)}  "
                     f"{size(int(rate))}/s  {left}{printable(name)}\n"
                 )
             return

@@ -58,7 +58,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
         # Held against its source, a file that cannot even be read is a failed verification.
         raise _failed(error) from error
     named = {name: flags[flag] for name, flag in _PLACES.items() if flags[flag]}
-    with ProgressLine(settings) as line:
+    with ProgressLine(settings, str(path)) as line:
         line.begin("verifying", out.nbytes + (source.nbytes if source else 0))
         checked = check_output(
             path, out, source, options, adapters=adapters, weights=flags["weights"], named=named, progress=line
