@@ -195,6 +195,15 @@ def test_experts_are_stacked_from_one_tensor_each(name: str) -> None:
         assert (place.shape, place.move.in_order) == ((3, 64, 64), True)
 
 
+def test_a_single_expert_is_a_stack_too() -> None:
+    decoder = Decoder(experts=1)
+    rows = family("mixtral")
+    values = Values(rows, Document(decoder.config("mixtral"), {}))
+
+    places = {place.canonical: place for place in resolve(rows, values, "hf").places}
+    assert places["layers.0.ffn.experts.up.weight"].shape == (1, 64, 64)
+
+
 def test_a_value_that_a_loader_takes_for_granted_is_held_against_it() -> None:
     """llama.cpp renormalises the weights of qwen3moe's experts; no key of a GGUF says it."""
     decoder = Decoder(experts=3, qk_norm=True)

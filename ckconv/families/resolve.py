@@ -22,6 +22,7 @@ class Place:
         move: how the values of each of them lie; of a part of a stored tensor, which part.
         value: the operation on values, "" for none; ``by`` its factor.
         shared: other tensors are in the same stored one.
+        stacked: every index of the first axis is a stored tensor of its own, be it a single one.
     """
 
     canonical: str
@@ -30,16 +31,12 @@ class Place:
     value: str = ""
     by: Any = None
     shared: bool = False
+    stacked: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The canonical shape."""
         return (len(self.stored), *self.move.canonical) if self.stacked else self.move.canonical
-
-    @property
-    def stacked(self) -> bool:
-        """Every index of the first axis is a stored tensor of its own."""
-        return len(self.stored) > 1 or "{" in self.canonical
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +134,7 @@ class _Row:
         move = shapes.move(stored, canonical, cell.part, self._size)
         own = self.row.name.replace("L.", f"layers.{self.layer}.", 1) if self.row.in_layers else self.row.name
         by = cell.by.value(self.scope) if cell.by else None
-        return Place(f"{own}.{kind}", names, move, cell.value, by, cell.parts > 1)
+        return Place(f"{own}.{kind}", names, move, cell.value, by, cell.parts > 1, bool(cell.stack))
 
     def spellings(self, name: str) -> list[str]:
         """A full name behind every prefix."""
