@@ -17,14 +17,13 @@ from ckconv.formats.safetensors import LENGTH_BYTES, METADATA
 from ckconv.model.index import TensorIndex
 from ckconv.plan.gguf_keys import SPLIT_KEYS, copied
 from ckconv.plan.steps import Plan
+from ckconv.readers.bump_manifest import MANIFEST_NAME
+from ckconv.readers.bump_map import MAP_NAME
 from ckconv.readers.bytesource import open_source
 from ckconv.writers.container import Container
 
 #: Formats whose files are safetensors.
 SAFETENSORS = ("safetensors", "mlx", "peft", "mlx adapter")
-
-MANIFEST_NAME = "weights_manifest.json"
-MAP_NAME = "weights_manifest.map"
 
 #: What the document in a bump 5 file is called beside its files.
 FOOTER_NAME = "the file's metadata"

@@ -9,10 +9,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ckconv.content import FOOTER_NAME, MAP_NAME, Content
+from ckconv.content import FOOTER_NAME, Content
 from ckconv.errors import quoted
 from ckconv.formats.gguf import Value
 from ckconv.model.config import PARAMETERS
+from ckconv.readers.bump_map import MAP_NAME
 from ckconv.readers.strictjson import Document, parse_object
 
 CODE = "side.json"

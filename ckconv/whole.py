@@ -72,10 +72,10 @@ class Beside:
         Raises:
             UsageError: ``usage.flag``, the record says that files were used which are not named.
         """
-        for flag in self.record.besides if self.record else ():
-            assert self.record is not None
-            if not (adapters if flag.startswith("--adapter") else given.template):
-                raise UsageError("usage.flag", f"{self.record.path.name} says that {flag} was given: name it again")
+        if self.record is not None:
+            for flag in self.record.besides:
+                if not (adapters if flag.startswith("--adapter") else given.template):
+                    raise UsageError("usage.flag", f"{self.record.path.name} says that {flag} was given: name it again")
         defaults = Options()
         changed = {
             option.name: getattr(given, option.name)

@@ -18,7 +18,8 @@ from ckconv import Options
 from ckconv.errors import UnsupportedError
 from ckconv.model.architectures import FAMILIES
 from ckconv.model.config import PARAMETERS, ModelConfig
-from ckconv.model.gguf_tables import GGUF_KEYS, Kind
+from ckconv.model.gguf_tables import GGUF_KEYS
+from ckconv.model.key_kinds import Kind
 from ckconv.model.llama3_rope import rope_factors, rope_scaling_of
 from ckconv.plan.gguf_rules import engine_reasons
 

@@ -16,7 +16,8 @@ from recorded import PROMPT
 
 import ckconv
 from ckconv import Options
-from ckconv.model.gguf_tables import GGUF_KEYS, Kind
+from ckconv.model.gguf_tables import GGUF_KEYS
+from ckconv.model.key_kinds import Kind
 
 pytestmark = pytest.mark.skipif(
     not consumers.LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries"

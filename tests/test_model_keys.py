@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from conftest import FIXTURES
 
+from ckconv.model.key_kinds import Kind
 from ckconv.model.keys import KEYS
 from ckconv.model.keys.rope import ROPE_KEYS
-from ckconv.model.keys.table import MLX_LM, TRANSFORMERS, Kind, Table
+from ckconv.model.keys.table import MLX_LM, TRANSFORMERS, Table
 
 #: What scripts/record_config_keys.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "config_keys.json").read_text())

@@ -10,20 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 
-
-class Kind(Enum):
-    """What a key does.
-
-    PARAMETER: a hyper-parameter, carried.
-    HARMLESS: nothing that is computed depends on it.
-    MODIFIER: changes what is computed, unless it has a neutral value.
-    """
-
-    PARAMETER = "parameter"
-    HARMLESS = "harmless"
-    MODIFIER = "modifier"
+from ckconv.model.key_kinds import Kind
 
 
 @dataclass(frozen=True, slots=True)

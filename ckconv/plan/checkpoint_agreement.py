@@ -13,9 +13,10 @@ from typing import Any
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.model.architectures import FAMILIES
 from ckconv.model.config import ModelConfig, config_differences
+from ckconv.model.key_kinds import Kind
 from ckconv.model.keys import KEYS
 from ckconv.model.keys.rope import ROPE_KEYS
-from ckconv.model.keys.table import CONSUMERS, MLX_LM, TRANSFORMERS, Kind
+from ckconv.model.keys.table import CONSUMERS, MLX_LM, TRANSFORMERS
 from ckconv.readers.huggingface_config import huggingface_config
 
 #: What the output says otherwise on purpose.

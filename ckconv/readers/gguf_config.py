@@ -17,7 +17,8 @@ from ckconv.model.config import (
     shortest_float32,
 )
 from ckconv.model.gemma3 import FULL, LOCAL_ROPE_THETA, PERIOD, SLIDING, periodic, scalar_in_gguf
-from ckconv.model.gguf_tables import GGUF_KEYS, Kind
+from ckconv.model.gguf_tables import GGUF_KEYS
+from ckconv.model.key_kinds import Kind
 from ckconv.readers.gguf import ArrayRef, GgufFile, MetaValue
 
 _NUMBER = next(parameter for parameter in PARAMETERS if not parameter.integer)

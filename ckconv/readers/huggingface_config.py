@@ -13,8 +13,9 @@ from ckconv.model.config import PARAMETERS, Fail, ModelConfig, build_config, che
 from ckconv.model.gemma3 import LOCAL_ROPE_THETA
 from ckconv.model.huggingface_defaults import DEFAULTS, GEMMA3_ATTENTION_SCALAR, TIED, TIED_BY_TENSORS
 from ckconv.model.index import StoredTensor
+from ckconv.model.key_kinds import Kind
 from ckconv.model.keys import KEYS
-from ckconv.model.keys.table import MLX_LM, TRANSFORMERS, Kind, Table
+from ckconv.model.keys.table import MLX_LM, TRANSFORMERS, Table
 from ckconv.readers.huggingface_rope import read_rope
 from ckconv.readers.huggingface_windows import read_windows
 

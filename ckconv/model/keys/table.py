@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
+
+from ckconv.model.key_kinds import Kind
 
 #: Who loads a checkpoint: what computes a model of Hugging Face's format, and what one of MLX's.
 TRANSFORMERS, MLX_LM = "transformers", "mlx-lm"
@@ -16,19 +17,6 @@ BOTH = (TRANSFORMERS, MLX_LM)
 
 #: Format of a checkpoint -> who loads it.
 CONSUMERS: Mapping[str, str] = {"safetensors": TRANSFORMERS, "mlx": MLX_LM}
-
-
-class Kind(Enum):
-    """What a key does.
-
-    PARAMETER: a hyper-parameter, or what a rule of its own looks at; carried.
-    HARMLESS: nothing that is computed depends on it.
-    MODIFIER: changes what is computed, unless it has a neutral value; refused where it cannot be carried.
-    """
-
-    PARAMETER = "parameter"
-    HARMLESS = "harmless"
-    MODIFIER = "modifier"
 
 
 @dataclass(frozen=True, slots=True)
