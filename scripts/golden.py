@@ -1,10 +1,11 @@
-"""The golden file: every fixture x target x options, with exit status, error code and the SHA-256 of every output.
+"""The golden file: every fixture x target x options, with exit status, SHA-256 of every output and messages.
 
     python scripts/golden.py           write tests/golden.tsv anew
     python scripts/golden.py --check   compare, and print the lines that differ
 
-A line is one run of ``ckconv convert``: source, options, status, and either the error's code or each output file with
-the first 16 digits of its SHA-256. A change that moves a line says in its commit message why the new bytes are right.
+A line is one run of ``ckconv convert``: source, options, status, either the error's code or each output file with the
+first 16 digits of its SHA-256, and what the user is told: the report's notes, or the error's sentence, details and
+hint. A change that moves a line says in its commit message why the new bytes, or the new words, are right.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -69,8 +71,10 @@ def lines() -> Iterator[str]:
                 out = Path(place) / "out"
                 call = ["convert", str(source), f"{out}/", *arguments, *base, "--json"]
                 status, printed = _run(call)
-                outcome = _digests(out) if status == 0 else _code(printed)
-                yield "\t".join((str(source.relative_to(FIXTURES)), name, str(status), outcome))
+                told = json.loads(printed[printed.index("{") :])
+                outcome = _digests(out) if status == 0 else str(told["error"]["code"])
+                messages = _messages(told).replace(f"{FIXTURES}/", "").replace(str(out), "OUT")
+                yield "\t".join((str(source.relative_to(FIXTURES)), name, str(status), outcome, messages)).rstrip()
 
 
 def _base(source: Path) -> tuple[str, ...]:
@@ -90,9 +94,12 @@ def _run(call: list[str]) -> tuple[int, str]:
     return status, out.getvalue() + err.getvalue()
 
 
-def _code(printed: str) -> str:
-    document = json.loads(printed[printed.index("{") :])
-    return str(document.get("error", document)["code"])
+def _messages(told: dict[str, Any]) -> str:
+    """What the user is told, on one line: notes of a report; sentence, details and hint of an error."""
+    if "error" not in told:
+        return " | ".join(told["notes"])
+    error = told["error"]
+    return " | ".join([error["message"], *error["details"], *([f"hint: {error['hint']}"] if error["hint"] else [])])
 
 
 def _digests(out: Path) -> str:

@@ -1,4 +1,4 @@
-"""Every fixture x target x options gives the bytes, or the refusal, of tests/golden.tsv."""
+"""Every fixture x target x options gives the bytes, or the refusal, and the messages of tests/golden.tsv."""
 
 from __future__ import annotations
 
