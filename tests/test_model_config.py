@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from gguf_builder import F32, Tensor, gguf
 from models import Model
 
+from ckconv.model.config import ModelConfig, config_differences
 from ckconv.readers.detect import open_index
 
 KEYS: dict[str, tuple[str, object]] = {
@@ -35,6 +37,10 @@ SHAPES: dict[str, tuple[int, ...]] = {"token_embd.weight": (8, 5), "output_norm.
         ("ffn_down", (12, 8)),
     )
 }
+
+
+def _config() -> ModelConfig:
+    return ModelConfig("llama", "llama", 2, 8, 12, 2, 1, 4, 5, 8, 1e-5, 10000.0, 4)
 
 
 def write(
@@ -192,3 +198,20 @@ def test_gemma3_27b_scales_attention_otherwise(layers: int, head_dim: int, scala
     index = open_index(model.write(tmp_path / "m.gguf"))
     assert index.config is not None
     assert (index.config.modifiers, index.config.query_scalar) == ((), scalar)
+
+
+def test_the_scope_of_expressions_has_the_names_of_family_files_and_what_one_family_adds() -> None:
+    config = replace(_config(), own={"embedding_scale": 12.0}, rope_scaling={"rope_type": "linear", "factor": 4.0})
+
+    scope = config.scope
+
+    assert (scope["layers"], scope["hidden"], scope["vocabulary"]) == (
+        config.num_layers, config.hidden_size, config.vocab_size,
+    )  # fmt: skip
+    assert (scope["embedding_scale"], scope["rope_type"], scope["rope_factor"]) == (12.0, "linear", 4.0)
+
+
+def test_what_one_family_adds_is_compared() -> None:
+    ours, theirs = replace(_config(), own={"logit_scale": 8.0}), replace(_config(), own={"logit_scale": 4.0})
+
+    assert config_differences(ours, theirs, same_words=False) == {"logit_scale": (8.0, 4.0)}

@@ -71,6 +71,30 @@ PARAMETERS: tuple[Parameter, ...] = (
 #: llama.cpp's default where a GGUF names no base (llama-hparams / llama_model_loader).
 DEFAULT_ROPE_THETA = 10_000.0
 
+#: Parameter of the family files -> the field that holds it.
+FIELD_OF: Mapping[str, str] = {
+    "layers": "num_layers",
+    "context": "context_length",
+    "hidden": "hidden_size",
+    "ffn": "ffn_size",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "vocabulary": "vocab_size",
+    "norm_eps": "norm_eps",
+    "rope_theta": "rope_theta",
+    "rope_dim": "rotary_dim",
+    "window": "sliding_window",
+    "layer_types": "layer_types",
+    "local_theta": "local_rope_theta",
+    "final_cap": "final_cap",
+    "query_scalar": "query_scalar",
+    "experts": "num_experts",
+    "experts_used": "experts_used",
+    "expert_ffn": "expert_ffn_size",
+    "tied": "tied",
+}
+
 #: Fields that mean the same in every format.
 SHARED_FIELDS = (
     "family",
@@ -120,6 +144,7 @@ class ModelConfig:
         rope_scaling: how RoPE is scaled, in Hugging Face's words, ``None`` where it is not. A GGUF says Llama 3's only
             by its ``rope_frequencies`` tensor.
         tied: what the source says of the output head, ``None`` where it says nothing.
+        own: parameters of the family's file that no other field holds, by the name that the file gives them.
         modifiers: whatever else changes the computation, as "key = value" of the source.
         unread: keys of the source that its consumer does not read for this architecture.
         raw: the source's own configuration document, if it has one.
@@ -149,8 +174,24 @@ class ModelConfig:
     rope_scaling: Mapping[str, Any] | None = None
     tied: bool | None = None
     modifiers: tuple[str, ...] = ()
+    own: Mapping[str, Any] = field(default_factory=dict)
     unread: tuple[str, ...] = field(default=(), compare=False)
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def scope(self) -> dict[str, Any]:
+        """The parameters by the names of family files, which their expressions ask for."""
+        scaling = self.rope_scaling or {}
+        return {
+            **{name: getattr(self, attribute) for name, attribute in FIELD_OF.items()},
+            "expert_ffn": self.expert_ffn_size or self.ffn_size,
+            "layer_types": list(self.layer_types) if self.layer_types is not None else None,
+            "tied": bool(self.tied),
+            "rope_type": scaling.get("rope_type", "default"),
+            "rope_factor": scaling.get("factor"),
+            "rope_original": scaling.get("original_max_position_embeddings"),
+            **self.own,
+        }
 
 
 Fail = Callable[[str], InputError]
@@ -285,6 +326,10 @@ def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> d
         silent = name in _WORDED_FIELDS and not same_words and (name == "modifiers" or None in (ours, theirs))
         if ours != theirs and not silent:
             found[name] = ours, theirs
+    for name in sorted({*a.own, *b.own}):
+        pair = a.own.get(name), b.own.get(name)
+        if pair[0] != pair[1] and (same_words or None not in pair):
+            found[name] = pair
     return found
 
 
