@@ -20,7 +20,7 @@ class CkconvError(Exception):
     """The base of every error raised on purpose.
 
     Attributes:
-        code: stable, dotted and lower case; documented in the README.
+        code: stable, dotted and lower case; documented in docs/errors.md.
         message: what is wrong, with the numbers; one sentence, no file name, no final full stop.
         path: the file or directory at fault.
         tensor: the tensor at fault, by the name its own file gives it.
@@ -30,7 +30,7 @@ class CkconvError(Exception):
         details: further faults of the same kind, one sentence each.
     """
 
-    #: The process's exit status; see design of exit codes in the README.
+    #: The process's exit status: docs/errors.md.
     exit_code = 1
 
     def __init__(

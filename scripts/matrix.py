@@ -1,4 +1,4 @@
-"""Convert every kind of source to every format and back, and write the table of README.md, or (--check) compare it.
+"""Convert every kind of source to every format and back; write the table of docs/formats.md, or (--check) compare it.
 
 A cell is what happened, not what ought to: ``exact`` is a conversion after which every tensor was found equal to its
 source, ``identical`` a way back after which every file of the source was found again byte for byte.
@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 import ckconv  # noqa: E402
 from ckconv.errors import CkconvError  # noqa: E402
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "formats.md"
 _TABLE = re.compile(r"(<!-- matrix -->\n).*?(<!-- /matrix -->)", re.DOTALL)
 
 #: What stands in the first column, and where it is; a split set is named by its first shard.
@@ -104,11 +104,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the table is out of date")
     options = parser.parse_args()
-    text = README.read_text()
+    text = PAGE.read_text()
     renewed = _TABLE.sub(lambda match: match[1] + table() + match[2], text)
     if options.check:
         return int(renewed != text)
-    README.write_text(renewed)
+    PAGE.write_text(renewed)
     return 0
 
 

@@ -1,0 +1,125 @@
+"""README.md and docs/: examples print what they say, links lead somewhere, and nothing is undocumented."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from ckconv import errors
+from ckconv.cli import VERBS, main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}" for name in DOCS)])
+def test_examples_print_what_they_say(page: str) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/readme.py", "--check", ROOT / page],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_readme_opens_with_two_commands() -> None:
+    block = re.search(r"^```sh\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    commands = block[1].splitlines()
+    assert len(commands) == 2
+    assert "ckconv convert" in commands[0]
+    assert "pytest" in commands[1]
+
+
+def test_the_readme_is_short_and_leads_to_every_page() -> None:
+    assert README.count("\n") <= 150
+    assert not [name for name in DOCS if f"](docs/{name})" not in README]
+
+
+def anchors(text: str) -> set[str]:
+    """Names of a page's headings, as GitHub makes them."""
+    without_code = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", without_code, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        other = page.parent / name if name else page
+        if not other.exists() or (anchor and anchor not in anchors(other.read_text())):
+            dead.append(target)
+    assert not dead
+
+
+def sections() -> dict[str, str]:
+    """Verb -> its section of docs/cli.md; the flags that every verb has are under ``every``."""
+    found = {}
+    for part in DOCS["cli.md"].split("\n## ")[1:]:
+        heading, _, text = part.partition("\n")
+        words = heading.split()
+        if words[0] == "ckconv":
+            found[words[1]] = text
+        elif heading == "Flags of every command":
+            found["every"] = text
+    return found
+
+
+def flags(command: click.Command) -> set[str]:
+    return {flag for parameter in command.params if isinstance(parameter, click.Option) for flag in parameter.opts}
+
+
+def test_every_command_has_its_section() -> None:
+    assert set(sections()) == {*VERBS, "every"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_flags_described_are_the_flags_that_there_are(verb: str) -> None:
+    command = main.get_command(click.Context(main), verb)
+    assert command is not None
+    described = {
+        name: set(re.findall(r"`(-[-\w]+)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)))
+        for name, text in sections().items()
+    }
+    everywhere = described["every"] - {"--version", "-h", "--help"}
+    assert not flags(command) - described[verb] - everywhere
+    assert everywhere <= flags(command)
+    tables = set(re.findall(r"`(--?[-\w]+)", "\n".join(re.findall(r"^\| (`.+?) \|", sections()[verb], re.MULTILINE))))
+    assert not tables - flags(command)
+
+
+def test_every_exit_status_is_described() -> None:
+    classes = [errors.UsageError, errors.InputError, errors.UnsupportedError, errors.VerifyError, errors.OutputError]
+    for number in [0, *(kind.exit_code for kind in classes), errors.CkconvError.exit_code, "130, 143"]:
+        assert re.search(rf"^\| {number}", DOCS["errors.md"], re.MULTILINE), number
+
+
+#: Codes without a dot; everything else that looks like one has it.
+SINGLE = {"usage", "system", "internal", "interrupted"}
+
+
+def test_the_error_codes_described_are_the_error_codes_that_there_are() -> None:
+    """A code is a promise: scripts branch on it."""
+    source = "".join(path.read_text() for path in (ROOT / "ckconv").rglob("*.py"))
+    described = set(
+        re.findall(r"`([a-z]+(?:\.[a-z][a-z-]+)?)`", "".join(re.findall(r"^\| (`.*?) \|", DOCS["errors.md"], re.M)))
+    )
+    groups = "|".join(sorted({code.partition(".")[0] for code in described if "." in code}))
+    # Names of tensors, files and metadata keys that look like codes.
+    names = {"adapter.gguf", "adapter.type", "model.gguf", "model.safetensors", "tokenizer.tiktoken", "output.bias"}
+    names |= {"output.weight", "tensor.name"}
+    codes = set(re.findall(rf'"((?:{groups})\.[a-z][a-z-]+)"', source)) - names
+    assert len(codes) > 100
+    assert codes | SINGLE == described
