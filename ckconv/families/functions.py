@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+SLIDING, FULL = "sliding_attention", "full_attention"
+#: Gemma 3's period, where nothing else is said.
+PERIOD = 6
+
 
 def cycle(count: int, items: list[Any]) -> list[Any]:
     """``count`` items, those given over and over."""
@@ -26,4 +30,32 @@ def every(count: int, period: int, one: Any, other: Any) -> list[Any]:
     return [one if (n + 1) % period else other for n in range(count)]
 
 
-BY_NAME: dict[str, Callable[..., Any]] = {"cycle": cycle, "leading": leading, "each": each, "every": every}
+def period_of(kinds: list[str]) -> int | None:
+    """The period that gives these layers: above their number where all slide, ``None`` where there is none."""
+    period = kinds.index(FULL) + 1 if FULL in kinds else max(PERIOD, len(kinds) + 1)
+    return period if list(kinds) == every(len(kinds), period, SLIDING, FULL) else None
+
+
+def slide_pattern(kinds: list[str]) -> int | list[bool] | None:
+    """Which layers slide, where it is not what llama.cpp takes without a word: a period, else every layer by itself."""
+    if SLIDING not in kinds or list(kinds) == every(len(kinds), PERIOD, SLIDING, FULL):
+        return None
+    return period_of(kinds) or [kind == SLIDING for kind in kinds]
+
+
+def slides(count: int, pattern: int | list[bool]) -> list[str]:
+    """Kinds of layers out of a period (0: all slide), or a truth value a layer; those behind its end do not slide."""
+    if isinstance(pattern, list):
+        return [SLIDING if n < len(pattern) and pattern[n] else FULL for n in range(count)]
+    return every(count, pattern, SLIDING, FULL) if pattern else [SLIDING] * count
+
+
+BY_NAME: dict[str, Callable[..., Any]] = {
+    "cycle": cycle,
+    "leading": leading,
+    "each": each,
+    "every": every,
+    "period_of": period_of,
+    "slide_pattern": slide_pattern,
+    "slides": slides,
+}

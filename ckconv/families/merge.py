@@ -25,7 +25,7 @@ Table = dict[str, Any]
 SECTIONS = frozenset(
     {
         "extends", "without", "gguf", "huggingface", "prefix", "axes", "layers", "tensors", "parameters", "config",
-        "engines",
+        "metadata", "engines",
     }
 )  # fmt: skip
 
@@ -87,6 +87,8 @@ def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0) -> Table:
             raise fault(path, f"extends {name!r}, and there is no such family")
         inherited = merged(folder / f"{name}.toml", folder=folder, depth=depth + 1)
         inherited.pop("engines", None)  # what was measured for one class says nothing of another
+        for style in ("rope", "window"):
+            inherited.get("config", {}).pop(style, None)
         inherited.pop("huggingface", None)
         inherited.pop("gguf", None)
         _merge(result, inherited)
@@ -166,6 +168,7 @@ def _picked(value: Any, part: int, parts: int) -> Any:
 
 
 def _merge(into: Table, other: Mapping[str, Any]) -> None:
+    _forget(into, other.get("parameters", {}))
     for section, value in other.items():
         if section == "tensors":
             for name, row in value.items():
@@ -174,14 +177,48 @@ def _merge(into: Table, other: Mapping[str, Any]) -> None:
             for name, row in value.items():
                 before = into.setdefault(section, {}).get(name)
                 into[section][name] = _merged_row(before, row, PARAMETER_CELLS, "key")
-        elif section == "config":
-            own = into.setdefault(section, {"modifiers": {}, "harmless": []})
-            own["modifiers"] = {**own["modifiers"], **value.get("modifiers", {})}
-            own["harmless"] = [*own["harmless"], *value.get("harmless", [])]
+        elif section in ("config", "metadata"):
+            _merge_keys(into.setdefault(section, {}), value)
         elif section in ("prefix", "engines", "axes", "layers"):
             into[section] = {**into.get(section, {}), **value}
         else:
             into[section] = value
+
+
+def _merge_keys(into: Table, other: Mapping[str, Any]) -> None:
+    """What keys are, over what they were inherited as: a key is one thing."""
+    groups: dict[str, Table] = {name: other.get(name, {}) for name in ("carried", "modifiers")}
+    groups["harmless"] = dict.fromkeys(other.get("harmless", []), True)
+    said = {key for group in groups.values() for key in group}
+    for name, group in groups.items():
+        before = into.get(name, {})
+        kept = {key: value for key, value in dict.fromkeys(before, True).items() if key not in said}
+        if name == "harmless":
+            into[name] = [*kept, *group]
+        else:
+            into[name] = {key: before[key] for key in kept} | {k: v for k, v in group.items() if v != "absent"}
+    for name in other.keys() - groups.keys():
+        both = isinstance(other[name], dict) and isinstance(into.get(name), dict)
+        table = {**into[name], **other[name]} if both else other[name]
+        into[name] = {k: v for k, v in table.items() if v != "absent"} if isinstance(table, dict) else table
+
+
+def _forget(table: Table, parameters: Mapping[str, Any]) -> None:
+    """Keys that are a parameter's now are no longer what they were inherited as."""
+    for format, section in (("hf", "config"), ("gguf", "metadata")):
+        cells = [row[format] for row in parameters.values() if isinstance(row, dict) and format in row]
+        flat = [cell for item in cells for cell in (item if isinstance(item, list) else [item])]
+        keys = [cell if isinstance(cell, str) else cell.get("key", "") for cell in flat if not _unread(cell)]
+        heads = {str(key).partition("." if format == "hf" else ":")[0] for key in keys}
+        own = table.get(section, {})
+        if "harmless" in own:
+            own["harmless"] = [key for key in own["harmless"] if key not in heads]
+        if "modifiers" in own:
+            own["modifiers"] = {key: value for key, value in own["modifiers"].items() if key not in heads}
+
+
+def _unread(cell: Any) -> bool:
+    return isinstance(cell, dict) and bool(cell.get("unread"))
 
 
 def _merged_row(before: Any, row: Any, cells: tuple[str, ...], word: str) -> Any:
@@ -198,7 +235,7 @@ def _merged_row(before: Any, row: Any, cells: tuple[str, ...], word: str) -> Any
 
 
 #: Fields that make a parameter's cell one of another kind than a key.
-_KINDS = ("fixed", "present", "absent", "shape", "tensor", "dropped")
+_KINDS = ("fixed", "present", "absent", "shape", "dropped")
 
 
 def _kind(cell: Mapping[str, Any]) -> str:

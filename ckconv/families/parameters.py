@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ckconv.families.expressions import Expression, ExpressionError
-from ckconv.families.schema import Family, Parameter, ParameterCell
+from ckconv.families.parameter_rows import Parameter, ParameterCell
+from ckconv.families.schema import Family
 
 
 class ParameterError(ValueError):
@@ -35,8 +37,9 @@ class Values(Mapping[str, Any]):
         stated: those that the source says itself.
     """
 
-    def __init__(self, family: Family, source: Source) -> None:
+    def __init__(self, family: Family, source: Source, taker: str = "") -> None:
         self._family, self._source = family, source
+        self._taker = taker or ("transformers" if source.format == "hf" else "llama_cpp")
         self._known: dict[str, Any] = {}
         self._open: list[str] = []
         self.stated: set[str] = set()
@@ -66,7 +69,7 @@ class Values(Mapping[str, Any]):
         found = {
             cell.key or cell.tensor: value
             for cell in parameter.cells.get(self._source.format, ())
-            if cell.kind != "fixed" and (value := self._cell(cell)) is not None
+            if cell.kind != "fixed" and not cell.unread and (value := self._cell(cell)) is not None
         }
         distinct = list(found.items())
         for key, value in distinct[1:]:
@@ -78,8 +81,8 @@ class Values(Mapping[str, Any]):
         for cell in parameter.cells.get(self._source.format, ()):
             if cell.kind == "fixed" and cell.expression is not None:
                 return cell.expression.value(self)
-        if parameter.default is not None:
-            return parameter.default.value(self)
+        if self._taker in parameter.defaults:
+            return parameter.defaults[self._taker].value(self)
         if parameter.optional:
             return None
         keys = " or ".join(cell.key for cell in parameter.cells.get(self._source.format, ()) if cell.key)
@@ -92,8 +95,6 @@ class Values(Mapping[str, Any]):
         if cell.kind == "shape":
             shape = self._source.shape(cell.tensor)
             return shape[cell.axis] if shape is not None else None
-        if cell.kind == "tensor":
-            return None
         stored = self._source.value(cell.key)
         if stored is None:
             return None
@@ -137,31 +138,29 @@ class Written:
     refused: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
-def write(family: Family, values: Mapping[str, Any], format: str, stated: frozenset[str] = frozenset()) -> Written:
+def write(family: Family, values: Mapping[str, Any], format: str, stated: Collection[str] = ()) -> Written:
     """What ``format`` says of these parameters.
 
     Args:
-        stated: parameters that the source says itself; others are left out where a cell wants that.
+        stated: parameters that the source says itself.
 
     Raises:
         ExpressionError: an expression of the file has no value.
     """
     entries: dict[str, tuple[str, Any]] = {}
     refused: dict[str, tuple[Any, Any]] = {}
+    scope = ChainMap({"stated": list(stated)}, dict(values))
     for name, parameter in family.parameters.items():
         value = values[name]
         for cell in parameter.cells.get(format, ()):
             if cell.kind == "fixed" and cell.expression is not None and not cell.folded:
-                taken = cell.expression.value(values)
+                taken = cell.expression.value(scope)
                 if not _same(value, taken):
                     refused[name] = (value, taken)
-            if cell.kind != "key" or cell.alias or (cell.stated and name not in stated):
-                continue
-            if cell.when is not None and not cell.when.value(values):
-                continue
-            said = _stored(cell, value, values)
-            if said is not None:
-                entries[cell.key] = (cell.type, said)
+            if cell.kind == "key" and not cell.alias and (cell.when is None or cell.when.value(scope)):
+                said = _stored(cell, value, scope)
+                if said is not None or format == "hf":
+                    entries[cell.key] = (cell.type, said)
     return Written(entries, refused)
 
 

@@ -1,0 +1,95 @@
+"""Section ``[engines]`` of a family file: what an engine's loader does with the family.
+
+``llama_cpp``, ``transformers`` and ``mlx_lm`` are rows, as are ``bump3`` and ``bump5``. No row: the engine is not known
+to compute the family, and the conversion is refused. Rows are not inherited.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckconv.families.expressions import Expression
+from ckconv.families.fields import Fields, listed, texts
+
+_HOLE = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What must hold for the engine to compute the model.
+
+    Attributes:
+        sentence: why it does not where it does not hold; ``{name}`` stands for a parameter's value. Empty for none.
+        hint: what helps.
+    """
+
+    expression: Expression
+    sentence: str = ""
+    hint: str = ""
+
+    def said(self, values: Mapping[str, Any]) -> str:
+        """The sentence about these values, empty where the file has none."""
+        return _HOLE.sub(lambda hole: _shown(values[hole[1]]), self.sentence)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine's row.
+
+    Attributes:
+        loader: name of the class that loads the family, where it is another's.
+        right_if: what must hold; otherwise the engine computes something else.
+        needs: keys of the document that its class cannot do without, or takes a default of its own for.
+        reads: keys that its class reads where another library's goes by another key.
+        ignores: parameters that it does not look at, though the format has them.
+        scaling: types of RoPE's scaling that it computes as transformers does; ``None`` for those of the engine.
+        head_must_be_written: a tied output head is stored all the same.
+    """
+
+    name: str
+    loader: str = ""
+    right_if: tuple[Condition, ...] = ()
+    needs: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    ignores: tuple[str, ...] = ()
+    scaling: tuple[str, ...] | None = None
+    head_must_be_written: bool = False
+
+
+_KNOWN = frozenset({"class", "right_if", "needs", "reads", "ignores", "scaling", "head_must_be_written"})
+
+
+def engine(path: Path, name: str, row: object) -> Engine:
+    """Read one row."""
+    reader = Fields(path)
+    reader.where = f"engines.{name}"
+    fields = reader.fields(row, _KNOWN)
+    scaling = fields.get("scaling")
+    return Engine(
+        name,
+        fields.get("class", ""),
+        tuple(_condition(reader, item) for item in listed(fields.get("right_if", []))),
+        texts(fields.get("needs")),
+        texts(fields.get("reads")),
+        texts(fields.get("ignores")),
+        None if scaling is None else texts(scaling),
+        bool(fields.get("head_must_be_written")),
+    )
+
+
+def _condition(reader: Fields, item: object) -> Condition:
+    row = reader.fields({"if": item} if isinstance(item, str) else item, frozenset({"if", "else", "hint"}))
+    expression = reader.expression(row.get("if"))
+    if expression is None:
+        raise reader.fault("a condition without 'if'")
+    return Condition(expression, str(row.get("else", "")), str(row.get("hint", "")))

@@ -1,0 +1,145 @@
+"""Sections ``[config]`` and ``[metadata]`` of a family file: what keys are that no row of a parameter names.
+
+``carried`` (key -> ``transformers``, ``mlx_lm`` or ``both``) are keys that a rule of a reader looks at; ``modifiers``
+(key -> a neutral value, a list of them, or a table of ``neutral``, ``only`` and ``written``) change what is computed
+but for their neutral values: a text in ``[metadata]`` is an expression over the parameters; ``harmless`` change
+nothing. ``[config]`` has further tables: ``written`` (key -> constant of every document that is made), ``rope`` and
+``window``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckconv.families.fields import Fields, listed, texts
+from ckconv.families.keys import READERS, Key, Keys, Kind
+from ckconv.families.parameter_rows import Parameter
+
+_SECTION = frozenset({"carried", "modifiers", "harmless"})
+
+
+@dataclass(frozen=True, slots=True)
+class RopeStyle:
+    """How a configuration says RoPE.
+
+    Attributes:
+        by_layer: ``rope_parameters`` has a table for each kind of layer (``full_attention``, ``sliding_attention``).
+        types: the only types of scaling that transformers' class takes, if it does not take all.
+        mlx_lm: where mlx-lm's class looks for the scaling: at the "top" of the document, in "rope_parameters" too, or
+            "nowhere".
+    """
+
+    by_layer: bool = False
+    types: tuple[str, ...] = ()
+    mlx_lm: str = "top"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStyle:
+    """Which layers slide; each library by a rule of ``readers/huggingface_windows.py``, "" where none does.
+
+    Attributes:
+        family: whose class is written for a model that has a window, where it is not the family's own.
+    """
+
+    transformers: str = ""
+    mlx_lm: str = ""
+    family: str = ""
+
+
+#: Rules of windows: every layer slides; where a switch is on, every layer or those that are listed; those that are
+#: listed, else a period; those that are listed, else the default of ``layer_types``.
+WINDOWS = ("", "all", "switch", "switch_by_layer", "listed", "period", "by_layer")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The section ``[config]``.
+
+    Attributes:
+        keys: every key of a document.
+        written: constants of a document that is made.
+    """
+
+    keys: Keys
+    written: Mapping[str, Any] = field(default_factory=dict)
+    rope: RopeStyle = RopeStyle()
+    window: WindowStyle = WindowStyle()
+
+
+class KeyRows(Fields):
+    """Reads the two sections."""
+
+    def document(self, name: str, row: Mapping[str, Any], parameters: Iterable[Parameter]) -> Document:
+        """``[config]``."""
+        self.where = "config"
+        self.fields(row, _SECTION | {"written", "rope", "window"})
+        cells = [cell for parameter in parameters for cell in parameter.key_cells("hf") if not cell.unread]
+        readers = {cell.head: {who for one in cells if one.head == cell.head for who in one.readers} for cell in cells}
+        own = {key: tuple(who for who in READERS["both"] if who in found) for key, found in readers.items()}
+        return Document(
+            Keys(name, self._keys(row, own, expressions=False)),
+            dict(row.get("written", {})),
+            self._rope(row.get("rope", {})),
+            self._window(row.get("window", {})),
+        )
+
+    def metadata(self, name: str, row: Mapping[str, Any], parameters: Iterable[Parameter]) -> Keys:
+        """``[metadata]``; the key of a derived parameter is a modifier that must be what it follows from."""
+        self.where = "metadata"
+        self.fields(row, _SECTION)
+        cells = [(p, cell) for p in parameters for cell in p.key_cells("gguf") if not cell.unread]
+        found = self._keys(row, {cell.key: READERS["both"] for _, cell in cells}, expressions=True)
+        derived = {cell.key: Key(cell.key, Kind.MODIFIER, same_as=p.value) for p, cell in cells if p.value and cell.key}
+        return Keys(name, {**found, **derived})
+
+    def _keys(self, row: Mapping[str, Any], own: Mapping[str, tuple[str, ...]], *, expressions: bool) -> dict[str, Key]:
+        found = {key: Key(key, Kind.PARAMETER, readers) for key, readers in own.items()}
+        for key, who in row.get("carried", {}).items():
+            if who not in READERS:
+                raise self.fault(f"carried.{key} is {who!r} (known: {', '.join(READERS)})")
+            also = found[key].readers if key in found else ()
+            found[key] = Key(
+                key, Kind.PARAMETER, tuple(one for one in READERS["both"] if one in (*also, *READERS[who]))
+            )
+        for key, value in row.get("modifiers", {}).items():
+            self._only_once(found, key)
+            found[key] = self._modifier(key, value, expressions)
+        for key in row.get("harmless", []):
+            self._only_once(found, key)
+            found[key] = Key(key, Kind.HARMLESS)
+        return found
+
+    def _only_once(self, found: Mapping[str, Key], key: str) -> None:
+        if key in found:
+            raise self.fault(f"{key} is said to be two things")
+
+    def _modifier(self, key: str, value: Any, expressions: bool) -> Key:
+        if expressions and isinstance(value, str):
+            return Key(key, Kind.MODIFIER, same_as=self.expression(value))
+        table = value if isinstance(value, dict) else {"neutral": value}
+        self.fields(table, frozenset({"neutral", "only", "written"}))
+        readers = READERS["both"] if expressions else self.word(table, "only", READERS, "transformers")
+        neutral = tuple(listed(table.get("neutral", [])))
+        return Key(
+            key,
+            Kind.MODIFIER,
+            readers,
+            neutral if expressions else (*neutral, None),
+            written=bool(table.get("written")),
+        )
+
+    def _rope(self, row: Mapping[str, Any]) -> RopeStyle:
+        self.where = "config.rope"
+        self.fields(row, frozenset({"by_layer", "types", "mlx_lm"}))
+        place = self.word(row, "mlx_lm", {word: word for word in ("top", "rope_parameters", "nowhere")}, "top")
+        return RopeStyle(bool(row.get("by_layer")), texts(row.get("types")), place)
+
+    def _window(self, row: Mapping[str, Any]) -> WindowStyle:
+        self.where = "config.window"
+        self.fields(row, frozenset({"transformers", "mlx_lm", "family"}))
+        known = {word: word for word in WINDOWS}
+        one, other = (self.word(row, who, known, "") for who in ("transformers", "mlx_lm"))
+        return WindowStyle(one, other, str(row.get("family", "")))

@@ -1,0 +1,98 @@
+"""What each key of a configuration document, or of a GGUF's metadata, is to those who compute with it.
+
+A key is a parameter, harmless, or a modifier with its neutral values; one that is none of these nobody is known to
+read: a report names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ckconv.families.expressions import Expression
+
+
+class Kind(Enum):
+    """What a key does.
+
+    PARAMETER: a hyper-parameter, or what a rule of its own looks at; carried.
+    HARMLESS: nothing that is computed depends on it.
+    MODIFIER: changes what is computed, unless it has a neutral value; refused where it cannot be carried.
+    """
+
+    PARAMETER = "parameter"
+    HARMLESS = "harmless"
+    MODIFIER = "modifier"
+
+
+#: Who loads a checkpoint: what computes a model of Hugging Face's format, and what one of MLX's.
+TRANSFORMERS, MLX_LM = "transformers", "mlx-lm"
+BOTH = (TRANSFORMERS, MLX_LM)
+
+#: Format of a checkpoint -> who loads it.
+CONSUMERS: Mapping[str, str] = {"safetensors": TRANSFORMERS, "mlx": MLX_LM}
+
+#: Word of a family file -> who reads a key.
+READERS: Mapping[str, tuple[str, ...]] = {"transformers": (TRANSFORMERS,), "mlx_lm": (MLX_LM,), "both": BOTH}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key.
+
+    Attributes:
+        readers: whose classes read it; another one computes the same whatever its value is.
+        neutral: of a modifier, the values that change nothing; ``None`` also stands for a key that is not there.
+        same_as: of a modifier, the parameters whose value changes nothing.
+        written: of a modifier, a document that is made says its first neutral value.
+    """
+
+    name: str
+    kind: Kind
+    readers: tuple[str, ...] = BOTH
+    neutral: tuple[object, ...] = ()
+    same_as: Expression | None = None
+    written: bool = False
+
+    def is_neutral(self, value: object) -> bool:
+        """The value changes nothing. ``true`` is not 1 here, and ``0.0`` is 0."""
+        return any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in self.neutral
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one family, or of one type of RoPE's scaling, by name."""
+
+    name: str
+    keys: Mapping[str, Key]
+
+    def reads(self, name: str, consumer: str) -> bool:
+        """The consumer's class looks at this key."""
+        key = self.keys.get(name)
+        return key is not None and key.kind is not Kind.HARMLESS and consumer in key.readers
+
+    def idle(self, name: str, value: object) -> bool:
+        """Nothing is changed by this key: nobody reads it, or not with this value."""
+        key = self.keys.get(name)
+        return value is None or key is None or key.kind is Kind.HARMLESS or key.is_neutral(value)
+
+    def active(self, document: Mapping[str, Any], consumer: str) -> Iterator[str]:
+        """Modifiers of the document that change what this consumer computes."""
+        for key in self.keys.values():
+            read = key.kind is Kind.MODIFIER and consumer in key.readers and key.name in document
+            if read and not key.is_neutral(document[key.name]):
+                yield key.name
+
+    def misread(self, document: Mapping[str, Any], source: str, target: str) -> Iterator[str]:
+        """Modifiers of the document that mean nothing to the one who reads the source, and something to the other."""
+        for name in self.active(document, target):
+            if source not in self.keys[name].readers:
+                yield name
+
+    def unknown(self, document: Iterable[str]) -> list[str]:
+        """Keys that are in no row."""
+        return sorted(name for name in document if name not in self.keys)

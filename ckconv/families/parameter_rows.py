@@ -1,0 +1,157 @@
+"""Section ``[parameters]`` of a family file: rows of hyper-parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckconv.families.expressions import Expression
+from ckconv.families.fields import Fields, listed
+from ckconv.families.keys import READERS
+
+#: Types that a key of GGUF metadata may have, written behind its name (``rope.freq_base:f32``); u32 without.
+KEY_TYPES = ("u32", "i32", "u64", "f32", "bool", "str", "i32[]", "u32[]", "bool[]", "f32[]")
+
+#: Who takes a default: the classes of both libraries, and llama.cpp's loader.
+TAKERS = ("transformers", "mlx_lm", "llama_cpp")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterCell:
+    """Where one format has a parameter, or what its loader takes for it.
+
+    Attributes:
+        key: dotted path of a document, or metadata key; "" for the other kinds.
+        kind: "key", "fixed", "present", "absent" or "shape".
+        type: of a metadata key.
+        expression: of ``fixed``.
+        tensor, axis: the stored tensor of the other kinds, and the axis of "shape".
+        read, write: over ``it``: the stored value -> the parameter, and back.
+        when: written only then; ``stated`` are the names of the parameters that the source says itself.
+        alias: read, never written.
+        unread: written, but no engine looks at it.
+        folded: another value than ``fixed`` is in the tensors (``scale``), and not refused.
+        words: stored word -> the parameter's.
+        readers: of a document's key, whose classes read it.
+    """
+
+    kind: str
+    key: str = ""
+    type: str = "u32"
+    expression: Expression | None = None
+    tensor: str = ""
+    axis: int = 0
+    read: Expression | None = None
+    write: Expression | None = None
+    when: Expression | None = None
+    alias: bool = False
+    unread: bool = False
+    folded: bool = False
+    words: Mapping[str, Any] = field(default_factory=dict)
+    readers: tuple[str, ...] = READERS["both"]
+
+    @property
+    def head(self) -> str:
+        """The key at the top of the document."""
+        return self.key.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One hyper-parameter.
+
+    Attributes:
+        cells: format ("hf", "gguf") -> its cells.
+        defaults: who reads (:data:`TAKERS`) -> what it takes where nothing is said.
+        value: it follows from others.
+        optional: it may be missing, which is ``None``.
+    """
+
+    name: str
+    cells: Mapping[str, tuple[ParameterCell, ...]] = field(default_factory=dict)
+    defaults: Mapping[str, Expression] = field(default_factory=dict)
+    value: Expression | None = None
+    optional: bool = False
+
+    def key_cells(self, format: str) -> tuple[ParameterCell, ...]:
+        """Cells that are a key of the format."""
+        return tuple(cell for cell in self.cells.get(format, ()) if cell.kind == "key")
+
+    @property
+    def kind(self) -> str:
+        """``u32``, ``f32``, ``bool``, ``str``, ... as the metadata has it; empty where no key of it says so."""
+        return next((cell.type for cell in self.key_cells("gguf")), "")
+
+
+_CELL = frozenset(
+    {
+        "key", "read", "write", "when", "alias", "unread", "map", "only", "fixed", "folded", "present",
+        "absent", "shape",
+    }
+)  # fmt: skip
+_KINDS = ("key", "fixed", "present", "absent", "shape")
+
+
+class ParameterRows(Fields):
+    """Reads the section."""
+
+    def row(self, name: str, row: object) -> Parameter:
+        """One parameter: a table, or a constant of the family."""
+        self.where = f"parameters.{name}"
+        if not isinstance(row, dict):
+            return Parameter(name, value=self.expression(row))
+        fields = self.fields(row, frozenset({"hf", "gguf", "default", "value", "optional"}))
+        cells = {
+            format: tuple(self._cell(cell) for cell in listed(fields.get(format, []))) for format in ("hf", "gguf")
+        }
+        value = self.expression(fields.get("value"))
+        return Parameter(name, cells, self._defaults(fields.get("default")), value, bool(fields.get("optional")))
+
+    def check(self, parameters: Mapping[str, Parameter]) -> None:
+        """Rows against each other: no two write one key, and a required one has a key in every format."""
+        for format in ("hf", "gguf"):
+            places: dict[str, str] = {}
+            for name, parameter in parameters.items():
+                self.where = f"parameters.{name}"
+                for cell in parameter.key_cells(format):
+                    if not cell.alias and places.setdefault(cell.key, name) != name:
+                        raise self.fault(f"{cell.key} is written by {places[cell.key]!r} too")
+                needed = not (parameter.value or parameter.optional or parameter.defaults)
+                if needed and not any(not cell.alias for cell in parameter.cells.get(format, ())):
+                    raise self.fault(f"it is required, and no cell of {format} says it")
+
+    def _defaults(self, value: object) -> dict[str, Expression]:
+        if value is None:
+            return {}
+        table = self.fields(value, frozenset(TAKERS)) if isinstance(value, dict) else dict.fromkeys(TAKERS, value)
+        found = {who: self.expression(item) for who, item in table.items()}
+        return {who: expression for who, expression in found.items() if expression}
+
+    def _cell(self, cell: object) -> ParameterCell:
+        row = self.fields({"key": cell} if isinstance(cell, str) else cell, _CELL)
+        common: dict[str, Any] = {
+            "read": self.expression(row.get("read")),
+            "write": self.expression(row.get("write")),
+            "when": self.expression(row.get("when")),
+            "alias": bool(row.get("alias")),
+            "unread": bool(row.get("unread")),
+            "folded": bool(row.get("folded")),
+            "words": row.get("map", {}),
+            "readers": self.word(row, "only", READERS, "both"),
+        }
+        kinds = [kind for kind in _KINDS if kind in row]
+        if len(kinds) != 1:
+            raise self.fault(f"a cell is one of {', '.join(_KINDS)}")
+        kind = kinds[0]
+        if kind == "key":
+            key, _, type = str(row["key"]).partition(":")
+            if type and type not in KEY_TYPES:
+                raise self.fault(f"there is no type {type!r} of keys (known: {', '.join(KEY_TYPES)})")
+            return ParameterCell(kind, key, type or "u32", **common)
+        if kind == "fixed":
+            return ParameterCell(kind, expression=self.expression(row["fixed"]), **common)
+        if kind == "shape":
+            tensor, axis = row["shape"]
+            return ParameterCell(kind, tensor=tensor, axis=axis, **common)
+        return ParameterCell(kind, tensor=str(row[kind]), **common)
