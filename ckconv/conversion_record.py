@@ -1,29 +1,27 @@
 """The conversion record: of what an output was made, and how, so that it can be verified without remembering.
 
-``out.gguf.ckconv.json`` lies beside ``out.gguf``, ``ckconv.json`` in a directory. It holds the options that changed
-something, and the SHA-256 of every file of the sources and of the output. Its last field is the SHA-256 of all before.
+``out.gguf.ckconv.json`` lies beside ``out.gguf``, ``ckconv.json`` in a directory; that of a bump file is a member of
+its source record, if it has one. It holds the options that changed something, and the SHA-256 of every file of the
+sources and of the output, but not of what it lies in. Its last field is the SHA-256 of all before.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ckconv import __version__
-from ckconv.destination import Destination
 from ckconv.errors import InputError, UsageError, quoted
 from ckconv.formats.gguf import parse_shard_name
 from ckconv.model.index import TensorIndex
-from ckconv.plan.choices import asked, check_values
-from ckconv.plan.steps import Options, Plan
-from ckconv.readers.strictjson import Document, read_object
-from ckconv.settle import Late, Written
-from ckconv.sums import FileDigests
+from ckconv.plan.choices import check_values
+from ckconv.plan.steps import Options
+from ckconv.readers.record import OpenRecord
+from ckconv.readers.strictjson import Document, parse_object, read_document
 
 IN_DIRECTORY = "ckconv.json"
 SUFFIX = ".ckconv.json"
@@ -33,7 +31,7 @@ CODE = "record.conversion"
 _DOCUMENT = Document("the conversion record", CODE, CODE, 64 << 20)
 
 #: Options that say where something is, or what is written besides: nothing in the output's content.
-_NOT_RECORDED = frozenset({"file_name", "source_record", "base", "template"})
+NOT_RECORDED = frozenset({"file_name", "source_record", "base", "template"})
 
 _LISTS = ("decode", "drop", "drop_meta", "fuse")
 
@@ -43,6 +41,7 @@ class ConversionRecord:
     """What is read.
 
     Attributes:
+        path: of the file that it is, or is a member of.
         options: of the conversion.
         sources, outputs: (name, SHA-256).
         besides: flags whose files have to be named again: their names are not where they are.
@@ -55,101 +54,83 @@ class ConversionRecord:
     besides: tuple[str, ...]
 
 
-def record_file(plan: Plan, place: Destination, adapters: Sequence[tuple[Path, float]]) -> Late:
-    """The record that is written with the output.
-
-    Raises:
-        UsageError: ``usage.side-file``, standard output has no place beside it.
-    """
-    if place.parent is None:
-        raise UsageError("usage.side-file", "--record writes a file beside the model, and stdout has no place for it")
-    parent = place.parent
-    digests = FileDigests()
-
-    def content(files: Sequence[Written]) -> bytes:
-        return _document(plan, adapters, files, parent, digests)
-
-    path = parent / (IN_DIRECTORY if place.directory else f"{place.file_name}{SUFFIX}")
-    return Late(path, lambda files: len(content(files)), lambda files: [content(files)])
-
-
-def _document(
-    plan: Plan,
-    adapters: Sequence[tuple[Path, float]],
-    files: Sequence[Written],
-    parent: Path,
-    digests: FileDigests,
-) -> bytes:
-    index, options = plan.index, plan.options
-    names = [field.name for field in fields(options) if field.name not in _NOT_RECORDED]
-    document = {
-        "schema": SCHEMA,
-        "ckconv": __version__,
-        "format": plan.format,
-        "version": plan.version,
-        "options": {option.name: option.value for option in asked(options, names)},
-        "template": options.template.name if options.template else None,
-        "adapters": [{"name": path.name, "weight": weight} for path, weight in adapters],
-        "sources": [
-            {"name": path.name, "bytes": path.stat().st_size, "sha256": digests.of(path)} for path in _sources(index)
-        ],
-        "outputs": [
-            {"name": _beside(file.path, parent), "bytes": file.nbytes, "sha256": file.sha256} for file in files
-        ],
-    }
-    return sealed(document)
-
-
 def sealed(document: Mapping[str, Any]) -> bytes:
     """The document with its own digest behind everything else."""
     text = json.dumps(document, indent=2)
     return (json.dumps({**document, "sha256": sha256(text.encode()).hexdigest()}, indent=2) + "\n").encode()
 
 
-def _sources(index: TensorIndex) -> Iterator[Path]:
-    yield from dict.fromkeys((*index.files, *index.side_files))
-
-
-def _beside(path: Path, parent: Path) -> str:
-    return path.name if path.parent == parent else os.path.relpath(path.absolute(), parent.absolute())
-
-
-def record_beside(opened: Path, index: TensorIndex) -> ConversionRecord | None:
-    """The record that lies beside an output, ``None`` where there is none.
+def records_of(opened: Path, index: TensorIndex, kept: OpenRecord | None) -> Iterator[ConversionRecord]:
+    """The records of an output: the one in its source record, then the one that lies beside it.
 
     Args:
         opened: what the user named.
+        kept: the source record of a bump file.
 
     Raises:
-        InputError: ``record.conversion``, it is malformed or was changed.
+        InputError: ``record.conversion``, one is malformed, was changed or does not list the output.
     """
+    inside = kept.conversion() if kept else None
+    if kept is not None and inside is not None:
+        yield _listing(index, _parsed(inside, kept.path))
     first = index.files[0]
     names = [f"{opened.name}{SUFFIX}", f"{first.name}{SUFFIX}"]
     shard = parse_shard_name(first.name)
     names += [f"{shard.stem}.gguf{SUFFIX}"] if shard else []
-    for name in dict.fromkeys((*names, IN_DIRECTORY)):
+    for name in dict.fromkeys(names):
         path = first.parent / name
         if os.path.lexists(path):
-            record = read_record(path)
-            if any(name == first.name for name, _ in record.outputs):
-                return record
-            if name != IN_DIRECTORY:
-                raise InputError(CODE, f"does not list {quoted(first.name)}, which it is beside", path=path)
-    return None
+            yield _listing(index, read_record(path))
+            return
+    path = first.parent / IN_DIRECTORY
+    if os.path.lexists(path):
+        record = read_record(path)
+        if _lists(record, first):  # else it is about another model there
+            yield record
+
+
+def _listing(index: TensorIndex, record: ConversionRecord) -> ConversionRecord:
+    first = index.files[0]
+    if not _lists(record, first):
+        raise InputError(CODE, f"does not list {quoted(first.name)}, which it is beside", path=record.path)
+    return record
+
+
+def _lists(record: ConversionRecord, file: Path) -> bool:
+    return any(name == file.name for name, _ in record.outputs)
 
 
 def read_record(path: Path) -> ConversionRecord:
-    """Read and check a record.
+    """Read and check a record that is a file of its own.
 
     Raises:
         InputError: ``record.conversion``.
     """
-    document = read_object(path, _DOCUMENT)
+    return _parsed(read_document(path, _DOCUMENT), path)
+
+
+def recorded_options(kept: OpenRecord) -> Options:
+    """The options of the conversion that a source record says.
+
+    Raises:
+        InputError: ``record.conversion``, the conversion record in it is malformed, or the options are none.
+    """
+    inside = kept.conversion()
+    if inside is not None:
+        return _parsed(inside, kept.path).options
+    try:
+        return options_of(kept.record.options or {})
+    except (KeyError, TypeError, UsageError) as error:
+        raise InputError(CODE, f"its options are none: {error}", path=kept.path) from error
+
+
+def _parsed(data: bytes, path: Path) -> ConversionRecord:
+    document = parse_object(data, _DOCUMENT, path)
     if document.get("schema") != SCHEMA:
         message = f"schema is {document.get('schema')!r:.40}, {SCHEMA} expected"
         raise InputError(CODE, message, path=path, hint="a newer ckconv may know it")
     without = {key: value for key, value in document.items() if key != "sha256"}
-    if path.read_bytes() != sealed(without):
+    if data != sealed(without):
         raise InputError(CODE, "is not as it was written: its own sha256 does not fit", path=path)
     try:
         options = options_of(document["options"])
@@ -168,7 +149,7 @@ def options_of(found: Mapping[str, Any]) -> Options:
         KeyError, TypeError: there is no such option, or its value is of another type.
         UsageError: its value is none of the option's.
     """
-    known = {field.name for field in fields(Options)} - _NOT_RECORDED
+    known = {field.name for field in fields(Options)} - NOT_RECORDED
     values: dict[str, Any] = {}
     for name, value in found.items():
         if name not in known:

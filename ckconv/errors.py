@@ -85,6 +85,14 @@ class VerifyError(CkconvError):
 
     exit_code = 5
 
+    @classmethod
+    def of(cls, error: CkconvError) -> VerifyError:
+        """What was found, as a failed verification."""
+        return cls(
+            error.code, error.message, path=error.path, tensor=error.tensor, offset=error.offset, found=error.found,
+            allowed=error.allowed, hint=error.hint, details=error.details,
+        )  # fmt: skip
+
 
 class OutputError(CkconvError):
     """The output was refused or could not be written."""

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckconv.comparison import Comparison
+    from ckconv.readers.record import OpenRecord
     from ckconv.settle import Late
     from ckconv.transfer import Watcher
     from ckconv.verification import Progress, Verified
+    from ckconv.writers.conversion_record import Recorded
     from ckconv.writers.record import PendingRecord
 
 StrPath = str | os.PathLike[str]
@@ -250,7 +252,8 @@ def convert(
         force: replace what is there.
         verify: read the output again and compare every tensor with its source before it gets its name.
         checksums: write a file for ``sha256sum -c`` beside it.
-        record: write a conversion record beside it, from which :func:`verify` knows the options.
+        record: write a conversion record, from which :func:`verify` knows the options: beside the output, or into
+            the source record of a bump file.
         progress: hears of phases and bytes.
 
     Raises:
@@ -281,21 +284,31 @@ def side_files(
     from ckconv.checksums import checksum_file
 
     plan.check()
-    late = [_record_file(plan.record, plan, place)] if plan.record else []
+    content: Recorded | None = None
     if record:
-        from ckconv.conversion_record import record_file
+        from ckconv.writers.conversion_record import recorded
 
-        late.append(record_file(plan, place, [(Path(path), weight) for path, weight in adapters]))
+        content = recorded(plan, place, [(Path(path), weight) for path, weight in adapters])
+    late = []
+    if plan.record:
+        late.append(_source_record(plan.record, plan, place, content))
+    elif content:
+        from ckconv.writers.conversion_record import record_file
+
+        late.append(record_file(place, content))
     return [*late, checksum_file(place)] if checksums else late
 
 
-def _record_file(record: PendingRecord, plan: Plan, place: Destination) -> Late:
-    """``DST.source.zip``."""
+def _source_record(record: PendingRecord, plan: Plan, place: Destination, content: Recorded | None) -> Late:
+    """``DST.source.zip``, in which the conversion record is if one was asked for."""
     from ckconv.settle import Late
 
     assert place.parent is not None
-    path = record_path(place.parent / plan.files[0].name)
-    return Late(path, lambda _: record.nbytes, lambda files: record.chunks(bytes.fromhex(files[0].payload_sha256)))
+    return Late(
+        record_path(place.parent / plan.files[0].name),
+        lambda files: record.size(content(files) if content else None),
+        lambda files: record.chunks(bytes.fromhex(files[0].payload_sha256), content(files) if content else None),
+    )
 
 
 def verify(
@@ -312,7 +325,7 @@ def verify(
 
     Args:
         left_out: names or globs of source tensors that are not in the file on purpose.
-        options: with which it was converted, as far as no conversion record beside it says that; how values are
+        options: with which it was converted, as far as no conversion record says that; how values are
             stored is read off the file.
         adapters: (path, weight) of each adapter that was merged into it.
         weights: compare the tensors alone.
@@ -332,11 +345,18 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found right, and the record and the list of checksums that lie beside it and agree."""
+    """What was found right, and what lies beside it and agrees.
+
+    Attributes:
+        record: the conversion record, or what it is a member of.
+        sums: the list of checksums.
+        source: the source record of a bump file.
+    """
 
     found: Verified
     record: Path | None
     sums: Path | None
+    source: OpenRecord | None
 
 
 def check_output(
@@ -356,15 +376,17 @@ def check_output(
         path: what the user named.
         named: side file -> where it is, if not beside the model.
     """
-    from ckconv.whole import Asked, check_beside, verify_alone, verify_whole
+    from ckconv.whole import Asked, check_beside, check_source_record, verify_alone, verify_whole
 
     beside = check_beside(path, out, source)
     if source is None:
-        return Checked(verify_alone(out, named, progress=progress), beside.path, beside.sums)
+        found = verify_alone(out, named, progress=progress)
+        return Checked(found, beside.path, beside.sums, check_source_record(out))
     if adapters and source.adapter is None:
         source = _merged(source, adapters, options, out.format)
     asked = Asked(beside.options(options, adapters), weights, named, path.is_dir())
-    return Checked(verify_whole(out, source, asked, progress=progress), beside.path, beside.sums)
+    found = verify_whole(out, source, asked, progress=progress)
+    return Checked(found, beside.path, beside.sums, check_source_record(out))
 
 
 def diff(a: StrPath, b: StrPath, *, weights: bool = False, progress: Progress | None = None) -> Comparison:

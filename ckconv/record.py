@@ -5,6 +5,9 @@ payload. Its ``record.json`` lists every file of the source with its size, and *
 are kept verbatim: all that is no tensor, and tensors or rows of tensors that do not come back out of the bump. What no
 run keeps is the rest of the tensors, or zeros. Contents are members of the archive: a file that is kept whole under
 its own name in ``files/``, any other run, or several runs of one tensor, in ``parts/`` under its SHA-256.
+
+Where a conversion record was asked for it is a member, too (``ckconv.json``), and says all the options (schema 2);
+without one, ``record.json`` lists those that decide what the bump holds (schema 1).
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from typing import Any
 #: What the record of a bump file is called.
 SUFFIX = ".source.zip"
 
-SCHEMA = 1
+#: Without and with a conversion record.
+SCHEMA, SCHEMA_RECORDED = 1, 2
 
 #: Bytes that a record keeps at most, and bytes of its ``record.json``.
 MAX_KEPT = 64 << 20
@@ -29,6 +33,11 @@ FORMATS = ("gguf", "safetensors", "mlx")
 
 #: The member that says what the others are.
 DOCUMENT_NAME = "record.json"
+
+#: The member that is the conversion record, if there is one.
+CONVERSION_NAME = "ckconv.json"
+
+DOCUMENTS = (DOCUMENT_NAME, CONVERSION_NAME)
 
 #: Bytes of a file's name, in almost every file system.
 MAX_NAME_BYTES = 255
@@ -80,7 +89,7 @@ class Record:
         payload: SHA-256 of the bump's payload, as its header stores it.
         rope_layout: ``split`` or ``interleaved`` rows in the bump, empty for a model without RoPE.
         family: of the model, as ckconv names families.
-        options: the flags that changed values or left tensors out.
+        options: the flags that changed values or left tensors out; ``None`` where the conversion record says all.
         left_out: names of source tensors that are not in the bump.
         aliases: canonical tensor that is not in the bump -> the one that is byte for byte the same.
         files: in the order in which a reader of the format reads them; side files last.
@@ -91,7 +100,7 @@ class Record:
     payload: bytes
     rope_layout: str
     family: str
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] | None
     left_out: tuple[str, ...]
     aliases: Mapping[str, str]
     files: tuple[SourceFile, ...]
@@ -99,11 +108,11 @@ class Record:
     def to_json(self) -> bytes:
         """``record.json``: its size does not depend on what ``payload`` is."""
         document = {
-            "schema": SCHEMA,
+            "schema": SCHEMA_RECORDED if self.options is None else SCHEMA,
             "format": self.format,
             "source": self.source,
             "bump": {"payload_sha256": self.payload.hex(), "rope_layout": self.rope_layout, "family": self.family},
-            "options": dict(self.options),
+            **({} if self.options is None else {"options": dict(self.options)}),
             "left_out": list(self.left_out),
             "aliases": dict(self.aliases),
             "files": [

@@ -11,13 +11,13 @@ from pathlib import Path
 from ckconv.bump_documents import check_documents
 from ckconv.content import content_of_index, content_of_plan
 from ckconv.contentdiff import check_json, differences
-from ckconv.conversion_record import ConversionRecord, options_of, record_beside
+from ckconv.conversion_record import ConversionRecord, recorded_options, records_of
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.execute import container_of
 from ckconv.model.index import TensorIndex
 from ckconv.plan.steps import Options, Plan
 from ckconv.readback import check_frame, check_kept
-from ckconv.readers.record import record_beside as source_record_beside
+from ckconv.readers.record import OpenRecord, record_beside
 from ckconv.replan import plan_again, restoring_again
 from ckconv.sums import FileDigests, check_listed, check_sums
 from ckconv.verification import Progress, Verified, verify_soundly
@@ -86,7 +86,7 @@ class Beside:
 
 
 def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> Beside:
-    """Hold every file of an output against the record and the checksums that lie beside it.
+    """Hold every file of an output against the records and the checksums that lie beside it.
 
     Args:
         opened: what the user named.
@@ -96,8 +96,12 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
         InputError: ``record.conversion`` or ``checksum.line``, what lies beside is malformed.
     """
     digests = FileDigests()
-    record = record_beside(opened, out)
-    if record is not None:
+    kept = None
+    if out.format == "bump":
+        with suppress(InputError):  # :func:`check_source_record` says so, after what is wrong with the output
+            kept = record_beside(out)
+    records = list(records_of(opened, out, kept))
+    for record in records:
         faults = check_listed(record.path, record.outputs, digests)
         if source is not None:
             there = {path.name: path for path in (*source.files, *source.side_files)}
@@ -108,17 +112,29 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
             ]
         if faults:
             raise VerifyError("verify.checksum", faults[0], path=record.path, details=listed(faults[1:]))
-    kept = _kept(out) if record is None and source is not None and out.format == "bump" else Options()
-    return Beside(record, check_sums(out, opened, digests), kept)
+    options = recorded_options(kept) if kept and not records else Options()
+    return Beside(records[0] if records else None, check_sums(out, opened, digests), options)
 
 
-def _kept(bump: TensorIndex) -> Options:
-    """The options that the source record beside a bump file says; none where it is not there, or not sound."""
-    with suppress(InputError, KeyError, TypeError, UsageError):
-        found = source_record_beside(bump)
+def check_source_record(out: TensorIndex) -> OpenRecord | None:
+    """The source record beside a bump file, checked whole; ``None`` where there is none.
+
+    Raises:
+        VerifyError: ``record.foreign`` or ``record.content``, it belongs to another bump file, or does not hold what
+            it lists.
+        InputError: ``record.*``, it is malformed.
+    """
+    if out.format != "bump":
+        return None
+    try:
+        found = record_beside(out)
         if found is not None:
-            return options_of(found.record.options)
-    return Options()
+            found.check()
+    except InputError as error:
+        if error.code in ("record.foreign", "record.content"):
+            raise VerifyError.of(error) from error
+        raise
+    return found
 
 
 def verify_alone(

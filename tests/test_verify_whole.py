@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,87 @@ def test_what_was_asked_for_is_asked_for_again_or_recorded(
     assert "repeat the options of the conversion" in result.err
 
 
+def test_a_bump_files_conversion_record_is_in_its_source_record(tmp_path: Path, ckconv) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        out = tmp_path / place / "m.bump"
+        options = ("--dtype", "f32", "--context", "16", "--record", "--checksums", "-q")
+        assert ckconv("convert", QWEN2, out, *options).code == 0
+    archive = tmp_path / "a" / "m.bump.source.zip"
+    assert archive.read_bytes() == (tmp_path / "b" / "m.bump.source.zip").read_bytes()
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {"m.bump", "m.bump.source.zip", "m.bump.sha256", "config.json"}
+    with zipfile.ZipFile(archive) as members:
+        document = json.loads(members.read("ckconv.json"))
+        source = json.loads(members.read("record.json"))
+    assert document["options"] == {"dtype": "f32", "context": 16}
+    assert (source["schema"], "options" in source) == (2, False)
+    sums = {item["name"]: item["sha256"] for item in document["outputs"]}
+    files = {name: (tmp_path / "a" / name).read_bytes() for name in ("m.bump", "config.json")}
+    assert sums == {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+    result = ckconv("verify", tmp_path / "a" / "m.bump", QWEN2, "--json")
+    assert (result.code, json.loads(result.out)["conversion_record"]) == (0, str(archive))
+    assert ckconv("convert", tmp_path / "a" / "m.bump", tmp_path / "back/", "--to", "safetensors", "-q").code == 0
+    for path in QWEN2.iterdir():
+        assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_without_a_source_record_the_conversion_record_of_a_bump_lies_beside_it(tmp_path: Path, ckconv) -> None:
+    """As versions before it was in the source record wrote it."""
+    out, record = tmp_path / "m.bump", tmp_path / "m.bump.ckconv.json"
+    assert ckconv("convert", QWEN2, out, "--context", "16", "--record", "--no-source-record", "-q").code == 0
+    assert record.exists()
+    assert ckconv("verify", out, QWEN2).code == 0
+    assert ckconv("convert", QWEN2, tmp_path / "again.bump", "--context", "16", "-q").code == 0
+    (tmp_path / "again.bump").replace(out)
+    (tmp_path / "again.bump.source.zip").replace(tmp_path / "m.bump.source.zip")
+    assert ckconv("verify", out, QWEN2).code == 0
+    assert ckconv("verify", out, QWEN2).code == 0
+    record.write_bytes(record.read_bytes().replace(b'"context": 16', b'"context": 17'))
+    assert ckconv("verify", out, QWEN2).code == 3
+
+
+def test_a_bump_of_a_bump_keeps_what_was_asked_for(tmp_path: Path, ckconv) -> None:
+    first, second, third = (tmp_path / name / "m.bump" for name in "abc")
+    for path in (first, second, third):
+        path.parent.mkdir()
+    assert ckconv("convert", QWEN2, first, "--context", "16", "--record", "-q").code == 0
+    assert ckconv("convert", first, second, "--bump-version", "5", "--dtype", "f32", "-q").code == 0
+    assert ckconv("convert", first, third, "--bump-version", "5", "--context", "8", "-q").code == 0
+    with zipfile.ZipFile(f"{second}.source.zip") as members:
+        assert "ckconv.json" not in members.namelist()
+        assert json.loads(members.read("record.json"))["options"] == {"dtype": "f32", "context": 16}
+    for out, source in ((second, first), (third, first)):
+        assert ckconv("verify", out, source).code == 0
+
+
+def test_a_conversion_record_that_a_source_record_does_not_announce_is_refused(tmp_path: Path, ckconv) -> None:
+    out, archive = tmp_path / "m.bump", tmp_path / "m.bump.source.zip"
+    assert ckconv("convert", QWEN2, out, "--record", "-q").code == 0
+    with zipfile.ZipFile(archive) as members:
+        held = {name: members.read(name) for name in members.namelist()}
+    for change, code in (
+        ({"ckconv.json": held["ckconv.json"].replace(b'"schema": 1', b'"schema": 3')}, "record.conversion"),
+        ({"ckconv.json": held["ckconv.json"].replace(b'"bytes": ', b'"bytes": 1')}, "record.conversion"),
+        ({"record.json": held["record.json"].replace(b'"schema": 2', b'"schema": 1, "options": {}')}, "record.content"),
+        ({"ckconv.json": None}, "record.content"),
+    ):
+        with zipfile.ZipFile(archive, "w") as members:
+            for name, data in sorted({**held, **change}.items()):
+                if data is not None:
+                    members.writestr(_member(name), data)
+        result = ckconv("verify", out, QWEN2)
+        assert (result.code in (3, 5), code in result.err) == (True, True), (change.keys(), result.err)
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    """As ckconv writes it."""
+    info = zipfile.ZipInfo(name)
+    info.external_attr, info.create_version, info.extract_version = 0o100644 << 16, 10, 10
+    return info
+
+
 def test_the_source_record_of_a_bump_says_what_was_asked_for(tmp_path: Path, ckconv) -> None:
     out = tmp_path / "m.bump"
     assert ckconv("convert", QWEN2, out, "--context", "16", "--drop", "*.q.bias", "-q").code == 0
@@ -107,14 +189,14 @@ def test_the_source_record_of_a_bump_says_what_was_asked_for(tmp_path: Path, ckc
 def test_a_conversion_record_says_what_was_done_and_nothing_of_where(tmp_path: Path, ckconv) -> None:
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
-        out = tmp_path / place / "m.bump"
+        out = tmp_path / place / "m.gguf"
         assert ckconv("convert", QWEN2, out, "--dtype", "f32", "--context", "16", "--record", "-q").code == 0
-    raw = (tmp_path / "a" / "m.bump.ckconv.json").read_bytes()
-    assert raw == (tmp_path / "b" / "m.bump.ckconv.json").read_bytes()
+    raw = (tmp_path / "a" / "m.gguf.ckconv.json").read_bytes()
+    assert raw == (tmp_path / "b" / "m.gguf.ckconv.json").read_bytes()
     document = json.loads(raw)
     assert document["schema"] == 1
     assert document["options"] == {"dtype": "f32", "context": 16}
-    assert (document["format"], document["adapters"], document["template"]) == ("bump", [], None)
+    assert (document["format"], document["adapters"], document["template"]) == ("gguf", [], None)
     sums = {item["name"]: item["sha256"] for item in document["sources"]}
     assert sums == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in QWEN2.iterdir()}
     sums = {item["name"]: item["sha256"] for item in document["outputs"]}

@@ -42,7 +42,8 @@ _MAP_NAME = "weights_manifest.map"
 @click.option(
     "--record",
     is_flag=True,
-    help="Write DST.ckconv.json (in a directory: ckconv.json): options and digests, for ckconv verify.",
+    help="Write DST.ckconv.json (in a directory: ckconv.json; of a bump file: into DST.source.zip):"
+    " options and digests, for ckconv verify.",
 )
 @click.option(
     "--no-source-record",

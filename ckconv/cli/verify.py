@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,11 +12,6 @@ from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import container, print_json, print_lines
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 from ckconv.errors import InputError, VerifyError, counted
-
-if TYPE_CHECKING:
-    from ckconv.model.index import TensorIndex
-    from ckconv.readers.record import OpenRecord
-
 
 #: Side file -> the flag that says where it is.
 _PLACES = {"config.json": "config", "weights_manifest.json": "manifest"}
@@ -39,7 +34,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     """Check a file's structure and checksums; with SRC, everything in and beside it against what SRC makes.
 
     SRC is planned again as it was converted: repeat the options that changed what the output says (--context,
-    --set-meta, --drop), unless a conversion record (convert --record) lies beside it. How values are stored is read
+    --set-meta, --drop), unless a conversion record (convert --record) comes with it. How values are stored is read
     off the output. Exit 5 if anything is not what it should be, with everything at fault named.
     """
     from ckconv.library import check_output
@@ -56,15 +51,14 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
         if source is None or error.code in _NOT_THERE:
             raise
         # Held against its source, a file that cannot even be read is a failed verification.
-        raise _failed(error) from error
+        raise VerifyError.of(error) from error
     named = {name: flags[flag] for name, flag in _PLACES.items() if flags[flag]}
     with ProgressLine(settings, str(path)) as line:
         line.begin("verifying", out.nbytes + (source.nbytes if source else 0))
         checked = check_output(
             path, out, source, options, adapters=adapters, weights=flags["weights"], named=named, progress=line
         )
-    found = checked.found
-    record = _record(out)
+    found, record = checked.found, checked.source
     mapped = check_map(out)
     besides = [str(item) for item in (checked.record, checked.sums) if item]
     if settings.json:
@@ -107,28 +101,3 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     if record:
         lines.append(f"  {record.path.name} belongs to it: {record.record.source} ({record.record.format})")
     print_lines(lines)
-
-
-def _failed(error: InputError) -> VerifyError:
-    """What was found, as a failed verification."""
-    return VerifyError(
-        error.code, error.message, path=error.path, tensor=error.tensor, offset=error.offset, found=error.found,
-        allowed=error.allowed, hint=error.hint, details=error.details,
-    )  # fmt: skip
-
-
-def _record(index: TensorIndex) -> OpenRecord | None:
-    """The record beside a bump file, checked whole; one whose digests do not fit is a failed verification."""
-    if index.format != "bump":
-        return None
-    from ckconv.readers.record import record_beside
-
-    try:
-        record = record_beside(index)
-        if record is not None:
-            record.check()
-    except InputError as error:
-        if error.code in ("record.foreign", "record.content"):
-            raise _failed(error) from error
-        raise
-    return record

@@ -15,6 +15,7 @@ from ckconv.model.index import Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.plan.steps import Options, Plan, Step
 from ckconv.record import (
+    DOCUMENTS,
     FORMATS,
     MAX_DOCUMENT,
     MAX_KEPT,
@@ -79,7 +80,9 @@ def _prepare(plan: Plan) -> PendingRecord:
     )
     pending = PendingRecord(record, contents)
     document = len(record.to_json())
-    if document > MAX_DOCUMENT or not zipstore.fits(contents, document + sum(c.nbytes for c in contents.values())):
+    if document > MAX_DOCUMENT or not zipstore.fits(
+        [*contents, *DOCUMENTS], document + sum(c.nbytes for c in contents.values())
+    ):
         raise NoRecordError("it would list too many runs of bytes")
     return pending
 
@@ -90,6 +93,7 @@ def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
     Raises:
         InputError: ``record.*``, it is malformed, or belongs to another bump.
     """
+    from ckconv.conversion_record import recorded_options
     from ckconv.readers.record import record_beside
 
     index = plan.index
@@ -104,8 +108,9 @@ def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
         raise NoRecordError(f"the one beside {index.path.name} needs {lost[0]}{more}, which would not come back")
     record = opened.record
     aliases = {**record.aliases, **returning.aliases}
+    options = {**_asked(recorded_options(opened)), **_asked(plan.options)}
     return PendingRecord(
-        replace(record, rope_layout=plan.rope_layout, aliases=aliases),
+        replace(record, rope_layout=plan.rope_layout, options=options, aliases=aliases),
         {
             name: Content((Extent(opened.path, stored.offset, stored.member.nbytes),), "", stored.member.crc)
             for name, stored in opened.contents.items()

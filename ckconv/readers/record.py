@@ -21,11 +21,14 @@ from ckconv.readers.bytesource import FileSource, open_source
 from ckconv.readers.huggingface_files import SIDE_FILES
 from ckconv.readers.strictjson import Document, parse_object, shown
 from ckconv.record import (
+    CONVERSION_NAME,
     DOCUMENT_NAME,
+    DOCUMENTS,
     FORMATS,
     MAX_DOCUMENT,
     MAX_KEPT,
     SCHEMA,
+    SCHEMA_RECORDED,
     Kept,
     Record,
     Run,
@@ -47,8 +50,17 @@ class OpenRecord:
 
     @property
     def contents(self) -> Mapping[str, zipstore.Stored]:
-        """Every member but the document, by name."""
-        return {name: stored for name, stored in self._members.items() if name != DOCUMENT_NAME}
+        """Every member that holds bytes of the source, by name."""
+        return {name: stored for name, stored in self._members.items() if name not in DOCUMENTS}
+
+    def conversion(self) -> bytes | None:
+        """The conversion record that is a member of it, ``None`` where there is none.
+
+        Raises:
+            InputError: ``record.zip``, its CRC-32 is wrong.
+        """
+        stored = self._members.get(CONVERSION_NAME)
+        return _document(self._source, stored) if stored else None
 
     def check(self) -> None:
         """Read every content.
@@ -102,11 +114,10 @@ def open_record(path: Path) -> OpenRecord:
     if stored is None or stored.member.nbytes > MAX_DOCUMENT:
         what = "holds no" if stored is None else "holds too large a"
         raise InputError("record.json", f"{what} {DOCUMENT_NAME}", path=path)
-    data = source.read_at(stored.offset, stored.member.nbytes)
-    if zlib.crc32(data) != stored.member.crc:
-        raise InputError("record.zip", f"the CRC-32 of {DOCUMENT_NAME} is wrong", path=path, offset=stored.offset)
+    data = _document(source, stored)
     record = _Checks(path, parse_object(data, _DOCUMENT, path, offset=stored.offset)).record()
-    wanted = {DOCUMENT_NAME, *(file.member(kept) for file in record.files for kept in file.kept)}
+    wanted = {DOCUMENT_NAME, *([CONVERSION_NAME] if record.options is None else [])}
+    wanted |= {file.member(kept) for file in record.files for kept in file.kept}
     for name in sorted(members.keys() ^ wanted):
         what = "is missing" if name in wanted else "is listed nowhere"
         raise InputError("record.content", f"its member {quoted(name)} {what}", path=path)
@@ -118,6 +129,15 @@ def open_record(path: Path) -> OpenRecord:
                 message = f"its member {quoted(name)} has {nbytes:,} bytes, {kept.nbytes:,} are listed"
                 raise InputError("record.content", message, path=path, found=nbytes, allowed=kept.nbytes)
     return OpenRecord(path, record, source, members)
+
+
+def _document(source: FileSource, stored: zipstore.Stored) -> bytes:
+    """A member that is read whole."""
+    data = source.read_at(stored.offset, stored.member.nbytes)
+    if zlib.crc32(data) != stored.member.crc:
+        message = f"the CRC-32 of {stored.member.name} is wrong"
+        raise InputError("record.zip", message, path=source.path, offset=stored.offset)
+    return data
 
 
 def record_beside(index: TensorIndex) -> OpenRecord | None:
@@ -178,9 +198,9 @@ class _Checks:
         """The whole document, checked."""
         d = self._document
         schema = d.get("schema")
-        if schema != SCHEMA:
-            hint = "a newer ckconv may know it"
-            raise InputError("record.json", f"schema is {shown(schema)}, {SCHEMA} expected", path=self._path, hint=hint)
+        if schema not in (SCHEMA, SCHEMA_RECORDED) or isinstance(schema, bool):
+            message = f"schema is {shown(schema)}, {SCHEMA} or {SCHEMA_RECORDED} expected"
+            raise InputError("record.json", message, path=self._path, hint="a newer ckconv may know it")
         bump = self._of(d, "bump", dict)
         format = self._of(d, "format", str)
         if format not in FORMATS:
@@ -202,7 +222,7 @@ class _Checks:
             bytes.fromhex(self._digest(bump, "payload_sha256")),
             self._of(bump, "rope_layout", str),
             self._of(bump, "family", str),
-            self._of(d, "options", dict),
+            self._of(d, "options", dict) if schema == SCHEMA else None,
             tuple(left_out),
             aliases,
             files,

@@ -133,6 +133,15 @@ def read_object(path: Path, document: Document) -> dict[str, Any]:
     Raises:
         InputError: as :func:`parse_object`, and as ``open_source`` for a file that cannot be opened.
     """
+    return parse_object(read_document(path, document), document, path)
+
+
+def read_document(path: Path, document: Document) -> bytes:
+    """The bytes of a file that is one document.
+
+    Raises:
+        InputError: ``document.code``, it is larger than one may be; as ``open_source``, it cannot be opened.
+    """
     source = open_source(path)
     try:
         if source.size is not None and source.size > document.limit:
@@ -143,10 +152,9 @@ def read_object(path: Path, document: Document) -> dict[str, Any]:
                 found=source.size,
                 allowed=document.limit,
             )
-        data = source.read_at(0, document.limit + 1 if source.size is None else source.size)
+        return source.read_at(0, document.limit + 1 if source.size is None else source.size)
     finally:
         source.close()
-    return parse_object(data, document, path)
 
 
 def kind(value: object) -> str:

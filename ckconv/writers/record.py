@@ -11,7 +11,7 @@ from ckconv.errors import OutputError
 from ckconv.files import Files, extent_pieces
 from ckconv.formats import zipstore
 from ckconv.model.index import Extent
-from ckconv.record import DOCUMENT_NAME, Record
+from ckconv.record import CONVERSION_NAME, DOCUMENT_NAME, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class PendingRecord:
 
     Attributes:
         record: with any digest.
-        contents: the members besides ``record.json``, by name.
+        contents: the members that hold bytes of the source, by name.
     """
 
     record: Record
@@ -42,29 +42,43 @@ class PendingRecord:
 
     @property
     def nbytes(self) -> int:
-        """Exact size of the file."""
-        return self._archive(self.record.to_json()).nbytes
+        """Exact size of the file without a conversion record."""
+        return self.size(None)
 
-    def chunks(self, payload: bytes) -> Iterator[bytes]:
+    def size(self, conversion: bytes | None) -> int:
+        """Exact size of the file, with this conversion record if there is one."""
+        return self._archive(self._documents(self.record, conversion)).nbytes
+
+    def chunks(self, payload: bytes, conversion: bytes | None) -> Iterator[bytes]:
         """The file in pieces, once the SHA-256 of the bump's payload is known.
+
+        Args:
+            conversion: the conversion record that is a member of it.
 
         Raises:
             OutputError: ``input.changed``, a source file is not what it was.
         """
-        document = replace(self.record, payload=payload).to_json()
-        archive = self._archive(document)
+        documents = self._documents(replace(self.record, payload=payload), conversion)
+        archive = self._archive(documents)
         with Files() as files:
             for header, member in zip(archive.headers, archive.members, strict=True):
                 yield header
-                if member.name == DOCUMENT_NAME:
-                    yield document
+                if member.name in documents:
+                    yield documents[member.name]
                 else:
                     yield from _again(self.contents[member.name], files)
         yield archive.directory
 
-    def _archive(self, document: bytes) -> zipstore.Archive:
+    def _documents(self, record: Record, conversion: bytes | None) -> dict[str, bytes]:
+        """The members that are no bytes of the source."""
+        if conversion is None:
+            return {DOCUMENT_NAME: record.to_json()}
+        return {DOCUMENT_NAME: replace(record, options=None).to_json(), CONVERSION_NAME: conversion}
+
+    def _archive(self, documents: Mapping[str, bytes]) -> zipstore.Archive:
         members = [zipstore.Member(name, c.crc, c.nbytes) for name, c in self.contents.items()]
-        return zipstore.archive([*members, zipstore.Member(DOCUMENT_NAME, zlib.crc32(document), len(document))])
+        members += [zipstore.Member(name, zlib.crc32(data), len(data)) for name, data in documents.items()]
+        return zipstore.archive(members)
 
 
 def content_of(extents: Sequence[Extent], files: Files) -> Content:
