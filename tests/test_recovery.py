@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import FIXTURES, Result
@@ -244,3 +246,30 @@ def test_a_staging_directory_that_cannot_be_read_is_an_error_of_the_output(
     result = ckconv("convert", FIXTURES / "hf" / "llama-tied-bf16", f"{tmp_path}/out/", "--to", "mlx")
     assert result.code == 6
     assert "error[input." not in result.err
+
+
+@pytest.mark.parametrize(("call", "step"), [("listdir", 1), ("scandir", 1), ("stat", 3)])
+def test_a_device_that_fails_once_is_no_fault_of_the_input_or_of_what_was_written(
+    call: str, step: int, ckconv: Ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def failing(path: Any = ".", *arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        if str(path).startswith(str(tmp_path)):
+            calls += 1
+            if calls == at:
+                raise OSError(errno.EIO, "Input/output error", str(path))
+        return real(path, *arguments, **options)
+
+    real = getattr(os, call)
+    source = tmp_path / "lora"
+    shutil.copytree(FIXTURES / "lora" / "llama-r4-attn-mlp", source)
+    monkeypatch.setattr(os, call, failing)
+    at = 1
+    while at == 1 or calls >= at - step:
+        calls = 0
+        out = tmp_path / f"out{at}"
+        result = ckconv("convert", source, f"{out}/", "--to", "peft", "-q")
+        assert result.code in (0, 6), (at, result.err)
+        at += step

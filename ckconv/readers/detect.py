@@ -145,15 +145,17 @@ def adapter_format(path: Path, format: str | None = None) -> str | None:
     """``peft`` or ``mlx`` where the path is such an adapter, by the files that are there; else ``None``.
 
     A directory that holds a whole model besides is a model.
+
+    Raises:
+        InputError: ``input.unreadable``, its names cannot be listed.
+        OutputError: ``system``.
     """
     if format not in (None, "peft", "mlx"):
         return None
     if not path.is_dir():
         return _ADAPTER_FILES.get(path.name, "peft" if format == "peft" else None)
-    try:
+    with readable(path):
         names = {entry.name for entry in path.iterdir()}
-    except OSError:  # whoever reads it will say so
-        return None
     if format == "peft":
         return "peft"
     if any(fnmatchcase(name, "model*.safetensors*") for name in names):
