@@ -91,7 +91,8 @@ class Staged:
             the number of tensors compared, ``None`` where that was not asked for.
 
         Raises:
-            VerifyError: a byte is not what was meant, or a tensor not what the source holds.
+            VerifyError: a byte is not what was meant, a tensor not what the source holds, or the format's reference
+                reader does not open the file.
             OutputError: ``output.write`` or ``output.space``.
         """
         threads = [Stage(lambda *_: self._outputs.sync(), 0), Stage(lambda *_: self._hash(), 0)]
@@ -102,6 +103,7 @@ class Staged:
             thread.jobs.put(None)
             thread.start()
         try:
+            self._check_opens()
             verified = self._compare(watcher) if verify else None
         except BaseException:
             self._stop_hashing()
@@ -113,6 +115,15 @@ class Staged:
             if thread.error is not None:
                 raise thread.error
         return verified
+
+    def _check_opens(self) -> None:
+        """Ask the reference reader of the format, where there is one."""
+        try:
+            for path in self._paths:
+                self._container.check(self._outputs.staged(path))
+        except VerifyError as error:
+            error.path = self._target.name
+            raise
 
     def _hash(self) -> None:
         for path, hashing in self._hashing.items():

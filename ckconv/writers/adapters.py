@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckconv.formats.adapters import CONFIG_NAME
+from ckconv.formats.safetensors_reference import check_opens
 from ckconv.plan.adapter_peft import AdapterFiles
 from ckconv.plan.steps import Plan
 from ckconv.writers.container import Container, Frame
@@ -12,4 +13,5 @@ def container(plan: Plan) -> Container:
     """One frame, and the configuration beside it."""
     details = plan.details
     assert isinstance(details, AdapterFiles)
-    return Container(tuple(Frame(header) for header in details.headers), side_files={CONFIG_NAME: details.config_json})
+    frames = tuple(Frame(header) for header in details.headers)
+    return Container(frames, side_files={CONFIG_NAME: details.config_json}, check=check_opens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,11 @@ class Container:
         side_files: name -> content of what is published beside the model; a name, not a path.
         on_request: names of side files that are only written where they are asked for.
         notes: facts worth a line in the report that only show when the bytes are made.
+        check: raises if a program that is not ours does not open a file that was written.
     """
 
     frames: tuple[Frame, ...]
     side_files: Mapping[str, bytes] = field(default_factory=dict)
     on_request: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    check: Callable[[Path], None] = lambda _: None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ckconv.formats.safetensors_reference import check_opens
 from ckconv.plan.restore import Restored
 from ckconv.plan.steps import Plan
 from ckconv.writers.container import Container, Frame
@@ -11,4 +14,6 @@ def container(plan: Plan) -> Container:
     """Headers are steps like everything else."""
     details = plan.details
     assert isinstance(details, Restored)
-    return Container(tuple(Frame(b"") for _ in plan.files), side_files=details.side_files)
+    frames = tuple(Frame(b"") for _ in plan.files)
+    made = Container(frames, side_files=details.side_files)
+    return made if plan.format == "gguf" else replace(made, check=check_opens)

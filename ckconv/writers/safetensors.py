@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ckconv.formats.safetensors_reference import check_opens
 from ckconv.plan.checkpoint import Checkpoint
 from ckconv.plan.steps import Plan
 from ckconv.writers.container import Container, Frame
@@ -30,9 +31,8 @@ def container(plan: Plan) -> Container:
     if shards.index_name:
         metadata = {"total_parameters": details.parameters, "total_size": shards.nbytes}
         side[shards.index_name] = _json({"metadata": metadata, "weight_map": shards.weight_map})
-    return Container(
-        tuple(Frame(header) for header in shards.headers), side_files=dict(sorted(side.items())), notes=notes
-    )
+    frames = tuple(Frame(header) for header in shards.headers)
+    return Container(frames, side_files=dict(sorted(side.items())), notes=notes, check=check_opens)
 
 
 def _json(document: Mapping[str, Any]) -> bytes:
