@@ -18,32 +18,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckconv.comparison import Comparison as Comparison
+    from ckconv.api import Model as Model
+    from ckconv.api import ModelTensor as ModelTensor
+    from ckconv.api import convert as convert
+    from ckconv.api import diff as diff
+    from ckconv.api import open_model as open_model
+    from ckconv.api import verify as verify
+    from ckconv.engine.compare import Comparison as Comparison
+    from ckconv.engine.run import Report as Report
+    from ckconv.engine.verify import Verified as Verified
     from ckconv.errors import CkconvError as CkconvError
-    from ckconv.execute import Report as Report
-    from ckconv.library import Model as Model
-    from ckconv.library import ModelTensor as ModelTensor
-    from ckconv.library import convert as convert
-    from ckconv.library import diff as diff
-    from ckconv.library import open_model as open_model
-    from ckconv.library import verify as verify
     from ckconv.plan.steps import Options as Options
-    from ckconv.verification import Verified as Verified
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CkconvError": "ckconv.errors",
-    "Comparison": "ckconv.comparison",
-    "Model": "ckconv.library",
-    "ModelTensor": "ckconv.library",
+    "Comparison": "ckconv.engine.compare",
+    "Model": "ckconv.api",
+    "ModelTensor": "ckconv.api",
     "Options": "ckconv.plan.steps",
-    "Report": "ckconv.execute",
-    "Verified": "ckconv.verification",
-    "convert": "ckconv.library",
-    "diff": "ckconv.library",
-    "open_model": "ckconv.library",
-    "verify": "ckconv.library",
+    "Report": "ckconv.engine.run",
+    "Verified": "ckconv.engine.verify",
+    "convert": "ckconv.api",
+    "diff": "ckconv.api",
+    "open_model": "ckconv.api",
+    "verify": "ckconv.api",
 }
 
 __all__ = ["__version__", *_HOMES]

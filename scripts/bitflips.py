@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from ckconv.__main__ import run  # noqa: E402
-from ckconv.readers.detect import open_index  # noqa: E402
+from ckconv.formats.detect import open_index  # noqa: E402
 
 FIXTURES = ROOT / "fixtures"
 

@@ -36,7 +36,7 @@ from edit_models import FAMILIES, MODEL_TYPES, Base, bases  # noqa: E402
 
 import ckconv  # noqa: E402
 from ckconv import Options  # noqa: E402
-from ckconv.library import prepare  # noqa: E402
+from ckconv.api import prepare  # noqa: E402
 
 PROMPT = tuple((7 * i * i + 3 * i + 5) % 384 for i in range(60))
 

@@ -145,10 +145,10 @@ def attempt(folder: Path, files: Files) -> tuple[str, str]:
 
 def _describe(folder: Path, files: Files) -> None:
     from ckconv.cli.describe import describe
+    from ckconv.engine.targets import make_plan
+    from ckconv.formats.detect import open_index
+    from ckconv.formats.safetensors.files import read_checkpoint_files
     from ckconv.plan.steps import Options
-    from ckconv.plan.targets import make_plan
-    from ckconv.readers.detect import open_index
-    from ckconv.readers.huggingface_files import read_checkpoint_files
 
     main_file = next(iter(files))
     weights = [name for name in files if name.endswith((".gguf", ".bump", ".safetensors"))]
@@ -413,7 +413,7 @@ def _record(numbers: Any, jsons: Any) -> Iterator[tuple[str, Mutate]]:
 
 def _archive(members: Files) -> bytes:
     """An archive in the one form that ckconv reads."""
-    from ckconv.formats import zipstore
+    from ckconv.record import zip as zipstore
 
     made = zipstore.archive(zipstore.Member(name, zlib.crc32(data), len(data)) for name, data in members.items())
     parts = (header + members[member.name] for header, member in zip(made.headers, made.members, strict=True))

@@ -17,7 +17,7 @@ import numpy as np
 import safetensors
 from safetensors_builder import container, tensor
 
-from ckconv.mlxquant import pack
+from ckconv.quant.mlx import pack
 
 TYPES = {
     "float32": "F32", "float16": "F16", "float64": "F64", "uint32": "U32", "uint8": "U8", "int8": "I8", "int32": "I32",

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ckconv.dtypes import BF16, F16, F32, DType
-from ckconv.mlxquant import Quantization
-from ckconv.values import from_float32
+from ckconv.core.dtypes import BF16, F16, F32, DType
+from ckconv.quant.codec import from_float32
+from ckconv.quant.mlx import Quantization
 
 PATH = Path(__file__).parent.parent / "fixtures" / "mlx" / "dequantize.npz"
 COLUMNS = 256

@@ -13,7 +13,7 @@ from conftest import FIXTURES
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from ckconv.library import open_model
+from ckconv.api import open_model
 
 LORA = FIXTURES / "lora"
 LLAMA = FIXTURES / "gguf-split" / "llama-untied-f32-00001-of-00003.gguf"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from conftest import FIXTURES
 
+from ckconv.api import convert
 from ckconv.errors import UsageError
-from ckconv.library import convert
 from ckconv.plan.steps import Options
 
 MODEL = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"

@@ -719,7 +719,7 @@ def test_dequantize_to_half_counts_what_does_not_fit(tmp_path: Path, ckconv) -> 
 
 
 def test_input_that_changes_meanwhile(source: Path, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckconv.settle import Staged
+    from ckconv.engine.settle import Staged
 
     real = Staged.settle
 

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from ckconv.model.architectures import FAMILIES
-from ckconv.plan.targets import PLANNERS
-from ckconv.readers.detect import READERS
+from ckconv.engine.targets import PLANNERS
+from ckconv.families.architectures import FAMILIES
+from ckconv.formats.detect import READERS
 
 
 def test_directions(ckconv) -> None:

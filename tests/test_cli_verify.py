@@ -375,7 +375,7 @@ def test_verification_of_a_conversion_names_the_target(
     tmp_path: Path, ckconv: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer with a fault: two heads in each other's place. Nothing gets published."""
-    from ckconv import rows
+    from ckconv.io import rows
 
     real = rows.stored_chunks
 

@@ -14,11 +14,11 @@ from checkpoints import Array, Decoder, Raw, Tensors, save, save_gguf
 from gguf_builder import Tensor
 from gguf_builder import gguf as gguf_file
 
-from ckconv.comparison import Comparison, Difference, diff, require_comparable
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.compare import Comparison, Difference, diff, require_comparable
 from ckconv.errors import UnsupportedError
-from ckconv.mlxquant import pack
-from ckconv.model.index import TensorIndex
-from ckconv.readers.detect import open_index
+from ckconv.formats.detect import open_index
+from ckconv.quant.mlx import pack
 
 SMALL = Decoder(layers=1)
 

@@ -21,7 +21,7 @@ from test_plan_checkpoint import config_of, tensors_of
 import ckconv
 from ckconv import Options
 from ckconv.errors import CkconvError, InputError, UnsupportedError
-from ckconv.model.architectures import Family
+from ckconv.families.architectures import Family
 
 PLAIN, MOE = Decoder(), Decoder(experts=4, qk_norm=True)
 SLIDE, FULL = "sliding_attention", "full_attention"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from models import Model
 
-from ckconv.descriptors import Descriptors
 from ckconv.errors import unreadable
-from ckconv.files import MAX_OPEN, Files
+from ckconv.io.files import MAX_OPEN, Files
+from ckconv.output.descriptors import Descriptors
 
 #: One tensor a shard: 272 of them.
 MANY = Model(layers=30, hidden=16, ffn=16, heads=2, kv_heads=2, vocab=8, context=4)

@@ -18,7 +18,7 @@ from ckconv.families.merge import FOLDER
 from ckconv.families.parameters import Values, write
 from ckconv.families.resolve import resolve
 from ckconv.families.schema import Family, load
-from ckconv.readers.detect import open_index
+from ckconv.formats.detect import open_index
 
 #: Family file -> a checkpoint, and the GGUF that llama.cpp's converter made of it.
 PAIRS = {

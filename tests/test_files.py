@@ -12,19 +12,19 @@ import pytest
 from conftest import FIXTURES, Result
 
 import ckconv
-from ckconv import staging
-from ckconv.comparison import diff
-from ckconv.destination import destination
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.compare import diff
+from ckconv.engine.hash import hash_index
+from ckconv.engine.run import run
+from ckconv.engine.targets import make_plan
+from ckconv.engine.verify import verify_index
 from ckconv.errors import OutputError
-from ckconv.execute import run
-from ckconv.files import Files
-from ckconv.hashing import hash_index
-from ckconv.model.index import TensorIndex
+from ckconv.formats import detect
+from ckconv.formats.detect import open_index
+from ckconv.io.files import Files
+from ckconv.output import staging
+from ckconv.output.destination import destination
 from ckconv.plan.steps import Options
-from ckconv.plan.targets import make_plan
-from ckconv.readers import detect
-from ckconv.readers.detect import open_index
-from ckconv.verification import verify_index
 
 MODEL = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 

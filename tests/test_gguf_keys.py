@@ -15,13 +15,13 @@ from models import Model
 
 import ckconv
 from ckconv import Options
+from ckconv.core.config import PARAMETERS, ModelConfig
+from ckconv.core.key_kinds import Kind
+from ckconv.core.llama3_rope import rope_factors, rope_scaling_of
 from ckconv.errors import UnsupportedError
-from ckconv.model.architectures import FAMILIES
-from ckconv.model.config import PARAMETERS, ModelConfig
-from ckconv.model.gguf_tables import GGUF_KEYS
-from ckconv.model.key_kinds import Kind
-from ckconv.model.llama3_rope import rope_factors, rope_scaling_of
-from ckconv.plan.gguf_rules import engine_reasons
+from ckconv.families.architectures import FAMILIES
+from ckconv.families.gguf_tables import GGUF_KEYS
+from ckconv.formats.gguf.rules import engine_reasons
 
 #: What scripts/record_gguf_keys.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "gguf_keys.json").read_text())

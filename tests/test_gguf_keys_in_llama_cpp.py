@@ -16,8 +16,8 @@ from recorded import PROMPT
 
 import ckconv
 from ckconv import Options
-from ckconv.model.gguf_tables import GGUF_KEYS
-from ckconv.model.key_kinds import Kind
+from ckconv.core.key_kinds import Kind
+from ckconv.families.gguf_tables import GGUF_KEYS
 
 pytestmark = pytest.mark.skipif(
     not consumers.LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries"

@@ -12,9 +12,9 @@ import pytest
 from checkpoints import Decoder, Tensors, bf16, save, save_gguf
 from conftest import FIXTURES
 
-from ckconv.hashing import Hashes, hash_index
-from ckconv.model.index import TensorIndex
-from ckconv.readers.detect import open_index
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.hash import Hashes, hash_index
+from ckconv.formats.detect import open_index
 
 SMALL = Decoder(layers=1)
 

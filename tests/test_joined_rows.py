@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckconv.conversions import Conversion, Run
-from ckconv.dtypes import BF16, DTYPES, F16, F32, DType
-from ckconv.files import Files
-from ckconv.mlxquant import Quantization
-from ckconv.model.index import Extent, Tensor, cut
-from ckconv.model.layouts import Layout, headed, plain, transposed
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
+from ckconv.core.layouts import Layout, headed, plain, transposed
+from ckconv.core.tensors import Extent, Tensor, cut
+from ckconv.io.files import Files
+from ckconv.io.rows import JoinedRows, RowReader, stored_chunks
 from ckconv.plan.steps import Step
-from ckconv.repack import Triple
-from ckconv.rows import JoinedRows, RowReader, stored_chunks
-from ckconv.triples import plane_types, triple_type
+from ckconv.quant.convert import Conversion, Run
+from ckconv.quant.mlx import Quantization
+from ckconv.quant.repack import Triple
+from ckconv.quant.triples import plane_types, triple_type
 
 
 def stored(path: Path, matrix: np.ndarray, dtype: DType = F32, layout: Layout | None = None) -> Tensor:
@@ -71,7 +71,7 @@ def test_interleaved_rows_come_out_split(tmp_path: Path) -> None:
 def test_values_that_change_count_once_however_often_they_are_read(tmp_path: Path, monkeypatch) -> None:
     matrix = np.full((4, 3), 1.0009765625 + 2**-20, "<f4")
     run = Run(stored(tmp_path / "a", matrix), Conversion(F32, F16), 0, 4)
-    monkeypatch.setattr("ckconv.rows.SCRATCH", 8)  # one column a pass: the rows are read three times
+    monkeypatch.setattr("ckconv.io.rows.SCRATCH", 8)  # one column a pass: the rows are read three times
     assert written([run, run], transposed(8, 3))[1] == 24
 
 

@@ -16,10 +16,10 @@ from test_memory import COMMAND, MB, peak
 
 from ckconv.cli.jsontext import json_parts
 from ckconv.errors import InputError
-from ckconv.readers import safetensors_header
-from ckconv.readers.bytesource import ByteSource
-from ckconv.readers.safetensors import read_safetensors
-from ckconv.readers.strictjson import Document, parse_object
+from ckconv.formats.safetensors import header as safetensors_header
+from ckconv.formats.safetensors.read import read_safetensors
+from ckconv.io.bytesource import ByteSource
+from ckconv.io.json import Document, parse_object
 
 MANY = 200_000
 
@@ -107,7 +107,7 @@ def test_hostile_headers_are_refused_within_a_small_multiple_of_their_size(
 
 
 def test_a_million_and_one_tensors_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ckconv.readers.safetensors as reader
+    import ckconv.formats.safetensors.read as reader
 
     monkeypatch.setattr(reader, "MAX_TENSORS", 4)
     header = f'{{"__metadata__":{{}},{",".join(map(entry, range(9)))}}}'.encode()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckconv.model.layouts import Layout, column_blocks, headed, plain, shifted, transposed
+from ckconv.core.layouts import Layout, column_blocks, headed, plain, shifted, transposed
 
 
 @st.composite

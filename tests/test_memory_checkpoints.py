@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 LIMITED = """
 import resource, sys
 import numpy, gguf.quants
-import ckconv.comparison, ckconv.hashing
-import ckconv.cli.diff, ckconv.cli.inspect, ckconv.cli.describe, ckconv.readers.detect
+import ckconv.engine.compare, ckconv.engine.hash
+import ckconv.cli.diff, ckconv.cli.inspect, ckconv.cli.describe, ckconv.formats.detect
 from ckconv.__main__ import run
 with open("/proc/self/status") as file:
     size = next(int(line.split()[1]) for line in file if line.startswith("VmSize")) * 1024

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckconv import rows as rows_module
-from ckconv.dtypes import BF16, F16, F32, DType
-from ckconv.files import Files, pieces
-from ckconv.model.index import Delta, Extent, Merge, Rescale, Tensor
-from ckconv.model.layouts import Layout, headed, plain, transposed
-from ckconv.rows import RowReader, canonical_pieces
+from ckconv.core.dtypes import BF16, F16, F32, DType
+from ckconv.core.layouts import Layout, headed, plain, transposed
+from ckconv.core.tensors import Delta, Extent, Merge, Rescale, Tensor
+from ckconv.io import rows as rows_module
+from ckconv.io.files import Files, pieces
+from ckconv.io.rows import RowReader, canonical_pieces
 
 OUT, IN, RANK = 12, 12, 3
 

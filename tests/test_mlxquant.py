@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_vectors import PATH, Case, raw_tensors
 
-from ckconv import mlxquant
-from ckconv.dtypes import BF16, F16, F32
+from ckconv.core.dtypes import BF16, F16, F32
+from ckconv.core.floats import holds, round_to
 from ckconv.errors import CkconvError, InputError
-from ckconv.floats import holds, round_to
-from ckconv.mlxquant import Quantization, checked_shape, decode, pack, quantization, unpack
-from ckconv.values import from_float32
+from ckconv.quant import mlx as mlxquant
+from ckconv.quant.codec import from_float32
+from ckconv.quant.mlx import Quantization, checked_shape, decode, pack, quantization, unpack
 
 BITS = (1, 2, 3, 4, 5, 6, 8)
 

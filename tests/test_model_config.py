@@ -9,8 +9,8 @@ import pytest
 from gguf_builder import F32, Tensor, gguf
 from models import Model
 
-from ckconv.model.config import ModelConfig, config_differences
-from ckconv.readers.detect import open_index
+from ckconv.core.config import ModelConfig, config_differences
+from ckconv.formats.detect import open_index
 
 KEYS: dict[str, tuple[str, object]] = {
     "general.architecture": ("str", "llama"),

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from conftest import FIXTURES
 
-from ckconv.formats.gguf import Value, array, scalar
-from ckconv.model import sentencepiece
-from ckconv.model.gguf_pretokenizers import recognised
-from ckconv.model.gguf_tokenizer import TokenizerKeys, tokenizer_keys
-from ckconv.model.sentencepiece import Malformed
-from ckconv.model.tokenizer_files import TokenizerFiles
-from ckconv.plan.gguf_tokenizer import chat_template
+from ckconv.formats.gguf.spec import Value, array, scalar
+from ckconv.tokenizer import sentencepiece
+from ckconv.tokenizer.documents import chat_template
+from ckconv.tokenizer.files import TokenizerFiles
+from ckconv.tokenizer.gguf import TokenizerKeys, tokenizer_keys
+from ckconv.tokenizer.pretokenizers import recognised
+from ckconv.tokenizer.sentencepiece import Malformed
 
 # The expressions as the tokenizer.json of these models have them.
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"

@@ -15,13 +15,13 @@ import pytest
 from checkpoints import Array, Decoder, Raw, Tensors, as_mixtral, bf16, dequantised, quantised, save, save_gguf, stacked
 from conftest import FIXTURES, Result
 
-from ckconv.comparison import diff
+from ckconv.core.names import SHAPES
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.compare import diff
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.model.huggingface_names import NAMINGS
-from ckconv.model.index import TensorIndex
-from ckconv.model.names import SHAPES
-from ckconv.readers.detect import open_index
-from ckconv.readers.huggingface_config import huggingface_config, huggingface_family
+from ckconv.families.huggingface_config import huggingface_config, huggingface_family
+from ckconv.families.huggingface_names import NAMINGS
+from ckconv.formats.detect import open_index
 
 Run = Callable[..., Result]
 PLAIN = Decoder()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from conftest import FIXTURES
 
-from ckconv.model.key_kinds import Kind
-from ckconv.model.keys import KEYS
-from ckconv.model.keys.rope import ROPE_KEYS
-from ckconv.model.keys.table import MLX_LM, TRANSFORMERS, Table
+from ckconv.core.key_kinds import Kind
+from ckconv.core.key_table import MLX_LM, TRANSFORMERS, Table
+from ckconv.families.key_tables import KEYS
+from ckconv.families.key_tables.rope import ROPE_KEYS
 
 #: What scripts/record_config_keys.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "config_keys.json").read_text())

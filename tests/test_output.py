@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 from outputs import descriptor, names, no_links, one_file, refused, write
 
-from ckconv import filesystem, output, staging
 from ckconv.errors import Interrupted, OutputError
+from ckconv.output import filesystem, staging
+from ckconv.output import publish as output
 from ckconv.signals import interruptible
 
 
@@ -377,7 +378,7 @@ def test_a_limit_of_the_file_size_is_found_before_the_work(main: Path) -> None:
     code = f"""
 from pathlib import Path
 from ckconv.errors import OutputError
-from ckconv.output import Outputs, Room
+from ckconv.output.publish import Outputs, Room
 try:
     Outputs({{Path({str(main)!r}): Room(1 << 20)}}, {{}}).__enter__()
 except OutputError as error:
@@ -460,9 +461,9 @@ CHILD = """
 import os, sys
 from pathlib import Path
 from ckconv.errors import Interrupted
-from ckconv.output import Outputs, Room, Small
+from ckconv.output.publish import Outputs, Room, Small
 from ckconv.signals import interruptible
-from ckconv.stream import Pipeline
+from ckconv.engine.pipeline import Pipeline
 place = Path(sys.argv[1])
 data = bytes(range(256)) * 4096
 try:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.readers.pattern_syntax import NoPattern, NotMatched, automaton
-from ckconv.readers.patterns import Pattern, Steps
-from ckconv.readers.peft_modules import ModuleKeys, Selection
+from ckconv.formats.peft.modules import ModuleKeys, Selection
+from ckconv.formats.peft.pattern_syntax import NoPattern, NotMatched, automaton
+from ckconv.formats.peft.patterns import Pattern, Steps
 
 ATOMS = [
     *("a", "b", "q", ".", r"\.", r"\d", r"\w", r"\s", r"\D", "1", "_", r"\n", "\n", "é", "²", "٣"),

@@ -14,10 +14,10 @@ from checkpoints import Decoder, Raw, as_mixtral, bf16, save, save_gguf
 from conftest import FIXTURES
 from models import Model
 
+from ckconv.api import convert, diff
 from ckconv.errors import CkconvError, UnsupportedError, UsageError
-from ckconv.library import convert, diff
+from ckconv.formats.detect import open_index
 from ckconv.plan.steps import Options
-from ckconv.readers.detect import open_index
 
 #: GGUF -> the checkpoint that llama.cpp's converter made it of.
 ORIGINALS = [

@@ -20,15 +20,16 @@ from conftest import FIXTURES
 
 import ckconv
 from ckconv import Options
-from ckconv.model import sentencepiece, tokenizer_json
-from ckconv.model.gguf_pretokenizers import PRE_TOKENIZERS, definition, recognised, steps_of
-from ckconv.model.gguf_vocabulary import NotFaithful, Vocabulary, vocabulary
-from ckconv.plan.checkpoint_tokenizer import TokenizerPlan
-from ckconv.plan.targets import make_plan
-from ckconv.plan.tokenizer import texts_of
-from ckconv.readers.detect import open_index
-from ckconv.readers.gguf_values import ArrayRef
-from ckconv.writers.tokenizer import tokenizer_files
+from ckconv.engine.targets import make_plan
+from ckconv.formats.detect import open_index
+from ckconv.formats.gguf.values import ArrayRef
+from ckconv.formats.safetensors.checkpoint_tokenizer import TokenizerPlan
+from ckconv.formats.safetensors.tokenizer_files import tokenizer_files
+from ckconv.tokenizer import huggingface as tokenizer_json
+from ckconv.tokenizer import sentencepiece
+from ckconv.tokenizer.pretokenizers import PRE_TOKENIZERS, definition, recognised, steps_of
+from ckconv.tokenizer.source import texts_of
+from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary, vocabulary
 
 LIBRARY = os.environ.get("LLAMA_CPP_LIBRARY", "")
 ORACLE = json.loads((FIXTURES / "tokenizers" / "llama-cpp-ids.json").read_text())

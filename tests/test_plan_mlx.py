@@ -20,8 +20,8 @@ from gguf import GGMLQuantizationType as Q
 from models import Model
 from test_plan_checkpoint import config_of, reasons, tensors_of, to_hf
 
+from ckconv.api import convert, diff
 from ckconv.errors import UnsupportedError
-from ckconv.library import convert, diff
 from ckconv.plan.steps import Options
 
 LOGITS: dict[str, dict[str, list[float]]] = json.loads((FIXTURES / "logits" / "logits.json").read_text())

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckconv.errors import CkconvError, InputError, UnsupportedError
-from ckconv.readers.bump import open_bump
-from ckconv.readers.bytesource import PipeSource
+from ckconv.formats.bump.read import open_bump
+from ckconv.io.bytesource import PipeSource
 
 
 def beside(folder: Path, data: bytes, **changes: object) -> Path:

@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Model
 
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.verify import verify_index
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError
-from ckconv.files import Files
-from ckconv.model.index import TensorIndex
-from ckconv.readers.bump import open_bump
-from ckconv.readers.bytesource import FileSource, PipeSource
-from ckconv.rows import RowReader, canonical_pieces
-from ckconv.verification import verify_index
+from ckconv.formats.bump.read import open_bump
+from ckconv.io.bytesource import FileSource, PipeSource
+from ckconv.io.files import Files
+from ckconv.io.rows import RowReader, canonical_pieces
 
 EVEN = Sizes(hidden=32, ffn=48, heads=4, kv=2, head=16)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckconv.errors import InputError, OutputError
-from ckconv.readers.bytesource import PipeSource, lfs_pointer, open_source
+from ckconv.io.bytesource import PipeSource, lfs_pointer, open_source
 
 
 @pytest.fixture

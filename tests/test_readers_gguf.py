@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckconv.errors import InputError, OutputError
-from ckconv.readers import gguf_cursor
-from ckconv.readers.bytesource import ByteSource, PipeSource
-from ckconv.readers.gguf import ArrayRef, read_gguf
+from ckconv.formats.gguf import cursor as gguf_cursor
+from ckconv.formats.gguf.read import ArrayRef, read_gguf
+from ckconv.io.bytesource import ByteSource, PipeSource
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FILES = sorted(

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckconv.errors import CkconvError, InputError
-from ckconv.readers.bytesource import ByteSource, PipeSource
-from ckconv.readers.gguf import ArrayRef, read_gguf
+from ckconv.formats.gguf.read import ArrayRef, read_gguf
+from ckconv.io.bytesource import ByteSource, PipeSource
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FILES = sorted(

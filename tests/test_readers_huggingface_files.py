@@ -13,7 +13,7 @@ import safetensors
 from safetensors_builder import checkpoint, mutated, sound, write_index
 
 from ckconv.errors import CkconvError
-from ckconv.readers.huggingface_files import CheckpointFiles, read_checkpoint_files
+from ckconv.formats.safetensors.files import CheckpointFiles, read_checkpoint_files
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "hf"
 ONE, TWO, THREE = (f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3))

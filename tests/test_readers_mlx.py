@@ -13,16 +13,16 @@ import pytest
 from checkpoints import Decoder, Raw, Tensors, bf16, quantised, save
 from mlx_vectors import CASES, COLUMNS, Case, stored
 
-from ckconv.comparison import diff
-from ckconv.conversions import decode
-from ckconv.dtypes import BF16, F16, F32, DType
+from ckconv.core.dtypes import BF16, F16, F32, DType
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.compare import diff
+from ckconv.engine.hash import hash_index
 from ckconv.errors import InputError
-from ckconv.files import Files
-from ckconv.hashing import hash_index
-from ckconv.mlxquant import pack
-from ckconv.model.index import TensorIndex
-from ckconv.readers.detect import open_index
-from ckconv.rows import RowReader
+from ckconv.formats.detect import open_index
+from ckconv.io.files import Files
+from ckconv.io.rows import RowReader
+from ckconv.quant.convert import decode
+from ckconv.quant.mlx import pack
 
 SMALL = Decoder(layers=1)
 MODULE = "model.layers.0.mlp.up_proj"

@@ -14,14 +14,14 @@ from adapter_builder import DOWN, Q, pair, random
 from conftest import FIXTURES
 from safetensors.numpy import load_file
 
+from ckconv.adapters.model import Role, changes_of
+from ckconv.adapters.names import families_of, gguf_name_of, gguf_stem_of, path_of, stem_of
+from ckconv.api import open_model
 from ckconv.errors import CkconvError, InputError, UnsupportedError
-from ckconv.files import Files
-from ckconv.library import open_model
-from ckconv.model.adapter import Role, changes_of
-from ckconv.model.adapter_names import families_of, gguf_name_of, gguf_stem_of, path_of, stem_of
-from ckconv.model.architectures import FAMILIES
-from ckconv.readers.detect import open_index
-from ckconv.rows import RowReader
+from ckconv.families.architectures import FAMILIES
+from ckconv.formats.detect import open_index
+from ckconv.io.files import Files
+from ckconv.io.rows import RowReader
 
 ADAPTERS = FIXTURES / "adapters"
 LORA = FIXTURES / "lora"

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors_builder import BITS, container, f32, mutated, sound, split, tensor
 
 from ckconv.errors import CkconvError, InputError, UnsupportedError
-from ckconv.readers import safetensors as reader
-from ckconv.readers.bytesource import PipeSource
-from ckconv.readers.safetensors import SafetensorsFile, read_safetensors
+from ckconv.formats.safetensors import read as reader
+from ckconv.formats.safetensors.read import SafetensorsFile, read_safetensors
+from ckconv.io.bytesource import PipeSource
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "hf"
 FILES = sorted(FIXTURES.glob("*/*.safetensors"))

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckconv.errors import InputError
-from ckconv.readers import strictjson
-from ckconv.readers.strictjson import Document, parse_object, read_object
+from ckconv.io import json as strictjson
+from ckconv.io.json import Document, parse_object, read_object
 
 HEADER = Document("header", "st.header-json", "st.duplicate-key", 1000, entry="tensor")
 WIDE = Document("header", "st.header-json", "st.duplicate-key", 100_000_000, entry="tensor")

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckconv.errors import InputError
-from ckconv.formats import zipstore
-from ckconv.readers.bytesource import open_source
-from ckconv.readers.record import open_record
-from ckconv.readers.skeleton import KeptSource
-from ckconv.record import Record, SourceFile
+from ckconv.io.bytesource import open_source
+from ckconv.record import zip as zipstore
+from ckconv.record.read import open_record
+from ckconv.record.schema import Record, SourceFile
+from ckconv.record.skeleton import KeptSource
 
 
 def packed(members: dict[str, bytes]) -> bytes:

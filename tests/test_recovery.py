@@ -17,10 +17,10 @@ import pytest
 from conftest import FIXTURES, Result
 from outputs import refused
 
-from ckconv import locks
-from ckconv.locks import Locked
-from ckconv.output import Outputs, Room, Small
-from ckconv.recovery import recover
+from ckconv.output import locks
+from ckconv.output.locks import Locked
+from ckconv.output.publish import Outputs, Room, Small
+from ckconv.output.recovery import recover
 
 Ckconv = Callable[..., Result]
 
@@ -32,7 +32,7 @@ OLD = {name: b"old " + name.encode() for name in NAMES}
 CHILD = """
 import os, sys
 from pathlib import Path
-from ckconv.output import Outputs, Room, Small
+from ckconv.output.publish import Outputs, Room, Small
 place, content, call, number, at = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 side, one, two = (place / name for name in sys.argv[6:])
 size = len(content) + len(one.name)
@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_removed_is_noted_in_the_report(
 def test_a_directory_that_does_not_reach_the_disk_says_that_the_output_is_there(
     ckconv: Ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckconv import output
+    from ckconv.output import publish as output
 
     def failing(path: Path) -> None:
         raise OSError(errno.EIO, "Input/output error")

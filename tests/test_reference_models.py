@@ -13,13 +13,13 @@ from checkpoints import Raw, save
 from conftest import FIXTURES
 from mlx_vectors import raw_tensors
 
-from ckconv.comparison import diff
-from ckconv.conversions import decode
-from ckconv.files import Files
-from ckconv.hashing import hash_index
-from ckconv.model.index import TensorIndex
-from ckconv.readers.detect import open_index
-from ckconv.rows import RowReader, canonical_pieces
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.compare import diff
+from ckconv.engine.hash import hash_index
+from ckconv.formats.detect import open_index
+from ckconv.io.files import Files
+from ckconv.io.rows import RowReader, canonical_pieces
+from ckconv.quant.convert import decode
 
 #: Checkpoint and its GGUF; tensors, and those of them that llama.cpp stores in another type (vectors as F32).
 PAIRS = [

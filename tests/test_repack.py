@@ -14,11 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlx_vectors import PATH, Case, raw_tensors
 
-from ckconv.dtypes import BF16, DTYPES, F16, F32, DType
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.errors import CkconvError, InputError, UnsupportedError
-from ckconv.mlxquant import Quantization, decode, pack
-from ckconv.repack import BY_BLOCK, RECIPES, Triple, candidates, find, natural_triple
-from ckconv.values import from_float32, to_float32
+from ckconv.quant.codec import from_float32, to_float32
+from ckconv.quant.mlx import Quantization, decode, pack
+from ckconv.quant.repack import BY_BLOCK, RECIPES, Triple, candidates, find, natural_triple
 
 NAMES = [recipe.block.name for recipe in RECIPES]
 OFFSETS = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128}

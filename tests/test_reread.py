@@ -12,13 +12,14 @@ from conftest import FIXTURES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckconv import reread, stream
+from ckconv.api import convert
+from ckconv.core.tensors import Checksum, Extent
+from ckconv.engine import pipeline as stream
+from ckconv.engine import reread
+from ckconv.engine.pipeline import Pipeline
+from ckconv.engine.reread import ChecksumThread, Reread
 from ckconv.errors import VerifyError
-from ckconv.library import convert
-from ckconv.model.index import Checksum, Extent
 from ckconv.plan.steps import Options
-from ckconv.reread import ChecksumThread, Reread
-from ckconv.stream import Pipeline
 
 MODEL = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 

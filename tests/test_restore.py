@@ -21,8 +21,8 @@ from gguf import GGMLQuantizationType as Q
 from models import Model
 from test_record import packed
 
-from ckconv.library import open_model
-from ckconv.plan import keep as keeping
+from ckconv.api import open_model
+from ckconv.record import keep as keeping
 
 Ckconv = Callable[..., Result]
 

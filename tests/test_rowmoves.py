@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rows import packed, stored
 
-from ckconv import rowmoves
-from ckconv.dtypes import DTYPES, F16, F32, DType
-from ckconv.files import Files
-from ckconv.model.index import Tensor
-from ckconv.model.layouts import Layout, headed, plain, shifted
-from ckconv.rowmoves import moved_chunks, row_order
+from ckconv.core.dtypes import DTYPES, F16, F32, DType
+from ckconv.core.layouts import Layout, headed, plain, shifted
+from ckconv.core.tensors import Tensor
+from ckconv.engine import rowmoves
+from ckconv.engine.rowmoves import moved_chunks, row_order
+from ckconv.io.files import Files
 
 Q8_0 = DTYPES["Q8_0"]
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_layouts import row_layouts
 
-from ckconv import rows as rows_module
-from ckconv.conversions import Conversion
-from ckconv.dtypes import BF16, DTYPES, F16, F32, DType
-from ckconv.files import Files
-from ckconv.model.index import Extent, Tensor
-from ckconv.model.layouts import Layout, column_blocks, plain, transposed
-from ckconv.rows import RowReader, canonical_pieces, stored_chunks
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
+from ckconv.core.layouts import Layout, column_blocks, plain, transposed
+from ckconv.core.tensors import Extent, Tensor
+from ckconv.io import rows as rows_module
+from ckconv.io.files import Files
+from ckconv.io.rows import RowReader, canonical_pieces, stored_chunks
+from ckconv.quant.convert import Conversion
 
 
 @st.composite

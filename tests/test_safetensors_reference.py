@@ -12,7 +12,7 @@ from conftest import FIXTURES
 import ckconv
 from ckconv import Options
 from ckconv.errors import VerifyError
-from ckconv.formats import safetensors_reference
+from ckconv.formats.safetensors import reference as safetensors_reference
 
 HF = FIXTURES / "hf" / "qwen2-tied-bf16"
 
@@ -73,7 +73,8 @@ def test_every_shard_is_opened_and_so_is_a_source_that_is_made_again(tmp_path: P
 def test_a_header_that_it_refuses_is_not_published(
     source: str, to: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckconv.writers import adapters, safetensors
+    from ckconv.formats.peft import write as adapters
+    from ckconv.formats.safetensors import write as safetensors
 
     class Frame(safetensors.Frame):  # type: ignore[name-defined,misc]
         def __init__(self, header: bytes) -> None:

@@ -18,7 +18,7 @@ from models import Model
 
 import ckconv
 from ckconv import Options
-from ckconv.readers.detect import open_index
+from ckconv.formats.detect import open_index
 
 ARCH = ("general.architecture", "str", "frobnicator")
 

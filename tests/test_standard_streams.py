@@ -90,7 +90,7 @@ def test_an_error_that_cannot_be_said_keeps_its_status(model: Path, script: str,
 def test_too_little_memory_is_the_system_s_fault(
     model: Path, ckconv: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ckconv.readers.detect as detect
+    import ckconv.formats.detect as detect
 
     def refusing(*arguments: object) -> None:
         raise MemoryError

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckconv import stream
+from ckconv.engine import pipeline as stream
+from ckconv.engine.pipeline import SMALLEST_HOLE, Pipeline
 from ckconv.errors import InputError, OutputError
-from ckconv.stream import SMALLEST_HOLE, Pipeline
 
 SOURCE = bytes(range(256)) * 1024
 
@@ -200,7 +200,7 @@ def test_a_full_disk_is_told_with_the_bytes_written(tmp_path: Path) -> None:
     code = f"""
 import os
 from ckconv.errors import OutputError
-from ckconv.stream import Pipeline
+from ckconv.engine.pipeline import Pipeline
 fd = os.open({str(tmp_path / "out")!r}, os.O_RDWR | os.O_CREAT)
 try:
     with Pipeline(fd, offset=100) as pipeline:
@@ -330,7 +330,7 @@ def test_abort_is_idempotent_and_prompt(out: int) -> None:
 def test_memory_is_the_ring_whatever_the_length() -> None:
     code = """
 import sys
-from ckconv.stream import Pipeline
+from ckconv.engine.pipeline import Pipeline
 data = bytes(1 << 20)
 with Pipeline(None) as pipeline:
     for _ in range(200):

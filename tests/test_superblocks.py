@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Model
 
-from ckconv.comparison import diff
-from ckconv.dtypes import BF16, DTYPES, F16, F32, DType
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
+from ckconv.engine.compare import diff
 from ckconv.errors import InputError
-from ckconv.mlxquant import decode
-from ckconv.readers.detect import open_index
-from ckconv.repack import Triple
-from ckconv.superblocks import RECIPES, find, triple_for
+from ckconv.formats.detect import open_index
+from ckconv.quant.mlx import decode
+from ckconv.quant.repack import Triple
+from ckconv.quant.superblocks import RECIPES, find, triple_for
 
 Q = gguf.GGMLQuantizationType
 NAMES = ["Q4_K", "Q5_K", "TQ2_0"]

@@ -9,9 +9,9 @@ import pytest
 from gguf import GGMLQuantizationType as Q
 from models import Model
 
-from ckconv.files import Files
-from ckconv.readers.detect import open_index
-from ckconv.tied import head_is_embedding
+from ckconv.formats.detect import open_index
+from ckconv.io.files import Files
+from ckconv.io.tied import head_is_embedding
 
 SMALL = Model(layers=1, hidden=32, ffn=32, vocab=40)
 

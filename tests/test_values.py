@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckconv.conversions import Action, Conversion, convertible, decodable
-from ckconv.dtypes import BF16, BY_GGML, DTYPES, F16, F32, DType, Kind
-from ckconv.values import from_float32, to_float32
+from ckconv.core.dtypes import BF16, BY_GGML, DTYPES, F16, F32, DType, Kind
+from ckconv.quant.codec import from_float32, to_float32
+from ckconv.quant.convert import Action, Conversion, convertible, decodable
 
 ALL = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
 

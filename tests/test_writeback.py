@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from test_stream import no_thread_left  # noqa: F401 - for every test
 
-from ckconv import writeback
+from ckconv.engine import writeback
+from ckconv.engine.pipeline import Pipeline
+from ckconv.engine.writeback import WriteBehind
 from ckconv.errors import OutputError
-from ckconv.stream import Pipeline
-from ckconv.writeback import WriteBehind
 
 STEP = 1 << 12
 

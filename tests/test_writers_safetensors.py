@@ -10,9 +10,9 @@ import safetensors
 from conftest import FIXTURES
 from mlx_vectors import raw_tensors
 
-from ckconv.formats.safetensors import encode_header
-from ckconv.library import convert
-from ckconv.plan.shards import natural
+from ckconv.api import convert
+from ckconv.formats.safetensors.shards import natural
+from ckconv.formats.safetensors.spec import encode_header
 from ckconv.plan.steps import Options
 
 GGUF = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"

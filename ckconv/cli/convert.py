@@ -14,7 +14,7 @@ from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, setting
 from ckconv.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
-    from ckconv.execute import Report
+    from ckconv.engine.run import Report
 
 TARGETS = ["gguf", "safetensors", "mlx", "bump", "peft"]
 
@@ -67,10 +67,10 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     """
     from dataclasses import replace
 
+    from ckconv.api import prepare, side_files
     from ckconv.cli.report import print_plan
-    from ckconv.destination import STDOUT
-    from ckconv.execute import run
-    from ckconv.library import prepare, side_files
+    from ckconv.engine.run import run
+    from ckconv.output.destination import STDOUT
     from ckconv.signals import deferred, interruptible
 
     settings = settings_of(context)

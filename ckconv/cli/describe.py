@@ -10,17 +10,17 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ckconv.cli.render import container
-from ckconv.formats.bump import HeaderV3, HeaderV4
-from ckconv.model.config import SHARED_FIELDS
-from ckconv.model.index import StoredTensor, TensorIndex
-from ckconv.plan.facts import SourceFacts
+from ckconv.core.config import SHARED_FIELDS
+from ckconv.core.tensors import StoredTensor, TensorIndex
+from ckconv.engine.targets import ADAPTERS, TARGETS, judged
+from ckconv.formats.bump.spec import HeaderV3, HeaderV4
+from ckconv.formats.gguf.read import ArrayRef, MetaValue
+from ckconv.io.tied import head_is_embedding
+from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Reason
-from ckconv.plan.targets import ADAPTERS, TARGETS, judged
-from ckconv.readers.gguf import ArrayRef, MetaValue
-from ckconv.tied import head_is_embedding
 
 if TYPE_CHECKING:
-    from ckconv.hashing import Hashes
+    from ckconv.engine.hash import Hashes
 
 #: Elements of an array that are shown before it is cut.
 SHOWN_ELEMENTS = 5

@@ -14,7 +14,7 @@ from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, setting
 from ckconv.errors import counted
 
 if TYPE_CHECKING:
-    from ckconv.comparison import Comparison, Difference
+    from ckconv.engine.compare import Comparison, Difference
 
 _NOT_TRANSITIVE = (
     "an MLX triple is equal to the block that holds the same numbers and to the values that MLX rounds it to, "
@@ -39,8 +39,8 @@ def command(context: click.Context, a: Path, b: Path, base: Path | None, weights
     Permuted, packed, fused, transposed and widened tensors are compared as what they stand for; tensors that only
     changed their type without changing a value are equal.
     """
-    from ckconv.comparison import diff, require_comparable
-    from ckconv.readers.detect import open_index
+    from ckconv.engine.compare import diff, require_comparable
+    from ckconv.formats.detect import open_index
     from ckconv.signals import interruptible
 
     settings = settings_of(context)

@@ -13,13 +13,13 @@ from ckconv.cli.settings import CONTEXT, common_options, settings_of
 @click.pass_context
 def command(context: click.Context) -> None:
     """List the directions, architectures and tensor types of this build, from the tables it works with."""
-    from ckconv.conversions import decodable
-    from ckconv.dtypes import DTYPES, F32, WIDENS_TO_F32, Kind
-    from ckconv.formats.bump_slots import LOADED_BY_V3, LOADED_BY_V5, LOADED_BY_V5_IN_LAYERS
-    from ckconv.model.architectures import FAMILIES
-    from ckconv.plan.directions import MODEL_SOURCES, MODEL_TARGETS, kept_types
-    from ckconv.plan.targets import ADAPTERS, PLANNERS
-    from ckconv.readers.detect import READERS
+    from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, Kind
+    from ckconv.engine.directions import MODEL_SOURCES, MODEL_TARGETS, kept_types
+    from ckconv.engine.targets import ADAPTERS, PLANNERS
+    from ckconv.families.architectures import FAMILIES
+    from ckconv.formats.bump.slots import LOADED_BY_V3, LOADED_BY_V5, LOADED_BY_V5_IN_LAYERS
+    from ckconv.formats.detect import READERS
+    from ckconv.quant.convert import decodable
 
     kept = {(source, target): kept_types(source, target) for source in MODEL_SOURCES for target in MODEL_TARGETS}
 

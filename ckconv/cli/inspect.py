@@ -46,21 +46,21 @@ def command(
     from ckconv.cli.describe import Description, describe
     from ckconv.cli.progress import ProgressLine
     from ckconv.errors import UsageError
-    from ckconv.readers.detect import open_index
+    from ckconv.formats.detect import open_index
 
     settings = settings_of(context)
     piped = path == "-"
     if piped and hashes:
         raise UsageError("usage.hash", "--hash needs the tensors' data, and a pipe is read only as far as the header")
     if piped:
-        from ckconv.readers.bytesource import PipeSource
+        from ckconv.io.bytesource import PipeSource
 
         index = open_index(Path("-"), format=source_format, source=PipeSource(sys.stdin.buffer))
     else:
         index = open_index(Path(path), format=source_format, config_path=config, base=base)
     found = None
     if hashes:
-        from ckconv.hashing import hash_index
+        from ckconv.engine.hash import hash_index
 
         with ProgressLine(settings, str(path)) as line:
             line.begin("hashing", index.nbytes)

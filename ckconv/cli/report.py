@@ -8,13 +8,13 @@ from typing import Any
 
 from ckconv.cli.render import count, print_json, print_lines, size
 from ckconv.cli.settings import Settings
-from ckconv.conversions import Action
-from ckconv.dtypes import F32
+from ckconv.core.dtypes import F32
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.run import Report
 from ckconv.errors import MAX_LISTED, counted
-from ckconv.execute import Report
-from ckconv.model.index import TensorIndex
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan, Step
+from ckconv.quant.convert import Action
 
 #: Tensors left out for one reason that are named before they are counted.
 _LEFT_OUT_SHOWN = 3

@@ -37,9 +37,9 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     --set-meta, --drop), unless a conversion record (convert --record) comes with it. How values are stored is read
     off the output. Exit 5 if anything is not what it should be, with everything at fault named.
     """
-    from ckconv.library import check_output
-    from ckconv.readers.bump_map import MAP_NAME, check_map
-    from ckconv.readers.detect import open_index
+    from ckconv.api import check_output
+    from ckconv.formats.bump.map import MAP_NAME, check_map
+    from ckconv.formats.detect import open_index
 
     settings = settings_of(context)
     options, adapters = options_of(flags), adapters_of(flags)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ckconv.model.layouts import Layout
+    from ckconv.core.layouts import Layout
 
 _TOKEN = re.compile(r"\s*([()|]|_?[A-Za-z]\w*|\d+)")
 
@@ -297,7 +297,7 @@ def _order(stored: list[str], canonical: list[str]) -> tuple[int, ...]:
 
 def layout_of(found: Move) -> Layout | None:
     """The move as a layout of whole rows, or of a transposed matrix; ``None`` where it is neither."""
-    from ckconv.model.layouts import headed, plain, transposed
+    from ckconv.core.layouts import headed, plain, transposed
 
     rows, cols = math.prod(found.canonical[:-1]), found.canonical[-1]
     if len(found.canonical) == 1:

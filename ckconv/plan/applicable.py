@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
+from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
-from ckconv.model.index import TensorIndex
 from ckconv.plan.choices import asked
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
 from ckconv.plan.steps import Options, Plan

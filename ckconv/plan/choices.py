@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError
-from ckconv.model.index import Tensor
 from ckconv.plan.steps import Options
 
 _CHOICES: Mapping[str, tuple[object, ...]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
 
-from ckconv.model.names import parse
+from ckconv.core.names import parse
 
 #: Globs that a hint names at most.
 _SHOWN = 3

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from fnmatch import fnmatchcase
 
+from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import quoted
-from ckconv.model.architectures import FAMILIES
-from ckconv.model.index import Tensor, TensorIndex
-from ckconv.plan.facts import SourceFacts
+from ckconv.families.architectures import FAMILIES
+from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Left, Options, Plan, Reason
 
 ROPE_FREQUENCIES = "rope_frequencies"

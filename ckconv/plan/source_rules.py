@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
+from ckconv.core.key_table import CONSUMERS, MLX_LM
+from ckconv.core.names import parse
+from ckconv.core.tensors import TensorIndex
 from ckconv.errors import counted
-from ckconv.model.architectures import FAMILIES
-from ckconv.model.gguf_metadata import own_document
-from ckconv.model.huggingface_classes import Switch, class_of, expected_of
-from ckconv.model.index import TensorIndex
-from ckconv.model.keys.table import CONSUMERS, MLX_LM
-from ckconv.model.names import parse
+from ckconv.families.architectures import FAMILIES
+from ckconv.families.gguf_metadata import own_document
+from ckconv.families.huggingface_classes import Switch, class_of, expected_of
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Reason
 

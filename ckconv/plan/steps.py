@@ -8,13 +8,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckconv.conversions import Action, Conversion
-from ckconv.conversions import Run as Run
+from ckconv.core.tensors import Extent, Tensor, TensorIndex, cut
 from ckconv.errors import UnsupportedError, counted, listed
-from ckconv.model.index import Extent, Tensor, TensorIndex, cut
+from ckconv.quant.convert import Action, Conversion
+from ckconv.quant.convert import Run as Run
 
 if TYPE_CHECKING:
-    from ckconv.writers.record import PendingRecord
+    from ckconv.record.write import PendingRecord
 
 
 @dataclass(frozen=True, slots=True)

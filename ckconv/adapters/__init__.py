@@ -1,0 +1,1 @@
+"""Adapters: what they change, and a model with them merged."""

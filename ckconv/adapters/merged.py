@@ -1,0 +1,254 @@
+"""A model with adapters merged into it: the same index, some of whose tensors are computed.
+
+Everything downstream - planning, streaming, verifying, hashing - reads such a tensor like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ckconv.adapters.model import AdapterModule, Change, Role, changes_of
+from ckconv.adapters.tied import said_once, untied
+from ckconv.core.config import ModelConfig
+from ckconv.core.dtypes import F32, WIDENS_TO_F32, DType
+from ckconv.core.layouts import plain
+from ckconv.core.tensors import Delta, Merge, Rescale, Tensor, TensorIndex, matrix_of
+from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Adapting:
+    """One adapter to be merged, and how much of it: its change is multiplied by ``weight``."""
+
+    index: TensorIndex
+    weight: float = 1.0
+
+
+def merge_adapters(
+    base: TensorIndex,
+    adapters: Sequence[Adapting],
+    *,
+    decoded: Callable[[Tensor], bool],
+    unrounded: Callable[[Tensor], bool] = lambda tensor: False,
+) -> TensorIndex:
+    """``base`` with the matrices that the adapters change computed from both, in the order of the adapters.
+
+    Args:
+        decoded: a quantised matrix may be decoded to float32 for it.
+        unrounded: what is computed of a tensor stays float32, whatever the type of the base.
+
+    Raises:
+        InputError: ``adapter.base``, an adapter changes what the base does not have, or not in that shape.
+        UnsupportedError: ``adapter.unsupported``, what cannot be merged; ``adapter.quantized``, matrices whose blocks
+            would have to be decoded.
+    """
+    config = base.config
+    if config is None:
+        raise UnsupportedError(
+            "adapter.unsupported",
+            f"adapters are merged by rules of an architecture, and {quoted(base.architecture)} has none",
+            path=base.path,
+        )
+    _check_supported(adapters)
+    adapters = [replace(adapter, index=said_once(adapter.index, base, config)) for adapter in adapters]
+    base = untied(base, [adapter.index for adapter in adapters], config)
+    _check_there(base, adapters, config)
+    tensors = dict(base.tensors)
+    quantised: list[str] = []
+    for name, tensor in base.tensors.items():
+        made = _changed(tensor, adapters, config)
+        if made is None:
+            continue
+        if made.merge is not None and made.dtype not in WIDENS_TO_F32:
+            if not decoded(tensor):
+                quantised.append(f"{tensor.source} is {tensor.dtype}")
+            made = replace(made, dtype=F32)
+        elif made.merge is not None and unrounded(tensor):
+            made = replace(made, dtype=F32)
+        tensors[name] = made
+    if quantised:
+        raise UnsupportedError(
+            "adapter.quantized",
+            f"{len(quantised)} matrices that the adapter changes are quantised",
+            path=base.path,
+            hint="--dequantize decodes them to float32, --decode GLOB only those that it names",
+            details=listed(quantised),
+        )
+    files = (*base.files, *(path for adapter in adapters for path in adapter.index.files))
+    identities = dict(base.identities)
+    for adapter in adapters:
+        identities |= adapter.index.identities
+    return replace(
+        base,
+        tensors=tensors,
+        files=files,
+        merged=tuple(_words(adapter, base) for adapter in adapters),
+        identities=identities,
+    )
+
+
+#: Where a model says what it is called, in a ``config.json`` or in the header of a GGUF.
+_NAME_KEYS = ("_name_or_path", "general.name", "general.basename")
+
+
+def _words(adapter: Adapting, base: TensorIndex) -> str:
+    known = adapter.index.adapter
+    assert known is not None
+    weight = "" if adapter.weight == 1 else f", weight {adapter.weight:g}"
+    words = f"{adapter.index.path.name} ({known.method}, {counted(len(known.modules), 'module')}{weight})"
+    if _is_called(known.base_name, base):
+        return words
+    return f"{words}: made for {quoted(known.base_name)}; the base model given has another name"
+
+
+def _is_called(name: str, base: TensorIndex) -> bool:
+    """Nothing speaks against the base's being the model of this name: it fits anyway, and names are given freely.
+
+    Not compared: who published it, letter case, and what a file name adds, as the type of a quantised copy.
+    """
+    said = [getattr(value, "value", value) for value in map(base.metadata.get, _NAME_KEYS)]
+    names = [_plain(text) for text in (base.path.absolute().name, *said) if isinstance(text, str)]
+    wanted = _plain(name)
+    return not wanted or any(known and (known in wanted or wanted in known) for known in names)
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.rstrip("/").rpartition("/")[2].lower() if letter.isalnum())
+
+
+def _check_supported(adapters: Sequence[Adapting]) -> None:
+    for adapter in adapters:
+        known = adapter.index.adapter
+        if known is None:
+            raise InputError("adapter.base", f"is no adapter but {adapter.index.format}", path=adapter.index.path)
+        faults = list(known.unsupported)
+        if adapter.weight != 1:
+            odd = [m.path for m in known.modules.values() if m.kind != "lora"]
+            if odd:
+                faults.append(f"only LoRA has a weight; {odd[0]} and {len(odd) - 1} more are changed otherwise")
+        faults += [
+            f"{module.path}: DoRA of an embedding has no defined merge"
+            for module in known.modules.values()
+            if module.embedding and Role.MAGNITUDE in module.roles
+        ]
+        if faults:
+            raise UnsupportedError(
+                "adapter.unsupported", faults[0], path=adapter.index.path, details=listed(faults[1:])
+            )
+
+
+def _check_there(base: TensorIndex, adapters: Sequence[Adapting], config: ModelConfig) -> None:
+    """Every tensor of every adapter changes a tensor of the base."""
+    for adapter in adapters:
+        known = adapter.index.adapter
+        assert known is not None
+        used = {change.module.name for name in base.tensors for change in changes_of(adapter.index, name, config)}
+        missing = [module for module in known.modules.values() if module.name not in used]
+        if missing:
+            raise InputError(
+                "adapter.base",
+                f"no base tensor for {quoted(missing[0].path)}",
+                path=adapter.index.path,
+                details=listed([quoted(module.path) for module in missing[1:]]),
+                hint="the head of a tied model is its embedding" if missing[0].name == "output" else None,
+            )
+        for module in known.modules.values():
+            if Role.BIAS in module.roles or Role.SAVED_BIAS in module.roles:
+                _check_bias(base, adapter, module)
+
+
+def _check_bias(base: TensorIndex, adapter: Adapting, module: AdapterModule) -> None:
+    if f"{module.name}.bias" not in base.tensors and not any(
+        change.module is module
+        for name in base.tensors
+        if name.endswith(".bias")
+        for change in changes_of(adapter.index, name, base.config)  # type: ignore[arg-type]
+    ):
+        raise InputError(
+            "adapter.base", f"{quoted(module.path)} has a bias, the base has none there", path=adapter.index.path
+        )
+
+
+def _changed(tensor: Tensor, adapters: Sequence[Adapting], config: ModelConfig) -> Tensor | None:
+    """The tensor as the adapters make it, ``None`` where they leave it alone."""
+    start = tensor
+    changes: list[Delta | Rescale] = []
+    for adapter in adapters:
+        for change in changes_of(adapter.index, tensor.name, config):
+            saved = change.tensors.get(Role.SAVED_BIAS if _is_bias(tensor) else Role.SAVED_WEIGHT)
+            if saved is not None:
+                _check_shape(saved.shape, tensor, adapter, change)
+                start, changes = replace(saved, name=tensor.name, source=tensor.source, shape=tensor.shape), []
+            added = _of_bias(change, adapter) if _is_bias(tensor) else _of_weight(change, adapter)
+            for one in added:
+                _check_change(one, tensor, adapter, change)
+            changes += added
+    if not changes:
+        return None if start is tensor else start
+    if start.layout.shift:
+        raise UnsupportedError(
+            "adapter.unsupported", f"{tensor.source} is a norm that its format stores shifted", tensor=tensor.source
+        )
+    kind: DType = tensor.dtype if start is tensor else start.dtype
+    rows, cols = matrix_of(tensor.shape, F32)
+    return Tensor(
+        tensor.name, tensor.source, kind, tensor.shape, (), plain(rows, cols), merge=Merge(start, tuple(changes))
+    )
+
+
+def _is_bias(tensor: Tensor) -> bool:
+    return tensor.name.endswith(".bias")
+
+
+def _of_weight(change: Change, adapter: Adapting) -> list[Delta | Rescale]:
+    tensors = change.tensors
+    if Role.IA3 in tensors:
+        return [Rescale(_column(tensors[Role.IA3]), change.module.feedforward)]
+    if Role.B not in tensors:
+        return []
+    magnitude = tensors.get(Role.MAGNITUDE)
+    return [
+        Delta(
+            tensors[Role.A],
+            tensors[Role.B],
+            change.module.scale * adapter.weight,
+            _column(magnitude) if magnitude else None,
+        )
+    ]
+
+
+def _of_bias(change: Change, adapter: Adapting) -> list[Delta | Rescale]:
+    tensors = change.tensors
+    if Role.IA3 in tensors and not change.module.feedforward:
+        return [Rescale(_column(tensors[Role.IA3]), of_columns=False)]
+    if Role.BIAS in tensors:
+        return [Delta(None, _column(tensors[Role.BIAS]), change.module.scale * adapter.weight)]
+    return []
+
+
+def _column(tensor: Tensor) -> Tensor:
+    """A vector, however many axes of one element its file gives it, as one column."""
+    return replace(tensor, layout=plain(tensor.elements, 1))
+
+
+def _check_change(change: Delta | Rescale, tensor: Tensor, adapter: Adapting, found: Change) -> None:
+    rows, cols = matrix_of(tensor.shape, F32)
+    if isinstance(change, Rescale):
+        wanted, got = (cols if change.of_columns else rows), change.factors.layout.rows
+        if wanted != got:
+            _check_shape((got,), tensor, adapter, found)
+        return
+    columns = change.a.layout.cols if change.a is not None else 1
+    if (change.b.layout.rows, columns) != (rows, cols):
+        _check_shape((change.b.layout.rows, columns), tensor, adapter, found)
+
+
+def _check_shape(shape: tuple[int, ...], tensor: Tensor, adapter: Adapting, change: Change) -> None:
+    if shape != tensor.shape:
+        raise InputError(
+            "adapter.base",
+            f"{quoted(change.module.path)} is {list(shape)}, {tensor.source} of the base is {list(tensor.shape)}",
+            path=adapter.index.path,
+            tensor=tensor.source,
+        )

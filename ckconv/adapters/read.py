@@ -1,0 +1,192 @@
+"""Stored tensors of an adapter -> its modules: pairs put together, ranks checked, orientations undone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckconv.adapters.model import Adapter, AdapterModule, Role
+from ckconv.core.dtypes import Kind
+from ckconv.core.layouts import transposed
+from ckconv.core.tensors import StoredTensor, Tensor, TensorIndex, plain_tensor
+from ckconv.errors import Faults, quoted
+from ckconv.formats.safetensors.read import SafetensorsFile
+from ckconv.formats.safetensors.spec import joined_metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stored tensor and what it is to its module; ``turned`` if it is stored the other way round."""
+
+    stored: StoredTensor
+    turned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a configuration says of one module's LoRA; ``rank`` ``None`` where only the tensors tell.
+
+    Attributes:
+        given: how the file says its rank (``r``), for errors.
+    """
+
+    scale: float
+    rank: int | None = None
+    alpha: float | None = None
+    given: str = "r"
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The modules of an adapter and their tensors, by canonical name."""
+
+    modules: Mapping[str, AdapterModule]
+    tensors: Mapping[str, Tensor]
+    canonical_of: Mapping[str, tuple[str, ...]]
+
+
+def adapter_index(
+    format: str,
+    path: Path,
+    file: SafetensorsFile,
+    config_path: Path,
+    collected: Collected,
+    adapter: Adapter,
+    *,
+    unknown: Sequence[StoredTensor],
+    more: Mapping[str, object] | None = None,
+) -> TensorIndex:
+    """The index of an adapter that is a file of tensors and a configuration.
+
+    Args:
+        path: what the user named.
+        more: what ``inspect`` prints besides.
+    """
+    facts: dict[str, object] = {"kind": "adapter", "method": adapter.method, "modules": len(adapter.modules)}
+    if adapter.base_name:
+        facts["base"] = adapter.base_name
+    return TensorIndex(
+        format=format,
+        version=0,
+        path=path,
+        files=(file.path,),
+        architecture=adapter.base.model_type if adapter.base else "",
+        config=None,
+        stored=file.tensors,
+        tensors=collected.tensors,
+        canonical_of=collected.canonical_of,
+        unknown=tuple(unknown),
+        metadata=joined_metadata(file.metadata, adapter.document),
+        facts={**facts, **(more or {})},
+        side_files=(config_path,),
+        adapter=adapter,
+    )
+
+
+class Collector:
+    """Gathers the modules of one adapter, and every fault of them."""
+
+    def __init__(self, path: Path) -> None:
+        self.faults = Faults(path)
+        self._modules: dict[str, AdapterModule] = {}
+        self._tensors: dict[str, Tensor] = {}
+        self._canonical_of: dict[str, tuple[str, ...]] = {}
+
+    def add(
+        self,
+        name: str,
+        path: str,
+        parts: Mapping[Role, Part],
+        shape: Shape,
+        *,
+        embedding: bool = False,
+        feedforward: bool = False,
+    ) -> None:
+        """Add one module.
+
+        Args:
+            name: canonical, or the file's own where there is no rule.
+            shape: of its LoRA; not looked at where it has none.
+        """
+        other = self._modules.get(name)
+        if other is not None:
+            self.faults.add("adapter.base", f"{quoted(other.path)} and {quoted(path)} are both {name}", tensor=path)
+            return
+        rank = 0
+        if Role.A in parts or Role.B in parts:
+            found = self._rank(path, parts, shape)
+            if found is None:
+                return
+            rank = found
+        for role, part in parts.items():
+            tensor = _tensor(f"{name}.{role.value}", part)
+            if role is Role.B or role is Role.BIAS:
+                tensor = replace(tensor, layout=replace(tensor.layout, scale=shape.scale))
+            self._tensors[tensor.name] = tensor
+            self._canonical_of[part.stored.name] = (tensor.name,)
+        roles = tuple(role for role in Role if role in parts)
+        self._modules[name] = AdapterModule(
+            name,
+            path,
+            roles,
+            rank,
+            shape.alpha if rank else None,
+            shape.scale if rank else 1.0,
+            embedding,
+            feedforward,
+        )
+
+    def finish(self) -> Collected:
+        """Everything gathered.
+
+        Raises:
+            InputError: ``adapter.rank``, ``adapter.scale``, ``adapter.base``: every fault of the first kind found.
+        """
+        self.faults.check()
+        return Collected(self._modules, self._tensors, self._canonical_of)
+
+    def _rank(self, path: str, parts: Mapping[Role, Part], shape: Shape) -> int | None:
+        """The rank that both matrices and the configuration agree on."""
+        for role, other in ((Role.A, Role.B), (Role.B, Role.A)):
+            if role in parts and other not in parts:
+                name = parts[role].stored.name
+                self.faults.add("adapter.rank", f"{quoted(name)} has no {_SAID[other]} beside it", tensor=name)
+                return None
+        a, b = (_tensor("", parts[role]) for role in (Role.A, Role.B))
+        for role, tensor in ((Role.A, a), (Role.B, b)):
+            wrong = len(tensor.shape) != 2 or 0 in tensor.shape
+            if wrong or tensor.dtype.kind not in (Kind.FLOAT, Kind.BLOCK):
+                stored = parts[role].stored
+                message = f"{quoted(stored.name)} is {stored.dtype} {list(stored.shape)}, not a matrix of numbers"
+                self.faults.add("adapter.rank", message, tensor=stored.name)
+                return None
+        ranks = a.shape[0], b.shape[1]
+        if ranks[0] != ranks[1]:
+            message = f"{path}: lora_A has rank {ranks[0]}, lora_B {ranks[1]}"
+            self.faults.add("adapter.rank", message, tensor=path, found=ranks[1], allowed=ranks[0])
+            return None
+        if shape.rank is not None and shape.rank != ranks[0]:
+            message = f"{path}: lora_A and lora_B have rank {ranks[0]}, {shape.given} makes it {shape.rank}"
+            self.faults.add("adapter.rank", message, tensor=path, found=ranks[0], allowed=shape.rank)
+            return None
+        return ranks[0]
+
+
+_SAID = {Role.A: "A", Role.B: "B"}
+
+
+def _tensor(name: str, part: Part) -> Tensor:
+    """The canonical tensor of a stored one."""
+    tensor = plain_tensor(name, part.stored)
+    if not part.turned or len(part.stored.shape) != 2:
+        return tensor
+    cols, rows = part.stored.shape
+    return replace(tensor, shape=(rows, cols), layout=transposed(rows, cols))
+
+
+def vector(part: Part) -> Part:
+    """A vector that its file stores as a matrix of one row or column."""
+    stored = part.stored
+    shape = tuple(size for size in stored.shape if size != 1) or (1,)
+    return Part(replace(stored, shape=shape)) if len(shape) == 1 else part

@@ -1,0 +1,82 @@
+"""What becomes of a tied base, whose output head is its embedding, when adapters change one of the two or both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ckconv.core.config import ModelConfig
+from ckconv.core.tensors import TensorIndex
+from ckconv.errors import UnsupportedError
+from ckconv.io.files import Files
+from ckconv.io.tied import head_is_embedding
+
+_HEAD_MODULE, _EMBEDDING_MODULE = "output", "token_embedding"
+_HEAD, _EMBEDDING = f"{_HEAD_MODULE}.weight", f"{_EMBEDDING_MODULE}.weight"
+
+
+def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConfig) -> TensorIndex:
+    """The base with an output head of its own, where the adapters make a tied one differ from the embedding.
+
+    Raises:
+        UnsupportedError: ``adapter.unsupported``, of several adapters only some change both together.
+    """
+    apart, together = False, False
+    for index in adapters:
+        known = index.adapter
+        assert known is not None
+        if not known.ties:
+            apart |= not {_EMBEDDING_MODULE, _HEAD_MODULE}.isdisjoint(known.modules)
+        together |= known.ties and _EMBEDDING_MODULE in known.modules
+    if not (apart or together) or not _is_tied(base, config):
+        return base
+    if apart and together:
+        raise UnsupportedError(
+            "adapter.unsupported",
+            "the base is tied; some of the adapters change its embedding together with its output head, others do not",
+            path=base.path,
+        )
+    tensors = dict(base.tensors)
+    if together:
+        tensors.pop(_HEAD, None)  # the one matrix that both are changes with the embedding
+        return replace(base, tensors=tensors)
+    if _HEAD not in base.tensors:
+        tensors[_HEAD] = replace(tensors[_EMBEDDING], name=_HEAD)
+    return replace(base, tensors=tensors, config=replace(config, tied=False))
+
+
+def said_once(index: TensorIndex, base: TensorIndex, config: ModelConfig) -> TensorIndex:
+    """An adapter of a tied base without its change of the head, where that is its change of the embedding again.
+
+    peft saves both where it keeps them tied (``ensure_weight_tying``).
+
+    Raises:
+        UnsupportedError: ``adapter.unsupported``, the two are to change together and do not change alike.
+    """
+    known = index.adapter
+    assert known is not None
+    head, embedding = known.modules.get(_HEAD_MODULE), known.modules.get(_EMBEDDING_MODULE)
+    if not known.ties or head is None or embedding is None or not _is_tied(base, config):
+        return index
+    alike = (head.roles, head.scale) == (embedding.roles, embedding.scale)
+    if alike:
+        from ckconv.io.rowcompare import same_values
+
+        pairs = [
+            [index.tensors[f"{module}.{role.value}"] for module in (_HEAD_MODULE, _EMBEDDING_MODULE)]
+            for role in head.roles
+        ]
+        with Files(index.identities) as files:
+            alike = all(same_values(one, other, files) for one, other in pairs)
+    if not alike:
+        raise UnsupportedError(
+            "adapter.unsupported",
+            "the base is tied, and the adapter changes its embedding and its output head differently",
+            path=index.path,
+        )
+    modules = {name: module for name, module in known.modules.items() if name != _HEAD_MODULE}
+    return replace(index, adapter=replace(known, modules=modules))
+
+
+def _is_tied(base: TensorIndex, config: ModelConfig) -> bool:
+    return _HEAD not in base.tensors or (config.tied is not False and head_is_embedding(base))

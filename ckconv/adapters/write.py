@@ -1,0 +1,215 @@
+"""What planning for an adapter has in common: which tensors are written, as what type, and what a target cannot say.
+
+A target that holds one scale for all modules gets the one that fits most of them, and for the others
+``lora_b`` is multiplied: by a power of two where that is possible, which changes no digit; any other factor rounds,
+and is refused unless a flag allows it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ckconv.adapters.model import Adapter, AdapterModule, Role
+from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.core.layouts import Layout, plain, transposed
+from ckconv.core.tensors import Tensor, TensorIndex
+from ckconv.errors import quoted
+from ckconv.formats.safetensors.shards import Piece
+from ckconv.plan.planner import Planner
+from ckconv.plan.probe import SourceFacts
+from ckconv.plan.steps import Options, OutputFile, Plan
+from ckconv.quant.convert import between, convertible, decodable
+
+_ASKED = {"f32": F32, "f16": F16, "bf16": BF16}
+
+_MERGED = "--adapter merges it into the base model"
+_LEFT_OUT = "--drop leaves tensors out"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of the output: what it is called, what it holds, and how the target stores that."""
+
+    name: str
+    source: Tensor
+    layout: Layout
+    shape: tuple[int, ...]
+
+
+class AdapterPlanner(Planner):
+    """Plans one adapter; a target says what it calls the tensors and how it lays out its file."""
+
+    #: What the target is called in sentences.
+    what: str
+    #: Roles that it has a place for.
+    roles: frozenset[Role]
+
+    def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
+        super().__init__(index, options, source)
+        assert index.adapter is not None
+        self.adapter: Adapter = index.adapter
+        self.modules = self._left()
+
+    def plan(self, *, only_reasons: bool = False) -> Plan:
+        """The plan, or all reasons why there is none."""
+        for text in self.adapter.unsupported:
+            self.refuse(text)
+        if self.index.unknown and not self.adapter.unsupported:
+            names = ", ".join(quoted(tensor.name) for tensor in self.index.unknown[:3])
+            self.refuse(f"no rule for {len(self.index.unknown)} tensors ({names})", _LEFT_OUT)
+        self._refuse_roles()
+        if not self.modules and not self.reasons:
+            self.refuse("no module is left")
+        self.check()
+        entries = [] if self.reasons else self.entries()
+        pieces = self._pieces(entries)
+        if self.reasons or only_reasons:
+            return self.refused()
+        return self.finish(pieces)
+
+    @abstractmethod
+    def check(self) -> None:
+        """Note the target's own reasons to refuse."""
+
+    @abstractmethod
+    def entries(self) -> list[Entry]:
+        """The tensors of the output, in order; reasons that come up are noted."""
+
+    @abstractmethod
+    def finish(self, pieces: Sequence[Piece]) -> Plan:
+        """The plan."""
+
+    def tensor(self, module: AdapterModule, role: Role) -> Tensor:
+        """The source's tensor."""
+        return self.index.tensors[f"{module.name}.{role.value}"]
+
+    def made(self, files: Sequence[OutputFile], details: object, *, rope_layout: str = "") -> Plan:
+        """The plan of what was found to be possible."""
+        return Plan(
+            self.index,
+            self.format,
+            self.version,
+            self.options,
+            files=tuple(files),
+            left_out=tuple(self.left_out),
+            notes=tuple(self.notes),
+            rope_layout=rope_layout,
+            details=details,
+        )
+
+    def _left(self) -> tuple[AdapterModule, ...]:
+        """Modules without the tensors that a flag leaves out."""
+        found = []
+        for module in self.adapter.modules.values():
+            kept = []
+            for role in module.roles:
+                tensor = self.index.tensors.get(f"{module.name}.{role.value}")
+                if tensor is not None and self.dropped(tensor.name, tensor.source):
+                    self.leave_out(tensor.name, "--drop", tensor.nbytes)
+                elif tensor is not None and tensor.name in self.source.copies:
+                    self.leave_out(tensor.name, "it is the base's own", tensor.nbytes)
+                else:
+                    kept.append(role)
+            if (Role.A in kept) != (Role.B in kept):
+                self.refuse(f"--drop leaves half of {quoted(module.path)}")
+            if kept:
+                found.append(replace(module, roles=tuple(kept)))
+        return tuple(found)
+
+    def _refuse_roles(self) -> None:
+        """What the target has no place for, by kind."""
+        lacking: Counter[Role] = Counter(role for m in self.modules for role in m.roles if role not in self.roles)
+        for role, count in lacking.items():
+            modules = "1 module" if count == 1 else f"{count} modules"
+            beside = role in (Role.SAVED_WEIGHT, Role.SAVED_BIAS) and any(
+                role in m.roles and Role.B in m.roles for m in self.modules
+            )
+            hint = "--base names the base model: copies of its matrices are left out; " if beside else ""
+            self.refuse(f"{self.what} has no place for {_SAID[role]} of {modules}", f"{hint}{_MERGED}; {_LEFT_OUT}")
+        experts = [module for module in self.modules if ".experts." in module.name]
+        if experts and self.index.format != self.format.removesuffix(" adapter"):
+            self.refuse(f"{self.what}: {quoted(experts[0].path)} is one of many experts, which have no rule", _MERGED)
+
+    def _pieces(self, entries: Iterable[Entry]) -> list[Piece]:
+        pieces = []
+        wrong: Counter[tuple[str, str]] = Counter()
+        for entry in entries:
+            dtype, reason = self._dtype(entry)
+            if reason:
+                wrong[reason, str(entry.source.dtype)] += 1
+            pieces.append(piece_of(entry, dtype))
+        for (reason, name), count in wrong.items():
+            hint = "--dequantize decodes them" if "blocks" in reason else ""
+            self.refuse(f"{reason}: {count} tensors of type {name}", hint)
+        return pieces
+
+    def _dtype(self, entry: Entry) -> tuple[DType, str]:
+        """The type that an entry gets, and why it cannot have one."""
+        own = entry.source.dtype
+        asked = _ASKED.get(self.options.dtype)
+        if own.kind is Kind.BLOCK:
+            if self.decoded(entry.source) and decodable(own):
+                return asked or F32, ""
+            moves = self._keeps_blocks(entry)
+            return own, "" if moves else f"{self.what} does not hold these blocks as they are"
+        target = asked or own
+        if target not in WIDENS_TO_F32 or not convertible(own, target):
+            return own, f"{self.what} holds F32, F16 and BF16"
+        return target, ""
+
+    def _keeps_blocks(self, entry: Entry) -> bool:
+        """Whole rows of blocks can stay what they are."""
+        source = entry.source.layout
+        alike = source.scale == entry.layout.scale and source.transposed == entry.layout.transposed
+        return self.format.startswith("gguf") and alike and self.options.dtype in ("engine", "keep")
+
+
+_SAID = {
+    Role.A: "LoRA matrices",
+    Role.B: "LoRA matrices",
+    Role.BIAS: "LoRA biases",
+    Role.MAGNITUDE: "DoRA magnitudes",
+    Role.IA3: "IA3 factors",
+    Role.SAVED_WEIGHT: "whole weights",
+    Role.SAVED_BIAS: "whole biases",
+}
+
+
+def as_rows(name: str, tensor: Tensor, *, scale: float = 1.0) -> Entry:
+    """Stored as the canonical rows are."""
+    rows, cols = tensor.layout.rows, tensor.layout.cols
+    return Entry(name, tensor, replace(plain(rows, cols), scale=scale), tensor.shape)
+
+
+def as_columns(name: str, tensor: Tensor, *, scale: float = 1.0) -> Entry:
+    """Stored the other way round."""
+    rows, cols = tensor.layout.rows, tensor.layout.cols
+    return Entry(name, tensor, replace(transposed(rows, cols), scale=scale), (cols, rows))
+
+
+def piece_of(entry: Entry, dtype: DType) -> Piece:
+    """The entry as an array of the output that has no place yet."""
+    target = Tensor(entry.source.name, entry.name, dtype, entry.shape, (), entry.layout)
+    return Piece(
+        entry.name, entry.source.name, dtype, entry.shape, entry.layout, entry.source, between(entry.source, target)
+    )
+
+
+def power_of_two(factor: float) -> bool:
+    """Multiplying by it changes no digit."""
+    return factor > 0 and math.frexp(factor)[0] == 0.5
+
+
+def best_scale(modules: Iterable[AdapterModule]) -> float:
+    """The one scale with which the fewest digits change: exact for most modules, then a power of two from most."""
+    scales = Counter(module.scale for module in modules)
+
+    def fit(scale: float) -> tuple[int, int]:
+        close = sum(count for other, count in scales.items() if power_of_two(other / scale))
+        return close, scales[scale]
+
+    return max(scales, key=fit) if scales else 1.0

@@ -1,0 +1,404 @@
+"""What a program does with ckconv: open a model, convert it, verify and compare. The command line uses it too."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckconv.core.config import ModelConfig
+from ckconv.core.tensors import Identity, Tensor, TensorIndex
+from ckconv.engine.run import Report, run
+from ckconv.engine.targets import make_plan
+from ckconv.errors import UsageError, counted, quoted
+from ckconv.formats.detect import open_index
+from ckconv.io.files import Files, readable
+from ckconv.output.destination import OUTPUTS, Destination, destination, says_nothing
+from ckconv.plan.choices import check_values, stores_float32
+from ckconv.plan.steps import Options, Plan
+from ckconv.record.schema import record_path
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckconv.engine.compare import Comparison
+    from ckconv.engine.conversion_record import Recorded
+    from ckconv.engine.settle import Late
+    from ckconv.engine.transfer import Watcher
+    from ckconv.engine.verify import Progress, Verified
+    from ckconv.record.read import OpenRecord
+    from ckconv.record.write import PendingRecord
+
+StrPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """One tensor of an open model; its data is read when it is asked for."""
+
+    tensor: Tensor
+    identities: Mapping[Path, Identity] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The canonical name, or the file's own where there is no rule for it."""
+        return self.tensor.name
+
+    @property
+    def source(self) -> str:
+        """The name in the file."""
+        return self.tensor.source
+
+    @property
+    def dtype(self) -> str:
+        """The stored type: ``F32``, ``BF16``, ``Q4_K``."""
+        return self.tensor.dtype.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Canonical shape in elements, outermost first."""
+        return self.tensor.shape
+
+    def rows(self) -> NDArray[np.uint8]:
+        """The canonical rows as stored bytes, ``[rows, bytes of a row]``: un-permuted, un-packed, blocks as they are.
+
+        Raises:
+            OutputError: ``input.changed``, the file is not what it was.
+        """
+        from ckconv.io.rows import RowReader
+
+        with Files(self.identities) as files:
+            return RowReader(self.tensor, files).rows(0, self.tensor.layout.rows)
+
+    def values(self) -> NDArray[np.float32]:
+        """The canonical values, decoded exactly, in the tensor's shape.
+
+        What a format adds to its values (1 to every norm of a Gemma in GGUF) is in them.
+
+        Raises:
+            UnsupportedError: ``tensor.values``, the type has no float32 values.
+            OutputError: ``input.changed``, the file is not what it was.
+        """
+        from ckconv.core.dtypes import WIDENS_TO_F32
+        from ckconv.errors import UnsupportedError
+        from ckconv.quant.convert import decodable, decode
+
+        dtype = self.tensor.dtype
+        if dtype not in WIDENS_TO_F32 and not decodable(dtype):
+            raise UnsupportedError("tensor.values", f"{dtype} has no float32 values", tensor=self.name)
+        return decode(self.rows(), dtype).reshape(self.shape)
+
+
+class Metadata(Mapping[str, Any]):
+    """A file's own key/value pairs as Python values. An array of a GGUF is decoded when its key is asked for."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        value = getattr(value, "value", value)
+        return value.decode() if hasattr(value, "decode") else value
+
+    def type(self, key: str) -> str:
+        """The type that the file gives a value (``u32``, ``str``, ``arr[i32]``); empty where it gives none."""
+        return str(getattr(self._values[key], "type", ""))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class Model:
+    """A model of any format, opened: headers only. ``index`` is everything that is known of it."""
+
+    def __init__(self, index: TensorIndex) -> None:
+        self.index = index
+        self.metadata = Metadata(index.metadata)
+        self.tensors: Mapping[str, ModelTensor] = {
+            name: ModelTensor(t, index.identities) for name, t in index.everything.items()
+        }
+
+    @property
+    def format(self) -> str:
+        """``gguf``, ``safetensors``, ``mlx`` or ``bump``."""
+        return self.index.format
+
+    @property
+    def version(self) -> int:
+        """The format's version, 0 where it has none."""
+        return self.index.version
+
+    @property
+    def architecture(self) -> str:
+        """The file's own word for it, empty where it has none."""
+        return self.index.architecture
+
+    @property
+    def config(self) -> ModelConfig | None:
+        """Canonical hyper-parameters, ``None`` where the architecture is not known."""
+        return self.index.config
+
+    def __repr__(self) -> str:
+        return f"<{self.format} {self.architecture or 'model'} of {len(self.tensors)} tensors: {self.index.path}>"
+
+
+def open_model(path: StrPath, *, format: str | None = None) -> Model:
+    """Open a model of any format: a file, a shard of a set, or a directory. No tensor data is read.
+
+    Args:
+        format: read it as this format, whatever it looks like.
+
+    Raises:
+        InputError: malformed, missing or unreadable; exit status 3 of the command line.
+        UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
+    """
+    return Model(open_index(Path(path), format=format))
+
+
+def prepare(
+    source: StrPath,
+    target: str,
+    *,
+    to: str | None = None,
+    source_format: str | None = None,
+    adapters: Sequence[tuple[StrPath, float]] = (),
+    options: Options,
+) -> tuple[Plan, Destination]:
+    """The plan of a conversion and where its output goes; nothing is written. The plan may hold reasons to refuse.
+
+    A directory without ``to`` gets what a bump file was made from, where its source record says that.
+    """
+    check_values(options)
+    if to is not None and to not in OUTPUTS:
+        raise UsageError("usage", f"to is {quoted(to)}, one of {', '.join(OUTPUTS)} expected")
+    place = destination(target, to) if to or not says_nothing(target) else None
+    index = open_index(Path(source), format=source_format, base=options.base)
+    place = place or destination(target, _format_of_record(index, options))
+    if adapters:
+        index = _merged(index, adapters, options, place.format)
+    # Beside standard output there is no place for a record.
+    record = options.source_record and (place.parent is not None or place.format != "bump")
+    options = replace(options, file_name=place.file_name, source_record=record)
+    with readable(index.path):
+        plan = make_plan(index, place.format, options)
+    plan = replace(plan, notes=(*plan.notes, *_kept_blocks(plan)))
+    if place.format == "bump" and place.parent is not None and plan.files and plan.record is None:
+        stale = record_path(place.parent / plan.files[0].name)
+        if os.path.lexists(stale):
+            note = f"{stale.name} is there already, and does not belong to what is written: remove it"
+            plan = replace(plan, notes=(*plan.notes, note))
+    return plan, place
+
+
+def _merged(index: TensorIndex, adapters: Sequence[tuple[StrPath, float]], options: Options, to: str) -> TensorIndex:
+    """A model with adapters merged into it, for an output of the format ``to``."""
+    from ckconv.adapters.merged import Adapting, merge_adapters
+
+    base = index.path if index.config is not None else None
+    for path, weight in adapters:
+        if not math.isfinite(weight):
+            raise UsageError("usage", f"the weight of {os.fspath(path)} is {weight}, which is no finite number")
+    opened = [Adapting(open_index(Path(path), base=base), weight) for path, weight in adapters]
+    unrounded = partial(stores_float32, to, options)
+    return merge_adapters(index, opened, decoded=options.decodes, unrounded=unrounded)
+
+
+def _kept_blocks(plan: Plan) -> Iterator[str]:
+    """A type of values was asked for, and matrices are quantised all the same."""
+    kept = [s for s in plan.steps if s.source is not None and s.source.dtype.block > 1 and s.target.dtype.block > 1]
+    if kept and plan.options.dtype in ("f32", "f16", "bf16"):
+        what = counted(len(kept), "tensor")
+        yield f"--dtype {plan.options.dtype} leaves {what} quantised: --dequantize decodes them"
+
+
+def _format_of_record(index: TensorIndex, options: Options) -> str | None:
+    if index.format != "bump" or not options.source_record:
+        return None
+    from ckconv.record.read import record_beside
+
+    opened = record_beside(index)
+    return opened.record.format if opened else None
+
+
+def convert(
+    source: StrPath,
+    target: StrPath,
+    *,
+    to: str | None = None,
+    source_format: str | None = None,
+    adapters: Sequence[tuple[StrPath, float]] = (),
+    options: Options | None = None,
+    force: bool = False,
+    verify: bool = True,
+    checksums: bool = False,
+    record: bool = False,
+    progress: Watcher | None = None,
+) -> Report:
+    """Convert a model; the output is complete and verified when this returns, or is not there.
+
+    Args:
+        target: a file whose name says its format, or a directory (ending in ``/``, or with ``to``).
+        to: the format to write: ``bump``, ``gguf``, ``safetensors`` or ``mlx``.
+        adapters: (path, weight) of each adapter that is merged into the model, in order.
+        options: everything that changes what is written.
+        force: replace what is there.
+        verify: read the output again and compare every tensor with its source before it gets its name.
+        checksums: write a file for ``sha256sum -c`` beside it.
+        record: write a conversion record, from which :func:`verify` knows the options: beside the output, or into
+            the source record of a bump file.
+        progress: hears of phases and bytes.
+
+    Raises:
+        UsageError: target and options say nothing that can be done.
+        InputError: the source is malformed.
+        UnsupportedError: the target cannot hold the model exactly; every reason is in ``details``.
+        OutputError: the output exists, does not fit or cannot be written.
+        VerifyError: the output is not what the source holds.
+    """
+    plan, place = prepare(
+        source, os.fspath(target), to=to, source_format=source_format, adapters=adapters, options=options or Options()
+    )
+    if place.parent is None:
+        raise UsageError("usage.target", "only the command line writes to standard output", hint="name a file")
+    late = side_files(plan, place, checksums=checksums, record=record, adapters=adapters)
+    return run(plan, place, force=force, verify=verify, late=late, watcher=progress)
+
+
+def side_files(
+    plan: Plan,
+    place: Destination,
+    *,
+    checksums: bool = False,
+    record: bool = False,
+    adapters: Sequence[tuple[StrPath, float]] = (),
+) -> Sequence[Late]:
+    """The files beside the model whose content follows from what is written."""
+    from ckconv.engine.checksums import checksum_file
+
+    plan.check()
+    content: Recorded | None = None
+    if record:
+        from ckconv.engine.conversion_record import recorded
+
+        content = recorded(plan, place, [(Path(path), weight) for path, weight in adapters])
+    late = []
+    if plan.record:
+        late.append(_source_record(plan.record, plan, place, content))
+    elif content:
+        from ckconv.engine.conversion_record import record_file
+
+        late.append(record_file(place, content))
+    return [*late, checksum_file(place)] if checksums else late
+
+
+def _source_record(record: PendingRecord, plan: Plan, place: Destination, content: Recorded | None) -> Late:
+    """``DST.source.zip``, in which the conversion record is if one was asked for."""
+    from ckconv.engine.settle import Late
+
+    assert place.parent is not None
+    return Late(
+        record_path(place.parent / plan.files[0].name),
+        lambda files: record.size(content(files) if content else None),
+        lambda files: record.chunks(bytes.fromhex(files[0].payload_sha256), content(files) if content else None),
+    )
+
+
+def verify(
+    path: StrPath,
+    source: StrPath | None = None,
+    *,
+    left_out: Sequence[str] = (),
+    options: Options | None = None,
+    adapters: Sequence[tuple[StrPath, float]] = (),
+    weights: bool = False,
+    progress: Progress | None = None,
+) -> Verified:
+    """Check a file's structure, padding and checksums; with ``source``, everything that it holds against it.
+
+    Args:
+        left_out: names or globs of source tensors that are not in the file on purpose.
+        options: with which it was converted, as far as no conversion record says that; how values are
+            stored is read off the file.
+        adapters: (path, weight) of each adapter that was merged into it.
+        weights: compare the tensors alone.
+        progress: called with bytes just read and the tensor they belong to.
+
+    Raises:
+        VerifyError: something is not what it should be; every fault is in ``details``.
+        InputError: one of the two is malformed.
+        UsageError: a conversion record says that files have to be named which are not.
+    """
+    options = options or Options()
+    options = replace(options, drop=(*options.drop, *left_out))
+    out = open_index(Path(path), base=options.base)
+    theirs = open_index(Path(source), base=options.base) if source is not None else None
+    return check_output(Path(path), out, theirs, options, adapters=adapters, weights=weights, progress=progress).found
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found right, and what lies beside it and agrees.
+
+    Attributes:
+        record: the conversion record, or what it is a member of.
+        sums: the list of checksums.
+        source: the source record of a bump file.
+    """
+
+    found: Verified
+    record: Path | None
+    sums: Path | None
+    source: OpenRecord | None
+
+
+def check_output(
+    path: Path,
+    out: TensorIndex,
+    source: TensorIndex | None,
+    options: Options,
+    *,
+    adapters: Sequence[tuple[StrPath, float]] = (),
+    weights: bool = False,
+    named: Mapping[str, Path] | None = None,
+    progress: Progress | None = None,
+) -> Checked:
+    """:func:`verify` of what is open.
+
+    Args:
+        path: what the user named.
+        named: side file -> where it is, if not beside the model.
+    """
+    from ckconv.engine.whole import Asked, check_beside, check_source_record, verify_alone, verify_whole
+
+    beside = check_beside(path, out, source)
+    if source is None:
+        found = verify_alone(out, named, progress=progress)
+        return Checked(found, beside.path, beside.sums, check_source_record(out))
+    if adapters and source.adapter is None:
+        source = _merged(source, adapters, options, out.format)
+    asked = Asked(beside.options(options, adapters), weights, named, path.is_dir())
+    found = verify_whole(out, source, asked, progress=progress)
+    return Checked(found, beside.path, beside.sums, check_source_record(out))
+
+
+def diff(a: StrPath, b: StrPath, *, weights: bool = False, progress: Progress | None = None) -> Comparison:
+    """Compare two models of any formats: every value, and what they say besides, unless ``weights`` alone count.
+
+    Raises:
+        InputError: one of the two is malformed.
+        UnsupportedError: the two cannot be compared.
+    """
+    from ckconv.engine.compare import diff as compare
+    from ckconv.engine.compare import require_comparable
+
+    one, other = open_index(Path(a)), open_index(Path(b))
+    require_comparable(one, other)
+    return compare(one, other, weights=weights, progress=progress)

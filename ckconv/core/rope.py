@@ -1,0 +1,87 @@
+"""The numbers of a ``rope_scaling`` object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckconv.core.config import ModelConfig
+
+#: The largest float32, the type of such numbers in GGUF, and the smallest above 0.
+MAX_FLOAT32, MIN_FLOAT32 = (2 - 2**-23) * 2.0**127, 2.0**-149
+
+#: What Llama 3's scaling needs; transformers has no defaults for them.
+LLAMA3_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def scaled(kind: str) -> str:
+    """That RoPE is scaled, and where a configuration says so."""
+    return f"RoPE is scaled (rope_type {kind} of rope_scaling or rope_parameters)"
+
+
+def positive_numbers(scaling: Mapping[str, Any], keys: Sequence[str]) -> list[float] | None:
+    """The numbers under these keys, or ``None`` where one is missing, is none, or is not above 0 as a float32."""
+    found = [scaling.get(key) for key in keys]
+    for number in found:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= MAX_FLOAT32:
+            return None
+    return [float(number) for number in found if number is not None]
+
+
+#: Numbers that transformers' YaRN takes where they are not said (``_compute_yarn_parameters``).
+YARN_DEFAULTS: Mapping[str, Any] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+
+#: What each type of scaling computes with; other keys are read by nobody.
+_COMPUTES: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "llama3": LLAMA3_NUMBERS,
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim"),
+        *YARN_DEFAULTS,
+    ),
+}
+
+
+def effective_scaling(scaling: Mapping[str, Any], context: int) -> dict[str, Any]:
+    """A scaling without what says nothing: two that are equal here compute the same.
+
+    Args:
+        context: the model's context length, which YaRN takes for the original one where none is said.
+    """
+    from ckconv.core.config import shortest_float32
+
+    kind = scaling.get("rope_type")
+    names = _COMPUTES.get(str(kind), tuple(key for key in scaling if key not in ("type", "rope_theta", "rope_type")))
+    said = {"original_max_position_embeddings": context, **YARN_DEFAULTS} if kind == "yarn" else {}
+    said |= {key: scaling[key] for key in names if scaling.get(key) is not None}
+    numbers = {
+        key: shortest_float32(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        for key, value in said.items()
+    }
+    return {"rope_type": kind, **numbers}
+
+
+#: Powers and quotients of float32 may differ by some units in the last place from library to library.
+_TOLERANCE = 1e-6
+
+
+def same_factors(one: bytes, other: bytes) -> bool:
+    """Two contents of ``rope_freqs.weight`` are the same, but for what libraries round differently."""
+    import numpy as np
+
+    a, b = np.frombuffer(one, "<f4"), np.frombuffer(other, "<f4")
+    return a.shape == b.shape and bool(np.allclose(a, b, rtol=_TOLERANCE, atol=0))
+
+
+def llama3_factors(config: ModelConfig) -> bytes | None:
+    """The content of ``rope_freqs.weight``, ``[rotary_dim / 2]`` float32; ``None`` for a model scaled otherwise."""
+    scaling = config.rope_scaling or {}
+    numbers = positive_numbers(scaling, LLAMA3_NUMBERS) if scaling.get("rope_type") == "llama3" else None
+    if numbers is None or config.rope_theta is None:
+        return None
+    from ckconv.core.llama3_rope import rope_factors
+
+    factor, low, high, context = numbers
+    made = rope_factors(config.rope_theta, config.rotary_dim, factor, low=low, high=high, context=int(context))
+    return made.astype("<f4").tobytes()

@@ -1,0 +1,272 @@
+"""The canonical tensor index: what a model is, whatever file it came from.
+
+A reader makes :class:`StoredTensor` s (what the file's header says, under the file's own names) and the
+architecture's rules turn them into canonical :class:`Tensor` s. No tensor data is read for either.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckconv.core.layouts import Layout, plain
+from ckconv.errors import InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from ckconv.adapters.model import Adapter
+    from ckconv.core.config import ModelConfig
+    from ckconv.core.dtypes import DType
+
+
+#: Device, inode, bytes and modification time: what tells a file from another one of the same name.
+Identity = tuple[int, int, int, int, int]
+
+
+def identity(status: os.stat_result) -> Identity:
+    """What is remembered of a file between two times that it is opened.
+
+    Programs set the modification time back (``cp -p``, ``rsync -t``); nobody can set the time of the last change
+    (``st_ctime``).
+    """
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of bytes in a file: absolute ``offset`` and length ``nbytes``, both in bytes."""
+
+    path: Path
+    offset: int
+    nbytes: int
+
+
+def cut(extents: Iterable[Extent], start: int, stop: int) -> list[Extent]:
+    """Bytes ``start`` to ``stop`` of a run of bytes that is stored as several."""
+    found, at = [], 0
+    for extent in extents:
+        low, high = max(start, at), min(stop, at + extent.nbytes)
+        if low < high:
+            found.append(Extent(extent.path, extent.offset + low - at, high - low))
+        at += extent.nbytes
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor as its file describes it: ``shape`` in elements, outermost first."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A low-rank change of a matrix ``[out, in]``: ``scale * b @ a`` is added.
+
+    Attributes:
+        a: ``[rank, in]``; ``None`` for a vector, to which ``scale * b`` is added.
+        b: ``[out, rank]``, rows in canonical order.
+        magnitude: DoRA's: after adding, every row is given this Euclidean length; one column, a row each.
+    """
+
+    a: Tensor | None
+    b: Tensor
+    scale: float
+    magnitude: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rescale:
+    """A change of a matrix ``[out, in]`` by factors: of its rows, or of its columns (IA3).
+
+    Attributes:
+        factors: one column, a row for each row, or column, of the matrix.
+    """
+
+    factors: Tensor
+    of_columns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """How the rows of a tensor are computed: those of ``base``, changed in order, in float32, rounded once."""
+
+    base: Tensor
+    changes: tuple[Delta | Rescale, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One canonical tensor and where its rows are.
+
+    Attributes:
+        name: canonical name (``layers.0.attention.q.weight``).
+        source: the name its file gives it; for a part of a fused tensor, the fused tensor's name.
+        dtype: type of the stored rows.
+        shape: canonical shape, outermost first, in elements; ``[out, in]`` for a matrix.
+        extents: the stored bytes; more than one where the rows of one tensor are stored as several runs
+            (experts stored one by one), in order.
+        layout: how canonical rows lie in those bytes.
+        planes: for a tensor stored as several parallel arrays (an MLX triple: weight, scales, biases), those
+            arrays; row ``i`` is the rows ``i`` of all of them. ``extents`` is then empty.
+        merge: for a tensor that adapters change, what its rows are computed from. ``extents`` is then empty, and
+            ``layout`` plain.
+        may_be_absent: an all-zero tensor stands for one that is not there (bump's bias and position slots).
+    """
+
+    name: str
+    source: str
+    dtype: DType
+    shape: tuple[int, ...]
+    extents: tuple[Extent, ...]
+    layout: Layout
+    planes: tuple[Tensor, ...] = ()
+    merge: Merge | None = None
+    may_be_absent: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Canonical elements, without padding."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes, padding included."""
+        return sum(extent.nbytes for extent in self.extents) + sum(plane.nbytes for plane in self.planes)
+
+
+def matrix_of(shape: tuple[int, ...], dtype: DType) -> tuple[int, int]:
+    """``(rows, cols)`` of a shape: the last axis is the row; a vector of plain numbers, or one alone, is a column."""
+    if len(shape) <= 1 and dtype.block == 1:
+        return math.prod(shape), 1
+    return math.prod(shape[:-1]), shape[-1]
+
+
+def plain_tensor(name: str, stored: StoredTensor) -> Tensor:
+    """A canonical tensor whose bytes are its stored tensor's, in order."""
+    return Tensor(
+        name, stored.name, stored.dtype, stored.shape, (stored.extent,), plain(*matrix_of(stored.shape, stored.dtype))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A stored tensor with no canonical one, and the rule that allows leaving it out."""
+
+    stored: StoredTensor
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """A SHA-256 that a file holds over a run of its own bytes."""
+
+    what: str
+    extent: Extent
+    stored: bytes
+
+
+#: Formats that share the kind of their configuration: Hugging Face's ``config.json``.
+_DOCUMENTS: dict[str, str] = {"safetensors": "config.json", "mlx": "config.json"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorIndex:
+    """A model: its configuration and every tensor, under canonical names.
+
+    Attributes:
+        format: ``gguf``, ``bump``, ``safetensors``, ``mlx``.
+        version: the format's version as a number, 0 where the format has none.
+        path: what the user named.
+        files: every file that holds tensors or headers, in reading order.
+        architecture: the file's own word for it (``llama``, ``qwen2``); empty where the file has none.
+        config: canonical hyper-parameters, or ``None`` where the architecture is not known.
+        stored: the tensors as the files describe them, in file order.
+        tensors: canonical name -> tensor, in file order.
+        canonical_of: stored name -> canonical names made from it.
+        dropped: stored tensors that a rule allows to leave out.
+        unknown: stored tensors without a rule; any of them stops a conversion across naming families.
+        metadata: the format's own key/value pairs, lazily decoded where they are long.
+        facts: what `inspect` prints about the container, in order.
+        checksums: what the file says about its own bytes, for `verify`.
+        side_files: configuration, tokenizer and documentation files that belong to the model, in order; of some of
+            them readers open what they need, the others are carried.
+        merged: the adapters that were merged into it, for people; what the files say is then not what the model is.
+        quantizer: what another quantiser made of the tensors, for people; such a model has no ``config``, and is only
+            copied, hashed and compared.
+        adapter: what changes another model, where the files hold no model of their own.
+        identities: what ``files`` were when their headers were read, so that data of other files is not taken for
+            theirs.
+    """
+
+    format: str
+    version: int
+    path: Path
+    files: tuple[Path, ...]
+    architecture: str
+    config: ModelConfig | None
+    stored: tuple[StoredTensor, ...]
+    tensors: Mapping[str, Tensor]
+    canonical_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dropped: tuple[Dropped, ...] = ()
+    unknown: tuple[StoredTensor, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    checksums: tuple[Checksum, ...] = ()
+    side_files: tuple[Path, ...] = ()
+    merged: tuple[str, ...] = ()
+    quantizer: str = ""
+    adapter: Adapter | None = None
+    identities: Mapping[Path, Identity] = field(default_factory=dict)
+
+    def same_words_as(self, other: TensorIndex) -> bool:
+        """The configurations of both are documents of one kind."""
+        return _DOCUMENTS.get(self.format, self.format) == _DOCUMENTS.get(other.format, other.format)
+
+    @property
+    def everything(self) -> dict[str, Tensor]:
+        """Every tensor that no rule drops: canonical ones, and unknown ones under their own name.
+
+        An unknown tensor whose own name is another one's canonical name must not pass for it.
+        """
+        found = dict(self.tensors)
+        for stored in self.unknown:
+            name = stored.name if stored.name not in self.tensors else f"{stored.name} (no rule)"
+            found[name] = plain_tensor(name, stored)
+        return found
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all tensors: codes of a quantised matrix unpacked, padding and dropped tensors not counted."""
+        canonical = sum(tensor.elements for tensor in self.tensors.values())
+        return canonical + sum(math.prod(stored.shape) for stored in self.unknown)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stored tensors."""
+        return sum(t.extent.nbytes for t in self.stored)
+
+
+def require_tensors(index: TensorIndex) -> None:
+    """Refuse a model of which no tensor can be read: nothing said of it would be about its weights.
+
+    Raises:
+        InputError: ``bump.config``, a bump file cannot be described for want of its configuration.
+        UnsupportedError: ``model.no-tensors``, a file of metadata only.
+    """
+    if index.stored:
+        return
+    if index.format == "bump":
+        raise InputError(
+            "bump.config",
+            "without a config.json its tensors cannot be found: key/value heads and feed-forward size are only there",
+            path=index.path,
+            hint="put config.json beside it, or name one with --config",
+        )
+    raise UnsupportedError("model.no-tensors", "it holds no tensors, only metadata", path=index.path)

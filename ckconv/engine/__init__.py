@@ -1,0 +1,1 @@
+"""Plans carried out, and what they wrote compared with its source."""

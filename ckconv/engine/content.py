@@ -1,0 +1,161 @@
+"""What a model says besides its tensors: header fields, metadata, and the files beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckconv.adapters.stored import CONFIG_NAME as ADAPTER_CONFIG
+from ckconv.core.tensors import TensorIndex
+from ckconv.formats.bump.beside import document_beside
+from ckconv.formats.bump.manifest import MANIFEST_NAME
+from ckconv.formats.bump.map import MAP_NAME
+from ckconv.formats.bump.spec import FOOTER, HeaderV3, HeaderV4
+from ckconv.formats.gguf.keys import SPLIT_KEYS, copied
+from ckconv.formats.gguf.spec import VERSION
+from ckconv.formats.safetensors.spec import LENGTH_BYTES, METADATA
+from ckconv.io.bytesource import open_source
+from ckconv.plan.container import Container
+from ckconv.plan.steps import Plan
+
+#: Formats whose files are safetensors.
+SAFETENSORS = ("safetensors", "mlx", "peft", "mlx adapter")
+
+#: What the document in a bump 5 file is called beside its files.
+FOOTER_NAME = "the file's metadata"
+
+#: Largest file beside a model that is read whole, in bytes.
+_LIMIT = 1 << 30
+
+_HEADER_LEFT_OUT = ("sha256", "reserved", "tokenizer_fields")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Everything that is no tensor.
+
+    Attributes:
+        keys: header fields and metadata, by name. Two that are equal say the same.
+        files: name that readers look for -> content.
+        paths: where those are, as far as they are files.
+    """
+
+    keys: Mapping[str, Any]
+    files: Mapping[str, bytes]
+    paths: Mapping[str, Path] = field(default_factory=dict)
+
+
+def content_of_index(index: TensorIndex, named: Mapping[str, Path] | None = None) -> Content:
+    """What lies in and beside the files of an open model.
+
+    Args:
+        named: side file -> where it is, if not beside the model.
+
+    Raises:
+        InputError: one of the files cannot be read.
+    """
+    if index.format == "bump":
+        return _of_bump(index, named or {})
+    paths = {path.name: path for path in index.side_files}
+    if index.format in SAFETENSORS:
+        keys = _header_keys(_safetensors_metadata(path) for path in index.files)
+        paths |= _beside_safetensors(index)
+    else:
+        keys = _gguf_keys(index)
+    return Content(keys, {name: _read(path) for name, path in paths.items()}, paths)
+
+
+def content_of_plan(plan: Plan, container: Container) -> Content:
+    """What a plan is going to write."""
+    files = dict(container.side_files)
+    if plan.format == "bump":
+        header = plan.details
+        frame = container.frames[0]
+        assert frame.header is not None
+        packed = frame.header(bytes(32))
+        unpacked = HeaderV3.unpack(packed) if plan.version == 3 else HeaderV4.unpack(packed, tokenizer_fields=True)
+        if frame.epilogue:
+            files[FOOTER_NAME] = frame.epilogue[: -FOOTER.size]
+        entries = {step.slot: step.content for step in plan.steps if step.content is not None}
+        return Content({**_fields(unpacked), "dtype table": bytes(header.codes), **entries}, files)
+    if plan.format in SAFETENSORS:
+        headers = (json.loads(frame.prologue[LENGTH_BYTES:]) for frame in container.frames)
+        return Content(_header_keys(header.get(METADATA, {}) for header in headers), files)
+    keys: dict[str, Any] = {"version": VERSION}
+    for number, metadata in enumerate(plan.details.metadata):
+        keys |= {_key(key, number): value for key, value in metadata.items() if not key.startswith(SPLIT_KEYS)}
+    return Content(keys, files)
+
+
+def _of_bump(index: TensorIndex, named: Mapping[str, Path]) -> Content:
+    from ckconv.formats.bump.config import CONFIG_NAME
+
+    path = index.path
+    keys = {**_fields(index.facts["header"]), "dtype table": bytes(index.facts["codes"])}
+    with open_source(path) as source:
+        for stored in index.facts.get("tokenizer") or ():
+            keys[stored.name] = source.read_at(stored.extent.offset, stored.extent.nbytes)
+        metadata = [checksum.extent for checksum in index.checksums if checksum.what == "metadata"]
+        files = {FOOTER_NAME: source.read_at(metadata[0].offset, metadata[0].nbytes)} if metadata else {}
+    names = (CONFIG_NAME,) if index.version == 3 else (CONFIG_NAME, MANIFEST_NAME, MAP_NAME)
+    paths = {name: named.get(name) or document_beside(path, name) for name in names}
+    paths = {name: place for name, place in paths.items() if place.exists()}
+    return Content(keys, {**{name: _read(place) for name, place in paths.items()}, **files}, paths)
+
+
+def _fields(header: HeaderV3 | HeaderV4) -> dict[str, Any]:
+    fields = dataclasses.asdict(header)
+    return {f"header.{name}": value for name, value in fields.items() if name not in _HEADER_LEFT_OUT}
+
+
+def _gguf_keys(index: TensorIndex) -> dict[str, Any]:
+    from ckconv.formats.gguf.read_header import read_header
+
+    keys: dict[str, Any] = {}
+    for number, path in enumerate(index.files):
+        with open_source(path) as source:
+            shard = read_header(source)
+            keys["version"] = min(shard.version, keys.get("version", shard.version))
+            keys |= {_key(key, number): value for key, value in copied(shard.metadata).items()}
+    return keys
+
+
+def _key(key: str, number: int) -> str:
+    """Only the first file of a set says anything of the model."""
+    return key if number == 0 else f"file {number + 1}: {key}"
+
+
+def _safetensors_metadata(path: Path) -> Mapping[str, str]:
+    from ckconv.formats.safetensors.read import read_safetensors
+
+    return read_safetensors(path).metadata
+
+
+def _header_keys(headers: Iterable[Mapping[str, str]]) -> dict[str, Any]:
+    """Every file of a checkpoint says the same; what one says else is its own."""
+    keys: dict[str, Any] = {}
+    first: Mapping[str, str] = {}
+    for number, header in enumerate(headers):
+        first = first if number else header
+        if number == 0 or header != first:
+            keys |= {_key(f"{METADATA}.{key}", number): value for key, value in header.items()}
+    return keys
+
+
+def _beside_safetensors(index: TensorIndex) -> dict[str, Path]:
+    from ckconv.formats.safetensors.files import find_index
+
+    if index.adapter is not None:
+        path = index.files[0].parent / ADAPTER_CONFIG
+        return {path.name: path} if path.exists() else {}
+    shard_index = find_index(index.path)
+    return {shard_index.name: shard_index} if shard_index else {}
+
+
+def _read(path: Path) -> bytes:
+    with open_source(path) as source:
+        return source.read_at(0, min(source.size or 0, _LIMIT))

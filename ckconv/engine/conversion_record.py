@@ -1,0 +1,70 @@
+"""The bytes of a conversion record: what an output was made of, with which options, and every file of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from ckconv import __version__
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.settle import Late, Written
+from ckconv.engine.sums import FileDigests
+from ckconv.errors import UsageError
+from ckconv.output.destination import Destination
+from ckconv.plan.choices import asked
+from ckconv.plan.steps import Plan
+from ckconv.record.conversion import IN_DIRECTORY, NOT_RECORDED, SCHEMA, SUFFIX, sealed
+
+#: The record, told the files that are written before it. Its size does not depend on their digests.
+Recorded = Callable[[Sequence[Written]], bytes]
+
+
+def recorded(plan: Plan, place: Destination, adapters: Sequence[tuple[Path, float]]) -> Recorded:
+    """What makes the record of a conversion.
+
+    Raises:
+        UsageError: ``usage.side-file``, standard output has no place beside it.
+    """
+    if place.parent is None:
+        raise UsageError("usage.side-file", "--record writes a file beside the model, and stdout has no place for it")
+    parent, digests, options = place.parent, FileDigests(), plan.options
+    names = [field.name for field in fields(options) if field.name not in NOT_RECORDED]
+
+    def content(files: Sequence[Written]) -> bytes:
+        return sealed(
+            {
+                "schema": SCHEMA,
+                "ckconv": __version__,
+                "format": plan.format,
+                "version": plan.version,
+                "options": {option.name: option.value for option in asked(options, names)},
+                "template": options.template.name if options.template else None,
+                "adapters": [{"name": path.name, "weight": weight} for path, weight in adapters],
+                "sources": [
+                    {"name": path.name, "bytes": path.stat().st_size, "sha256": digests.of(path)}
+                    for path in _sources(plan.index)
+                ],
+                "outputs": [
+                    {"name": _beside(file.path, parent), "bytes": file.nbytes, "sha256": file.sha256} for file in files
+                ],
+            }
+        )
+
+    return content
+
+
+def record_file(place: Destination, content: Recorded) -> Late:
+    """The record as a file of its own beside the output."""
+    assert place.parent is not None
+    path = place.parent / (IN_DIRECTORY if place.directory else f"{place.file_name}{SUFFIX}")
+    return Late(path, lambda files: len(content(files)), lambda files: [content(files)])
+
+
+def _sources(index: TensorIndex) -> Iterator[Path]:
+    yield from dict.fromkeys((*index.files, *index.side_files))
+
+
+def _beside(path: Path, parent: Path) -> str:
+    return path.name if path.parent == parent else os.path.relpath(path.absolute(), parent.absolute())

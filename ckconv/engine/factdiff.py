@@ -1,0 +1,126 @@
+"""In what two models of any formats differ besides their tensors, as far as that can be known.
+
+Two of one format are compared as they are. Of two formats one is planned into the other's: what it would say there is
+held against what that one says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.content import content_of_index, content_of_plan
+from ckconv.engine.contentdiff import COVERED, SPELLING, Fact, differences
+from ckconv.engine.replan import plan_again
+from ckconv.engine.run import container_of
+from ckconv.errors import CkconvError
+from ckconv.families.huggingface_names import NAMES_KEY
+from ckconv.formats.bump.config import CONFIG_NAME
+from ckconv.formats.gguf.spec import scalar
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX, METADATA
+from ckconv.plan.steps import Options
+from ckconv.tokenizer.vocabulary import adds_by_default
+
+#: Differences that are looked for: more say nothing more.
+_ENOUGH = 1_000
+
+#: Keys of a configuration that the comparison of tensors covers, or that say how values are stored.
+_STORAGE = frozenset(
+    {"quantization", "quantization_config", "torch_dtype", "dtype", "transformers_version", "tie_word_embeddings"}
+)
+
+#: A GGUF is called after the place of its source, where that has no name of its own.
+_OF_THE_PLACE = "general.name"
+
+#: The library that a safetensors file says it was written for, and the names that its tensors have.
+_WRITTEN_FOR = (f"{METADATA}.format", f"{METADATA}.{NAMES_KEY}")
+
+_TOKENS = "tokenizer.ggml.tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was found.
+
+    Attributes:
+        different: what the two say different things of.
+        unknown: why that could not be compared, empty where it was.
+    """
+
+    different: tuple[Fact, ...] = ()
+    unknown: str = ""
+
+
+def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
+    """Compare architectures, metadata, tokenizers, and the files beside two models.
+
+    Raises:
+        InputError: ``side.json``, a file beside one of them is malformed.
+    """
+    if a.adapter is not None or b.adapter is not None:  # their scales are in their tensors
+        return Facts()
+    if (a.config is None or b.config is None) and a.architecture != b.architecture:
+        return Facts((Fact("architecture", a.architecture, b.architecture),))
+    if a.format == b.format and (a.format != "bump" or a.version == b.version):
+        one, other = content_of_index(a), content_of_index(b)
+        found = differences(one, other, people=False)
+        return Facts(tuple(islice((fact for fact in found if _counts(fact, ruled=a.config is not None)), _ENOUGH)))
+    ways: list[Facts] = []
+    for source, target in ((a, b), (b, a)):
+        facts = _planned(source, target)
+        if not facts.different and not facts.unknown:
+            return facts
+        swapped = tuple(Fact(f.key, f.meant, f.mine, f.file) for f in facts.different)
+        ways.append(Facts(swapped if source is a else facts.different, facts.unknown))
+    # Of two ways the one that finds less: the other names what only one of the formats has a place for.
+    return min(ways, key=lambda facts: (bool(facts.unknown), len(facts.different)))
+
+
+def _counts(fact: Fact, *, ruled: bool) -> bool:
+    """Whether it is not covered by the comparison of tensors and hyper-parameters, which only rules make possible."""
+    if fact.key in (SPELLING, *_WRITTEN_FOR) or (fact.file or fact.key).endswith(INDEX_SUFFIX):
+        return False
+    top = fact.key.partition(".")[0]
+    return not (ruled and fact.file == CONFIG_NAME and (top in _STORAGE or top in COVERED))
+
+
+def _planned(source: TensorIndex, other: TensorIndex) -> Facts:
+    """What ``other`` says, and what ``source`` would say in its format."""
+    try:
+        plan = plan_again(source, other, Options(source_record=False), directory=other.path.is_dir())
+        plan.check()
+        meant = content_of_plan(plan, container_of(plan))
+    except CkconvError as error:
+        return Facts(unknown=error.message)
+    mine = content_of_index(other)
+    if other.format == "gguf":  # a flag that is not there is what llama.cpp takes for it
+        taken = {key: scalar("bool", value) for key, value in adds_by_default(other.metadata).items()}
+        mine = replace(mine, keys={**{key: value for key, value in taken.items() if key in meant.keys}, **mine.keys})
+    worded, ruled = _TOKENS in mine.keys and _TOKENS in meant.keys, source.config is not None
+    found = (
+        fact
+        for fact in differences(mine, meant, people=False)
+        if _counts(fact, ruled=ruled) and _both_could_say(fact, worded=worded, ruled=ruled)
+    )
+    return Facts((*_modifiers(other, source), *islice(found, _ENOUGH)))
+
+
+def _modifiers(one: TensorIndex, other: TensorIndex) -> tuple[Fact, ...]:
+    """What changes the computation, where only one of the two says anything of the kind: words differ by format."""
+    mine, theirs = (index.config.modifiers if index.config else () for index in (one, other))
+    if bool(mine) == bool(theirs):
+        return ()
+    return (Fact("modifiers", ", ".join(mine) or None, ", ".join(theirs) or None),)
+
+
+def _both_could_say(fact: Fact, *, worded: bool, ruled: bool) -> bool:
+    """What only one of two formats says is no difference, unless it is of a document or a tokenizer that both have.
+
+    What a configuration may say only one of is in the hyper-parameters and modifiers, where there are rules.
+    """
+    if not fact.file and fact.key.startswith("tokenizer."):
+        return worded
+    said_by_both = fact.mine is not None and fact.meant is not None
+    document = bool(fact.file) and not (ruled and fact.file == CONFIG_NAME)
+    return fact.key != _OF_THE_PLACE and (said_by_both or document)

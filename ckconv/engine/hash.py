@@ -1,0 +1,79 @@
+"""Content hashes that do not depend on the file format: the same numbers give the same hash.
+
+A tensor's hash is the SHA-256 of its canonical name, its shape and its canonical rows: float tensors as their exact
+float32 values, quantised ones as type and blocks. The model's hash covers the hashes of all tensors, by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ckconv.core.dtypes import F32, WIDENS_TO_F32
+from ckconv.core.names import is_bias
+from ckconv.core.tensors import Tensor, TensorIndex, require_tensors
+from ckconv.families.architectures import FAMILIES, norm_shift
+from ckconv.io.files import Files
+from ckconv.io.rows import RowReader, canonical_pieces
+from ckconv.io.tied import head_is_embedding
+from ckconv.quant.convert import Conversion
+
+
+@dataclass(frozen=True, slots=True)
+class Hashes:
+    """Hex digests: one a tensor by canonical name (source name where there is no rule), and the model's."""
+
+    tensors: dict[str, str]
+    model: str
+
+
+def hash_index(index: TensorIndex, progress: Callable[[int, str], None] | None = None) -> Hashes:
+    """Hash every tensor of a model.
+
+    Left out of the model's hash is what a format may leave out without changing the model: a head that is the
+    embedding, RoPE frequencies (they follow from the configuration), and all-zero placeholders and biases.
+
+    Raises:
+        InputError, UnsupportedError: there is nothing to hash, see :func:`ckconv.core.tensors.require_tensors`.
+    """
+    require_tensors(index)
+    hashes: dict[str, str] = {}
+    counted: dict[str, str] = {}
+    with Files(index.identities) as files:
+        tied = head_is_embedding(index, files)
+        for tensor in index.everything.values():
+            digest, blank = _hash_tensor(tensor, index, files, progress)
+            hashes[tensor.name] = digest
+            derived = tensor.name == "rope_frequencies" or (tied and tensor.name == "output.weight")
+            # Some formats store zeros for a bias that is not there, so everywhere they stand for none.
+            nothing = blank and (tensor.may_be_absent or is_bias(tensor.name))
+            if not derived and not nothing:
+                counted[tensor.name] = digest
+        files.check_unchanged()
+    model = hashlib.sha256(
+        "".join(f"{counted[name]}  {name}\n" for name in sorted(counted)).encode("utf-8", "surrogateescape")
+    )
+    return Hashes(hashes, model.hexdigest())
+
+
+def _hash_tensor(
+    tensor: Tensor, index: TensorIndex, files: Files, progress: Callable[[int, str], None] | None
+) -> tuple[str, bool]:
+    """The digest, and whether every byte that went into it was zero."""
+    exact = tensor.dtype in WIDENS_TO_F32
+    shift = 0
+    if index.config is not None:
+        shift = norm_shift(FAMILIES[index.config.family], tensor.name) - tensor.layout.shift
+    factor = tensor.layout.scale if exact else 1.0
+    conversion = Conversion(tensor.dtype, F32 if exact else tensor.dtype, shift if exact else 0, factor=factor)
+    shape = "x".join(map(str, tensor.shape))
+    digest = hashlib.sha256(f"{tensor.name}\n{shape}\n{conversion.target}\n".encode("utf-8", "surrogateescape"))
+    blank = True
+    for _, rows in canonical_pieces(RowReader(tensor, files)):
+        data, _ = conversion.apply(rows)
+        digest.update(data)
+        blank = blank and not data.any()
+        if progress:
+            progress(rows.nbytes, tensor.name)
+    return digest.hexdigest(), blank

@@ -1,0 +1,55 @@
+"""Files of an earlier output that loaders would take for part of the new one, which is then another model.
+
+transformers prefers ``model.safetensors`` to an index beside it; mlx-lm reads every ``model*.safetensors``
+(``mlx_lm.utils.load_model``); the bump engine loads by the ``weights_manifest.map`` that lies beside the weights.
+They are not ours to remove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from ckconv.errors import OutputError, listed
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SUFFIX
+from ckconv.output.filesystem import failing
+from ckconv.plan.steps import Plan
+
+#: What loaders look for in the directory of a checkpoint.
+_WEIGHTS = (f"model*{SUFFIX}", f"model*{SUFFIX}{INDEX_SUFFIX}")
+
+
+def check_leftovers(plan: Plan, directory: Path, written: Collection[Path]) -> None:
+    """Refuse to write beside files that would be read along with the output.
+
+    Args:
+        written: everything that is going to be written.
+
+    Raises:
+        OutputError: ``output.exists``, naming all of them.
+    """
+    names = {path.name for path in written if path.parent == directory}
+    patterns: tuple[str, ...] = ()
+    hint = "remove what is left over, or name another directory"
+    if plan.format in ("safetensors", "mlx") and any(_among(file.name, _WEIGHTS) for file in plan.files):
+        patterns = _WEIGHTS
+    elif plan.format == "bump" and plan.version > 3:
+        from ckconv.formats.bump.beside import other_bumps
+        from ckconv.formats.bump.map import MAP_NAME
+
+        if other_bumps(directory / plan.files[0].name, MAP_NAME):  # it may be theirs
+            return
+        patterns, hint = (MAP_NAME,), f"--map writes it anew; or {hint}"
+    if not patterns or not directory.is_dir():  # it is going to be made
+        return
+    with failing(directory):
+        left = sorted(p.name for p in directory.iterdir() if p.name not in names and _among(p.name, patterns))
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        message = f"{left[0]}{more} would be there still, and loaders take it for part of what is written"
+        raise OutputError("output.exists", message, path=directory, hint=hint, details=listed(left[1:]))
+
+
+def _among(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,282 @@
+"""One stream of bytes, hashed and written while it is read.
+
+The calling thread fills a ring of preallocated buffers; one thread hashes them, another writes them. hashlib and the
+system calls give up the interpreter's lock, so the three overlap, and memory is the ring whatever the model's size.
+Into a pipe the calling thread writes itself: a write that waits for a reader can then be interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import select
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from ckconv.engine.workers import Stage
+from ckconv.errors import OutputError, unreadable
+from ckconv.io.files import READ_AHEAD, read_ahead
+from ckconv.output.filesystem import write_code
+from ckconv.signals import check, deferred
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class Follower(Protocol):
+    """Does something with the file behind the thread that writes it."""
+
+    def wrote(self, nbytes: int) -> None:
+        """``nbytes`` more are in the file, or left out of it as a hole; said by the thread, which does not wait."""
+
+    def finish(self) -> None:
+        """All is written."""
+
+    def abandon(self) -> None:
+        """Nobody needs the file any more. Harmless after :meth:`finish`."""
+
+
+BUFFERS = 4
+BUFFER_BYTES = 1 << 20
+
+#: A run of zeros shorter than this is written like any other bytes: holes are whole blocks of the file system.
+SMALLEST_HOLE = 64 << 10
+
+_ZEROS = memoryview(bytes(BUFFER_BYTES))
+
+
+class Pipeline:
+    """Appends bytes to ``fd`` from ``offset`` on, and hashes them."""
+
+    def __init__(
+        self,
+        fd: int | None,
+        *,
+        offset: int = 0,
+        seekable: bool = True,
+        progress: Callable[[int], None] | None = None,
+        buffers: int = BUFFERS,
+        buffer_bytes: int = BUFFER_BYTES,
+        followers: Sequence[Follower] = (),
+    ) -> None:
+        """Describe the stream; threads start with the first byte, when the caller can already end them.
+
+        Args:
+            fd: where to write; ``None`` only hashes.
+            offset: where in ``fd`` the first byte goes.
+            seekable: write at positions and leave runs of zeros as holes; else write in order, as to a pipe.
+            progress: called with the number of bytes just appended.
+            buffers, buffer_bytes: the ring.
+            followers: work with what is in the file while more is written; not for a pipe.
+        """
+        self._fd, self._base, self._seekable, self._progress = fd, offset, seekable, progress
+        # Whole pages: a copy to or from memory that starts inside a cache line costs a third more processor time.
+        self._ring = [memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(buffers)]
+        self._bytes = buffer_bytes
+        self._next, self._filled = 0, 0
+        self._current: memoryview | None = None
+        self._position = 0
+        self._digest = hashlib.sha256()
+        self._stopped = False
+        self._stages: list[Stage] = []
+        self._followers = followers
+
+    @property
+    def position(self) -> int:
+        """Bytes appended so far."""
+        return self._position
+
+    def writable(self) -> memoryview:
+        """The free rest of the current buffer, at least one byte; call :meth:`advance` with what was filled."""
+        if self._current is None:
+            for stage in self._started():
+                stage.done.get()  # blocks until the thread is through with this buffer's last content
+            self._check(self._stages)
+            self._current = self._ring[self._next]
+            self._next = (self._next + 1) % len(self._ring)
+        return self._current[self._filled :]
+
+    def advance(self, nbytes: int) -> None:
+        """The first ``nbytes`` of :meth:`writable` are filled."""
+        self._filled += nbytes
+        self._position += nbytes
+        if self._progress:
+            self._progress(nbytes)
+        if self._filled == self._bytes:
+            self._submit()
+
+    def copy(self, fd: int, offset: int, nbytes: int, *, path: Path, tensor: str = "") -> None:
+        """Append ``nbytes`` of the file ``fd`` from ``offset`` on.
+
+        Raises:
+            InputError: ``input.unreadable``, the file cannot be read.
+            OutputError: ``input.changed``, the file ends early; ``system``.
+        """
+        done = asked = 0
+        while done < nbytes:
+            if done >= asked:
+                asked += READ_AHEAD
+                read_ahead(fd, offset + asked, nbytes - asked)
+            free = self.writable()[: nbytes - done]
+            try:
+                got = os.preadv(fd, [free], offset + done)
+            except OSError as error:
+                doing = f"cannot be read at byte {offset + done:,}"
+                raise unreadable(error, path, doing=doing, tensor=tensor or None, offset=offset + done) from error
+            if not got:
+                raise OutputError(
+                    "input.changed",
+                    f"the file ends at byte {offset + done:,}, {nbytes - done:,} bytes early: it changed meanwhile",
+                    path=path,
+                    tensor=tensor or None,
+                    offset=offset + done,
+                )
+            done += got
+            self.advance(got)
+
+    def put(self, data: Buffer) -> None:
+        """Append the bytes of a contiguous buffer; they are copied, so the caller may reuse it."""
+        view = memoryview(data)
+        if not view.nbytes:  # an empty array of two dimensions has no flat view
+            return
+        view = view.cast("B")
+        while len(view):
+            free = self.writable()
+            taken = min(len(free), len(view))
+            free[:taken] = view[:taken]
+            view = view[taken:]
+            self.advance(taken)
+
+    def zeros(self, nbytes: int) -> None:
+        """Append zeros: a hole in the file where it has blocks to leave out, but hashed all the same."""
+        if not self._seekable or self._fd is None or nbytes < SMALLEST_HOLE:
+            for start in range(0, nbytes, BUFFER_BYTES):
+                self.put(_ZEROS[: min(BUFFER_BYTES, nbytes - start)])
+            return
+        self._submit()
+        self._position += nbytes
+        for stage in self._started():
+            stage.jobs.put(nbytes)
+        if self._progress:
+            self._progress(nbytes)
+
+    def finish(self) -> bytes:
+        """Hash and write what is left and end the threads.
+
+        Returns:
+            the SHA-256 of everything appended.
+
+        Raises:
+            OutputError: ``output.write`` or ``output.space``, the first failure of the writing thread.
+            BrokenPipeError: nobody reads what is written.
+        """
+        self._submit()
+        stages = self._stages
+        self._end()
+        self._check(stages)
+        if self._fd is not None and self._seekable:
+            end = self._base + self._position
+            if os.fstat(self._fd).st_size < end:
+                os.ftruncate(self._fd, end)
+        for follower in self._followers:
+            follower.finish()
+        return self._digest.digest()
+
+    def abort(self) -> None:
+        """End the threads, whatever they have left to do. Harmless after :meth:`finish`."""
+        self._stopped = True
+        with deferred():
+            self._end()
+            for follower in self._followers:
+                follower.abandon()
+
+    def _started(self) -> list[Stage]:
+        check()
+        if not self._stages:
+            work = [self._hash] if self._fd is None or not self._seekable else [self._hash, self._write]
+            stages = [Stage(function, len(self._ring)) for function in work]
+            try:
+                with deferred():
+                    for stage in stages:
+                        stage.start()
+                    self._stages = stages
+            except BaseException:
+                for stage in stages:
+                    stage.jobs.put(None)  # those that run end; nobody knows which, so nobody waits
+                raise
+        return self._stages
+
+    def _submit(self) -> None:
+        if self._current is not None and self._filled:
+            job = self._current[: self._filled]
+            for stage in self._stages:
+                stage.jobs.put(job)
+            if self._fd is not None and not self._seekable:
+                self._write(job, self._position - self._filled)
+            self._current, self._filled = None, 0
+
+    def _end(self) -> None:
+        for stage in self._stages:
+            stage.jobs.put(None)
+        for stage in self._stages:
+            stage.wait()
+        self._stages = []
+
+    @staticmethod
+    def _check(stages: list[Stage]) -> None:
+        for stage in stages:
+            if stage.error is not None:
+                raise stage.error
+
+    def _hash(self, job: memoryview | int, position: int) -> None:
+        if not isinstance(job, int):
+            self._digest.update(job)
+            return
+        while job and not self._stopped:
+            step = min(job, BUFFER_BYTES)
+            self._digest.update(_ZEROS[:step])
+            job -= step
+
+    def _write(self, job: memoryview | int, position: int) -> None:
+        assert self._fd is not None
+        if isinstance(job, int):
+            self._tell(job)
+            return
+        try:
+            while len(job) and not self._stopped:
+                at = self._base + position
+                try:
+                    wrote = os.pwrite(self._fd, job, at) if self._seekable else os.write(self._fd, job)
+                except BlockingIOError:  # somebody made the pipe that we share non-blocking
+                    _wait_for_reader(self._fd)
+                    continue
+                job = job[wrote:]
+                position += wrote
+                self._tell(wrote)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(
+                write_code(error), f"writing failed after {position:,} bytes: {error.strerror}", offset=position
+            ) from error
+
+    def _tell(self, nbytes: int) -> None:
+        for follower in self._followers:
+            follower.wrote(nbytes)
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+def _wait_for_reader(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    poll.poll()

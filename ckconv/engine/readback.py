@@ -1,0 +1,117 @@
+"""What stands around the tensors of a staged file, read back and held against the bytes that were meant.
+
+The tensors themselves are compared with their source, through the reader of the format.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from pathlib import Path
+
+from ckconv.errors import VerifyError
+from ckconv.io.files import CHUNK, Files, extent_pieces
+from ckconv.output.regular import read_at
+from ckconv.plan.container import Frame
+from ckconv.plan.steps import OutputFile, Plan
+
+CODE = "verify.file"
+
+_ZEROS = bytes(CHUNK)
+
+
+def check_frame(file: OutputFile, frame: Frame, header: bytes, fd: int, path: Path) -> None:
+    """The header, what follows it, entries that are no tensors, padding between tensors and the end of a file.
+
+    Args:
+        header: as it was made, out of the digest of what was meant to be written.
+        fd: the staged file.
+        path: what an error calls it.
+
+    Raises:
+        VerifyError: ``verify.file``, with the offset of a byte that is another one.
+    """
+    size = os.fstat(fd).st_size
+    if size != file.nbytes:
+        message = f"{size:,} bytes were written, {file.nbytes:,} were meant"
+        raise VerifyError(CODE, message, path=path, found=size, allowed=file.nbytes)
+    for what, offset, content in _parts(file, frame, header):
+        stored = read_at(fd, len(content), offset)
+        if stored != content:
+            wrong = next((n for n, pair in enumerate(zip(stored, content, strict=False)) if pair[0] != pair[1]), 0)
+            message = f"{what} is not what was meant to be written, at byte {offset + wrong:,}"
+            raise VerifyError(CODE, message, path=path, offset=offset + wrong)
+
+
+def _parts(file: OutputFile, frame: Frame, header: bytes) -> Iterator[tuple[str, int, bytes]]:
+    """Everything that is no tensor: what it is, where it lies, its bytes."""
+    yield "the header", 0, header
+    yield "the header", frame.header_bytes, frame.prologue
+    at = frame.header_bytes + len(frame.prologue)
+    for step in file.steps:
+        yield from _padding(at, step.offset)
+        if step.content is not None:
+            yield step.slot, step.offset, step.content
+        at = step.offset + step.nbytes
+    end = file.nbytes - len(frame.epilogue)
+    yield from _padding(at, end)
+    yield "the end", end, frame.epilogue
+
+
+def _padding(start: int, stop: int) -> Iterator[tuple[str, int, bytes]]:
+    for at in range(start, stop, CHUNK):
+        yield "padding", at, _ZEROS[: min(CHUNK, stop - at)]
+
+
+def check_kept(plan: Plan, staged: Iterable[Path], path: Path) -> None:
+    """What a restored source has out of its record and not out of the bump file is what the record keeps.
+
+    Raises:
+        VerifyError: ``verify.file``.
+    """
+    record = plan.index.files[-1]
+    with Files() as files:
+        for file, place in zip(plan.files, staged, strict=True):
+            for step in file.steps:
+                if step.source is None or step.source.extents[0].path != record:
+                    continue
+                kept = step.source.extents[0]
+                pairs = (
+                    ((record, at), (place, step.offset + at - kept.offset), nbytes)
+                    for _, at, nbytes in extent_pieces(kept)
+                )
+                if not files.are_same(pairs):
+                    message = f"{step.slot} is not what the record keeps, from byte {step.offset:,} on"
+                    raise VerifyError(CODE, message, path=path, offset=step.offset)
+
+
+class Meant:
+    """Counts and hashes what is about to be written, to be held against what then is in the file."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._digest = sha256()
+
+    def add(self, data: bytes) -> None:
+        """These bytes come next."""
+        self._digest.update(data)
+        self.nbytes += len(data)
+
+    @property
+    def sha256(self) -> str:
+        """Of all of it, as hex."""
+        return self._digest.hexdigest()
+
+    def check(self, fd: int, path: Path) -> None:
+        """The file holds this and nothing else.
+
+        Raises:
+            VerifyError: ``verify.file``.
+        """
+        stored, at = sha256(), 0
+        while data := os.pread(fd, CHUNK, at):
+            stored.update(data)
+            at += len(data)
+        if at != self.nbytes or stored.hexdigest() != self.sha256:
+            raise VerifyError(CODE, "is not what was meant to be written", path=path)

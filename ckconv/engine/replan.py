@@ -1,0 +1,138 @@
+"""A source planned again as it was converted, to know what an output should hold.
+
+How the values are stored is read off the output: types, names, fused and tied tensors, files, versions. What the
+model says has to be asked for again: a context length, metadata, tensors that are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckconv.core.dtypes import Kind
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.targets import make_plan
+from ckconv.families.huggingface_names import NAMES_KEY
+from ckconv.formats.gguf.spec import parse_shard_name
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX, METADATA
+from ckconv.plan.planner import HEAD
+from ckconv.plan.steps import Options, Plan
+
+_FLOATS = ("engine", "keep", "f32", "f16", "bf16")
+
+#: A part of a fused tensor's name -> what ``--fuse`` calls it.
+_FUSED = {"qkv_proj": "qkv", "gate_up_proj": "gate-up"}
+
+
+def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:
+    """The plan that makes ``out`` of ``source``, as far as there is one.
+
+    Args:
+        options: what was asked for; what is as by default and shows in the output is read off it.
+        directory: the output is a directory, and its files have the names that readers look for.
+    """
+    to = out.format.partition(" ")[0]
+    options = replace(options, file_name="" if directory else _file_name(out))
+    first: Plan | None = None
+    for candidate in _candidates(source, out, options):
+        plan = make_plan(source, to, candidate)
+        if not plan.refusals and stores_alike(plan, out):
+            return plan
+        if first is None or (first.refusals and not plan.refusals):
+            first = plan
+    assert first is not None
+    return first
+
+
+def restoring_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:
+    """The plan that makes the source of a bump file again out of the record beside it, or another where it does not."""
+    options = replace(options, source_record=True, file_name="" if directory else _file_name(out))
+    return make_plan(source, out.format, options)
+
+
+def stores_alike(plan: Plan, out: TensorIndex) -> bool:
+    """The plan writes tensors of these names, types and shapes, in as many files."""
+    if len(plan.files) != len(out.files):
+        return False
+    if out.format == "bump":
+        return bytes(plan.details.codes) == bytes(out.facts["codes"]) and plan.rope_layout == _rope_layout(plan, out)
+    meant = {step.slot: (step.target.dtype.name, tuple(step.target.shape)) for step in plan.steps}
+    return meant == {stored.name: (stored.dtype.name, tuple(stored.shape)) for stored in out.stored}
+
+
+def _rope_layout(plan: Plan, out: TensorIndex) -> str:
+    return str(out.facts.get("rope_layout", "")) if plan.rope_layout else ""
+
+
+def _file_name(out: TensorIndex) -> str:
+    name = out.path.name
+    if name.endswith(INDEX_SUFFIX):
+        return name.removesuffix(INDEX_SUFFIX)
+    shard = parse_shard_name(name)
+    return f"{shard.stem}.gguf" if shard else name
+
+
+def _candidates(source: TensorIndex, out: TensorIndex, options: Options) -> Iterator[Options]:
+    """The options as they were given, then what the output looks like, type by type."""
+    seen = _seen(source, out, options)
+    for change in _storage(source, out, options):
+        yield replace(options, **seen, **change)
+    yield replace(options, **{key: seen[key] for key in ("bump_version", "dtype_codes") if key in seen})
+
+
+def _seen(source: TensorIndex, out: TensorIndex, options: Options) -> dict[str, Any]:
+    """Options that show in the output, unless they were given."""
+    seen: dict[str, Any] = {}
+    if out.format == "bump":
+        seen["bump_version"] = out.version
+        if out.version == 3:
+            seen["dtype_codes"] = out.facts.get("dtype_codes", options.dtype_codes)
+        if any(tensor.layout.interleaved for tensor in out.tensors.values()):
+            seen["rope_layout"] = "interleaved"
+    if out.format in ("safetensors", "mlx"):
+        seen["names"] = str(out.metadata.get(f"{METADATA}.{NAMES_KEY}", "hf"))
+        names = [stored.name for stored in out.stored]
+        before = [stored.name for stored in source.stored]
+        seen["fuse"] = tuple(
+            word
+            for part, word in _FUSED.items()
+            if any(part in name for name in names) and not any(part in name for name in before)
+        )
+    if out.adapter is None and out.format != "bump" and out.tensors and source.tensors:
+        has, had = HEAD in out.tensors, HEAD in source.tensors
+        seen["tie"] = "untie" if has and not had else "tie" if had and not has else ""
+    if len(out.files) > 1:
+        seen["max_shard_bytes"] = _shard_bytes(out)
+    defaults = Options()
+    return {key: value for key, value in seen.items() if getattr(options, key) == getattr(defaults, key)}
+
+
+def _shard_bytes(out: TensorIndex) -> int:
+    """The least limit that deals the tensors out to these files: a file of one tensor may be above it."""
+    filled: dict[Any, list[int]] = {path: [] for path in out.files}
+    alignment = int(out.facts.get("alignment") or 1)
+    for stored in out.stored:
+        filled[stored.extent.path].append(-(-stored.extent.nbytes // alignment) * alignment)
+    several = [sum(sizes) for sizes in filled.values() if len(sizes) > 1]
+    return max(several, default=1)
+
+
+def _storage(source: TensorIndex, out: TensorIndex, options: Options) -> Iterator[Mapping[str, Any]]:
+    """Types that the output may have been asked for in, the most likely first."""
+    if options.dtype != "engine" or options.dequantize or options.decode:
+        yield {}
+        return
+    blocks = {name for name, tensor in source.tensors.items() if _is_block(tensor.dtype.kind)}
+    decoded = {name for name in blocks if name in out.tensors and not _is_block(out.tensors[name].dtype.kind)}
+    ways: list[Mapping[str, Any]] = [{}]
+    if decoded:
+        ways = [{"dequantize": True}, {"decode": tuple(sorted(decoded))}]
+    for way in ways:
+        for dtype in _FLOATS:
+            if not (way and dtype == "keep"):
+                yield {**way, "dtype": dtype, "allow_lossy": True}
+
+
+def _is_block(kind: Kind) -> bool:
+    return kind is Kind.BLOCK

@@ -1,0 +1,188 @@
+"""What is in a file, hashed: beside other work with its tensors, or right behind the thread that writes it.
+
+Either digest says what the file holds, not what it was meant to hold. Behind the writer it costs no further pass over
+a large output when that is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ckconv.core.tensors import Checksum, Extent
+from ckconv.engine.workers import Stage
+from ckconv.errors import VerifyError, listed, unreadable
+from ckconv.output.regular import open_regular
+from ckconv.signals import check
+
+#: Bytes that are read and hashed before threads have to agree again who may run Python.
+HASHED_AT_ONCE = 4 << 20
+
+
+class FileHash:
+    """Hashes the bytes of ``fd`` from ``offset`` on, as far as it is told to.
+
+    Attributes:
+        stopped: set by whoever no longer needs it, from any thread.
+    """
+
+    def __init__(self, fd: int, offset: int) -> None:
+        self._fd, self.offset = fd, offset
+        self._hash = hashlib.sha256()
+        self._buffer = memoryview(bytearray(HASHED_AT_ONCE))
+        self._hashed = 0
+        self.stopped = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are hashed."""
+        return self._hashed
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of :attr:`nbytes` bytes."""
+        return self._hash.digest()
+
+    def read_to(self, until: int) -> None:
+        """Hash up to ``until`` bytes, or as far as the file goes: a hole may end only when the file does."""
+        while self._hashed < until and not self.stopped:
+            check()
+            part = self._buffer[: until - self._hashed]
+            got = os.preadv(self._fd, [part], self.offset + self._hashed)
+            if not got:
+                return
+            self._hash.update(part[:got])
+            self._hashed += got
+
+
+class Reread(FileHash):
+    """Hashes what is written, as far as it is."""
+
+    def __init__(self, fd: int, offset: int) -> None:
+        super().__init__(fd, offset)
+        self._written = self._asked = 0
+        self._stage: Stage | None = None
+
+    def wrote(self, nbytes: int) -> None:
+        """``nbytes`` more are written. Never waits; called by one thread only."""
+        self._written += nbytes
+        if self._written - self._asked < HASHED_AT_ONCE:
+            return
+        if self._stage is None:
+            stage = Stage(self._follow, 0)
+            stage.start()
+            self._stage = stage
+        self._stage.jobs.put(self._written - self._asked)
+        self._asked = self._written
+
+    def finish(self) -> None:
+        """Hash the rest; may be called again after a signal interrupted it.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        stage = self._stage
+        if stage is not None:
+            stage.jobs.put(None)
+            stage.wait()
+            self._stage = None
+            if stage.error is not None:
+                raise stage.error
+        self.read_to(self._written)
+
+    def abandon(self) -> None:
+        """End the thread."""
+        self.stopped = True
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            stage.jobs.put(None)
+            stage.wait()
+
+    def _follow(self, job: memoryview | int, position: int) -> None:
+        self.read_to(position + int(job))
+
+
+class ChecksumThread:
+    """Computes a file's own checksums beside other work with its tensors."""
+
+    def __init__(self, checksums: tuple[Checksum, ...], known: Mapping[Extent, bytes]) -> None:
+        """Begin.
+
+        Args:
+            known: digests of what was read again already.
+        """
+        self._checksums, self._known = checksums, known
+        self._mismatch: tuple[Checksum, bytes] | None = None
+        self._reading: FileHash | None = None
+        self._stopped = False
+        self._stage: Stage | None = None
+        if checksums:  # a thread takes memory of its own even if it has nothing to do
+            stage = Stage(self._run, 0)
+            stage.jobs.put(0)
+            stage.jobs.put(None)
+            stage.start()
+            self._stage = stage
+
+    def _run(self, job: memoryview | int, position: int) -> None:
+        for checksum in self._checksums:
+            computed = self._known.get(checksum.extent) or self._digest(checksum.extent)
+            if not self._stopped and computed != checksum.stored:
+                self._mismatch = checksum, computed
+                return
+
+    def _digest(self, extent: Extent) -> bytes:
+        try:
+            with os.fdopen(open_regular(extent.path)[0], "rb", buffering=0) as file:
+                self._reading = reading = FileHash(file.fileno(), extent.offset)
+                if self._stopped:  # before there was anything to stop
+                    reading.stopped = True
+                reading.read_to(extent.nbytes)
+        except OSError as error:
+            raise unreadable(error, extent.path) from error
+        return reading.digest
+
+    def result(self) -> tuple[Checksum, bytes] | None:
+        """Wait; the checksum that does not fit with what was computed, or ``None``.
+
+        Raises:
+            InputError: ``input.unreadable``.
+        """
+        if self._stage is not None:
+            self._stage.wait()
+            if self._stage.error is not None:
+                raise self._stage.error
+        return self._mismatch
+
+    def check(self, path: Path, *, tensor: str | None = None, details: Sequence[str] = ()) -> None:
+        """Wait for the result.
+
+        Args:
+            path, tensor, details: what the error says besides.
+
+        Raises:
+            VerifyError: ``bump.checksum``, one does not fit.
+            InputError: ``input.unreadable``.
+        """
+        mismatch = self.result()
+        if mismatch is None:
+            return
+        checksum, computed = mismatch
+        raise VerifyError(
+            "bump.checksum",
+            f"the {checksum.what} sha256 is wrong: stored {checksum.stored.hex()}, computed {computed.hex()}",
+            path=path,
+            tensor=tensor,
+            found=computed.hex(),
+            allowed=checksum.stored.hex(),
+            details=listed(list(details)),
+        )
+
+    def stop(self) -> None:
+        """End early and wait for the thread."""
+        self._stopped = True
+        if self._reading is not None:
+            self._reading.stopped = True
+        if self._stage is not None:
+            self._stage.wait()

@@ -1,0 +1,64 @@
+"""Rows that only change places within their heads: split and interleaved RoPE order of bytes that stay as they are.
+
+Whole rows move as slices of a buffer. That takes no longer than the copying around it, and neither writing nor
+verifying the most common conversion has to wait for numpy to be imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ckconv.io.files import CHUNK, Files
+
+if TYPE_CHECKING:
+    from ckconv.core.tensors import Tensor
+
+#: A head with more bytes is moved piece by piece, by what computes with rows.
+MAX_HEAD_BYTES = CHUNK
+
+#: Rows that are moved at once: where each of them goes is worked out before.
+MAX_ROWS = 1 << 14
+
+
+def row_order(source: Tensor, target: Tensor) -> tuple[int, ...] | None:
+    """Which stored row of a source's head is each stored row of the target's.
+
+    Returns:
+        one number a row of a head; ``None`` where more happens to the bytes, or nothing.
+    """
+    one, other = source.layout, target.layout
+    layouts = (one, other)
+    size = one.head_rows or other.head_rows
+    same = source.dtype is target.dtype and (one.shift, one.scale) == (other.shift, other.scale)
+    same = same and (one.rows, one.cols, one.elements) == (other.rows, other.cols, other.elements)
+    plain = not any(x.transposed or x.column_head or x.padded or x.head_rows not in (0, size) for x in layouts)
+    stored = not any(tensor.merge is not None or tensor.planes for tensor in (source, target))
+    if not (same and plain and stored) or one.interleaved == other.interleaved:
+        return None
+    if size * source.dtype.nbytes(one.cols) > MAX_HEAD_BYTES:
+        return None
+    order = {other.stored_index(row): one.stored_index(row) for row in range(size)}
+    return tuple(order[row] for row in range(size))
+
+
+def moved_chunks(source: Tensor, order: tuple[int, ...], files: Files) -> Iterator[memoryview]:
+    """The rows of ``source`` in the order of :func:`row_order`, whole heads at a time.
+
+    Yields:
+        about ``CHUNK`` bytes each time, in a buffer that is used again.
+    """
+    row_bytes = source.dtype.nbytes(source.layout.cols)
+    head_bytes, total = len(order) * row_bytes, source.nbytes
+    heads = min(CHUNK // head_bytes, total // head_bytes, max(1, MAX_ROWS // len(order)))
+    stored, moved = memoryview(bytearray(heads * head_bytes)), memoryview(bytearray(heads * head_bytes))
+    places = [
+        (n * row_bytes, (n - n % len(order) + order[n % len(order)]) * row_bytes) for n in range(heads * len(order))
+    ]
+    slices = [(slice(to, to + row_bytes), slice(at, at + row_bytes)) for to, at in places]
+    for start in range(0, total, heads * head_bytes):
+        nbytes = min(heads * head_bytes, total - start)
+        files.read_run(source.extents, start, stored[:nbytes])
+        for here, there in slices[: nbytes // row_bytes]:
+            moved[here] = stored[there]
+        yield moved[:nbytes]

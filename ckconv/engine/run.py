@@ -1,0 +1,256 @@
+"""Run a plan: stream the steps into an output that is published complete and verified, or not at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+
+from ckconv.engine.entry import entry
+from ckconv.engine.leftovers import check_leftovers
+from ckconv.engine.pipeline import SMALLEST_HOLE
+from ckconv.engine.settle import NO_DIGEST, Late, Staged, Written, write_late
+from ckconv.engine.soundness import Soundness
+from ckconv.engine.transfer import Unwatched, Watcher, write_files, write_stdout
+from ckconv.errors import UsageError
+from ckconv.formats.bump.beside import place_beside
+from ckconv.io.files import Files
+from ckconv.output.destination import Destination
+from ckconv.output.filesystem import failing
+from ckconv.output.places import check_parent
+from ckconv.output.publish import Outputs, Room, Small
+from ckconv.plan.container import Container
+from ckconv.plan.steps import OutputFile, Plan
+
+#: What makes the bytes around the tensors, by target: module and function.
+CONTAINERS: dict[str, tuple[str, str]] = {
+    "bump 3": ("ckconv.formats.bump.write3", "container"),
+    "bump 4": ("ckconv.formats.bump.write5", "container"),
+    "bump 5": ("ckconv.formats.bump.write5", "container"),
+    "gguf": ("ckconv.formats.gguf.write", "container"),
+    "safetensors": ("ckconv.formats.safetensors.write", "container"),
+    "mlx": ("ckconv.formats.safetensors.write", "container"),
+    "peft": ("ckconv.formats.peft.write", "container"),
+    "mlx adapter": ("ckconv.formats.peft.write", "container"),
+    "gguf adapter": ("ckconv.formats.gguf.write", "container"),
+}
+
+#: The same for an output that is the source of a bump file again, whatever its format.
+_RESTORED = ("ckconv.record.write_restored", "container")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a conversion did.
+
+    Attributes:
+        target: what was written, as the user named it.
+        files: the files of tensors, in order.
+        side_files: what was published beside them.
+        verified: tensors compared, ``None`` where that was not asked for.
+        seconds: wall time.
+        changed: source tensor -> values that are not what they were.
+        merged: tensor that adapters change -> the largest difference that they made to a value.
+    """
+
+    plan: Plan
+    target: str
+    files: tuple[Written, ...]
+    side_files: tuple[Path, ...]
+    verified: int | None
+    seconds: float
+    changed: Mapping[str, int] = field(default_factory=dict)
+    merged: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the one file; empty where there are several."""
+        return self.files[0].sha256 if len(self.files) == 1 else ""
+
+    @property
+    def payload_sha256(self) -> str:
+        """The digest that the one file's own header stores; empty where there is none."""
+        return self.files[0].payload_sha256 if len(self.files) == 1 else ""
+
+
+def run(
+    plan: Plan,
+    target: Destination,
+    *,
+    force: bool = False,
+    verify: bool = True,
+    places: Mapping[str, Path] | None = None,
+    on_request: Sequence[str] = (),
+    late: Sequence[Late] = (),
+    stdout: int | None = None,
+    watcher: Watcher | None = None,
+) -> Report:
+    """Write the output of ``plan`` to ``target``.
+
+    Args:
+        force: replace what is there.
+        verify: read the output again and compare every tensor with its source before it gets its name.
+        places: side file -> where it goes, if not beside the model.
+        on_request: side files that are asked for.
+        late: further files.
+        stdout: the descriptor that ``-`` means.
+
+    Raises:
+        UsageError: a side file was asked for that the target does not have.
+        UnsupportedError: the plan refuses, or a value would change that may not.
+        OutputError: the output exists, is the input, does not fit or cannot be written; or the input changed.
+        VerifyError: the output is not what the source holds, or the source not what its own checksum says; the output
+            is not published.
+    """
+    plan.check()
+    started = time.monotonic()
+    watcher = watcher or Unwatched()
+    container = container_of(plan)
+    plan = replace(plan, notes=(*plan.notes, *container.notes))
+    if target.parent is None and plan.index.adapter is not None and container.side_files:
+        raise UsageError("usage.target", "an adapter is two files, stdout holds one", hint="name a directory")
+    side = _side_files(plan, container, target, places or {}, on_request)
+    plan = replace(plan, notes=(*plan.notes, *_own_names(side, target)))
+    if target.file is not None:
+        check_parent(target.file)
+    with Files(plan.index.identities) as files, Soundness(plan.index) as source:
+        if target.parent is None:
+            assert stdout is not None
+            source.check()  # nothing can be taken back from there
+            with Outputs({}, side, force=force, inputs=_inputs(plan)) as outputs:
+                digest, losses = write_stdout(plan, container, files, stdout, watcher)
+                outputs.publish()
+            whole = Written(Path(target.name), plan.nbytes, *_of_pipe(container, digest))
+            return Report(
+                plan,
+                target.name,
+                (whole,),
+                tuple(side),
+                None,
+                time.monotonic() - started,
+                losses.changed,
+                losses.merged,
+            )
+        paths = [target.parent / file.name for file in plan.files]
+        rooms = _rooms_of_late(late, paths, plan, side)
+        rooms |= {path: Room(file.nbytes, tuple(_holes(file))) for path, file in zip(paths, plan.files, strict=True)}
+        _check_apart([*side, *(item.path for item in late)], paths)
+        last = entry(plan, paths, side)
+        with Outputs(rooms, side, directory=target.directory, force=force, inputs=_inputs(plan), last=last) as outputs:
+            look = partial(check_leftovers, plan, target.parent, [*rooms, *side])
+            look()
+            if not verify:
+                source.begin()
+            with failing(Path(target.name)):  # what is read says of itself that it cannot be
+                digests, losses = write_files(
+                    plan, container, files, (outputs.fds[path] for path in paths), watcher, reread=verify
+                )
+            if not plan.restores:  # which is verified whole, or hashed already
+                source.begin()
+            staged = Staged(plan, container, target, paths, digests, outputs)
+            verified = staged.settle(watcher, verify=verify)
+            if not plan.restores or not verify:
+                source.check()
+            written = [*staged.written, *_written(side)]
+            for item in late:
+                with failing(item.path):
+                    written.append(write_late(item, written, outputs.fds[item.path], verify=verify))
+            files.check_unchanged()
+            outputs.publish(look)
+    return Report(
+        replace(plan, notes=(*plan.notes, *outputs.notes)),
+        target.name,
+        tuple(written[: len(paths)]),
+        tuple(file.path for file in written[len(paths) :]),
+        verified,
+        time.monotonic() - started,
+        losses.changed,
+        losses.merged,
+    )
+
+
+def container_of(plan: Plan) -> Container:
+    """Everything in and beside the output but its tensors."""
+    module, function = _RESTORED if plan.restores else CONTAINERS[plan.target_name]
+    container: Container = getattr(import_module(module), function)(plan)
+    return container
+
+
+def _inputs(plan: Plan) -> tuple[Path, ...]:
+    return (*plan.index.files, *plan.index.side_files)
+
+
+def _written(side: Mapping[Path, Small]) -> list[Written]:
+    return [Written(path, len(what.content), sha256(what.content).hexdigest()) for path, what in side.items()]
+
+
+def _rooms_of_late(
+    late: Sequence[Late], paths: Sequence[Path], plan: Plan, side: Mapping[Path, Small]
+) -> dict[Path, Room]:
+    known = [Written(path, file.nbytes, NO_DIGEST, NO_DIGEST) for path, file in zip(paths, plan.files, strict=True)]
+    known += _written(side)
+    rooms = {}
+    for item in late:
+        nbytes = item.nbytes(known)
+        rooms[item.path] = Room(nbytes)
+        known.append(Written(item.path, nbytes, NO_DIGEST))
+    return rooms
+
+
+def _side_files(
+    plan: Plan, container: Container, target: Destination, places: Mapping[str, Path], on_request: Sequence[str]
+) -> dict[Path, Small]:
+    """Where each side file goes. A model on standard output has no place beside it."""
+    side: dict[Path, Small] = {}
+    wanted = {*places, *on_request}
+    for name in sorted(wanted - container.side_files.keys()):
+        raise UsageError("usage.side-file", f"{plan.target_name} has no {name}")
+    for name, content in container.side_files.items():
+        if name in container.on_request and name not in wanted:
+            continue
+        place = places.get(name) or _beside(target, name, content)
+        if place is None and name in container.on_request:
+            raise UsageError("usage.side-file", f"{name} must lie beside the model, and stdout has no place for it")
+        if place is not None and any(place.absolute() == other.absolute() for other in side):
+            raise UsageError("usage.side-file", f"{place} would be two of the files beside the model")
+        if place is not None:
+            side[place] = Small(name, content)
+    return side
+
+
+def _beside(target: Destination, name: str, content: bytes) -> Path | None:
+    if target.file is not None and target.format == "bump":
+        return place_beside(target.file, name, content)
+    return target.parent / name if target.parent is not None else None
+
+
+def _own_names(side: Mapping[Path, Small], target: Destination) -> Iterator[str]:
+    """What there is to say of side files that are not called what the engine reads."""
+    own = {small.name: path.name for path, small in side.items() if path.name == f"{target.file_name}.{small.name}"}
+    if own:
+        yield (
+            f"another bump file is there: what belongs to this one is {', '.join(own.values())}; "
+            f"the engine reads {', '.join(own)}, so a directory of its own (DST/) is better"
+        )
+
+
+def _check_apart(beside: Sequence[Path], paths: Sequence[Path]) -> None:
+    taken = {path.absolute() for path in beside}
+    for path in paths:
+        if path.absolute() in taken:
+            raise UsageError(
+                "usage.target", f"{path} would be both the model and a file beside it", hint="name another DST"
+            )
+
+
+def _holes(file: OutputFile) -> list[tuple[int, int]]:
+    return [(step.offset, step.nbytes) for step in file.steps if step.blank and step.nbytes >= SMALLEST_HOLE]
+
+
+def _of_pipe(container: Container, digest: bytes) -> tuple[str, str]:
+    """SHA-256 of the whole and of the payload; what follows a header is all that was hashed of it."""
+    return ("", digest.hex()) if container.frames[0].header else (digest.hex(), "")

@@ -1,0 +1,282 @@
+"""Stream the steps of a plan into files or a pipe, and count what they could not keep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ckconv.engine.pipeline import Pipeline
+from ckconv.engine.reread import Reread
+from ckconv.engine.rowmoves import moved_chunks, row_order
+from ckconv.engine.writeback import WriteBehind
+from ckconv.errors import OutputError, UnsupportedError, UsageError, listed
+from ckconv.io.files import Files
+from ckconv.output.filesystem import write_at, write_code
+from ckconv.plan.container import Container, Frame
+from ckconv.plan.steps import OutputFile, Plan, Step
+from ckconv.quant.convert import Action, Conversion
+
+if TYPE_CHECKING:
+    from ckconv.core.tensors import Tensor
+
+
+class Watcher(Protocol):
+    """Hears of progress: a phase begins with its total bytes, then bytes are done, with the tensor they belong to."""
+
+    def begin(self, phase: str, total: int) -> None:
+        """A phase of ``total`` bytes begins."""
+
+    def __call__(self, nbytes: int, name: str) -> None:
+        """``nbytes`` more are done."""
+
+
+class Unwatched:
+    """A watcher for whom nothing is done."""
+
+    def begin(self, phase: str, total: int) -> None:
+        """Ignored."""
+
+    def __call__(self, nbytes: int, name: str) -> None:
+        """Ignored."""
+
+
+class Losses:
+    """What steps could not keep: values that changed, and groups that no block holds."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.changed: dict[str, int] = {}
+        #: Tensor that adapters change -> the largest difference that they made to a value.
+        self.merged: dict[str, float] = {}
+        self._misfits: dict[str, int] = {}
+
+    @property
+    def path(self) -> Path:
+        """What is converted."""
+        return self._plan.index.path
+
+    def add(self, step: Step, count: int) -> None:
+        """``count`` values of a step's source did not survive."""
+        if count and step.source is not None:
+            counts = self._misfits if step.action is Action.REPACK else self.changed
+            counts[step.source.source] = counts.get(step.source.source, 0) + count
+
+    def check(self) -> None:
+        """Raise what may not be lost.
+
+        Raises:
+            UnsupportedError: ``plan.repack`` or ``plan.lossy``, naming every tensor.
+        """
+        options = self._plan.options
+        if self._misfits:
+            text = "{} have numbers that no block holds"
+            raise self._refusal("plan.repack", text, self._misfits, "groups", "--dequantize decodes them")
+        if self.changed and not options.allow_lossy:
+            what = options.dtype if options.dtype not in ("engine", "keep") else self._plan.target_name
+            text = f"{what} cannot hold {{}} exactly"
+            raise self._refusal("plan.lossy", text, self.changed, "values", "--allow-lossy rounds them")
+
+    def _refusal(self, code: str, text: str, counts: Mapping[str, int], unit: str, hint: str) -> UnsupportedError:
+        """``text`` with the sum in its place, and every tensor with its count."""
+        return UnsupportedError(
+            code,
+            text.format(f"{sum(counts.values()):,} {unit} of {len(counts)} tensors"),
+            path=self._plan.index.path,
+            tensor=next(iter(counts)),
+            hint=hint,
+            details=listed([f"{name}: {count:,} {unit}" for name, count in counts.items()]),
+        )
+
+
+class _Told:
+    """Tells a watcher of bytes, and of the tensor that they belong to."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._name = ""
+
+    def begin(self, name: str) -> None:
+        self._name = name
+        self._watcher(0, name)
+
+    def __call__(self, nbytes: int) -> None:
+        self._watcher(nbytes, self._name)
+
+
+def _stream(file: OutputFile, frame: Frame, files: Files, pipeline: Pipeline, told: _Told, losses: Losses) -> None:
+    """Run every step of a file."""
+    pipeline.put(frame.prologue)
+    following = iter(file.steps[1:])
+    for step in file.steps:
+        for tensor in _stored(next(following, None)):
+            files.will_need(tensor.extents[0].path, tensor.extents[0].offset, tensor.extents[0].nbytes)
+        _fill(pipeline, step.offset - frame.header_bytes, step.slot)
+        told.begin(step.target.name)
+        _run_step(step, files, pipeline, losses)
+    _fill(pipeline, file.nbytes - len(frame.epilogue) - frame.header_bytes, "the end")
+
+
+def _stored(step: Step | None) -> Iterator[Tensor]:
+    """The arrays that a step reads."""
+    for tensor in step.sources if step else ():
+        yield from (part for part in (tensor, *tensor.planes) if part.extents)
+
+
+def _fill(pipeline: Pipeline, until: int, what: str) -> None:
+    """Zeros up to where the next run of bytes begins."""
+    gap = until - pipeline.position
+    if gap < 0:
+        raise AssertionError(f"{what} is planned {-gap:,} bytes before the end of what is before it")
+    if gap:
+        pipeline.zeros(gap)
+
+
+def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> None:
+    """Append the step's bytes and count what they could not keep."""
+    if step.content is not None:
+        pipeline.put(step.content)
+        return
+    if step.source is None:
+        pipeline.zeros(step.nbytes)
+        return
+    extents = step.copied
+    if extents is not None:
+        for extent in extents:
+            pipeline.copy(
+                files.fd(extent.path), extent.offset, extent.nbytes, path=extent.path, tensor=step.source.source
+            )
+        return
+    order = row_order(step.source, step.target) if step.action is Action.COPY and not step.runs else None
+    if order is not None:
+        for moved in moved_chunks(step.source, order, files):
+            pipeline.put(moved)
+        return
+    from ckconv.io.rows import JoinedRows, RowReader, stored_chunks
+
+    assert step.conversion is not None
+    joined = JoinedRows(step.runs, step.target.layout.cols, files) if step.runs else None
+    reader = joined or RowReader(step.source, files)
+    conversion = Conversion(joined.dtype, joined.dtype) if joined else step.conversion
+    try:
+        for chunk, some in stored_chunks(reader, step.target.layout, conversion):
+            pipeline.put(chunk)
+            losses.add(step, some)
+    except UnsupportedError as error:  # rows do not know whose they are
+        if error.tensor is None:
+            error.tensor, error.path = step.source.source, str(losses.path)
+            error.message = f"{error.message}: {error.tensor}"
+        raise
+    if joined:
+        losses.add(step, joined.changed)
+    if reader.max_change:
+        name = step.target.name
+        losses.merged[name] = max(losses.merged.get(name, 0.0), reader.max_change)
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Of one file: what was meant to be written, and what is in it.
+
+    Attributes:
+        content: SHA-256 of prologue and tensors.
+        reread: (offset, bytes, SHA-256) of what was read again; ``None`` where that was not asked for.
+    """
+
+    content: bytes
+    reread: tuple[int, int, bytes] | None = None
+
+
+def write_files(
+    plan: Plan, container: Container, files: Files, fds: Iterable[int], watcher: Watcher, *, reread: bool = False
+) -> tuple[list[Digests], Losses]:
+    """Write every file.
+
+    Args:
+        fds: one a file, each used before the next is asked for.
+        reread: hash what is in a file whose header holds its digest, too.
+    """
+    watcher.begin("writing", plan.nbytes)
+    told, losses = _Told(watcher), Losses(plan)
+    digests: list[Digests] = []
+    for file, frame, fd in zip(plan.files, container.frames, fds, strict=True):
+        behind = Reread(fd, frame.header_bytes) if reread and frame.header else None
+        followers = (WriteBehind(fd), behind) if behind else (WriteBehind(fd),)
+        with Pipeline(fd, offset=frame.header_bytes, progress=told, followers=followers) as pipeline:
+            _stream(file, frame, files, pipeline, told, losses)
+            content = pipeline.finish()
+        digests.append(Digests(content, (behind.offset, behind.nbytes, behind.digest) if behind else None))
+        header = frame.header(content) if frame.header else b""
+        end = file.nbytes - len(frame.epilogue)
+        write_at(fd, header, 0)
+        write_at(fd, frame.epilogue, end)
+        told(frame.header_bytes + len(frame.epilogue))
+    losses.check()
+    return digests, losses
+
+
+def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watcher: Watcher) -> tuple[bytes, Losses]:
+    """Two passes where a header holds the digest of what follows it: a pipe cannot be gone back in.
+
+    The first pass also finds what may not be lost, before anything is written.
+    """
+    if len(plan.files) != 1:
+        hint = "leave out --max-shard-size" if plan.options.max_shard_bytes else "name a file or a directory"
+        raise UsageError("usage.target", f"{len(plan.files)} files cannot go to stdout", hint=hint)
+    file, frame = plan.files[0], container.frames[0]
+    told = _Told(watcher)
+    losses = counted = Losses(plan)
+    digest = b""
+    if frame.header or any(_may_lose(step) for step in file.steps):
+        watcher.begin("hashing", plan.nbytes)
+        with Pipeline(None, progress=told) as pipeline:
+            _stream(file, frame, files, pipeline, told, losses)
+            digest = pipeline.finish()
+        losses.check()
+        counted = Losses(plan)
+    watcher.begin("writing", plan.nbytes)
+    with _to_reader():
+        if frame.header:
+            _write_all(fd, frame.header(digest))
+        with Pipeline(fd, seekable=False, progress=told) as pipeline:
+            _stream(file, frame, files, pipeline, told, counted)
+            again = pipeline.finish()
+        if digest and again != digest:
+            raise OutputError("input.changed", "the input changed between two passes over it", path=plan.index.path)
+        _write_all(fd, frame.epilogue)
+    told(frame.header_bytes + len(frame.epilogue))
+    files.check_unchanged()
+    return again, losses
+
+
+@contextmanager
+def _to_reader() -> Iterator[None]:
+    """A model that its reader did not take whole is not there: unlike a listing, of which somebody wants the head.
+
+    Raises:
+        OutputError: ``output.write`` or ``output.space``.
+    """
+    try:
+        yield
+    except BrokenPipeError as error:
+        message = "stdout was closed by its reader before the model was complete"
+        raise OutputError("output.write", message) from error
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OutputError(write_code(error), f"stdout cannot be written: {error.strerror or error}") from error
+
+
+def _may_lose(step: Step) -> bool:
+    """Whether all of the step's values survive is only known when they are converted."""
+    conversions = [run.conversion for run in step.runs] if step.runs else [step.conversion]
+    return any(c is not None and (not c.exact or c.action is Action.REPACK) for c in conversions)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,225 @@
+"""Whether an output is what its source makes: every tensor, and everything that it says besides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice
+from pathlib import Path
+
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.content import content_of_index, content_of_plan
+from ckconv.engine.contentdiff import check_json, differences
+from ckconv.engine.readback import check_frame, check_kept
+from ckconv.engine.replan import plan_again, restoring_again
+from ckconv.engine.run import container_of
+from ckconv.engine.sums import FileDigests, check_listed, check_sums
+from ckconv.engine.verify import Progress, Verified, verify_soundly
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
+from ckconv.formats.bump.documents import check_documents
+from ckconv.plan.steps import Options, Plan
+from ckconv.record.conversion import ConversionRecord, recorded_options, records_of
+from ckconv.record.read import OpenRecord, record_beside
+
+CODE = "verify.content"
+
+#: Differences that are looked for: more say nothing more.
+_ENOUGH = 1_000
+
+_HINT = "repeat the options of the conversion, or compare --weights only"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is verified, and against what.
+
+    Attributes:
+        options: of the conversion, as far as they are known.
+        weights: the tensors alone.
+        named: side file -> where it is, if not beside the model.
+        directory: the output is a directory.
+    """
+
+    options: Options
+    weights: bool = False
+    named: Mapping[str, Path] | None = None
+    directory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What lies beside an output and says what it should be.
+
+    Attributes:
+        record: of the conversion.
+        sums: a list of checksums.
+        kept: the options that the source record of a bump file says, where there is no conversion record.
+    """
+
+    record: ConversionRecord | None
+    sums: Path | None
+    kept: Options = field(default_factory=Options)
+
+    @property
+    def path(self) -> Path | None:
+        """The record's."""
+        return self.record.path if self.record else None
+
+    def options(self, given: Options, adapters: Sequence[object]) -> Options:
+        """What was asked for: what is given, and what the record says besides.
+
+        Raises:
+            UsageError: ``usage.flag``, the record says that files were used which are not named.
+        """
+        if self.record is not None:
+            for flag in self.record.besides:
+                if not (adapters if flag.startswith("--adapter") else given.template):
+                    raise UsageError("usage.flag", f"{self.record.path.name} says that {flag} was given: name it again")
+        defaults = Options()
+        changed = {
+            option.name: getattr(given, option.name)
+            for option in fields(given)
+            if getattr(given, option.name) != getattr(defaults, option.name)
+        }
+        return replace(self.record.options if self.record else self.kept, **changed)
+
+
+def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> Beside:
+    """Hold every file of an output against the records and the checksums that lie beside it.
+
+    Args:
+        opened: what the user named.
+
+    Raises:
+        VerifyError: ``verify.checksum``, a file has another digest.
+        InputError: ``record.conversion`` or ``checksum.line``, what lies beside is malformed.
+    """
+    digests = FileDigests()
+    kept = None
+    if out.format == "bump":
+        with suppress(InputError):  # :func:`check_source_record` says so, after what is wrong with the output
+            kept = record_beside(out)
+    records = list(records_of(opened, out, kept))
+    for record in records:
+        faults = check_listed(record.path, record.outputs, digests)
+        if source is not None:
+            there = {path.name: path for path in (*source.files, *source.side_files)}
+            faults += [
+                f"{name} is not the file that was converted: its SHA-256 is {digests.of(there[name])}, {digest} was"
+                for name, digest in record.sources
+                if name in there and digests.of(there[name]) != digest
+            ]
+        if faults:
+            raise VerifyError("verify.checksum", faults[0], path=record.path, details=listed(faults[1:]))
+    options = recorded_options(kept) if kept and not records else Options()
+    return Beside(records[0] if records else None, check_sums(out, opened, digests), options)
+
+
+def check_source_record(out: TensorIndex) -> OpenRecord | None:
+    """The source record beside a bump file, checked whole; ``None`` where there is none.
+
+    Raises:
+        VerifyError: ``record.foreign`` or ``record.content``, it belongs to another bump file, or does not hold what
+            it lists.
+        InputError: ``record.*``, it is malformed.
+    """
+    if out.format != "bump":
+        return None
+    try:
+        found = record_beside(out)
+        if found is not None:
+            found.check()
+    except InputError as error:
+        if error.code in ("record.foreign", "record.content"):
+            raise VerifyError.of(error) from error
+        raise
+    return found
+
+
+def verify_alone(
+    out: TensorIndex, named: Mapping[str, Path] | None = None, *, progress: Progress | None = None
+) -> Verified:
+    """An output without its source: what it holds is well-formed.
+
+    Raises:
+        VerifyError: ``verify.*`` or ``bump.checksum``.
+        InputError: ``side.json``, a file beside it is malformed.
+    """
+    check_json(content_of_index(out, named))
+    found = verify_soundly(out, None, progress=progress)
+    check_documents(out, named)
+    return found
+
+
+def verify_whole(out: TensorIndex, source: TensorIndex, asked: Asked, *, progress: Progress | None = None) -> Verified:
+    """Every tensor against its source, then metadata, tokenizer and side files against what the source makes.
+
+    Raises:
+        VerifyError: ``verify.*`` or ``bump.checksum``, with every fault found.
+        InputError: ``side.json``, a file beside the output is malformed.
+    """
+    options = asked.options
+    plan: Plan | None = None
+    reason: UnsupportedError | None = None
+    if not asked.weights:
+        try:
+            plan = _plan(out, source, asked)
+        except UnsupportedError as error:
+            reason = error
+    left_out = [*options.drop, *(left.name for left in plan.left_out)] if plan else options.drop
+    found = verify_soundly(
+        out,
+        source,
+        left_out=left_out,
+        configuration=not (options.set_meta or options.drop_meta or asked.weights),
+        progress=progress,
+    )
+    if asked.weights:
+        return found
+    if reason is not None:
+        message = f"what it says besides its tensors cannot be known: {reason.message}"
+        raise VerifyError(CODE, message, path=out.path, details=reason.details, hint="--weights compares the tensors")
+    assert plan is not None
+    faults = _faults(out, source, asked, plan)
+    if faults:
+        raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=_HINT)
+    return found
+
+
+def _plan(out: TensorIndex, source: TensorIndex, asked: Asked) -> Plan:
+    options = replace(asked.options, source_record=False)
+    plan = plan_again(source, out, options, directory=asked.directory)
+    plan.check()
+    return plan
+
+
+def _faults(out: TensorIndex, source: TensorIndex, asked: Asked, plan: Plan) -> list[str]:
+    if source.format == "bump" and out.format != "bump" and _is_restored(out, source, asked):
+        return []
+    meant = content_of_plan(plan, container_of(plan))
+    return [str(fact) for fact in islice(differences(content_of_index(out, asked.named), meant), _ENOUGH)]
+
+
+def _is_restored(out: TensorIndex, source: TensorIndex, asked: Asked) -> bool:
+    """The output is the very source that the record beside the bump file keeps."""
+    try:
+        plan = restoring_again(source, out, asked.options, directory=asked.directory)
+        if not plan.restores or plan.refusals or len(plan.files) != len(out.files):
+            return False
+        container = container_of(plan)
+        paths = sorted(out.files) if out.format != "gguf" else list(out.files)
+        for path, file, frame in zip(paths, plan.files, container.frames, strict=True):
+            with path.open("rb", buffering=0) as opened:
+                check_frame(file, frame, b"", opened.fileno(), path)
+        check_kept(plan, paths, out.path)
+    except CkconvError as error:
+        if isinstance(error, InputError) and not error.code.startswith("record."):
+            raise
+        return False
+    place = out.files[0].parent
+    return all(_holds(place / name, content) for name, content in container.side_files.items())
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content

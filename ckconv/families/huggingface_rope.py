@@ -1,0 +1,223 @@
+"""How a ``config.json`` makes its reader rotate: base, scaling, the part of a head; and what contradicts itself.
+
+Sources: ``RotaryEmbeddingConfigMixin`` of modeling_rope_utils.py, transformers 5.23, and its overrides by gemma3 and
+phi3; ``ModelArgs`` of mlx-lm 0.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckconv.core.config import PARAMETERS, Fail, checked_number
+from ckconv.core.key_table import MLX_LM, TRANSFORMERS
+from ckconv.families.huggingface_defaults import ROPE_THETAS
+from ckconv.families.key_tables.rope import ROPE_KEYS
+
+_THETA = next(parameter for parameter in PARAMETERS if parameter.field == "rope_theta")
+_DEFAULT_THETA = 10_000.0
+
+#: Types whose frequencies follow from the context length before scaling; the model's own, where none is said.
+_FROM_CONTEXT = ("llama3", "yarn", "longrope")
+
+#: Numbers that a type cannot do without.
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+
+#: What mlx-lm takes for a number that is not there, in Llama3RoPE and YarnRoPE of its rope_utils.py.
+_OF_MLX: Mapping[str, Mapping[str, Any]] = {
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    "yarn": {"original_max_position_embeddings": 4096},
+}
+
+#: Classes of mlx-lm that turn by no scaling, and the one that looks for it in ``rope_parameters`` too.
+_MLX_UNSCALED, _MLX_NESTED = frozenset({"mixtral", "qwen3_moe"}), frozenset({"qwen3"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """What was found.
+
+    Attributes:
+        theta: the base.
+        part: of a head that is turned.
+        scaling: every number that its type needs, under Hugging Face's keys; ``None`` where nothing is scaled.
+        modifiers: what else changes the angles, as "key = value".
+        unknown: keys of the tables that nobody reads.
+    """
+
+    theta: float
+    part: float = 1.0
+    scaling: Mapping[str, Any] | None = None
+    modifiers: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def read_rope(own: Mapping[str, Any], model_type: str, consumer: str, context: int, fail: Fail) -> Rope:
+    """Read both styles, ``rope_theta`` with ``rope_scaling`` and ``rope_parameters``, as the consumer does.
+
+    Args:
+        context: the model's context length.
+    """
+    scaling = _object(own.get("rope_scaling"), "rope_scaling", fail)
+    nested = _object(own.get("rope_parameters"), "rope_parameters", fail)
+    gemma = model_type == "gemma3_text"
+    local: Mapping[str, Any] = {}
+    if gemma:
+        local = _object(nested.get("sliding_attention"), "rope_parameters.sliding_attention", fail)
+        nested = _object(nested.get("full_attention"), "rope_parameters.full_attention", fail)
+    where = "rope_parameters.full_attention" if gemma else "rope_parameters"
+    default = ROPE_THETAS[consumer].get(model_type, _DEFAULT_THETA)
+    stated = {
+        name: checked_number(name, value, _THETA, fail)
+        for name, value in (
+            ("rope_theta", own.get("rope_theta")),
+            (f"{where}.rope_theta", nested.get("rope_theta")),
+            ("rope_scaling.rope_theta", scaling.get("rope_theta")),
+        )
+        if value is not None
+    }
+    found = _of_mlx if consumer == MLX_LM else _of_transformers
+    theta, table, name = found(own, model_type, scaling, nested, stated, default, where)
+    modifiers: list[str] = []
+    for key, value in stated.items():
+        if value == 0:
+            raise fail(f"{key} is 0")
+        if value != theta:
+            if consumer == TRANSFORMERS:
+                raise fail(f"{_said(stated, theta)} is {theta:,}, {key} is {value:,}")
+            modifiers.append(f"{key} = {value!r} beside {theta:,}, which mlx-lm takes")
+    kind = _kind(table, name, consumer, fail)
+    if consumer == MLX_LM and table is not nested and _kind(nested, where, TRANSFORMERS, fail) not in ("default", kind):
+        modifiers.append(f"{where}.rope_type = {nested.get('rope_type')!r}, which mlx-lm does not read")
+    if local and _kind(local, "rope_parameters.sliding_attention", consumer, fail) != "default":
+        modifiers.append(f"rope_parameters.sliding_attention.rope_type = {local.get('rope_type')!r}")
+    part = _part(own, table, name, model_type, consumer, fail)
+    known = ROPE_KEYS.get(kind)
+    unknown = [f"{name}.{key}" for key in known.unknown(table)] if known else []
+    if kind == "default":
+        return Rope(float(theta), part, None, tuple(modifiers), tuple(unknown))
+    if known:
+        merged = table if part == 1 or kind == "longrope" else {**table, "partial_rotary_factor": part}
+        modifiers += [f"{name}.{key} = {merged[key]!r}" for key in known.active(merged, consumer)]
+    made = _completed(own, table, kind, name, consumer, context, fail)
+    return Rope(float(theta), part if kind == "longrope" else 1.0, made, tuple(modifiers), tuple(unknown))
+
+
+Found = tuple[float, Mapping[str, Any], str]
+
+
+def _of_transformers(
+    own: Mapping[str, Any], model_type: str, scaling: Mapping[str, Any], nested: Mapping[str, Any],
+    stated: Mapping[str, float], default: float, where: str,
+) -> Found:  # fmt: skip
+    """``rope_scaling`` takes the place of ``rope_parameters`` where it says anything; of gemma's it adds to them."""
+    table: Mapping[str, Any]
+    if model_type == "gemma3_text":
+        table, name = {**nested, **scaling}, where
+    else:
+        table, name = (scaling, "rope_scaling") if scaling else (nested, where)
+    theta = table.get("rope_theta")
+    return stated.get("rope_theta", default) if theta is None else float(theta), table, name
+
+
+def _of_mlx(
+    own: Mapping[str, Any], model_type: str, scaling: Mapping[str, Any], nested: Mapping[str, Any],
+    stated: Mapping[str, float], default: float, where: str,
+) -> Found:  # fmt: skip
+    """The keys at the top, which only qwen 3's class looks for in ``rope_parameters`` too."""
+    theta = stated.get("rope_theta")
+    if model_type in _MLX_NESTED and own.get("rope_theta") is None:
+        theta = stated.get(f"{where}.rope_theta")
+    table, name = scaling, "rope_scaling"
+    if model_type in _MLX_NESTED and own.get("rope_scaling") is None:
+        table, name = nested, where
+    return default if theta is None else theta, {} if model_type in _MLX_UNSCALED else table, name
+
+
+def _said(stated: Mapping[str, float], theta: float) -> str:
+    return next((key for key, value in stated.items() if value == theta), "rope_theta")
+
+
+def _object(value: object, name: str, fail: Fail) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise fail(f"{name} must be an object, got {type(value).__name__}")
+    return value
+
+
+def _kind(table: Mapping[str, Any], name: str, consumer: str, fail: Fail) -> str:
+    """The type, which a table without one has too: ``default``, whatever else it says."""
+    kinds = {key: table[key] for key in ("rope_type", "type") if table.get(key) is not None}
+    for key, kind in kinds.items():
+        if not isinstance(kind, str):
+            raise fail(f"{name}.{key} must be a word, got {kind!r}")
+    if len(set(kinds.values())) > 1:
+        raise fail(f"{name}.rope_type is {table['rope_type']!r}, {name}.type is {table['type']!r}")
+    return next(iter(kinds.values()), "default")
+
+
+def _part(
+    own: Mapping[str, Any], table: Mapping[str, Any], name: str, model_type: str, consumer: str, fail: Fail
+) -> float:
+    """The part of a head that the class turns, or would turn if it did not take all of it."""
+    stated = {"partial_rotary_factor": own.get("partial_rotary_factor")}
+    if consumer == TRANSFORMERS:
+        stated[f"{name}.partial_rotary_factor"] = table.get("partial_rotary_factor")
+    found = {key: value for key, value in stated.items() if value is not None}
+    for key, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            raise fail(f"{key} must be a number above 0 and at most 1, got {value!r}")
+    if len(set(found.values())) > 1:
+        (first, one), (second, other) = found.items()
+        raise fail(f"{first} is {one}, {second} is {other}")
+    return float(next(iter(found.values()), 1.0))
+
+
+def _completed(
+    own: Mapping[str, Any], table: Mapping[str, Any], kind: str, name: str, consumer: str, context: int, fail: Fail
+) -> dict[str, Any]:
+    """The scaling with the numbers that its reader takes for those that are not there."""
+    made = {key: value for key, value in table.items() if key != "type"} | {"rope_type": kind}
+    if consumer == MLX_LM:
+        made |= {key: value for key, value in _OF_MLX.get(kind, {}).items() if made.get(key) is None}
+    elif kind in _FROM_CONTEXT:
+        original = own.get("original_max_position_embeddings", table.get("original_max_position_embeddings"))
+        made["original_max_position_embeddings"] = original = context if original is None else original
+        if kind == "yarn" and "factor" in table and table["factor"] is None and isinstance(original, int) and original:
+            made["factor"] = context / original
+        if kind == "yarn" and not (made.get("mscale") and made.get("mscale_all_dim")):
+            made = {key: value for key, value in made.items() if key not in ("mscale", "mscale_all_dim")}
+    for key in _NEEDED.get(kind, ()):
+        if made.get(key) is None:
+            raise fail(f"{name}.{key} is missing, which rope_type {kind} needs")
+    for key, value in _numbers(made):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise fail(f"{name}.{key} must be a number above 0, got {value!r}")
+    if kind == "llama3" and made["low_freq_factor"] == made["high_freq_factor"]:
+        raise fail(f"{name}.low_freq_factor and {name}.high_freq_factor are both {made['low_freq_factor']}")
+    return made
+
+
+_NUMBERS = (
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "factor",
+    "high_freq_factor",
+    "low_freq_factor",
+    "mscale",
+    "mscale_all_dim",
+    "original_max_position_embeddings",
+)
+
+
+def _numbers(made: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    for key in _NUMBERS:
+        if made.get(key) is not None:
+            yield key, made[key]

@@ -1,0 +1,94 @@
+"""Which layers of a ``config.json`` see a sliding window only, as their reader takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckconv.core.config import Fail
+from ckconv.core.key_table import MLX_LM
+from ckconv.families.gemma3 import FULL, PERIOD, SLIDING, periodic
+
+#: Model types of transformers whose layers all slide, if any does.
+_ALL_OR_NONE = frozenset({"mistral", "mixtral", "phi3"})
+#: Those that slide only where ``use_sliding_window`` says so; those of them whose layers are told apart.
+_SWITCHED, _BY_LAYER = frozenset({"qwen2", "qwen3", "qwen3_moe"}), frozenset({"qwen2", "qwen3"})
+#: Layers below this one have full attention, where nothing is said (Qwen2Config, Qwen3Config).
+_MAX_WINDOW_LAYERS = 28
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """What was found.
+
+    Attributes:
+        size: in tokens, ``None`` where no layer slides.
+        layer_types: ``sliding_attention`` or ``full_attention`` for every layer, ``None`` where all are alike.
+    """
+
+    size: int | None
+    layer_types: tuple[str, ...] | None = None
+
+
+def read_windows(
+    own: Mapping[str, Any], model_type: str, consumer: str, size: int | None, layers: int, fail: Fail
+) -> Windows:
+    """Read the window.
+
+    Args:
+        size: what ``sliding_window`` says, or the class takes for it; ``None`` for none.
+    """
+    if model_type == "gemma3_text":
+        return _of_gemma3(own, consumer, size, layers, fail)
+    if consumer == MLX_LM:
+        if model_type not in ("llama", "mistral"):
+            return Windows(None)
+        types = _listed(own.get("layer_types"), layers, fail) or ()
+    elif model_type in _ALL_OR_NONE:
+        types = (SLIDING,) * layers
+    elif model_type in _SWITCHED and own.get("use_sliding_window"):
+        types = _of_qwen(own, model_type, size, layers, fail)
+    else:
+        return Windows(None)
+    if size is None or SLIDING not in types:
+        return Windows(None)
+    if size == 0:
+        raise fail("sliding_window is 0")
+    return Windows(size, types if FULL in types else None)
+
+
+def _of_qwen(own: Mapping[str, Any], model_type: str, size: int | None, layers: int, fail: Fail) -> tuple[str, ...]:
+    if model_type not in _BY_LAYER:
+        return (SLIDING,) * layers
+    stated = _listed(own.get("layer_types"), layers, fail)
+    if stated is not None:
+        return stated
+    first = own.get("max_window_layers", _MAX_WINDOW_LAYERS)
+    if isinstance(first, bool) or not isinstance(first, int):
+        raise fail(f"max_window_layers must be a whole number, got {first!r}")
+    return tuple(SLIDING if size is not None and n >= first else FULL for n in range(layers))
+
+
+def _of_gemma3(own: Mapping[str, Any], consumer: str, size: int | None, layers: int, fail: Fail) -> Windows:
+    """The class of transformers takes the list where there is one, and no notice of ``_sliding_window_pattern``."""
+    types = None if consumer == MLX_LM else _listed(own.get("layer_types"), layers, fail)
+    if types is None:
+        period = own.get("sliding_window_pattern", PERIOD)
+        if isinstance(period, bool) or not isinstance(period, int) or period <= 0:
+            raise fail(f"sliding_window_pattern must be a whole number above 0, got {period!r}")
+        types = periodic(layers, period)
+    if SLIDING in types and not size:
+        said = "null" if own.get("sliding_window", 0) is None else own.get("sliding_window")
+        raise fail(f"sliding_window is {said}, and {types.count(SLIDING)} layers slide")
+    return Windows(size, types)
+
+
+def _listed(kinds: object, layers: int, fail: Fail) -> tuple[str, ...] | None:
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or not all(kind in (SLIDING, FULL) for kind in kinds):
+        raise fail(f"layer_types must list {SLIDING} or {FULL} for every layer")
+    if len(kinds) != layers:
+        raise fail(f"layer_types has {len(kinds):,} entries, num_hidden_layers is {layers:,}")
+    return tuple(kinds)

@@ -1,0 +1,1 @@
+"""The bump files of C-Kernel-Engine."""

@@ -1,0 +1,85 @@
+"""The configuration beside a bump file, held against what the file's own header says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.config import PARAMETERS, Fail, ModelConfig, build_config, checked_number, shortest_float32
+from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.families.architectures import family_of_model_type
+from ckconv.families.gemma3 import periodic
+from ckconv.io.json import Document, read_object, shown
+
+CONFIG_NAME = "config.json"
+_DOCUMENT = Document(what="configuration", code="model.config", duplicate_code="model.config", limit=64 << 20)
+
+
+def load_config(path: Path, *, required: bool) -> Mapping[str, Any] | None:
+    """The document at ``path``, or ``None`` where there is none and none is required.
+
+    Raises:
+        InputError: ``model.config``; those of ``open_source``.
+    """
+    if not required and not path.exists():
+        return None
+    return read_object(path, _DOCUMENT)
+
+
+def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int]) -> ModelConfig:
+    """The hyper-parameters: those of the header, and what else the configuration knows.
+
+    Args:
+        config: under Hugging Face's keys.
+        header: field of :class:`ModelConfig` -> number. Without key/value heads (version 3) the head size must follow
+            from the others.
+
+    Raises:
+        InputError: ``model.config``, the two contradict each other.
+        UnsupportedError: ``model.architecture``.
+    """
+
+    def fail(message: str) -> InputError:
+        return InputError("model.config", f"{CONFIG_NAME}: {message}", path=path)
+
+    values: dict[str, int | float] = {}
+    names: dict[str, str] = {}
+    for parameter in PARAMETERS:
+        names[parameter.field] = parameter.huggingface[0] if parameter.huggingface else parameter.field
+        for key in parameter.huggingface:
+            if config.get(key) is not None:
+                names[parameter.field] = key
+                values[parameter.field] = checked_number(key, config[key], parameter, fail)
+                break
+    for field, number in header.items():
+        if field != "head_dim":
+            if field in values and values[field] != number:
+                raise fail(f"{names[field]} is {values[field]:,}, the file's header says {number:,}")
+            values[field] = number
+        elif "num_kv_heads" in header:
+            values.setdefault(field, number)
+    model_type = str(config.get("model_type", "llama"))
+    family = family_of_model_type(model_type)
+    if family is None:
+        raise UnsupportedError("model.architecture", f"model_type {quoted(model_type)} has no rules", path=path)
+    model = build_config(family, model_type, values, names, fail, vocab_size=header["vocab_size"], rope=True)
+    if model.head_dim != header["head_dim"]:
+        raise fail(f"head_dim is {model.head_dim}, the file's header says {header['head_dim']}")
+    if not model.ffn_size:
+        raise fail(f"{names['ffn_size']} is missing")
+    return _gemma3(config, model, fail) if family == "gemma3" else model
+
+
+def _gemma3(config: Mapping[str, Any], model: ModelConfig, fail: Fail) -> ModelConfig:
+    """With what the documents say of the layers that slide."""
+    local, period = config.get("rope_local_base_freq"), config.get("sliding_window_pattern")
+    if local is not None:
+        number = next(parameter for parameter in PARAMETERS if parameter.field == "rope_theta")
+        local = shortest_float32(float(checked_number("rope_local_base_freq", local, number, fail)))
+    if period is None:
+        return replace(model, local_rope_theta=local or None)
+    if isinstance(period, bool) or not isinstance(period, int) or period < 0:
+        raise fail(f"sliding_window_pattern must be a whole number, got {shown(period)}")
+    return replace(model, local_rope_theta=local or None, layer_types=periodic(model.num_layers, period))

@@ -1,0 +1,227 @@
+"""The documents beside a bump file, held against the file: what no checksum covers and the engine works from.
+
+``build_ir_v7.py`` takes everything from ``weights_manifest.json`` and fills what its ``config`` lacks from
+``config.json``; ``src/ckernel_ir.c`` (bump 3) takes everything from ``config.json``, and 0 for what it does not find.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.config import PARAMETERS
+from ckconv.core.tensors import TensorIndex
+from ckconv.errors import VerifyError, listed
+from ckconv.families.architectures import FAMILIES
+from ckconv.formats.bump.beside import document_beside
+from ckconv.formats.bump.config import CONFIG_NAME, load_config
+from ckconv.formats.bump.header5 import read_bump5
+from ckconv.formats.bump.manifest import MANIFEST_NAME, load_manifest
+from ckconv.formats.bump.metadata import HUGGINGFACE_KEYS
+from ckconv.formats.bump.slots import TYPE_WORDS
+from ckconv.formats.bump.spec import (
+    EXTENDED_HEADER_BYTES,
+    EXTENSION_BYTES,
+    HEADER_BYTES,
+    HeaderV3,
+    HeaderV4,
+    canonical_json,
+)
+from ckconv.io.bytesource import open_source
+
+CODE = "verify.document"
+
+Document = Mapping[str, Any]
+
+#: Parameters that the engine looks for in ``config.json``; each has several names.
+_SOUGHT = frozenset({
+    "num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "vocab_size", "context_length", "norm_eps",
+    "rope_theta",
+})  # fmt: skip
+
+#: Other keys of a ``config.json`` that is written for bump 3.
+_BUMP3_KEYS = ("architectures", "model_type", "tie_word_embeddings", "rope_layout")
+
+#: A key that is as close as this to one that is missing is that one, misspelt.
+_ALIKE = 0.85
+
+#: Fields that not every header has.
+_COUNTS = ("num_merges", "total_vocab_bytes")
+
+#: Keys of a manifest, and of one of its entries; the engine's runner may add others.
+_MANIFEST_KEYS = frozenset({
+    "version", "model", "bump_layout", "config", "quant_summary", "template", "special_tokens", "tokenizer_contract",
+    "chat_contract", "num_layers", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
+    "vocab_size", "context_length", "has_attention_biases", "has_qk_norm", "num_merges", "total_vocab_bytes", "entries",
+})  # fmt: skip
+_ENTRY_KEYS = frozenset(("name", "dtype", "file_offset", "size"))
+
+#: Field of the header -> what the engine's documents call it.
+_HEADER_KEYS = {
+    "num_layers": "num_layers",
+    "hidden_size": "embed_dim",
+    "num_heads": "num_heads",
+    "num_kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "ffn_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "context_length": "context_length",
+    "num_merges": "num_merges",
+    "total_vocab_bytes": "total_vocab_bytes",
+}
+
+
+def check_documents(index: TensorIndex, named: Mapping[str, Path] | None = None) -> None:
+    """Check the documents beside a bump file, as far as they are there; of another format there are none.
+
+    Args:
+        named: document -> where it is, if not beside the file.
+
+    Raises:
+        VerifyError: ``verify.document``, with every fault found.
+        InputError: a document is malformed.
+    """
+    if index.format != "bump":
+        return
+    paths = {
+        name: (named or {}).get(name) or document_beside(index.path, name) for name in (CONFIG_NAME, MANIFEST_NAME)
+    }
+    config, manifest = load_config(paths[CONFIG_NAME], required=False), load_manifest(paths[MANIFEST_NAME])
+    header = index.facts["header"]
+    if isinstance(header, HeaderV3):
+        _check(paths[CONFIG_NAME], [*_unnamed(config), *_misspelt(config, _BUMP3_KEYS)] if config is not None else [])
+        return
+    metadata = _metadata(index)
+    if manifest is not None:
+        _check(paths[MANIFEST_NAME], _manifest_faults(manifest, metadata, header, index))
+    if config is not None:
+        # Nobody else's manifest of version 4 has a configuration.
+        ours = _ours(metadata) if index.version == 5 else isinstance((manifest or {}).get("config"), dict)
+        described = (metadata or manifest or {}) if ours else {}
+        _check(paths[CONFIG_NAME], _config_faults(config, described, header))
+
+
+def _check(path: Path, faults: list[str]) -> None:
+    if faults:
+        raise VerifyError(CODE, faults[0], path=path, details=listed(faults[1:]))
+
+
+def _metadata(index: TensorIndex) -> Document | None:
+    with open_source(index.path) as source:
+        metadata = read_bump5(index.path, source, source.read_whole(0, HEADER_BYTES), index.version).metadata
+    return metadata.document if metadata else None
+
+
+def _ours(metadata: Document | None) -> bool:
+    return str((metadata or {}).get("created_by", "")).startswith("ckconv ")
+
+
+def _unnamed(config: Document) -> Iterator[str]:
+    """Parameters that the engine does not find. Its parser searches the text, wherever a key stands."""
+    nested = [part for key in ("text_config", "rope_parameters") if isinstance(part := config.get(key), dict)]
+    for parameter in PARAMETERS:
+        names = parameter.huggingface
+        if parameter.field in _SOUGHT and not any(name in part for part in (config, *nested) for name in names):
+            yield f"it has no {names[0]}"
+
+
+def _misspelt(config: Document, keys: tuple[str, ...]) -> Iterator[str]:
+    known = {name for parameter in PARAMETERS for name in parameter.huggingface} | set(keys)
+    for key in keys:
+        near = get_close_matches(key, [name for name in config if name not in known], 1, _ALIKE)
+        if key not in config and near:
+            yield f"it has no {key}, but {near[0]!r}"
+
+
+def _manifest_faults(manifest: Document, metadata: Document | None, header: HeaderV4, index: TensorIndex) -> list[str]:
+    config = manifest.get("config")
+    config = config if isinstance(config, dict) else {}
+    faults = []
+    if manifest.get("version", 5) not in (index.version, 5):
+        faults.append(f"version is {manifest['version']!r}, the file's is {index.version}")
+    for field, key in _HEADER_KEYS.items():
+        if field in _COUNTS and not header.tokenizer_fields:
+            continue
+        for where, document in (("", manifest), ("config.", config)):
+            if key in document and document[key] != getattr(header, field):
+                faults.append(f"{where}{key} is {document[key]!r}, the file's header says {getattr(header, field):,}")
+    layout = manifest.get("bump_layout") if index.facts["layout"].endswith("-D") else None
+    sizes = {"header_size": HEADER_BYTES, "ext_metadata_size": EXTENSION_BYTES, "data_start": EXTENDED_HEADER_BYTES}
+    layout = layout if isinstance(layout, dict) else {}
+    for key, size in sizes.items():
+        if layout.get(key, size) != size:
+            faults.append(f"bump_layout.{key} is {layout[key]!r}, the file's is {size}")
+    faults += _summary_faults(manifest.get("quant_summary"), index)
+    if metadata is None:
+        return faults
+    for name in ("config", "quant_summary", "template"):
+        faults += _differences(name, manifest.get(name), metadata.get(name))
+    if not faults and _ours(metadata) and _digest(manifest, metadata) != metadata.get("manifest_hash"):
+        faults.append("it is not what the file was written with: the SHA-256 in the file's metadata is another one")
+    return faults
+
+
+def _summary_faults(summary: object, index: TensorIndex) -> Iterator[str]:
+    """Types that are not those of the tensors; only what stands there counts."""
+    if not isinstance(summary, dict):
+        return
+    words = {tensor.source: TYPE_WORDS.get(tensor.dtype.name, "") for tensor in index.tensors.values()}
+    words["lm_head"] = words.get("output.weight") or words.get("lm_head_weight") or words.get("token_emb", "")
+    for name, value in summary.items():
+        parts = {f"{name}.{slot}": word for slot, word in value.items()} if isinstance(value, dict) else {name: value}
+        for slot, word in parts.items():
+            if slot in words and words[slot] != word:
+                yield f"quant_summary: {slot} is {word!r}, in the file {words[slot]}"
+
+
+def _differences(name: str, stated: object, inside: object) -> Iterator[str]:
+    """What a part of the manifest says otherwise than the metadata, or not; what it says besides is nobody's fault."""
+    if not isinstance(inside, dict):
+        return
+    stated = stated if isinstance(stated, dict) else {}
+    for key, value in inside.items():
+        if key not in stated:
+            yield f"{name} has no {key}"
+        elif stated[key] != value:
+            yield f"{name}.{key} is not what the file's metadata says"
+
+
+def _digest(manifest: Document, metadata: Document) -> str:
+    """SHA-256 of the manifest without what the engine's runner may have added."""
+    known = metadata.get("config")
+    kept = {key: value for key, value in manifest.items() if key in _MANIFEST_KEYS}
+    kept |= dict.fromkeys(("tokenizer_contract", "chat_contract"))
+    kept["entries"] = [{key: entry[key] for key in _ENTRY_KEYS & entry.keys()} for entry in manifest["entries"]]
+    if isinstance(known, dict) and isinstance(kept.get("config"), dict):
+        kept["config"] = {key: value for key, value in kept["config"].items() if key in known}
+    return hashlib.sha256(canonical_json(kept)).hexdigest()
+
+
+def _config_faults(config: Document, described: Document, header: HeaderV4) -> list[str]:
+    """What ``config.json`` lacks, or says otherwise than the documents that ckconv wrote with it."""
+    faults = list(_unnamed(config))
+    known = described.get("config")
+    if not isinstance(known, dict):
+        return faults
+    stated: Mapping[str, Any] = known
+    expected = {HUGGINGFACE_KEYS.get(key, key): stated[key] for key in stated if key not in _BUILDERS_OWN}
+    expected |= {"num_merges": header.num_merges, "total_vocab_bytes": header.total_vocab_bytes}
+    classes = [family.hf_class for family in FAMILIES.values() if family.gguf == known.get("model")]
+    if classes:
+        expected["architectures"] = classes[:1]
+    for key, value in expected.items():
+        if key not in config and f"it has no {key}" not in faults:
+            faults.append(f"it has no {key}")
+        elif key in config and config[key] != value:
+            faults.append(f"{key} is {config[key]!r}, {value!r} in {MANIFEST_NAME} and the file")
+    return faults
+
+
+#: Keys of the builder's configuration that ``config.json`` does not repeat.
+_BUILDERS_OWN = frozenset({
+    "rotary_dim", "rope_scaling_type", "rope_scaling_factor", "rope_original_context_length", "rope_beta_fast",
+    "rope_beta_slow", "rope_attn_factor",
+})  # fmt: skip

@@ -1,0 +1,217 @@
+"""The JSON documents of a bump 5 or 4 file: manifest, configuration, and the metadata at the end of the file.
+
+Source: what ``version/v7/scripts/convert_gguf_to_bump_v7.py`` writes; ``build_ir_v7.py`` works from the manifest alone
+and fills what its ``config`` lacks from ``config.json``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ckconv import __version__
+from ckconv.core.config import ModelConfig
+from ckconv.families.architectures import FAMILIES, Family
+from ckconv.formats.bump.gemma3 import carried
+from ckconv.formats.bump.placement import Geometry
+from ckconv.formats.bump.slots import CONTENT_WORDS, TYPE_WORDS
+from ckconv.formats.bump.spec import (
+    EXTENDED_HEADER_BYTES,
+    EXTENSION_BYTES,
+    FOOTER,
+    FOOTER_MAGIC,
+    HEADER_BYTES,
+    canonical_json,
+)
+from ckconv.plan.steps import Step
+
+#: Matrices of a layer whose types the quantisation summary lists.
+_SUMMARISED = ("wq", "wk", "wv", "wo", "w1", "w2")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the documents are made of.
+
+    Attributes:
+        steps: the payload.
+        tied: there is no output head of its own.
+        own_rope_layout: ``split`` where Q and K rows are not as the template rotates them, else empty.
+        total_vocab_bytes: bytes of the token strings.
+        template: the engine's, ``None`` where none was given.
+        created: seconds since 1970, ``None`` for no date.
+    """
+
+    config: ModelConfig
+    geometry: Geometry
+    steps: tuple[Step, ...]
+    tied: bool
+    own_rope_layout: str
+    num_merges: int
+    total_vocab_bytes: int
+    special_tokens: Mapping[str, Any]
+    texts: Mapping[str, str]
+    template: Mapping[str, Any] | None
+    created: int | None
+
+    @property
+    def family(self) -> Family:
+        """The model's family."""
+        return FAMILIES[self.config.family]
+
+    @property
+    def optional(self) -> dict[str, Any]:
+        """Keys that manifest and ``config.json`` only have where there is something to say."""
+        layout = {"rope_layout": self.own_rope_layout} if self.own_rope_layout else {}
+        window = {"sliding_window": self.config.sliding_window} if self.config.sliding_window else {}
+        return {**layout, **window, **carried(self.config), **self.texts}
+
+
+def entries(steps: tuple[Step, ...]) -> list[dict[str, Any]]:
+    """The manifest's entries: one a slot, in file order; offsets are absolute."""
+    found: dict[str, dict[str, Any]] = {}
+    for step in steps:
+        entry = found.get(step.slot)
+        if entry is not None:
+            entry["size"] += step.nbytes
+            continue
+        words = TYPE_WORDS if step.content is None else CONTENT_WORDS
+        word = words[step.target.dtype.name]
+        found[step.slot] = {"name": step.slot, "dtype": word, "file_offset": step.offset, "size": step.nbytes}
+    return list(found.values())
+
+
+def manifest(facts: Facts) -> dict[str, Any]:
+    """``weights_manifest.json``."""
+    g = facts.geometry
+    names = {step.target.name for step in facts.steps if step.source is not None}
+    template = {} if facts.template is None else {"template": _template(facts)}
+    return {
+        "version": 5,
+        "model": facts.family.gguf,
+        "bump_layout": {
+            "header_size": HEADER_BYTES,
+            "ext_metadata_size": EXTENSION_BYTES,
+            "data_start": EXTENDED_HEADER_BYTES,
+            "description": "Offsets: [0..header_size) header, [header_size..data_start) ext_metadata, "
+            "[data_start..] dtype_table + weights",
+        },
+        # In both versions: without them the builder takes head size, rotation and types for others than they are.
+        "config": _config(facts),
+        "quant_summary": _summary(facts.steps),
+        **template,
+        "special_tokens": dict(facts.special_tokens) or None,
+        "tokenizer_contract": None,
+        "chat_contract": None,
+        "num_layers": g.num_layers,
+        "embed_dim": g.hidden,
+        "num_heads": g.heads,
+        "num_kv_heads": g.kv_heads,
+        "head_dim": g.head,
+        "intermediate_size": g.ffn,
+        "vocab_size": g.vocab,
+        "context_length": g.context,
+        "has_attention_biases": "layers.0.attention.q.bias" in names,
+        "has_qk_norm": "layers.0.attention.q_norm.weight" in names,
+        "num_merges": facts.num_merges,
+        "total_vocab_bytes": facts.total_vocab_bytes,
+        "entries": entries(facts.steps),
+    }
+
+
+def _config(facts: Facts) -> dict[str, Any]:
+    c, g = facts.config, facts.geometry
+    return {
+        "model": facts.family.gguf,
+        "embed_dim": g.hidden,
+        "attn_out_dim": g.heads * g.head,
+        "num_layers": g.num_layers,
+        "num_heads": g.heads,
+        "num_kv_heads": g.kv_heads,
+        "head_dim": g.head,
+        "intermediate_size": g.ffn,
+        "context_length": g.context,
+        "rope_theta": c.rope_theta,
+        "rotary_dim": c.rotary_dim,
+        "rope_scaling_type": "none",
+        "rope_scaling_factor": 1.0,
+        "rope_original_context_length": g.context,
+        "rope_beta_fast": 0.0,
+        "rope_beta_slow": 0.0,
+        "rope_attn_factor": 1.0,
+        "vocab_size": g.vocab,
+        "rms_eps": c.norm_eps,
+        "tie_word_embeddings": facts.tied,
+        **facts.optional,
+    }
+
+
+def _summary(steps: tuple[Step, ...]) -> dict[str, Any]:
+    """The types of the matrices; a tied head has the embedding's."""
+    words = {step.slot: TYPE_WORDS[step.target.dtype.name] for step in steps if step.content is None}
+    summary: dict[str, Any] = {"token_emb": words["token_emb"]}
+    summary["lm_head"] = words.get("output.weight", words["token_emb"])
+    for slot, word in words.items():
+        layer, _, name = slot.rpartition(".")
+        if name in _SUMMARISED:
+            summary.setdefault(layer, {})[name] = word
+    return summary
+
+
+def _template(facts: Facts) -> dict[str, Any]:
+    """The template as it is embedded: that the head is a weight of its own is written into its contract."""
+    template = dict(facts.template or {})
+    if facts.tied:
+        return template
+    contract = template.get("contract")
+    contract = dict(contract) if isinstance(contract, dict) else {}
+    logits = contract.get("logits_contract")
+    logits = dict(logits) if isinstance(logits, dict) else {}
+    return {**template, "contract": {**contract, "logits_contract": {**logits, "lm_head": "output_weight"}}}
+
+
+def config_json(facts: Facts) -> dict[str, Any]:
+    """``config.json``: the keys that the engine's script writes, and the head size, which no other key tells."""
+    c, g = facts.config, facts.geometry
+    return {
+        "architectures": [facts.family.hf_class],
+        "model_type": facts.family.gguf,
+        "num_hidden_layers": g.num_layers,
+        "hidden_size": g.hidden,
+        "intermediate_size": g.ffn,
+        "num_attention_heads": g.heads,
+        "num_key_value_heads": g.kv_heads,
+        "head_dim": g.head,
+        "vocab_size": g.vocab,
+        "max_position_embeddings": g.context,
+        "rms_norm_eps": c.norm_eps,
+        "rope_theta": c.rope_theta,
+        "attn_out_dim": g.heads * g.head,
+        "tie_word_embeddings": facts.tied,
+        "num_merges": facts.num_merges,
+        "total_vocab_bytes": facts.total_vocab_bytes,
+        **facts.optional,
+    }
+
+
+def metadata(facts: Facts, manifest: Mapping[str, Any]) -> bytes:
+    """What stands behind the payload of version 5: the metadata and the footer that finds it."""
+    document: dict[str, Any] = {
+        "schema_version": 1,
+        "format": "BUMPWGT5",
+        "created_by": f"ckconv {__version__}",
+        "config": manifest["config"],
+        "quant_summary": manifest["quant_summary"],
+        "manifest_hash": hashlib.sha256(canonical_json(manifest)).hexdigest(),
+    }
+    if facts.created is not None:
+        moment = datetime.fromtimestamp(facts.created, UTC).replace(tzinfo=None)
+        document["created_at"] = f"{moment.isoformat()}Z"
+    if facts.template is not None:
+        template = _template(facts)
+        document |= {"template": template, "template_hash": hashlib.sha256(canonical_json(template)).hexdigest()}
+    data = canonical_json(document)
+    return data + FOOTER.pack(FOOTER_MAGIC, len(data), hashlib.sha256(data).digest())

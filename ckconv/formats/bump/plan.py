@@ -1,0 +1,370 @@
+"""Planning a bump file of any version: which tensor goes into which slot, as which type, and why not.
+
+What the versions share is here; their engines' rules are in the subclasses (:mod:`ckconv.formats.bump.plan3`,
+:mod:`ckconv.formats.bump.plan5`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ckconv.core.config import ModelConfig, window_words
+from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType
+from ckconv.core.names import parse, with_layer
+from ckconv.core.rope import MAX_FLOAT32
+from ckconv.core.tensors import Extent, Tensor, TensorIndex
+from ckconv.families.architectures import FAMILIES
+from ckconv.families.gemma3 import unusual
+from ckconv.families.key_tables.fields import said
+from ckconv.formats.bump.placement import Geometry, geometry, place, slots_of
+from ckconv.formats.bump.slots import Slot, SlotTable, table_entries
+from ckconv.formats.bump.spec import TABLE_LENGTH
+from ckconv.plan.decoding import decoding_hint
+from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner
+from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
+from ckconv.plan.source_rules import surplus_reasons
+from ckconv.plan.steps import Options, OutputFile, Plan, Step, missing_tensors
+from ckconv.quant.convert import Conversion, convertible, decodable
+from ckconv.quant.triples import triple_of
+
+#: The smallest number above 0 that float32 has: the engine reads a smaller base as 0, which switches RoPE off.
+_LEAST_FLOAT32 = 2.0**-149
+
+#: The engine's headers have 32 bits with a sign for a context length.
+_MOST_POSITIONS = (1 << 31) - 1
+_FEWER_POSITIONS = "--context N sets a smaller one"
+
+#: What `inspect` says of an MLX model, whose scales and biases it does not read.
+_UNREAD = "if its blocks hold the numbers of every quantised group: convert --dry-run reads them and says so"
+
+#: What the file is called in a directory.
+MODEL_NAME = "weights.bump"
+
+
+class BumpPlanner(Planner):
+    """What the versions share.
+
+    Attributes:
+        version: the file's.
+        table: the slots of this model, tokenizer content left out.
+        numbering: of the dtype table: ``v3`` or ``v4``.
+        data_start: where the dtype table begins, in bytes.
+    """
+
+    format = "bump"
+    table: SlotTable
+    numbering: str
+    data_start: int
+    #: Float rows and heads are padded to this many elements.
+    step: int
+
+    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, source: SourceFacts) -> None:
+        super().__init__(index, options, source)
+        self.config = config
+        self.family = FAMILIES[config.family]
+        self.tensors: dict[str, Tensor] = {}
+        self.geometry: Geometry = geometry(config, context=options.context or config.context_length, step=self.step)
+
+    def plan(self, *, only_reasons: bool = False) -> Plan:
+        """The plan; with reasons to refuse, or with ``only_reasons``, without steps."""
+        self._select(look=not only_reasons)
+        self._check_model()
+        # What follows is work for every layer that the header claims, whatever the size of the file.
+        bare = self.config.num_layers - len({parse(name).layer for name in self.tensors} - {None})
+        if bare > 0:
+            keys = said(self.config, "num_layers", format=self.index.format)
+            layers = f"{bare:,} of {self.config.num_layers:,} layers{keys}"
+            self.refuse(f"{layers} {'has' if bare == 1 else 'have'} no tensors")
+            return self.refused()
+        types = self._types()
+        self._check_missing()
+        interleaved = self._interleaved()
+        if self.family.rope:
+            self._check_rows(interleaved=interleaved)
+        if not self.reasons:
+            self._check_types(types)
+        if self.reasons or only_reasons:
+            return self.refused()
+        self.note_unread()
+        return self._finish(types, interleaved)
+
+    @abstractmethod
+    def _check_engine(self) -> None:
+        """Reasons of this version's engine that follow from the architecture."""
+
+    @abstractmethod
+    def _refused_type(self, source: DType, slot: Slot) -> str:
+        """Why the engine has no correct kernel for blocks of this type in a slot; empty if it has one."""
+
+    def _check_types(self, types: Mapping[str, DType]) -> None:
+        """Reasons and notes that follow from the types of several slots together."""
+
+    def _check_rows(self, *, interleaved: bool) -> None:
+        """Reasons and notes that follow from the order of Q and K rows in the output."""
+
+    @abstractmethod
+    def _rotates_pairs(self) -> bool:
+        """The engine rotates interleaved rows, so that is how they have to be stored."""
+
+    @abstractmethod
+    def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
+        """The plan of a model that nothing speaks against."""
+
+    def _select(self, *, look: bool) -> None:
+        """Every source tensor goes into a slot, or is left out by a rule or a flag, or is a reason to refuse.
+
+        Args:
+            look: read what may be a placeholder; otherwise it is taken for one.
+        """
+        slotted = {part.canonical for group in self.table for slot in group if slot.stored for part in slot.parts}
+        homeless: Counter[str] = Counter()
+        absent = {tensor.name for tensor in self.index.tensors.values() if tensor.may_be_absent}
+        blank = placeholders(self.index) if look else absent
+        for dropped in self.index.dropped:
+            self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
+        for tensor in self.index.tensors.values():
+            if self.dropped(tensor.name, tensor.source):
+                self.leave_out(tensor.name, "--drop", tensor.nbytes)
+            elif tensor.name in blank:  # where this version has the slot, it is filled with zeros again
+                self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
+            elif tensor.name == HEAD and self.source.head_is_embedding:
+                self.leave_out(tensor.name, "byte for byte the embedding: tied", tensor.nbytes)
+                self.notes.append("output.weight is byte for byte token_embedding.weight: written as tied")
+            elif parse(tensor.name).pattern in slotted:
+                self.tensors[tensor.name] = tensor
+            elif tensor.name == HEAD:
+                self.refuse(f"the output head is not tied to the embeddings and bump {self.version} has no slot for it")
+            elif tensor.name == ROPE_FREQUENCIES:
+                self._refuse_rope_scaling(tensor.source)
+            else:
+                homeless[parse(tensor.name).pattern] += 1
+        for stored in self.index.unknown:
+            if self.dropped(stored.name, stored.name):
+                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
+            else:
+                homeless[parse(stored.name).pattern] += 1
+        for pattern, count in homeless.items():
+            self.refuse(f"no slot for {pattern}" + (f" ({count} tensors)" if count > 1 else ""))
+
+    def _refuse_rope_scaling(self, what: str, kind: str = "Llama 3.1 style") -> None:
+        self.refuse(
+            f"{what} scales RoPE ({kind}), which the engine does not do",
+            f"--drop {ROPE_FREQUENCIES} leaves the scaling out, and changes the logits from the first tokens on",
+        )
+
+    def _check_model(self) -> None:
+        c, g = self.config, self.geometry
+        self._check_engine()
+        if self.family.rope and c.head_dim % 2:
+            self.refuse(f"heads of {c.head_dim} elements cannot form RoPE pairs")
+        if self.family.rope and c.rotary_dim != c.head_dim:
+            self.refuse(f"RoPE turns {c.rotary_dim} of {c.head_dim} elements of a head; the engine turns all")
+        if c.rope_scaling is not None and ROPE_FREQUENCIES not in self.index.tensors:
+            if self.dropped(ROPE_FREQUENCIES):
+                self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
+            else:
+                key = "rope_type of rope_scaling or rope_parameters"
+                if self.index.format == "gguf":
+                    key = f"{self.index.architecture}.rope.scaling"
+                self._refuse_rope_scaling(key, str(c.rope_scaling.get("rope_type", "")))
+        if c.sliding_window and c.sliding_window < g.context and not self._slides():
+            self.refuse(
+                f"attention slides over {c.sliding_window:,} tokens ({window_words(c)}), "
+                f"the engine attends to all {g.context:,}",
+                f"--context {c.sliding_window} makes them the same",
+            )
+        if c.tied and HEAD in self.index.tensors and not self.source.head_is_embedding and not self.dropped(HEAD):
+            self.refuse(
+                "tie_word_embeddings ties the output head to the embeddings, but another matrix is stored as the head",
+                "--drop output.weight ties it, as transformers 4 does; transformers 5 takes the stored one",
+            )
+        if c.tied is False and HEAD not in self.index.tensors:
+            self.refuse(
+                "the output head is not tied to the embeddings (tie_word_embeddings), but there is none",
+                '"tie_word_embeddings": true in config.json says that it is',
+            )
+        self.reasons += surplus_reasons(self.index, self.dropped)
+        for modifier in (*c.modifiers, *unusual(c)):
+            self.refuse(f"{modifier} changes the computation; the engine does not know it")
+        if not c.norm_eps:
+            keys = said(c, "norm_eps", format=self.index.format)
+            self.refuse(f"the source names no epsilon for its norms{keys}")
+        for what, number in (("base of RoPE", c.rope_theta), ("epsilon of the norms", c.norm_eps)):
+            if number and not _LEAST_FLOAT32 <= number <= MAX_FLOAT32:
+                self.refuse(f"the {what} is {number:g}, which no float32 holds")
+        if not g.context:
+            keys = said(c, "context_length", format=self.index.format)
+            self.refuse(f"the source names no context length{keys}", "--context N sets one")
+        elif g.context > _MOST_POSITIONS:
+            self.refuse(f"the context length is {g.context:,}, a header holds {_MOST_POSITIONS:,}", _FEWER_POSITIONS)
+        elif c.context_length and g.context > c.context_length:
+            self.notes.append(f"context {g.context:,} is longer than the source's {c.context_length:,}")
+
+    def _slides(self) -> bool:
+        """The engine knows this family's sliding window."""
+        return False
+
+    def _interleaved(self) -> bool:
+        """Whether Q and K rows are written with RoPE pairs as neighbours."""
+        asked = self.options.rope_layout
+        if asked == "source":
+            return any(tensor.layout.interleaved for tensor in self.tensors.values())
+        return self._rotates_pairs() if asked == "engine" else asked == "interleaved"
+
+    def _types(self) -> dict[str, DType]:
+        """Slot name -> type; a refused one stands for itself so that planning goes on to find every reason."""
+        types: dict[str, DType] = {}
+        refused: dict[str, list[Tensor]] = {}
+        mixed: dict[str, list[list[Tensor]]] = {}
+        kept: set[str] = set()
+        for slot, layer in slots_of(self.table, self.config.num_layers):
+            name = with_layer(slot.name, layer)
+            here = [self.tensors[c] for part in slot.parts if (c := with_layer(part.canonical, layer)) in self.tensors]
+            chosen = []
+            for tensor in here:
+                if triple_of(tensor.dtype) and self.options.dtype == "engine" and not self.decoded(tensor):
+                    dtype, why = self._repacked(here, tensor.dtype, slot)
+                else:
+                    dtype, why = self._type(tensor, slot)
+                if why:
+                    refused.setdefault(why, []).append(tensor)
+                elif tensor.dtype.block > 1 and not self.decoded(tensor):
+                    kept.add(tensor.source)
+                chosen.append(dtype)
+            types[name] = chosen[0] if chosen else F32
+            if len(set(chosen)) > 1:
+                mixed.setdefault(f"gate and up share one type in {slot.name}", []).append(here)
+        for why, tensors in refused.items():
+            self._refuse_blocks(why, tensors, kept, tensors[0].source)
+        for why, pairs in mixed.items():
+            both = " and ".join(f"{tensor.source} is {tensor.dtype}" for tensor in pairs[0])
+            tensors = [tensor for pair in pairs for tensor in pair if tensor.dtype.block > 1]
+            self._refuse_blocks(why, tensors, kept - {tensor.source for tensor in tensors}, both, len(pairs))
+        return types
+
+    def _refuse_blocks(self, why: str, tensors: Sequence[Tensor], kept: set[str], first: str, count: int = 0) -> None:
+        """Note a reason that decoding takes away, if any of ``tensors`` is quantised and not to be decoded already.
+
+        Args:
+            kept: names of quantised tensors that nothing speaks against.
+            first: what the reason names; ``count`` is how many there are of it, where that is not the tensors.
+        """
+        matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]  # nothing decodes a vector
+        blocks = [tensor.source for tensor in matrices if tensor.dtype.block > 1 and not self.decoded(tensor)]
+        decodes = blocks and self.options.dtype != "keep"
+        more = (count or len(tensors)) - 1
+        self.refuse(
+            f"{why}: {first}" + (f" and {more} more" if more else ""), decoding_hint(blocks, kept) if decodes else ""
+        )
+
+    def _type(self, tensor: Tensor, slot: Slot) -> tuple[DType, str]:
+        """(type in the output, reason to refuse or "")."""
+        asked, source = self.options.dtype, tensor.dtype
+        if slot.fp32:
+            return F32, "" if source in WIDENS_TO_F32 else f"{source} in an FP32 slot"
+        if source.block > 1 and self.decoded(tensor):
+            target = F32 if asked in ("engine", "keep") else DTYPES[asked.upper()]
+            return target, "" if decodable(source) else f"no decoder for {source}"
+        if asked == "keep":
+            known = getattr(source, f"bump_{self.numbering}") is not None
+            return source, "" if known else f"{source} has no code in the dtype table"
+        if source.block > 1:
+            return source, self._refused_type(source, slot)
+        target = F32 if asked == "engine" else DTYPES[asked.upper()]
+        if not convertible(source, target):
+            return source, f"{source} cannot become {target} exactly"
+        return target, ""
+
+    def _repacked(self, tensors: Sequence[Tensor], source: DType, slot: Slot) -> tuple[DType, str]:
+        """(block type of an MLX triple in the output, reason to refuse or ""): the smallest that holds every number.
+
+        Args:
+            tensors: all that share the slot, and so its type.
+        """
+        from ckconv.quant.repack import candidates
+
+        triple = triple_of(source)
+        assert triple is not None
+        blocks = [recipe.block for recipe in candidates(triple.quantization)]
+        loaded = [block for block in blocks if not self._refused_type(block, slot)]
+        if not loaded:
+            return source, self._refused_type(source, slot)
+        if _UNREAD not in self.notes and not any(tensor.name in self.source.misfits for tensor in tensors):
+            self.notes.append(_UNREAD)
+        counts: Counter[DType] = Counter()
+        for tensor in tensors:
+            counts.update(self.source.misfits.get(tensor.name, {}))
+        best = min(loaded, key=lambda block: (counts[block], block.size))
+        if counts[best]:
+            names = " or ".join(block.name for block in loaded)
+            have = "group has" if counts[best] == 1 else "groups have"
+            return source, f"{counts[best]:,} {have} numbers that no {names} block holds"
+        return best, ""
+
+    def _check_missing(self) -> None:
+        missing: Counter[str] = Counter()
+        for slot, layer in slots_of(self.table, self.config.num_layers):
+            for part in slot.parts:
+                if not slot.zero_if_absent and with_layer(part.canonical, layer) not in self.tensors:
+                    missing[part.canonical] += 1
+        self.reasons += missing_tensors(missing, said(self.config, "num_layers", format=self.index.format))
+
+    def file(self, steps: Sequence[Step], epilogue: int = 0) -> OutputFile:
+        """The one file; ``epilogue`` bytes stand behind the last step."""
+        nbytes = steps[-1].offset + steps[-1].nbytes + epilogue
+        return OutputFile(self.options.file_name or MODEL_NAME, nbytes, tuple(steps))
+
+    def codes(self, types: Mapping[str, DType]) -> bytes:
+        """The dtype table."""
+        slots = slots_of(self.table, self.config.num_layers)
+        codes = [getattr(types[with_layer(slot.name, n)], f"bump_{self.numbering}") for slot, n in slots if slot.coded]
+        return bytes(codes)
+
+    def steps(
+        self,
+        types: Mapping[str, DType],
+        *,
+        interleaved: bool,
+        table: SlotTable | None = None,
+        content: Mapping[str, bytes] | None = None,
+    ) -> list[Step]:
+        """The payload in file order.
+
+        Args:
+            table: the slots with those of ``content``, if there is any.
+            content: slot name -> bytes of tokenizer content.
+        """
+
+        def dtype_of(slot: Slot, layer: int | None) -> DType:
+            return types[with_layer(slot.name, layer)]
+
+        content = content or {}
+        table = table or self.table
+        placed = place(
+            table,
+            self.geometry,
+            dtype_of,
+            start=self.data_start + TABLE_LENGTH.size + table_entries(table, self.config.num_layers),
+            interleaved=interleaved,
+            family=self.family,
+            content={name: len(data) for name, data in content.items()},
+        )
+        steps = []
+        for item in placed:
+            target = Tensor(
+                item.canonical,
+                item.slot_name,
+                item.dtype,
+                item.shape,
+                (Extent(self.index.path, item.offset, item.nbytes),),
+                item.layout,
+                may_be_absent=item.slot.zero_if_absent,
+            )
+            source = self.tensors.get(item.canonical)
+            conversion = None
+            if source is not None:
+                conversion = Conversion(source.dtype, item.dtype, item.layout.shift - source.layout.shift)
+            steps.append(Step(item.slot_name, target, source, conversion, content.get(item.slot_name)))
+        return steps

@@ -1,0 +1,164 @@
+"""BUMPWGT5 and BUMPWGT4, in all their layouts -> the canonical index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.config import ModelConfig
+from ckconv.core.dtypes import DTYPES
+from ckconv.core.tensors import Checksum, Extent, TensorIndex
+from ckconv.errors import InputError, quoted
+from ckconv.families.architectures import FAMILIES, family_of_model_type
+from ckconv.formats.bump.config import CONFIG_NAME, model_config
+from ckconv.formats.bump.engines import FOR_V7_AND_V8
+from ckconv.formats.bump.flavours import PAIRWISE_FAMILIES, D, Flavour
+from ckconv.formats.bump.header5 import Bump5File
+from ckconv.formats.bump.manifest import Manifest, checked_manifest
+from ckconv.formats.bump.metadata import Metadata, huggingface_config
+from ckconv.formats.bump.resolve import Resolved, resolve
+from ckconv.formats.bump.spec import HeaderV4
+from ckconv.formats.bump.table import misfit, misfit_error, stored_of, tensor_of
+from ckconv.formats.bump.template import ROPE_WORDS, template_interleaves
+from ckconv.io.bytesource import ByteSource
+
+_POST_NORM = "layers.{n}.post_attention_norm.weight"
+_Q_NORM = "layers.{n}.attention.q_norm.weight"
+
+#: Keys that documents about one file must agree in, besides those that the header repeats.
+_AGREEING = ("rope_theta", "rms_norm_eps", "rope_layout")
+
+
+def index_bump5(
+    path: Path,
+    source: ByteSource,
+    file: Bump5File,
+    config: Mapping[str, Any] | None,
+    manifest: Mapping[str, Any] | None,
+) -> TensorIndex:
+    """The index of a file and the documents beside it; of a pipe, whose end is not known, without tensors.
+
+    Raises:
+        InputError: ``bump.metadata``, ``bump.dtype-table``, ``bump.extent`` or ``model.config``.
+        UnsupportedError: ``model.architecture``.
+    """
+    facts: dict[str, Any] = {"header": file.header, "codes": file.codes, "size": file.size}
+    if file.size is None:
+        return TensorIndex("bump", file.version, path, (path,), "", None, (), {}, facts=facts)
+    checked = None
+    if manifest is not None:
+        checked = checked_manifest(manifest, path, start=file.start, end=file.end)
+    merged = _merged(path, config, file.metadata, checked)
+    family = _family(merged)
+    resolved = resolve(path, source, file, checked, family)
+    merged.setdefault("model_type", family or _guess(resolved))
+    model = model_config(path, merged, _header_fields(file.header))
+    embedded = _template(file.metadata, checked)
+    interleaved = _interleaved(path, merged, resolved.flavour, model, embedded)
+    placed = resolved.place(interleaved=interleaved, family=FAMILIES[model.family])
+    cut = misfit(placed)
+    if cut:
+        raise misfit_error(path, cut)
+    tensors = [p for p in placed if p.canonical]
+    foreign = [p for p in tensors if resolved.flavour.own_q4_k and p.dtype is DTYPES["Q4_K"]]
+    facts |= {
+        "layout": f"{file.version}-{resolved.flavour.name}",
+        "dtype_codes": resolved.numbering,
+        "rope_layout": "interleaved" if interleaved else "split",
+        "tokenizer": tuple(stored_of(path, p) for p in placed if not p.canonical) or None,
+    }
+    if file.version == 4 and resolved.flavour is D:
+        facts["note"] = FOR_V7_AND_V8
+    if foreign:
+        facts["note"] = "its Q4_K blocks are packed in the engine's first way, not ggml's: they cannot be read"
+    known = [p for p in tensors if p not in foreign]
+    return TensorIndex(
+        format="bump",
+        version=file.version,
+        path=path,
+        files=(path,),
+        architecture=str(merged["model_type"]),
+        config=model,
+        stored=tuple(stored_of(path, p) for p in tensors),
+        tensors={p.canonical: tensor_of(path, p) for p in known},
+        canonical_of={p.canonical: (p.canonical,) for p in known},
+        unknown=tuple(stored_of(path, p) for p in foreign),
+        metadata=merged,
+        facts=facts,
+        checksums=_checksums(path, file),
+    )
+
+
+def _checksums(path: Path, file: Bump5File) -> tuple[Checksum, ...]:
+    payload = Checksum("payload", Extent(path, file.table_at, file.end - file.table_at), file.header.sha256)
+    return (payload, file.metadata.checksum) if file.metadata else (payload,)
+
+
+def _merged(
+    path: Path, config: Mapping[str, Any] | None, metadata: Metadata | None, manifest: Manifest | None
+) -> dict[str, Any]:
+    """One configuration out of up to three documents, under Hugging Face's keys; ``config.json`` goes first.
+
+    Raises:
+        InputError: ``model.config``, they contradict each other.
+    """
+    others = {
+        "the file's metadata": huggingface_config(metadata.document if metadata else None),
+        "the manifest": huggingface_config(manifest.document if manifest else None),
+    }
+    merged: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    for what, document in {**others, CONFIG_NAME: dict(config or {})}.items():
+        for key, value in document.items():
+            if value is None:
+                continue
+            if key in _AGREEING and key in merged and merged[key] != value:
+                raise InputError(
+                    "model.config",
+                    f"{what}: {key} is {quoted(str(value))}, {said[key]} says {quoted(str(merged[key]))}",
+                    path=path,
+                )
+            merged[key], said[key] = value, what
+    model = (manifest.document if manifest else {}).get("model")
+    if "model_type" not in merged and isinstance(model, str):
+        merged["model_type"] = model
+    return merged
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    """The family that a configuration names, empty where it names none that is known."""
+    return family_of_model_type(str(config.get("model_type", ""))) or ""
+
+
+def _guess(resolved: Resolved) -> str:
+    """The family that has the optional slots of the file, where no document names one."""
+    if _POST_NORM in resolved.present:
+        return "gemma3"
+    return "qwen3" if _Q_NORM in resolved.present else "llama"
+
+
+def _header_fields(h: HeaderV4) -> dict[str, int]:
+    fields = ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "vocab_size", "context_length")
+    return {field: getattr(h, field) for field in (*fields, "head_dim")}
+
+
+def _template(metadata: Metadata | None, manifest: Manifest | None) -> dict[str, Any]:
+    """The template that the file carries, empty where it carries none."""
+    for document in (metadata.document if metadata else {}, manifest.document if manifest else {}):
+        template = document.get("template")
+        if isinstance(template, dict):
+            return template
+    return {}
+
+
+def _interleaved(
+    path: Path, config: Mapping[str, Any], flavour: Flavour, model: ModelConfig, template: dict[str, Any]
+) -> bool:
+    """How Q and K rows are stored: as the configuration says, else as the template rotates them, else as written."""
+    word = config.get("rope_layout")
+    if word is None:
+        return template_interleaves(template, flavour.pairwise and model.family in PAIRWISE_FAMILIES)
+    if not isinstance(word, str) or word not in ROPE_WORDS:
+        raise InputError("model.config", f"rope_layout is {quoted(str(word))}, split or pairwise expected", path=path)
+    return ROPE_WORDS[word]

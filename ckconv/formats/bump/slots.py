@@ -1,0 +1,184 @@
+"""What lies in a bump file and in which order: one table of slots a layout. Versions differ in tables, not in code.
+
+Sources: as in :mod:`ckconv.formats.bump.spec`; for the layouts A, B, C and E of version 4 the scripts named at each
+table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Canonical rows inside a slot: the canonical tensor, and the row of the layout table that places it."""
+
+    canonical: str
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One entry of a bump file.
+
+    Attributes:
+        name: the engine's name for it; ``{n}`` is the layer.
+        parts: what lies in it, in order; empty for tokenizer content.
+        fp32: its type is FP32 whatever the model's is.
+        zero_if_absent: zeros stand for a tensor that the model does not have.
+        optional: the slot is only there if the model has it.
+        coded: it has a byte in the dtype table.
+        stored: it has bytes in the payload.
+        content: element type of tokenizer content, by its name in :data:`ckconv.core.dtypes.DTYPES`.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    fp32: bool = False
+    zero_if_absent: bool = False
+    optional: bool = False
+    coded: bool = True
+    stored: bool = True
+    content: str = ""
+
+
+#: Slots before the layers, of each layer, and after them. Order is the file's and the dtype table's.
+SlotTable = tuple[tuple[Slot, ...], tuple[Slot, ...], tuple[Slot, ...]]
+
+
+def _matrix(name: str, *parts: tuple[str, str], optional: bool = False) -> Slot:
+    return Slot(name, tuple(Part(*part) for part in parts), optional=optional)
+
+
+def _vector(name: str, canonical: str, layout: str, *, optional: bool = False, coded: bool = True) -> Slot:
+    return Slot(name, (Part(canonical, layout),), fp32=True, optional=optional, coded=coded)
+
+
+def _bias(name: str, *parts: tuple[str, str]) -> Slot:
+    return Slot(name, tuple(Part(*part) for part in parts), fp32=True, zero_if_absent=True)
+
+
+def _content(name: str, dtype: str) -> Slot:
+    return Slot(name, (), optional=True, coded=False, content=dtype)
+
+
+_TOKEN_EMB = _matrix("token_emb", ("token_embedding.weight", "embedding"))
+_POS_EMB = _bias("pos_emb", ("position_embedding.weight", "positions"))
+_LN1 = _vector("layer.{n}.ln1_gamma", "layers.{n}.attention_norm.weight", "hidden_vector")
+_LN2 = _vector("layer.{n}.ln2_gamma", "layers.{n}.ffn_norm.weight", "hidden_vector")
+_WQ = _matrix("layer.{n}.wq", ("layers.{n}.attention.q.weight", "q_rows"))
+_BQ = _bias("layer.{n}.bq", ("layers.{n}.attention.q.bias", "q_vector"))
+_WK = _matrix("layer.{n}.wk", ("layers.{n}.attention.k.weight", "k_rows"))
+_BK = _bias("layer.{n}.bk", ("layers.{n}.attention.k.bias", "k_vector"))
+_WV = _matrix("layer.{n}.wv", ("layers.{n}.attention.v.weight", "v_rows"))
+_BV = _bias("layer.{n}.bv", ("layers.{n}.attention.v.bias", "v_vector"))
+_WO_PACKED = _matrix("layer.{n}.wo", ("layers.{n}.attention.output.weight", "attention_output"))
+_WO_FLAT = _matrix("layer.{n}.wo", ("layers.{n}.attention.output.weight", "attention_output_flat"))
+_BO = _bias("layer.{n}.bo", ("layers.{n}.attention.output.bias", "hidden_vector"))
+_W1 = _matrix("layer.{n}.w1", ("layers.{n}.ffn.gate.weight", "ffn_rows"), ("layers.{n}.ffn.up.weight", "ffn_rows"))
+_B1 = _bias("layer.{n}.b1", ("layers.{n}.ffn.gate.bias", "ffn_vector"), ("layers.{n}.ffn.up.bias", "ffn_vector"))
+_W2 = _matrix("layer.{n}.w2", ("layers.{n}.ffn.down.weight", "down_rows"))
+_B2 = _bias("layer.{n}.b2", ("layers.{n}.ffn.down.bias", "hidden_vector"))
+_FINAL = _vector("final_ln_weight", "output_norm.weight", "hidden_vector")
+_FINAL_BIAS = _bias("final_ln_bias", ("output_norm.bias", "hidden_vector"))
+_HEAD = _matrix("output.weight", ("output.weight", "embedding"), optional=True)
+_LM_HEAD = replace(_HEAD, name="lm_head_weight")
+# Slots of families that have them. The norms of Q and K never have a byte in the dtype table, the others do.
+_Q_NORM = _vector("layer.{n}.q_norm", "layers.{n}.attention.q_norm.weight", "head_vector", optional=True, coded=False)
+_K_NORM = _vector("layer.{n}.k_norm", "layers.{n}.attention.k_norm.weight", "head_vector", optional=True, coded=False)
+_POST_ATTENTION = _vector(
+    "layer.{n}.post_attention_norm", "layers.{n}.post_attention_norm.weight", "hidden_vector", optional=True
+)
+_POST_FFN = _vector("layer.{n}.post_ffn_norm", "layers.{n}.post_ffn_norm.weight", "hidden_vector", optional=True)
+
+_OFFSETS, _STRINGS = _content("vocab_offsets", "I32"), _content("vocab_strings", "U8")
+_SCORES, _TYPES = _content("vocab_scores", "F32"), _content("vocab_types", "U8")
+_MERGES = _content("vocab_merges", "I32")
+
+#: Tokenizer content in file order. Strings are UTF-8 with a NUL after each; merges are triples of token ids.
+CONTENT: tuple[Slot, ...] = (_OFFSETS, _STRINGS, _SCORES, _TYPES, _MERGES)
+
+#: ``convert_gguf_to_bump.py`` and the loader of BUMPWGT3.
+SLOTS_V3: SlotTable = (
+    (_TOKEN_EMB, _POS_EMB),
+    (_LN1, _LN2, _WQ, _BQ, _WK, _BK, _WV, _BV, _WO_PACKED, _BO, _W1, _B1, _W2, _B2),
+    (_FINAL, _FINAL_BIAS),
+)
+
+#: Layout A, ``scripts/convert_{gguf,hf}_to_bump_v4.py``: no biases, no positions, the norms beside what they feed.
+SLOTS_A: SlotTable = (
+    (_TOKEN_EMB,),
+    (_LN1, _WQ, _WK, _WV, _WO_PACKED, _LN2, _W1, _W2),
+    (_FINAL, _LM_HEAD),
+)
+
+#: Layouts B and C, ``scripts/v6/`` and ``scripts/v6.5/``: as version 3 with flat Wo; C may hold a tokenizer.
+SLOTS_C: SlotTable = (
+    (_TOKEN_EMB, *CONTENT, _POS_EMB),
+    (_LN1, _LN2, _WQ, _BQ, _WK, _BK, _WV, _BV, _WO_FLAT, _BO, _W1, _B1, _W2, _B2),
+    (_FINAL, _FINAL_BIAS),
+)
+
+#: Version 5 and layout D of version 4, ``convert_gguf_to_bump_v7.py``. RoPE models have a code for positions, and no
+#: positions.
+SLOTS_V5: SlotTable = (
+    (_TOKEN_EMB, _HEAD, *CONTENT, replace(_POS_EMB, stored=False)),
+    (
+        *(_LN1, _LN2, _POST_ATTENTION, _POST_FFN),
+        *(_WQ, _BQ, _Q_NORM, _WK, _BK, _K_NORM, _WV, _BV, _WO_FLAT, _BO, _W1, _B1, _W2, _B2),
+    ),
+    (_FINAL, _FINAL_BIAS),
+)
+
+#: Layout E, ``convert_hf_to_bump_v7.py``: its dtype table follows another list of weights, so no slot has a code here.
+SLOTS_E: SlotTable = (
+    (_TOKEN_EMB, _OFFSETS, _STRINGS, _MERGES),
+    (_LN1, replace(_Q_NORM, optional=False), replace(_K_NORM, optional=False), _WQ, _WK, _WV, _WO_FLAT, _LN2, _W1, _W2),
+    (_FINAL, _LM_HEAD),
+)
+
+#: Matrix types that the version 3 loader accepts (``load_weight_dtypes``): the rest makes its init fail with -6.
+LOADED_BY_V3 = ("F32", "Q4_K", "Q6_K")
+
+#: Types that the version 5 engine was seen to compute rightly: anywhere, and in matrices of the layers only.
+LOADED_BY_V5 = ("F32", "Q8_0", "Q4_K", "Q6_K")
+LOADED_BY_V5_IN_LAYERS = ("Q5_0", "Q5_1", "Q5_K")
+
+#: The manifest's word for each type of :data:`ckconv.core.dtypes.DTYPES`; tokenizer content has its own.
+TYPE_WORDS: dict[str, str] = {
+    "F32": "fp32",
+    "F16": "fp16",
+    "BF16": "bf16",
+    "I8": "int8",
+    **{name: name.lower() for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q8_K")},
+}
+CONTENT_WORDS: dict[str, str] = {"I32": "i32", "U8": "u8", "F32": "f32"}
+
+#: Other names that the engine's builder takes for an entry (``WEIGHT_PATTERNS`` of ``build_ir_v7.py``).
+ALIASES: dict[str, str] = {
+    "token_embd.weight": "token_emb",
+    "embed_tokens.weight": "token_emb",
+    "lm_head.weight": "output.weight",
+    "norm.weight": "final_ln_weight",
+    "norm.bias": "final_ln_bias",
+}
+
+
+def key_of(slot: Slot) -> str:
+    """What decides whether an optional slot is there: its canonical tensor, or its own name for content."""
+    return slot.parts[0].canonical if slot.parts else slot.name
+
+
+def with_optional(table: SlotTable, present: Collection[str]) -> SlotTable:
+    """The table of one model: of the optional slots those whose key (:func:`key_of`) is present."""
+    head, layer, tail = (
+        tuple(slot for slot in group if not slot.optional or key_of(slot) in present) for group in table
+    )
+    return head, layer, tail
+
+
+def table_entries(table: SlotTable, num_layers: int) -> int:
+    """Bytes of the dtype table."""
+    head, layer, tail = (sum(slot.coded for slot in group) for group in table)
+    return head + num_layers * layer + tail

@@ -1,0 +1,46 @@
+"""The engine's template of a family: a JSON file of its own, which a bump 5 file carries a copy of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ckconv.errors import InputError
+from ckconv.io.json import Document, read_object
+
+_DOCUMENT = Document("template", "template.json", "template.json", 4 << 20)
+
+#: Words for the order of RoPE rows in a template or configuration -> rows interleaved (``build_ir_v7.py``).
+ROPE_WORDS: dict[str, bool] = {
+    **dict.fromkeys(("split", "standard", "cos_sin_split", "half"), False),
+    **dict.fromkeys(("pairwise", "interleaved", "even_odd"), True),
+}
+
+
+def read_template(path: Path, architecture: str) -> dict[str, Any]:
+    """The template at ``path``, a file or a directory that holds ``ARCHITECTURE.json``.
+
+    Raises:
+        InputError: ``template.missing``, the directory holds none for the architecture; ``template.json``; those of
+            ``open_source``.
+    """
+    if not path.is_dir():
+        return read_object(path, _DOCUMENT)
+    file = path / f"{architecture}.json"
+    if not file.is_file():
+        raise InputError("template.missing", f"there is no {file.name} in it", path=path)
+    return read_object(file, _DOCUMENT)
+
+
+def template_interleaves(template: dict[str, Any], default: bool) -> bool:
+    """Whether its engine rotates neighbouring rows: by its attention contract, else by the name of its RoPE kernel."""
+    contract = template.get("contract")
+    attention = contract.get("attention_contract") if isinstance(contract, dict) else None
+    word = attention.get("rope_layout") if isinstance(attention, dict) else None
+    if isinstance(word, str) and word in ROPE_WORDS:
+        return ROPE_WORDS[word]
+    kernels = template.get("kernels")
+    kernel = kernels.get("rope_qk") if isinstance(kernels, dict) else None
+    if isinstance(kernel, str):
+        return "pairwise" in kernel
+    return default

@@ -1,0 +1,218 @@
+"""What a path holds, by its content; a name only decides which reader gets to complain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckconv.adapters.stored import CONFIG_NAME, MLX_NAME, PEFT_NAME, PEFT_PICKLE
+from ckconv.core.tensors import Identity, TensorIndex, identity
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, quoted
+from ckconv.formats.bump.spec import VERSIONS
+from ckconv.formats.gguf.spec import MAGIC as GGUF_MAGIC
+from ckconv.formats.gguf.spec import parse_shard_name
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SUFFIX
+from ckconv.io.bytesource import ByteSource, open_source
+from ckconv.io.files import readable
+from ckconv.output.regular import remembered
+
+if TYPE_CHECKING:
+    pass
+
+Reader = Callable[..., TensorIndex]
+
+#: Format -> module and function that read it; a module is imported when there is something for it to read.
+READERS: dict[str, tuple[str, str]] = {
+    "gguf": ("ckconv.formats.gguf.index", "open_gguf"),
+    "safetensors": ("ckconv.formats.huggingface.read", "open_checkpoint"),
+    "mlx": ("ckconv.formats.huggingface.read", "open_mlx"),
+    "bump": ("ckconv.formats.bump.read", "open_bump"),
+    "peft": ("ckconv.formats.peft.read", "open_peft"),
+}
+
+#: Files that only adapters have, in the order in which they tell what a directory is.
+_ADAPTER_FILES = {MLX_NAME: "mlx", PEFT_NAME: "peft", PEFT_PICKLE: "peft", CONFIG_NAME: "peft"}
+
+#: What reads an adapter of a format whose models have another reader.
+_MLX_ADAPTER = ("ckconv.formats.mlx.adapter", "open_mlx_adapter")
+
+#: File name endings, for content that no magic number names.
+SUFFIXES: dict[str, str] = {".gguf": "gguf", ".bump": "bump", ".safetensors": "safetensors"}
+
+#: Endings of models that are a file, or several of which each opens the set.
+FILES: dict[str, str] = {".gguf": "gguf", ".bump": "bump"}
+
+
+def detect(path: Path, source: ByteSource) -> str:
+    """The format of an open file.
+
+    Raises:
+        InputError: ``input.format``, if neither its content nor its name says.
+    """
+    head = source.read_at(0, 16)
+    if head[:4] == GGUF_MAGIC:
+        return "gguf"
+    if head[:8] in VERSIONS:
+        return "bump"
+    if path.name.endswith(INDEX_SUFFIX) or head[8:9] == b"{":
+        return "safetensors"
+    named = SUFFIXES.get(path.suffix.lower())
+    if named:
+        return named
+    what = f"starts with {quoted(head[:8].decode('latin-1'))}, which" if head else "is empty, which"
+    raise InputError(
+        "input.format",
+        f"{what} is no format that ckconv reads ({', '.join(READERS)})",
+        path=path,
+        hint="--from FORMAT reads it as one and says what is wrong with it",
+    )
+
+
+def open_index(
+    path: Path,
+    *,
+    format: str | None = None,
+    source: ByteSource | None = None,
+    config_path: Path | None = None,
+    base: Path | None = None,
+) -> TensorIndex:
+    """Open a model or an adapter of any format: headers only.
+
+    Args:
+        format: read it as this format, whatever it looks like.
+        source: the bytes, where they are not a file (a pipe).
+        config_path: the configuration of a bump file, if it is not ``config.json`` beside it.
+        base: the model that an adapter was made for, if not where the adapter says it is.
+
+    Raises:
+        InputError: malformed, missing or unreadable.
+        UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
+        UsageError: ``usage``, there is no such format.
+    """
+    if format is not None and format not in READERS:
+        raise UsageError("usage", f"no format is called {quoted(format)}; one of {', '.join(READERS)} expected")
+    try:
+        with readable(path), remembered() as opened:
+            index = _open(path, format, source, config_path, base)
+        if source is not None:
+            return index
+        return replace(index, identities=_identities([*index.files, *index.side_files], opened))
+    except CkconvError as error:
+        if error.path is None:  # rules about tensors know no files
+            error.path = str(path)
+        raise
+
+
+def _identities(files: Iterable[Path], opened: Mapping[Path, Identity]) -> dict[Path, Identity]:
+    """What the files are: those that were read by their descriptors, side files that are read later by their names."""
+    found = {}
+    for path in files:
+        with suppress(OSError):  # whoever reads it will say so
+            found[path] = opened.get(path) or identity(path.stat())
+    return found
+
+
+def _open(
+    path: Path, format: str | None, source: ByteSource | None, config_path: Path | None, base: Path | None
+) -> TensorIndex:
+    adapter = adapter_format(path, format) if source is None else None
+    if adapter:
+        reader = _load(*(READERS["peft"] if adapter == "peft" else _MLX_ADAPTER))
+        return reader(path, opener=_open_base, base=base)
+    if source is None and path.is_dir():
+        return _open_directory(path, format, config_path, base)
+    opened = source or open_source(path)
+    try:
+        name = format or detect(path, opened)
+    finally:
+        if source is None:
+            opened.close()
+    if name == "bump":
+        return _reader(name)(path, source=source, config_path=config_path)
+    if config_path is not None:
+        raise _only_of_bump(path, name)
+    if name == "gguf":
+        return _reader(name)(path, source=source, opener=_open_base, base=base)
+    return _reader(name)(path, source=source)
+
+
+def adapter_format(path: Path, format: str | None = None) -> str | None:
+    """``peft`` or ``mlx`` where the path is such an adapter, by the files that are there; else ``None``.
+
+    A directory that holds a whole model besides is a model.
+
+    Raises:
+        InputError: ``input.unreadable``, its names cannot be listed.
+        OutputError: ``system``.
+    """
+    if format not in (None, "peft", "mlx"):
+        return None
+    if not path.is_dir():
+        return _ADAPTER_FILES.get(path.name, "peft" if format == "peft" else None)
+    with readable(path):
+        names = {entry.name for entry in path.iterdir()}
+    if format == "peft":
+        return "peft"
+    if any(fnmatchcase(name, "model*.safetensors*") for name in names):
+        return None
+    found = next((kind for name, kind in _ADAPTER_FILES.items() if name in names), None)
+    if found or any(name.endswith((".safetensors", ".gguf", ".bump", ".bin")) for name in names):
+        return found
+    return "peft" if any((path / name / CONFIG_NAME).is_file() for name in sorted(names)) else None
+
+
+def _open_base(path: Path) -> TensorIndex:
+    """The model that an adapter changes. An adapter that names itself is none."""
+    if adapter_format(path):
+        raise UnsupportedError("model.architecture", "is an adapter, not the model that one changes", path=path)
+    return open_index(path)
+
+
+def _reader(format: str) -> Reader:
+    return _load(*READERS[format])
+
+
+def _load(module: str, function: str) -> Reader:
+    reader: Reader = getattr(import_module(module), function)
+    return reader
+
+
+def _open_directory(path: Path, format: str | None, config_path: Path | None, base: Path | None) -> TensorIndex:
+    """A checkpoint, or the one model that is a file in the directory."""
+    with readable(path):
+        names = sorted(entry.name for entry in path.iterdir())
+    if format in (None, "gguf", "bump"):
+        suffixes = [suffix for suffix, kind in FILES.items() if format in (None, kind)]
+        models = _model_files([name for name in names if name.endswith(tuple(suffixes))])
+        if format is None and any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names):
+            models = []
+        if len(models) > 1:
+            some = ", ".join([quoted(name) for name in models[:4]] + ["..."] * (len(models) > 4))
+            raise InputError(
+                "input.format", f"holds {len(models):,} models: {some}", path=path, hint="name one of them"
+            )
+        if models:
+            return open_index(path / models[0], format=format, config_path=config_path, base=base)
+        if format is not None:
+            raise InputError("input.directory", f"is a directory without a {format} file", path=path)
+    if config_path is not None:
+        raise _only_of_bump(path, "a checkpoint")
+    return _reader("mlx" if format == "mlx" else "safetensors")(path)
+
+
+def _model_files(names: list[str]) -> list[str]:
+    """One name a model: of a split set, the first that is there."""
+    models: dict[object, str] = {}
+    for name in names:
+        shard = parse_shard_name(name)
+        models.setdefault((shard.stem, shard.count) if shard else name, name)
+    return list(models.values())
+
+
+def _only_of_bump(path: Path, what: str) -> UsageError:
+    return UsageError("usage", f"--config names a bump file's configuration, and {path} is {what}")

@@ -1,0 +1,175 @@
+"""GGUF adapters as llama.cpp loads them: LoRA only, one alpha for all modules, ranks from the tensors."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ckconv.adapters.model import AdapterModule, Role, effective_scale, float32
+from ckconv.adapters.names import family_named, gguf_name_of
+from ckconv.adapters.stored import GGUF_A, GGUF_ALPHA_KEY, GGUF_B, GGUF_KIND, GGUF_TYPE_KEY, HEAD_KEYS
+from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, power_of_two
+from ckconv.core.layouts import headed, plain
+from ckconv.core.names import parse
+from ckconv.core.tensors import Tensor
+from ckconv.errors import quoted
+from ckconv.families.architectures import ROTATED, Family
+from ckconv.formats.gguf.keys import copied, dropped, with_set
+from ckconv.formats.gguf.plan import Gguf
+from ckconv.formats.gguf.spec import DEFAULT_ALIGNMENT, Value, align_up, header_bytes, scalar
+from ckconv.formats.safetensors.shards import Piece
+from ckconv.plan.steps import OutputFile, Plan
+
+_FILE_NAME = "adapter.gguf"
+_EMBEDDING, _POSITIONS, _HEAD = "token_embedding", "position_embedding", "output"
+
+_BASE_HINT = "--base names the base model"
+
+
+class GgufAdapterPlanner(AdapterPlanner):
+    """Plans one GGUF."""
+
+    format = "gguf adapter"
+    what = "GGUF"
+    roles = frozenset({Role.A, Role.B})
+
+    def check(self) -> None:
+        """The architecture, names and the order of rows follow from the base model."""
+        self.family = self._family()
+        if self.family is None:
+            return
+        for module in self.modules:
+            if ".experts." not in module.name and module.rank:
+                self._check_module(module, self.family)
+        rotated = [m for m in self.modules if _heads_field(m)]
+        if self.family.interleaved_gguf and rotated and self.adapter.base is None and self.index.format != "gguf":
+            self.refuse(f"the rows of {quoted(rotated[0].path)} are stored by heads of the base model", _BASE_HINT)
+
+    def _family(self) -> Family | None:
+        if self.adapter.family is not None:
+            if not self.adapter.family.gguf:
+                self.refuse(f"llama.cpp has no {self.adapter.family.name}")
+            return self.adapter.family
+        if self.index.format == "gguf":
+            return family_named(self.index.architecture)
+        self.refuse("the architecture, which a GGUF names, follows from the base model", _BASE_HINT)
+        return None
+
+    def _check_module(self, module: AdapterModule, family: Family) -> None:
+        base = self.adapter.base
+        if module.name == _POSITIONS:
+            self.refuse("llama.cpp does not change position embeddings")
+        elif gguf_name_of(module.name, family) is None and self.index.format != "gguf":
+            self.refuse(f"GGUF has no name for {quoted(module.path)}")
+        elif module.name == _EMBEDDING and base is not None and base.tied:
+            self.refuse("the base is tied, so llama.cpp would take the change of its embedding for one of its head")
+        elif module.name == _HEAD and base is not None and base.tied:
+            self.refuse("the base is tied: its GGUF has no output head that could change")
+
+    def entries(self) -> list[Entry]:
+        """A pair of tensors for each module."""
+        self.alpha = self._alpha()
+        found: list[Entry] = []
+        for module in self.modules:
+            name = gguf_name_of(module.name, self.family) if self.family else None
+            name = name or module.path
+            a, b = self.tensor(module, Role.A), self.tensor(module, Role.B)
+            scale = 1.0 if self.alpha is None else effective_scale(self.alpha, module.rank)
+            if module.embedding:
+                found += [as_rows(name + GGUF_A, b, scale=scale), as_columns(name + GGUF_B, a)]
+            else:
+                found += [as_rows(name + GGUF_A, a), self._by_heads(name + GGUF_B, module, b, scale)]
+        return found
+
+    def _by_heads(self, name: str, module: AdapterModule, b: Tensor, scale: float) -> Entry:
+        """``lora_b`` with its rows where the rows of the base's matrix are."""
+        layout = plain(b.layout.rows, b.layout.cols)
+        field = _heads_field(module)
+        if field and self.family is not None and self.family.interleaved_gguf:
+            heads = getattr(self.adapter.base, field) if self.adapter.base else b.layout.heads
+            layout = headed(heads, b.layout.rows // heads, b.layout.cols, interleaved=True)
+        return Entry(name, b, replace(layout, scale=scale), b.shape)
+
+    def _alpha(self) -> float | None:
+        """The one alpha: with it the scales of most modules are right as they are, or by a power of two."""
+        modules = [module for module in self.modules if module.rank]
+        if self.index.format == "gguf":
+            return next((module.alpha for module in modules), None)
+        return max(_candidates(modules), key=lambda alpha: _fit(alpha, modules))
+
+    def finish(self, pieces: Sequence[Piece]) -> Plan:
+        """One file: header, then tensors, each at a multiple of the alignment."""
+        metadata = self._metadata()
+        alignment = self.index.facts["alignment"] if self.index.format == "gguf" else DEFAULT_ALIGNMENT
+        offset = align_up(header_bytes(metadata, [(piece.name, len(piece.shape)) for piece in pieces]), alignment)
+        steps = []
+        for piece in pieces:
+            steps.append(piece.step(offset))
+            offset = align_up(offset + piece.nbytes, alignment)
+        file = OutputFile(self.options.file_name or _FILE_NAME, offset, tuple(steps))
+        rows = "interleaved" if self.family and self.family.interleaved_gguf else "split"
+        return self.made((file,), Gguf((metadata,), (alignment,)), rope_layout=rows)
+
+    def _metadata(self) -> dict[str, Value]:
+        """The source's own keys if it is a GGUF, else those that llama.cpp needs; with what flags set and drop."""
+        architecture = self.family.gguf if self.family else self.index.architecture
+        found = copied(self.index.metadata) if self.index.format == "gguf" else self._made_metadata(architecture)
+        if self.family and self.family.interleaved_gguf:
+            found |= self._head_counts(architecture)
+        return with_set(dropped(found, self.options.drop_meta, architecture), self.options.set_meta, architecture)
+
+    def _made_metadata(self, architecture: str) -> dict[str, Value]:
+        found = {
+            "general.architecture": scalar("str", architecture),
+            "general.type": scalar("str", GGUF_KIND),
+            GGUF_TYPE_KEY: scalar("str", "lora"),
+        }
+        if self.adapter.base_name:
+            found["general.base_model.count"] = scalar("u32", 1)
+            found["general.base_model.0.name"] = scalar("str", self.adapter.base_name)
+        if self.alpha is not None:
+            found[GGUF_ALPHA_KEY] = scalar("f32", self.alpha)
+        found["general.quantization_version"] = scalar("u32", 2)
+        return found
+
+    def _head_counts(self, architecture: str) -> dict[str, Value]:
+        """What llama.cpp does not look at, and a reader needs to put the rows of q and k in order again."""
+        counts = {}
+        for module in self.modules:
+            field = _heads_field(module)
+            if field:
+                base = self.adapter.base
+                counts[field] = getattr(base, field) if base else self.tensor(module, Role.B).layout.heads
+        return {HEAD_KEYS[field].format(arch=architecture): scalar("u32", n) for field, n in sorted(counts.items())}
+
+
+def _heads_field(module: AdapterModule) -> str | None:
+    return ROTATED.get(f"{parse(module.name).pattern}.weight")
+
+
+def _candidates(modules: Sequence[AdapterModule]) -> list[float]:
+    """Alphas with which the scale of some module is right: what the source says, scale times rank, and neighbours."""
+    found: dict[float, None] = {}
+    for module in modules:
+        product = float32(module.scale * module.rank)
+        own = [] if module.alpha is None else [float32(module.alpha)]
+        for alpha in (*own, product, *_neighbours(product)):
+            if effective_scale(alpha, module.rank) == module.scale:
+                found.setdefault(alpha)
+        found.setdefault(product)
+    return [alpha for alpha in found if 0 < alpha < math.inf]
+
+
+def _neighbours(value: float) -> tuple[float, float]:
+    """The float32 numbers next to a positive one."""
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    below, above = (struct.unpack("<f", struct.pack("<I", bits + step))[0] for step in (-1, 1))
+    return float(below), float(above)
+
+
+def _fit(alpha: float, modules: Iterable[AdapterModule]) -> tuple[int, int]:
+    """Modules whose digits do not change, and modules that do not change at all."""
+    factors = [module.scale / effective_scale(alpha, module.rank) for module in modules]
+    return sum(map(power_of_two, factors)), factors.count(1.0)

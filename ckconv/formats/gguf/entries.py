@@ -1,0 +1,216 @@
+"""Which tensors a GGUF gets, and of which rows of the source each is made. Types and places come later."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from ckconv.core.config import ModelConfig
+from ckconv.core.dtypes import F32, DType
+from ckconv.core.layouts import Layout, headed, plain, shifted
+from ckconv.core.names import GGUF_NAMES, parse, with_layer
+from ckconv.core.tensors import Tensor, TensorIndex, matrix_of, plain_tensor
+from ckconv.families.architectures import FAMILIES, ROTATED, Family, norm_shift
+from ckconv.families.key_tables.fields import said
+from ckconv.formats.gguf.rules import ends_required, known_patterns, layer_required
+from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
+from ckconv.plan.probe import PLACEHOLDER
+from ckconv.plan.steps import missing_tensors
+
+#: Matrices that llama.cpp's converter keeps in FP32 whatever is asked for (``prepare_tensors``).
+_FP32_MATRICES = frozenset({"position_embedding.weight", "layers.{n}.ffn.router.weight"})
+
+FREQUENCIES_NAME = "rope_freqs.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of the output.
+
+    Attributes:
+        name: in GGUF.
+        canonical: what it holds, for reports.
+        parts: the source tensors whose rows it holds, one after the other; none where ``content`` holds the bytes.
+        shape: in elements, outermost first.
+        layout: how canonical rows lie in it.
+        fp32: llama.cpp loads nothing but FP32 here.
+    """
+
+    name: str
+    canonical: str
+    parts: tuple[Tensor, ...]
+    shape: tuple[int, ...]
+    layout: Layout
+    fp32: bool
+    content: bytes | None = None
+
+    @property
+    def matrix(self) -> bool:
+        """It is no vector: what the type of the file is called after."""
+        return len(self.shape) > 1
+
+
+def stored_entries(planner: Planner) -> list[Entry]:
+    """The tensors of a GGUF as they are, whatever they mean; those that adapters change as llama.cpp wants them."""
+    index = planner.index
+    config = index.config
+    entries = []
+    for stored in index.stored:
+        canonical = index.canonical_of.get(stored.name, ())
+        dropped = [planner.dropped(name, stored.name) for name in canonical or (stored.name,)]
+        if all(dropped):
+            _check_needed(planner, canonical)
+            planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
+            continue
+        if any(dropped):
+            planner.refuse(f"--drop names a part of {stored.name}, which is stored as one", f"--drop {stored.name}")
+        if planner.options.tie == "tie" and canonical == (HEAD,) and planner.source.head_is_embedding:
+            planner.leave_out(stored.name, "--tie: byte for byte the embedding", stored.extent.nbytes)
+            continue
+        parts = [index.tensors[name] for name in canonical]
+        # What an adapter changes is a merge, what it saved whole lies in a file of its own.
+        if config and any(part.merge or part.extents[0].path != stored.extent.path for part in parts):
+            entries.append(_entry(stored.name, parts, FAMILIES[config.family], config))
+            continue
+        tensor = plain_tensor(canonical[0] if len(canonical) == 1 else stored.name, stored)
+        narrowed = planner.options.dtype in ("f16", "bf16") and parse(tensor.name).pattern in _FP32_MATRICES
+        fp32 = config is not None and (len(stored.shape) <= 1 or narrowed)
+        entries.append(Entry(stored.name, tensor.name, (tensor,), stored.shape, tensor.layout, fp32))
+    there = {name for names in index.canonical_of.values() for name in names}
+    if config and HEAD in index.tensors and HEAD not in there:  # an adapter has untied it
+        entries.append(_entry(HEAD, [index.tensors[HEAD]], FAMILIES[config.family], config))
+    elif planner.options.tie == "untie" and EMBEDDING in index.tensors and HEAD not in index.tensors:
+        entries.append(_head(index))
+    return entries
+
+
+def _check_needed(planner: Planner, canonical: tuple[str, ...]) -> None:
+    """A flag may leave out what a model can do without, and nothing else."""
+    config = planner.index.config
+    family = FAMILIES[config.family] if config else None
+    needed = _required(family) if family else frozenset()
+    for name in canonical:
+        if family and parse(name).pattern in needed:
+            planner.refuse(f"llama.cpp loads no {family.gguf} without {name}, which --drop leaves out")
+
+
+def _required(family: Family) -> frozenset[str]:
+    """Canonical patterns that must be there."""
+    return frozenset({*ends_required(family), *(f"layers.{{n}}.{name}" for name in layer_required(family))})
+
+
+def canonical_entries(planner: Planner, config: ModelConfig, family: Family, blank: frozenset[str]) -> list[Entry]:
+    """The tensors that llama.cpp looks for, out of canonical ones. What has no place, or is missing, is refused.
+
+    Args:
+        blank: source tensors that only stand for ones that are not there.
+    """
+    index = planner.index
+    for item in index.dropped:
+        planner.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
+    tensors = _selected(planner, family, blank)
+    entries: dict[str, Entry] = {}
+    fused = {part: fusion for fusion in family.gguf_fused for part in fusion.parts}
+    for tensor in tensors.values():
+        name = parse(tensor.name)
+        stem, _, kind = name.pattern.rpartition(".")
+        fusion = fused.get(stem)
+        wanted = fusion.parts if fusion else (stem,)
+        own = [with_layer(f"{part}.{kind}" if part else kind, name.layer) for part in wanted]
+        pattern = f"{fusion.stem}.{kind}" if fusion else name.pattern
+        there = [tensors[part] for part in own if part in tensors]
+        if len(there) == len(own):
+            made = _entry(with_layer(_gguf_names()[pattern], name.layer), there, family, config)
+            entries.setdefault(made.name, made)
+        elif kind == "bias":
+            absent = next(part for part in own if part not in tensors)
+            planner.refuse(f"GGUF stores {tensor.name} in one tensor with {absent}, which is not there")
+    _check_missing(planner, config, family, tensors)
+    found = list(entries.values())
+    if planner.options.tie == "untie" and HEAD not in tensors and EMBEDDING in tensors:
+        found.append(_head(index))
+    return found
+
+
+def _selected(planner: Planner, family: Family, blank: frozenset[str]) -> dict[str, Tensor]:
+    """Canonical tensors that have a place and are not left out."""
+    index, known = planner.index, known_patterns(family)
+    required = _required(family)
+    tensors: dict[str, Tensor] = {}
+    homeless: Counter[str] = Counter()
+    for tensor in index.tensors.values():
+        pattern = parse(tensor.name).pattern
+        if planner.dropped(tensor.name, tensor.source):
+            planner.leave_out(tensor.name, "--drop", tensor.nbytes)
+        elif tensor.name in blank and pattern not in required:
+            planner.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
+        elif tensor.name == HEAD and planner.options.tie == "tie" and planner.source.head_is_embedding:
+            planner.leave_out(tensor.name, "--tie: byte for byte the embedding", tensor.nbytes)
+        elif pattern in known:
+            tensors[tensor.name] = tensor
+        else:
+            homeless[pattern] += 1
+    for stored in index.unknown:
+        if planner.dropped(stored.name):
+            planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
+        else:
+            homeless[parse(stored.name).pattern] += 1
+    for pattern, count in homeless.items():
+        more = f" ({count} tensors)" if count > 1 else ""
+        planner.refuse(f"llama.cpp's {family.gguf} has no place for {pattern}{more}")
+    return tensors
+
+
+def _check_missing(planner: Planner, config: ModelConfig, family: Family, tensors: Mapping[str, Tensor]) -> None:
+    """Layers are counted before they are walked through: a configuration may claim any number of them."""
+    bare = config.num_layers - len({parse(name).layer for name in tensors} - {None})
+    if bare > 0:
+        words = said(config, "num_layers", format=planner.index.format)
+        planner.refuse(f"{bare:,} of {config.num_layers:,} layers{words} {'has' if bare == 1 else 'have'} no tensors")
+        return
+    missing = Counter(name for name in ends_required(family) if name not in tensors)
+    for name in layer_required(family):
+        pattern = f"layers.{{n}}.{name}"
+        missing[pattern] = sum(with_layer(pattern, n) not in tensors for n in range(config.num_layers))
+    planner.reasons += missing_tensors(missing)
+
+
+def _entry(name: str, parts: list[Tensor], family: Family, config: ModelConfig) -> Entry:
+    pattern = parse(parts[0].name).pattern
+    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if len(parts) > 1 else parts[0].shape
+    rows, cols = matrix_of(shape, F32)
+    heads = ROTATED.get(pattern) if family.interleaved_gguf else None
+    layout = plain(rows, cols)
+    if heads and config.head_dim % 2 == 0:
+        layout = headed(getattr(config, heads), config.head_dim, cols, interleaved=True)
+    shift = norm_shift(family, pattern)
+    fp32 = len(shape) == 1 or pattern in _FP32_MATRICES or pattern == ROPE_FREQUENCIES
+    canonical = parts[0].name if len(parts) == 1 else name
+    return Entry(name, canonical, tuple(parts), shape, shifted(layout, shift) if shift else layout, fp32)
+
+
+def _head(index: TensorIndex) -> Entry:
+    """A head of its own, which is the embedding."""
+    embedding = index.tensors[EMBEDDING]
+    rows, cols = matrix_of(embedding.shape, F32)
+    return Entry(HEAD, HEAD, (embedding,), embedding.shape, plain(rows, cols), False)
+
+
+def frequencies_entry(content: bytes) -> Entry:
+    """Llama 3's factors, which follow from the configuration."""
+    count = len(content) // F32.size
+    return Entry(FREQUENCIES_NAME, ROPE_FREQUENCIES, (), (count,), plain(count, 1), True, content)
+
+
+@cache
+def _gguf_names() -> dict[str, str]:
+    """Canonical pattern -> GGUF pattern."""
+    return {ours: theirs for theirs, ours in GGUF_NAMES.items()}
+
+
+def nbytes_of(entry: Entry, dtype: DType) -> int:
+    """Bytes of an entry in the file."""
+    return dtype.nbytes(math.prod(entry.shape))

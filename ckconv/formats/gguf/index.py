@@ -1,0 +1,78 @@
+"""A GGUF's header -> the canonical index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckconv.adapters.stored import GGUF_KIND
+from ckconv.core.names import GGUF_NAMES
+from ckconv.core.tensors import TensorIndex
+from ckconv.families.architectures import Canonical, Family, canonicalise_gguf, family_of_gguf
+from ckconv.formats.gguf.config import gguf_config, keys_of, value_of
+from ckconv.formats.gguf.read import GgufFile, read_gguf
+from ckconv.io.bytesource import ByteSource
+
+if TYPE_CHECKING:
+    from ckconv.formats.safetensors.adapter_base import Opener
+
+
+def open_gguf(
+    path: Path, *, source: ByteSource | None = None, opener: Opener | None = None, base: Path | None = None
+) -> TensorIndex:
+    """Read the header of a GGUF (all shards of a split set) and apply its family's rules.
+
+    Args:
+        opener: opens an adapter's ``base`` model.
+
+    Raises:
+        InputError: the file is malformed (``gguf.*``) or contradicts itself (``model.config``).
+    """
+    file = read_gguf(path, source=source)
+    if value_of(file.metadata, "general.type") == GGUF_KIND:
+        from ckconv.formats.gguf.adapter import gguf_adapter
+
+        return gguf_adapter(file, path, opener=opener or open_gguf, base=base)
+    return index_gguf(path, file)
+
+
+def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
+    """The index of headers that were read.
+
+    Raises:
+        InputError: ``model.config``, they contradict themselves.
+    """
+    architecture = str(value_of(file.metadata, "general.architecture") or "")
+    kind = str(value_of(file.metadata, "general.type") or "model")
+    family = _family(file, architecture) if kind == "model" else None
+    config = gguf_config(file, architecture, family) if family else None
+    canonical = Canonical({}, {}, (), file.tensors)
+    if family and config:
+        canonical = canonicalise_gguf(file.tensors, family, config, GGUF_NAMES)
+    return TensorIndex(
+        format="gguf",
+        version=file.version,
+        path=path,
+        files=file.files,
+        architecture=architecture,
+        config=config,
+        stored=file.tensors,
+        tensors=canonical.tensors,
+        canonical_of=canonical.canonical_of,
+        dropped=canonical.dropped,
+        unknown=canonical.unknown,
+        metadata=file.metadata,
+        facts=_facts(file, kind),
+    )
+
+
+def _facts(file: GgufFile, kind: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {"kind": kind, "alignment": file.alignment, "data_offset": file.data_offset}
+    if len(file.files) > 1:
+        facts["shards"] = len(file.files)
+    return facts
+
+
+def _family(file: GgufFile, architecture: str) -> Family | None:
+    experts = next((v for key in keys_of(architecture, "expert_count") if (v := value_of(file.metadata, key))), 0)
+    return family_of_gguf(architecture, experts if isinstance(experts, int) else 0)

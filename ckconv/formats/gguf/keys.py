@@ -1,0 +1,135 @@
+"""The metadata of a GGUF: a GGUF's own, copied without decoding, and what flags set or drop."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from ckconv.core.config import PARAMETERS
+from ckconv.errors import UsageError, quoted
+from ckconv.formats.gguf.spec import (
+    ALIGNMENT_KEY,
+    LENGTH,
+    STRING,
+    VALUE_TYPES_BY_NAME,
+    VERSION,
+    Value,
+    ValueType,
+    array,
+    raw_array,
+    scalar,
+    string,
+)
+from ckconv.formats.gguf.values import ArrayRef, MetaValue
+
+ARCHITECTURE_KEY = "general.architecture"
+SPLIT_KEYS = "split."
+
+_TOKENS = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.merges")
+#: Fields of the configuration that follow from the tensors' shapes.
+_SHAPES = frozenset(
+    {"num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "num_experts"}
+)
+
+
+def copied(metadata: Mapping[str, MetaValue]) -> dict[str, Value]:
+    """The keys of a file as it has them, in order; those of a split set belong to its files, not to the model."""
+    return {key: _value(value) for key, value in metadata.items() if not key.startswith(SPLIT_KEYS)}
+
+
+def _value(value: MetaValue) -> Value:
+    found = value.value
+    if isinstance(found, ArrayRef):
+        if found.type == STRING.name and found.length.size != LENGTH[VERSION].size:
+            return array(found.type, found.decode())  # version 1 has shorter lengths
+        return raw_array(found.type, found.count, found.raw())
+    return Value(value.type, value.raw or string(str(found)))
+
+
+def dropped(metadata: Mapping[str, Value], globs: Sequence[str], architecture: str) -> dict[str, Value]:
+    """The metadata without the keys that a flag names.
+
+    Raises:
+        UsageError: a glob matches nothing, or a key without which no file is a model.
+    """
+    needed = {ARCHITECTURE_KEY, ALIGNMENT_KEY, *_TOKENS, *_computing(architecture)}
+    going: set[str] = set()
+    for glob in globs:
+        matched = {key for key in metadata if fnmatchcase(key, glob)}
+        if not matched:
+            raise UsageError("usage.meta", f"--drop-meta {glob} matches no key")
+        for key in sorted(matched & needed):
+            raise UsageError("usage.meta", f"--drop-meta {glob} would drop {key}, without which nothing loads the file")
+        going |= matched
+    return {key: value for key, value in metadata.items() if key not in going}
+
+
+def _computing(architecture: str) -> Iterable[str]:
+    """Keys of hyper-parameters."""
+    return (f"{prefix}{name}" for p in PARAMETERS for name in p.gguf for prefix in (f"{architecture}.", ""))
+
+
+def with_set(metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], architecture: str) -> dict[str, Value]:
+    """The metadata with what a flag sets: in the type that the key has, or that the text names, or looks like.
+
+    Raises:
+        UsageError: the key is one that the tensors decide, or the text is no value of the type.
+    """
+    names = [name for p in PARAMETERS if p.field in _SHAPES for name in p.gguf]
+    decided = {ARCHITECTURE_KEY, ALIGNMENT_KEY, *(f"{prefix}{n}" for n in names for prefix in (f"{architecture}.", ""))}
+    made = dict(metadata)
+    for key, text in pairs:
+        if key in decided or key.startswith(SPLIT_KEYS):
+            raise UsageError("usage.meta", f"--set-meta cannot set {key}: the tensors decide it")
+        if not key.isprintable() or not key or text != text.encode("utf-8", "replace").decode():
+            raise UsageError("usage.meta", f"--set-meta: {quoted(key)}={quoted(text)} is no text")
+        there = made.get(key)
+        made[key] = _parsed(key, there.type, text) if there else _new(key, text)
+    return made
+
+
+#: Types that a text without one is tried as, in this order; a text is what it is otherwise.
+_GUESSES = ("bool", "u32", "i32", "u64", "i64", "f32")
+
+
+def _new(key: str, text: str) -> Value:
+    """``u32:7``, ``arr[str]:["a"]``; without a type what the text looks like."""
+    kind, colon, rest = text.partition(":")
+    if colon and (kind in VALUE_TYPES_BY_NAME or kind.startswith("arr[")):
+        return _parsed(key, kind, rest)
+    return next((value for name in _GUESSES if (value := _try(name, text))), scalar("str", text))
+
+
+def _parsed(key: str, kind: str, text: str) -> Value:
+    value = _try(kind, text)
+    if value is None:
+        raise UsageError("usage.meta", f"--set-meta {key}: {quoted(text)} is no {kind}", found=text, allowed=kind)
+    return value
+
+
+def _try(kind: str, text: str) -> Value | None:
+    """The text as a value of a type; an array, or anything but a text, as JSON has it."""
+    try:
+        if kind.startswith("arr["):
+            type = VALUE_TYPES_BY_NAME[kind[4:-1]]
+            found = json.loads(text)
+            return array(type.name, [_checked(type, item) for item in found]) if isinstance(found, list) else None
+        type = VALUE_TYPES_BY_NAME[kind]
+        return scalar(kind, text if type is STRING else _checked(type, json.loads(text)))
+    except (KeyError, ValueError, OverflowError, struct.error):
+        return None
+
+
+def _checked(type: ValueType, value: object) -> str | int | float | bool:
+    """A JSON value that is one of ``type``."""
+    if type is STRING and isinstance(value, str):
+        return value
+    if type.code == "?" and isinstance(value, bool):
+        return value
+    if type.integer and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if type.code in ("f", "d") and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    raise ValueError

@@ -1,0 +1,288 @@
+"""Planning a GGUF, whole or split: out of another GGUF as it is, out of anything else as llama.cpp loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ckconv.core.config import ModelConfig
+from ckconv.core.dtypes import F32, DType
+from ckconv.core.rope import llama3_factors
+from ckconv.core.tensors import Extent, Tensor
+from ckconv.families.architectures import FAMILIES
+from ckconv.families.gguf_metadata import directory_name, display_name, general_keys, model_keys, size_label, type_keys
+from ckconv.formats.gguf.entries import Entry, canonical_entries, frequencies_entry, nbytes_of, stored_entries
+from ckconv.formats.gguf.keys import copied, dropped, with_set
+from ckconv.formats.gguf.rules import engine_reasons
+from ckconv.formats.gguf.spec import (
+    ALIGNMENT_KEY,
+    DEFAULT_ALIGNMENT,
+    MAX_SHARDS,
+    SPLIT_COUNT,
+    SPLIT_NO,
+    SPLIT_TENSORS,
+    ShardName,
+    Value,
+    align_up,
+    header_bytes,
+    parse_shard_name,
+    scalar,
+)
+from ckconv.formats.gguf.types import file_type, types_of
+from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
+from ckconv.plan.probe import placeholders
+from ckconv.plan.source_rules import surplus_reasons
+from ckconv.plan.steps import OutputFile, Plan, Step
+from ckconv.quant.convert import Conversion, Run
+from ckconv.tokenizer.documents import tokenizer_files
+from ckconv.tokenizer.gguf import TokenizerKeys, tokenizer_keys
+
+#: What the file is called in a directory.
+MODEL_NAME = "model.gguf"
+_SUFFIX = ".gguf"
+
+_FILE_TYPE_KEY = "general.file_type"
+
+#: Words that llama.cpp looks up in the vocabulary of a model whose name holds "phi3", without asking whether they are
+#: there (``llama_vocab::impl::load``).
+_PHI3_NAMES, _PHI3_TOKENS = ("phi-3", "phi3"), frozenset({"</s>", "<unk>", "<s>", "<|endoftext|>"})
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """What the writer needs besides the steps: the metadata and the alignment of each file, in bytes."""
+
+    metadata: tuple[Mapping[str, Value], ...]
+    alignments: tuple[int, ...]
+
+
+class GgufPlanner(Planner):
+    """Plans one GGUF, or the shards of a split set."""
+
+    format = "gguf"
+
+    def plan(self, *, only_reasons: bool = False) -> Plan:
+        """The plan; with reasons to refuse, or with ``only_reasons``, without files.
+
+        Raises:
+            UsageError: ``usage.meta``, a flag asks for metadata that would contradict the tensors.
+            InputError: ``tokenizer.*``, a file beside the source is malformed.
+        """
+        entries = self._entries()
+        types = types_of(self, entries, same_format=self._same_format)
+        if self.reasons or only_reasons:
+            return self.refused()
+        if self.options.dtype == "keep" and any(
+            len(entry.shape) < 2 and part.dtype is not F32 for entry in entries for part in entry.parts
+        ):
+            self.notes.append("llama.cpp reads vectors as FP32 and does not load the ones that are kept in other types")
+        metadata = self._edited(self._metadata(entries, types))
+        groups = self._dealt(entries, types, self._alignment(metadata))
+        if len(groups) > MAX_SHARDS:
+            self.refuse(f"{len(groups):,} files would be needed, a split set has at most {MAX_SHARDS:,}")
+            return self.refused()
+        files, details = self._laid_out(groups, metadata)
+        interleaved = any(step.target.layout.interleaved for file in files for step in file.steps) or (
+            self._same_format and self._config is not None and FAMILIES[self._config.family].interleaved_gguf
+        )
+        rotary = self._config is not None and FAMILIES[self._config.family].rope
+        return Plan(
+            self.index,
+            self.format,
+            0,
+            self.options,
+            files=files,
+            left_out=tuple(self.left_out),
+            notes=tuple(self.notes),
+            rope_layout=("interleaved" if interleaved else "split") if rotary else "",
+            details=details,
+        )
+
+    @property
+    def _same_format(self) -> bool:
+        return self.index.format == "gguf"
+
+    @property
+    def _config(self) -> ModelConfig | None:
+        return self.index.config
+
+    @cached_property
+    def _context(self) -> int:
+        return self.options.context or (self._config.context_length if self._config else 0)
+
+    def _entries(self) -> list[Entry]:
+        """The tensors; notes every reason that does not depend on their types."""
+        self._check_options()
+        if self._same_format:
+            return stored_entries(self)
+        config = self._config
+        family = FAMILIES[config.family] if config else None
+        if config is None or family is None:
+            self.reasons.append(unknown_architecture(self.index))
+            return []
+        if not family.gguf:
+            self.refuse(f"llama.cpp has no architecture for {family.name}")
+            return []
+        entries = canonical_entries(self, config, family, placeholders(self.index))
+        rope_dropped = self.dropped(ROPE_FREQUENCIES)
+        self.reasons += engine_reasons(config, self._context, rope_dropped=rope_dropped)
+        self.reasons += surplus_reasons(self.index, self.dropped)
+        self._check_head(config)
+        factors = llama3_factors(config)
+        if factors and ROPE_FREQUENCIES not in self.index.tensors:
+            if rope_dropped:
+                self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
+            else:
+                entries.insert(0, frequencies_entry(factors))
+        return entries
+
+    def _check_options(self) -> None:
+        family = FAMILIES[self._config.family] if self._config else None
+        asked = self.options.rope_layout
+        here = "interleaved" if family and family.interleaved_gguf else "split"
+        if family and family.rope and asked in ("split", "interleaved") and asked != here:
+            self.refuse(
+                f"a GGUF does not say how its Q and K rows lie, so {family.gguf} files have to be {here}",
+                "--rope-layout engine is what every reader of GGUF takes them for",
+            )
+        if family and family.name == "gpt2" and self._context != (self._config.context_length if self._config else 0):
+            self.refuse("positions of gpt2 are learned: --context cannot change how many there are")
+        if family is None and self._same_format and self.options.dtype in ("f16", "bf16"):
+            self.refuse(
+                f"architecture {self.index.architecture!r} has no rules: which tensors must stay FP32 is not known"
+            )
+        if self.options.tie == "tie" and HEAD in self.index.tensors and not self.source.head_is_embedding:
+            self.refuse("--tie: the output head is not byte for byte the embedding")
+
+    def _check_head(self, config: ModelConfig) -> None:
+        there = HEAD in self.index.tensors
+        if config.tied and there and not self.source.head_is_embedding and not self.dropped(HEAD):
+            self.refuse(
+                "tie_word_embeddings ties the output head to the embeddings, but another matrix is stored as the head",
+                "--drop output.weight ties it, as transformers 4 does; transformers 5 takes the stored one",
+            )
+        if config.tied is False and not there and self.options.tie != "untie":
+            self.refuse(
+                "the output head is not tied to the embeddings (tie_word_embeddings), but there is none",
+                '"tie_word_embeddings": true in config.json says that it is',
+            )
+
+    def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
+        if self._same_format:
+            return self._copied(entries, types)
+        config = self._config
+        assert config is not None
+        family = FAMILIES[config.family]
+        tokenizer = tokenizer_keys(tokenizer_files(self.index), config.vocab_size)
+        self.notes += tokenizer.notes
+        experts = sum(t.elements for name, t in self.index.tensors.items() if ".experts." in name)
+        label = size_label(sum(t.elements for e in entries for t in e.parts), config.num_experts, experts)
+        model = model_keys(config, family, self._context)
+        if not tokenizer.tokens:
+            model[f"{family.gguf}.vocab_size"] = scalar("u32", config.vocab_size)
+        if self.index.format == "bump":
+            self.notes.append("a bump file says nothing of chat template, licence and authors: those keys are missing")
+        return {
+            **general_keys(family, self._name(tokenizer), label),
+            **model,
+            **type_keys(file_type(entries, types)),
+            **tokenizer.metadata,
+        }
+
+    def _copied(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
+        """The source's keys; the type of the file follows the tensors where those change."""
+        metadata = copied(self.index.metadata)
+        changed = any(part.dtype is not to for entry, to in zip(entries, types, strict=True) for part in entry.parts)
+        if changed and _FILE_TYPE_KEY in metadata:
+            metadata[_FILE_TYPE_KEY] = scalar("u32", file_type(entries, types))
+        if self.options.context:
+            architecture = self.index.architecture
+            scaling = (self._config.rope_scaling if self._config else None) or {}
+            if scaling.get("rope_type") == "yarn":  # without the key, llama.cpp takes the context for it
+                original = scalar("u32", int(scaling["original_max_position_embeddings"]))
+                metadata.setdefault(f"{architecture}.rope.scaling.original_context_length", original)
+            metadata[f"{architecture}.context_length"] = scalar("u32", self.options.context)
+        return metadata
+
+    def _edited(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
+        architecture = self.index.architecture if self._same_format else ""
+        if not self._same_format and self._config:
+            architecture = FAMILIES[self._config.family].gguf
+        kept = dropped(metadata, self.options.drop_meta, architecture)
+        return with_set(kept, self.options.set_meta, architecture)
+
+    def _name(self, tokenizer: TokenizerKeys) -> str:
+        """What the source calls itself, or the directory that it is in."""
+        said = str((self._config.raw if self._config else {}).get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
+        name = display_name(said or directory_name(self.index.path))
+        name = name.encode("utf-8", "replace").decode()  # a name in a file system may be no text
+        plain = name.lower()
+        if tokenizer.tokens and any(word in plain for word in _PHI3_NAMES) and _PHI3_TOKENS - tokenizer.tokens:
+            self.notes.append(f"general.name is left out: llama.cpp wants words of phi 3's vocabulary in {name!r}")
+            return ""
+        return name
+
+    def _alignment(self, metadata: Mapping[str, Value]) -> int:
+        return int(self.index.facts["alignment"]) if ALIGNMENT_KEY in metadata else DEFAULT_ALIGNMENT
+
+    def _dealt(
+        self, entries: Sequence[Entry], types: Sequence[DType], alignment: int
+    ) -> list[list[tuple[Entry, DType]]]:
+        """The tensors of each file, filled as llama.cpp's gguf-split does: in order, none above the limit but alone."""
+        limit = self.options.max_shard_bytes
+        groups: list[list[tuple[Entry, DType]]] = [[]]
+        filled = 0
+        for entry, dtype in zip(entries, types, strict=True):
+            nbytes = align_up(nbytes_of(entry, dtype), alignment)
+            if limit and groups[-1] and filled + nbytes > limit:
+                groups.append([])
+                filled = 0
+            groups[-1].append((entry, dtype))
+            filled += nbytes
+        return groups
+
+    def _laid_out(
+        self, groups: Sequence[Sequence[tuple[Entry, DType]]], metadata: Mapping[str, Value]
+    ) -> tuple[tuple[OutputFile, ...], Gguf]:
+        """Places for everything. Only the first file of a set has the model's metadata."""
+        total = sum(len(group) for group in groups)
+        files, own, alignments = [], [], []
+        for number, group in enumerate(groups):
+            keys = dict(metadata) if number == 0 else {}
+            if len(groups) > 1:
+                keys[SPLIT_NO] = scalar("u16", number)
+                keys[SPLIT_TENSORS] = scalar("i32", total)
+                keys[SPLIT_COUNT] = scalar("u16", len(groups))
+            alignment = self._alignment(keys)
+            at = align_up(header_bytes(keys, [(entry.name, len(entry.shape)) for entry, _ in group]), alignment)
+            steps = []
+            for entry, dtype in group:
+                steps.append(self._step(entry, dtype, at))
+                at = align_up(at + steps[-1].nbytes, alignment)
+            files.append(OutputFile(self._file_name(number, len(groups)), at, tuple(steps)))
+            own.append(keys)
+            alignments.append(alignment)
+        return tuple(files), Gguf(tuple(own), tuple(alignments))
+
+    def _file_name(self, number: int, count: int) -> str:
+        name = self.options.file_name or MODEL_NAME
+        if count == 1:
+            return name
+        shard = parse_shard_name(name)
+        return str(ShardName(shard.stem if shard else name.removesuffix(_SUFFIX), number + 1, count))
+
+    def _step(self, entry: Entry, dtype: DType, offset: int) -> Step:
+        extent = Extent(self.index.path, offset, nbytes_of(entry, dtype))
+        target = Tensor(entry.canonical, entry.name, dtype, entry.shape, (extent,), entry.layout)
+        if entry.content is not None:
+            return Step(entry.name, target, None, None, entry.content)
+        conversions = [
+            Conversion(part.dtype, dtype, entry.layout.shift - part.layout.shift, factor=part.layout.scale)
+            for part in entry.parts
+        ]
+        runs = tuple(
+            Run(part, conversion, 0, part.layout.rows)
+            for part, conversion in zip(entry.parts, conversions, strict=True)
+        )
+        return Step(entry.name, target, entry.parts[0], conversions[0], runs=runs if len(runs) > 1 else ())

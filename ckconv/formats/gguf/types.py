@@ -1,0 +1,121 @@
+"""The type that each tensor of a GGUF gets, or why it gets none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.core.tensors import Tensor
+from ckconv.families.gguf_metadata import FILE_TYPES
+from ckconv.formats.gguf.entries import Entry
+from ckconv.plan.planner import Planner
+from ckconv.quant.convert import convertible, decodable
+from ckconv.quant.triples import triple_of
+
+_DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
+
+#: Block types of intermediate results: ggml has no kernel for a matrix of them.
+_NO_MATRIX = frozenset({"Q8_1", "Q8_K"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The type of a tensor; ``why`` it is refused, if it is, how many ``groups`` that counts, and the flag for it."""
+
+    dtype: DType
+    why: str = ""
+    hint: str = ""
+    groups: int = 0
+
+
+def types_of(planner: Planner, entries: Sequence[Entry], *, same_format: bool) -> list[DType]:
+    """The type of each entry; reasons are noted with the planner, and a refused type stands for itself.
+
+    Args:
+        same_format: the source is a GGUF: what it holds can be held.
+    """
+    chosen: list[DType] = []
+    refused: dict[tuple[str, str], list[str]] = {}
+    groups: Counter[str] = Counter()
+    for entry in entries:
+        types: list[DType] = [] if entry.parts else [F32]
+        for part in entry.parts:
+            choice = _choice(planner, entry, part, same_format)
+            if choice.why:
+                refused.setdefault((choice.why, choice.hint), []).append(part.source)
+                groups[choice.why] += choice.groups
+            types.append(choice.dtype)
+        if len(set(types)) > 1 and set(types) <= WIDENS_TO_F32 and planner.options.dtype == "engine":
+            types = [F32]
+        if len(set(types)) > 1:
+            mixed = " and ".join(f"{part.source} is {part.dtype}" for part in entry.parts)
+            refused.setdefault((f"the parts of {entry.name} share one type", _DECODE), []).append(mixed)
+        chosen.append(types[0])
+    for (why, hint), names in refused.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        count = f"{groups[why]:,} " if groups[why] else ""
+        planner.refuse(f"{count}{why}: {names[0]}{more}", hint)
+    return chosen
+
+
+def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -> _Choice:
+    asked, source = planner.options.dtype, tensor.dtype
+    if source.block > 1 and planner.decoded(tensor):
+        target = F32 if asked in ("engine", "keep") or entry.fp32 else DTYPES[asked.upper()]
+        return _Choice(target, "" if decodable(source) else f"no decoder for {source}")
+    if asked == "keep":
+        return _Choice(source, "" if source.ggml is not None else f"GGUF has no type for {source}")
+    if triple_of(source):
+        return _repacked(planner, entry, source)
+    if source.block > 1:
+        useless = not same_format and (source.ggml is None or source.name in _NO_MATRIX)
+        return _Choice(source, f"llama.cpp computes nothing with {source}" if useless else "", _DECODE)
+    if entry.fp32:
+        return _vector(source, same_format)
+    if same_format and source not in WIDENS_TO_F32:
+        return _Choice(source)  # an integer or F64 that an architecture wants
+    target = source if asked == "engine" else DTYPES[asked.upper()]
+    if source not in WIDENS_TO_F32 or not convertible(source, target):
+        return _Choice(source, f"llama.cpp loads no {source} here")
+    return _Choice(target)
+
+
+def _vector(source: DType, same_format: bool) -> _Choice:
+    """What llama.cpp reads as FP32 and nothing else."""
+    if source in WIDENS_TO_F32:
+        return _Choice(F32)
+    return _Choice(source, "" if same_format else f"llama.cpp loads no {source} here")
+
+
+def _repacked(planner: Planner, entry: Entry, source: DType) -> _Choice:
+    """The block type of an MLX triple: the smallest that holds every number of all parts."""
+    from ckconv.quant.repack import candidates
+
+    triple = triple_of(source)
+    assert triple is not None
+    blocks = [recipe.block for recipe in candidates(triple.quantization)]
+    if not blocks:
+        return _Choice(source, f"no GGUF block holds {source}", _DECODE)
+    columns = entry.shape[-1]
+    blocks = [block for block in blocks if columns % block.block == 0]
+    if not blocks:
+        return _Choice(source, f"rows of {columns:,} elements are not whole blocks", _DECODE)
+    counts: Counter[DType] = Counter()
+    for part in entry.parts:
+        counts.update(planner.source.misfits.get(part.name, {}))
+    best = min(blocks, key=lambda block: (counts[block], block.size / block.block))
+    if counts[best]:
+        names = " or ".join(block.name for block in blocks)
+        return _Choice(source, f"groups have numbers that no {names} block holds", _DECODE, counts[best])
+    return _Choice(best)
+
+
+def file_type(entries: Sequence[Entry], types: Sequence[DType]) -> int:
+    """``general.file_type``: what most matrices are; all-FP32 where there are none."""
+    counts: Mapping[DType, int] = Counter(
+        dtype for entry, dtype in zip(entries, types, strict=True) if entry.matrix and not entry.fp32
+    )
+    best = max(counts, key=lambda dtype: (counts[dtype], dtype.kind is not Kind.FLOAT, dtype.size), default=F32)
+    return FILE_TYPES.get(best.name, FILE_TYPES["F32"])

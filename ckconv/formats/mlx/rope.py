@@ -1,0 +1,46 @@
+"""What mlx-lm does with a ``rope_scaling``, and what it leaves out of it without a word.
+
+Source: ``initialize_rope`` of mlx_lm/models/rope_utils.py, 0.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckconv.core.rope import scaled
+from ckconv.families.huggingface_classes import ModelClass
+from ckconv.families.key_tables.rope import ROPE_KEYS
+from ckconv.plan.steps import Reason
+
+#: Scaling that mlx-lm computes as transformers does -> the keys that it reads. ``longrope`` is none: mlx-lm takes the
+#: long factors from the first token on, transformers only for sequences longer than the original context.
+_KEYS: Mapping[str, frozenset[str]] = {
+    "linear": frozenset({"factor"}),
+    "dynamic": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
+    "yarn": frozenset(
+        {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
+    ),
+}
+
+#: What mlx-lm takes for a YaRN scaling without ``original_max_position_embeddings``.
+_YARN_CONTEXT = 4096
+
+_NAMES = frozenset({"rope_type", "type", "rope_theta"})
+
+
+def rope_reasons(family: str, scaling: Mapping[str, Any], own: ModelClass) -> Iterator[Reason]:
+    """Why mlx-lm would rotate by other angles than the configuration says."""
+    kind = str(scaling.get("rope_type"))
+    if not own.scales_rope:
+        yield Reason(f"{scaled(kind)}, which mlx-lm's {family} does not do")
+        return
+    if kind not in _KEYS:
+        yield Reason(f"{scaled(kind)}, which mlx-lm does not do as transformers does")
+        return
+    if kind == "yarn" and not scaling.get("original_max_position_embeddings"):
+        yield Reason(f"{scaled(kind)} and names no original_max_position_embeddings: mlx-lm takes {_YARN_CONTEXT}")
+    for key, value in sorted(scaling.items()):
+        if key not in _KEYS[kind] | _NAMES and not ROPE_KEYS[kind].idle(key, value):
+            yield Reason(f"{scaled(kind)} with {key} = {value!r}, which mlx-lm does not read")

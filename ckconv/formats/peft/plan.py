@@ -1,0 +1,154 @@
+"""peft's adapter directory: any method, a rank and an alpha for every module."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckconv.adapters.model import AdapterModule, Role, effective_scale
+from ckconv.adapters.names import families_of, family_named, path_of
+from ckconv.adapters.stored import PEFT_NAME, PEFT_PREFIX
+from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows
+from ckconv.core.tensors import TensorIndex
+from ckconv.errors import quoted
+from ckconv.formats.safetensors.shards import Piece, lay_out
+from ckconv.plan.planner import Planner
+from ckconv.plan.steps import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """What the writer of a directory needs besides the steps: the header of the tensors, and the configuration."""
+
+    headers: tuple[bytes, ...]
+    config_json: bytes
+
+
+class PeftPlanner(AdapterPlanner):
+    """Plans ``adapter_model.safetensors`` and its configuration."""
+
+    format = "peft"
+    what = "peft"
+    roles = frozenset(Role)
+
+    def check(self) -> None:
+        """A whole model that was fine-tuned is no adapter to peft."""
+        if self.index.format != "peft":
+            whole = [m for m in self.modules if {Role.SAVED_WEIGHT, Role.SAVED_BIAS} & set(m.roles)]
+            if whole:
+                self.refuse(f"peft has no place for whole tensors of {len(whole)} modules", "--drop leaves tensors out")
+            if any(Role.MAGNITUDE in m.roles and m.embedding for m in self.modules):
+                self.refuse("peft keeps the DoRA magnitudes of an embedding by columns, MLX by rows")
+        self.paths = paths_in(self, self.index, self.modules, "peft")
+
+    def entries(self) -> list[Entry]:
+        """Every tensor under its module's path."""
+        found = []
+        for module in self.modules:
+            prefix = PEFT_PREFIX + self.paths[module.name]
+            for role in module.roles:
+                tensor = self.tensor(module, role)
+                if self.index.format == "peft" and role not in (Role.A, Role.B):
+                    found.append(self._as_it_was(tensor.source, module, role))
+                elif module.embedding and role in (Role.A, Role.B):
+                    # Of an embedding peft calls A what holds the rows of the vocabulary, as columns.
+                    name = f"{prefix}.lora_embedding_{'B' if role is Role.A else 'A'}"
+                    found.append(as_columns(name, tensor, scale=tensor.layout.scale))
+                else:
+                    found.append(as_rows(f"{prefix}{_ENDINGS[role]}", tensor, scale=tensor.layout.scale))
+        return found
+
+    def _as_it_was(self, name: str, module: AdapterModule, role: Role) -> Entry:
+        """A tensor that only peft has: its name and shape are the source's."""
+        tensor = self.tensor(module, role)
+        stored = next(item for item in self.index.stored if item.name == name)
+        entry = as_rows(name, tensor, scale=tensor.layout.scale)
+        return Entry(entry.name, entry.source, entry.layout, stored.shape)
+
+    def finish(self, pieces: Sequence[Piece]) -> Plan:
+        """One file of tensors, and the configuration: the source's own, or one that says the same."""
+        shards = lay_out([(piece,) for piece in pieces], PEFT_NAME, 0, {"format": "pt"}, always_index=False)
+        document = self.adapter.document if self.index.format == "peft" else self._document()
+        return self.made(shards.files, AdapterFiles(shards.headers, config_bytes(document)), rope_layout="split")
+
+    def _document(self) -> dict[str, Any]:
+        """A configuration from which peft computes every module's rank and scale as they are."""
+        modules = [module for module in self.modules if module.rank]
+        alphas = {module.name: _alpha(module) for module in modules}
+        rank = Counter(module.rank for module in modules).most_common(1)[0][0]
+        alpha = Counter(alphas[module.name] for module in modules if module.rank == rank).most_common(1)[0][0]
+        paths = self.paths
+        return {
+            "alpha_pattern": {paths[m.name]: _number(alphas[m.name]) for m in modules if alphas[m.name] != alpha},
+            "base_model_name_or_path": self.adapter.base_name or None,
+            "bias": "none",
+            "fan_in_fan_out": _is_conv1d(self.paths.values()),
+            "inference_mode": True,
+            "init_lora_weights": True,
+            "lora_alpha": _number(alpha),
+            "lora_dropout": 0.0,
+            "modules_to_save": None,
+            "peft_type": "LORA",
+            "r": rank,
+            "rank_pattern": {paths[m.name]: m.rank for m in modules if m.rank != rank},
+            "target_modules": sorted(paths[m.name] for m in modules),
+            "task_type": "CAUSAL_LM",
+            "use_dora": any(Role.MAGNITUDE in m.roles for m in modules),
+            "use_rslora": False,
+        }
+
+
+_ENDINGS = {
+    Role.A: ".lora_A.weight",
+    Role.B: ".lora_B.weight",
+    Role.MAGNITUDE: ".lora_magnitude_vector",
+}
+
+
+def paths_in(planner: Planner, index: TensorIndex, modules: Sequence[AdapterModule], dialect: str) -> Mapping[str, str]:
+    """Module -> its path as ``dialect`` has it; modules without one are reasons to refuse.
+
+    A path of the same dialect, or one for which no rule is known, stays what it is.
+    """
+    adapter = index.adapter
+    assert adapter is not None
+    if index.format == dialect:
+        return {module.name: module.path for module in modules}
+    if adapter.base is not None:
+        families: tuple[str, ...] = (adapter.base.family,)
+    elif index.format == "gguf":
+        family = family_named(index.architecture)
+        families = (family.name,) if family else ()
+    else:
+        families = families_of(module.path for module in modules)
+    paths = {}
+    for module in modules:
+        path = path_of(module.name, families, dialect)
+        if path is None and index.format == "gguf":
+            planner.refuse(f"no name is known for {quoted(module.path)} of {index.architecture!r}")
+        paths[module.name] = path or module.path
+    return paths
+
+
+def _alpha(module: AdapterModule) -> float:
+    """The alpha that makes the scale: the source's own where it does, else scale times rank, which is exact."""
+    if module.alpha is not None and effective_scale(module.alpha, module.rank) == module.scale:
+        return module.alpha
+    return module.scale * module.rank
+
+
+def _number(value: float) -> int | float:
+    return int(value) if value == int(value) else value
+
+
+def _is_conv1d(paths: Sequence[str] | Any) -> bool:
+    """GPT-2's matrices are stored the other way round in transformers, which peft wants to be told."""
+    return families_of(paths) == ("gpt2",)
+
+
+def config_bytes(document: Mapping[str, Any]) -> bytes:
+    """A configuration as peft and mlx-lm write it."""
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")

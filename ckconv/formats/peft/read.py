@@ -1,0 +1,170 @@
+"""peft adapters: a directory with ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+A tensor is named ``base_model.model.PATH.ENDING`` after its module's path in the base model; the name of the adapter
+is not in it. Whole tensors (``modules_to_save``, biases, the embeddings that peft saves along) have no ending of
+their own. Named adapters lie in sub-directories.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckconv.adapters.model import Adapter, Role, effective_scale
+from ckconv.adapters.names import families_of, stem_of
+from ckconv.adapters.read import Collector, Part, Shape, adapter_index, vector
+from ckconv.adapters.stored import CONFIG_NAME, PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX
+from ckconv.core.tensors import StoredTensor, TensorIndex
+from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.formats.peft.config import PeftConfig, read_peft_config
+from ckconv.formats.safetensors.adapter_base import Opener, check_fits, find_base
+from ckconv.formats.safetensors.files import regular_file
+from ckconv.formats.safetensors.read import pickle_refusal, read_safetensors
+
+#: Ending of a tensor's name -> its role and whether it is the table that is looked up; the first that fits counts.
+_ENDINGS: tuple[tuple[str, Role, bool], ...] = (
+    (".lora_A.weight", Role.A, False),
+    (".lora_B.weight", Role.B, False),
+    (".lora_B.bias", Role.BIAS, False),
+    # A is [rank, vocabulary] and B [hidden, rank]; the table changes by (B @ A).T (Embedding.get_delta_weight).
+    (".lora_embedding_A", Role.B, True),
+    (".lora_embedding_B", Role.A, True),
+    (".lora_magnitude_vector", Role.MAGNITUDE, False),
+    (".lora_magnitude_vector.weight", Role.MAGNITUDE, False),
+    (".ia3_l", Role.IA3, False),
+    (".base_layer.weight", Role.SAVED_WEIGHT, False),
+    (".base_layer.bias", Role.SAVED_BIAS, False),
+    (".weight", Role.SAVED_WEIGHT, False),
+    (".bias", Role.SAVED_BIAS, False),
+)
+_VECTORS = (Role.MAGNITUDE, Role.IA3, Role.BIAS)
+
+
+def open_peft(path: Path, *, opener: Opener, base: Path | None = None) -> TensorIndex:
+    """Read an adapter's configuration and header.
+
+    Args:
+        path: the directory, one that holds a single named adapter, or the file of tensors.
+        opener: opens a base model.
+        base: the base model, if not where the adapter says it is.
+
+    Raises:
+        InputError: ``adapter.*`` or ``st.*``: malformed, or not made for this base.
+        UnsupportedError: ``adapter.unsupported``, no configuration or a method without rules; ``hf.pickle``.
+    """
+    root = _root(path)
+    weights, config_path = regular_file(root, PEFT_NAME), regular_file(root, CONFIG_NAME)
+    if weights is None:
+        if (root / PEFT_PICKLE).exists():
+            raise pickle_refusal(root, f"there is only {PEFT_PICKLE}, a pickle")
+        raise InputError("adapter.config", f"there is no {PEFT_NAME}", path=root)
+    if config_path is None:
+        raise UnsupportedError(
+            "adapter.unsupported",
+            f"there is no {CONFIG_NAME} beside the tensors, and only it holds rank and alpha",
+            path=root,
+        )
+    config = read_peft_config(config_path)
+    file = read_safetensors(weights)
+    found_base = find_base(base, config.base_name, opener)
+    model = found_base.config if found_base else None
+    found, unknown = _sorted(file.tensors)
+    families = (model.family,) if model else families_of(found)
+    collector = Collector(root)
+    unsupported = list(config.unsupported)
+    for module, (parts, embedding) in found.items():
+        _add(collector, config, module, parts, embedding, families, unsupported)
+    collected = collector.finish()
+    if model is not None and not unsupported:  # what has no rule has no shape to be held against either
+        check_fits(collected.modules, collected.tensors, model, root)
+    unsupported += [f"no rule for tensor {quoted(tensor.name)}" for tensor in unknown]
+    method = "IA3" if config.method == "IA3" else "DoRA" if config.dora else "LoRA"
+    adapter = Adapter(
+        method,
+        config.base_name,
+        collected.modules,
+        tuple(unsupported),
+        model,
+        config.document,
+        # A module that peft wraps or saves is one of its own, and the head keeps the base's matrix (peft 0.21).
+        ties=config.ties,
+        base_index=found_base.index if found_base else None,
+    )
+    more = {"rank_stabilised": "yes"} if config.rank_stabilised else {}
+    return adapter_index("peft", path, file, config_path, collected, adapter, unknown=unknown, more=more)
+
+
+def _root(path: Path) -> Path:
+    """The adapter's directory: the one given, or the only named adapter in it."""
+    if not path.is_dir():
+        return path.parent
+    if any((path / name).exists() for name in (CONFIG_NAME, PEFT_NAME, PEFT_PICKLE)):
+        return path
+    named = sorted(entry for entry in path.iterdir() if (entry / CONFIG_NAME).is_file())
+    if len(named) != 1:
+        names = ", ".join(quoted(entry.name) for entry in named[:5])
+        message = f"holds {len(named)} adapters: {names}" if named else f"holds no {CONFIG_NAME}"
+        raise InputError("adapter.config", message, path=path, hint="name one of them" if named else None)
+    return named[0]
+
+
+def _sorted(
+    tensors: tuple[StoredTensor, ...],
+) -> tuple[dict[str, tuple[dict[Role, Part], bool]], tuple[StoredTensor, ...]]:
+    """Module path -> its tensors by role, and whether it is an embedding; and tensors of no known ending."""
+    found: dict[str, tuple[dict[Role, Part], bool]] = {}
+    unknown: list[StoredTensor] = []
+    for stored in tensors:
+        name = stored.name.removeprefix(PEFT_PREFIX)
+        ending = next((row for row in _ENDINGS if name.endswith(row[0])), None)
+        if ending is None or ".lora_" in name.removesuffix(ending[0]):
+            unknown.append(stored)
+            continue
+        suffix, role, embedding = ending
+        parts, other = found.get(name.removesuffix(suffix), ({}, False))
+        if role in parts:
+            unknown.append(stored)
+            continue
+        part = Part(stored, turned=embedding)
+        parts[role] = vector(part) if role in _VECTORS else part
+        found[name.removesuffix(suffix)] = parts, other or embedding
+    return found, tuple(unknown)
+
+
+def _add(
+    collector: Collector,
+    config: PeftConfig,
+    module: str,
+    parts: dict[Role, Part],
+    embedding: bool,
+    families: tuple[str, ...],
+    unsupported: list[str],
+) -> None:
+    name = stem_of(module, families) or module
+    if not (Role.A in parts or Role.B in parts):
+        beside = {Role.MAGNITUDE, Role.BIAS} & parts.keys()
+        if beside or (Role.IA3 in parts and config.method != "IA3"):
+            unsupported.append(f"{quoted(module)} has tensors of another method than its configuration's")
+        elif Role.IA3 in parts and not config.selection.holds(module):
+            unsupported.append(_ignored(module))
+        collector.add(name, module, parts, Shape(1.0), feedforward=config.selection.feedforward(module))
+        return
+    if config.method != "LORA" or config.dora != (Role.MAGNITUDE in parts):
+        unsupported.append(f"{quoted(module)} has tensors of another method than its configuration's")
+    bare = bool(config.document.get("target_parameters"))
+    # peft puts a layer around the head as well where the embedding is selected and the two are to stay tied.
+    with_embedding = config.ties and name == "output"
+    if not (bare or with_embedding or config.selection.holds(module)):
+        unsupported.append(_ignored(module))
+    rank, alpha = (config.rank_of(module), config.alpha_of(module)) if config.method == "LORA" else (1, 1.0)
+    scale = effective_scale(alpha, rank, rank_stabilised=config.rank_stabilised)
+    if not 0 < scale < float("inf"):
+        message = f"{module}: alpha {alpha} and rank {rank} make a scale that is no float32 number"
+        collector.faults.add("adapter.scale", message, tensor=module)
+    given = "rank_pattern" if rank != config.rank else "r"
+    # The matrices of a bare parameter, of all experts say, have the rank as often as there are experts.
+    stated = None if bare else rank
+    collector.add(name, module, parts, Shape(scale, stated, alpha, given), embedding=embedding)
+
+
+def _ignored(module: str) -> str:
+    return f"the configuration does not select {quoted(module)}, so peft ignores its tensors"

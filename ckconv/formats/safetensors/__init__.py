@@ -1,0 +1,1 @@
+"""The safetensors container, and checkpoint directories of it."""

@@ -1,0 +1,357 @@
+"""Planning a checkpoint of safetensors as transformers loads it: names, types, files and configuration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.dtypes import DTYPES, F32, DType, Kind
+from ckconv.core.key_table import CONSUMERS
+from ckconv.core.names import parse
+from ckconv.core.tensors import Tensor, TensorIndex
+from ckconv.errors import UsageError
+from ckconv.families.architectures import FAMILIES, Family
+from ckconv.families.huggingface_classes import CLASSES, needs
+from ckconv.families.huggingface_names import NAMES_KEY, NAMINGS, PARTS
+from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
+from ckconv.formats.safetensors.checkpoint_names import FUSIONS, Spelling
+from ckconv.formats.safetensors.checkpoint_pieces import copied_piece, module_of
+from ckconv.formats.safetensors.checkpoint_rules import class_reasons, option_reasons
+from ckconv.formats.safetensors.checkpoint_tokenizer import TokenizerPlan, tokenizer_plan
+from ckconv.formats.safetensors.files import parts_beside
+from ckconv.formats.safetensors.rope_factors import scaling_of
+from ckconv.formats.safetensors.shards import Module, Shards, lay_out
+from ckconv.formats.safetensors.spec import METADATA, SINGLE_NAME
+from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
+from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
+from ckconv.plan.source_rules import surplus_reasons
+from ckconv.plan.steps import Options, Plan
+from ckconv.quant.convert import Action, convertible, decodable
+from ckconv.quant.triples import triple_of
+
+DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
+
+#: What another quantiser says about the types of a checkpoint, which are others in another.
+QUANTIZER_NAME = "hf_quant_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What the writer needs besides the steps.
+
+    Attributes:
+        config_json: the bytes of ``config.json``; empty for none.
+        parameters: elements of all tensors.
+        carried: files of the source that are copied.
+        tokenizer: what is made of the tokenizer of a source that has no such files.
+    """
+
+    shards: Shards
+    config_json: bytes
+    parameters: int
+    carried: tuple[Path, ...]
+    tokenizer: TokenizerPlan
+
+
+class CheckpointPlanner(Planner):
+    """A checkpoint in Hugging Face's names, or in others where they are asked for."""
+
+    format = "safetensors"
+    #: What ``--names hf`` means here.
+    dialect = "hf"
+    #: The value of ``format`` in the files' metadata.
+    written_by = "pt"
+    always_index = False
+
+    def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
+        super().__init__(index, options, source)
+        self.config = index.config
+        self.family: Family | None = FAMILIES[self.config.family] if self.config else None
+        self.document = source_document(index)
+        self.tensors: dict[str, Tensor] = {}
+        self.types: dict[str, DType] = {}
+        self.tied = True
+        self.rope_scaling: Mapping[str, Any] | None = None
+        self._type_faults: dict[tuple[str, str], list[str]] = {}
+
+    def plan(self, *, only_reasons: bool = False) -> Plan:
+        """The plan; with reasons to refuse, or with ``only_reasons``, without files.
+
+        Raises:
+            UsageError: ``usage.meta``, metadata that the readers rely on is to be changed.
+        """
+        metadata = self._metadata()
+        kept = self._keeps_names()
+        if self.config is None and not kept:
+            self.reasons.append(unknown_architecture(self.index))
+            return self.refused()
+        for dropped in self.index.dropped:
+            self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
+        if self.config is not None:
+            self.reasons += option_reasons(self.index, self.config, self.options)
+        modules = self._kept() if kept else self._renamed()
+        for (why, hint), names in self._type_faults.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            self.refuse(f"{why}: {names[0]}{more}", hint)
+        if self.reasons or only_reasons:
+            return self.refused()
+        return self._finish(modules, kept, metadata)
+
+    # What is written
+
+    def _keeps_names(self) -> bool:
+        """The tensors are written under the names they have, as they are stored."""
+        o, source = self.options, self.index
+        if source.format not in CHECKPOINTS or o.names != "hf" or o.fuse or o.tie or source.merged:
+            return False
+        if self.config is None:
+            same = source.format == self.format and not (o.dequantize or o.decode)
+            return same or not self._quantised()
+        spelled = source.metadata.get(f"{METADATA}.{NAMES_KEY}", "hf")
+        decoding = any(triple_of(t.dtype) and self.decoded(t) for t in source.tensors.values())
+        alike = source.format == self.format and spelled == "hf" and self._fused_as_its_class()
+        return alike and not decoding
+
+    def _fused_as_its_class(self) -> bool:
+        """What the source stores as one tensor is what the family's class stores so."""
+        assert self.family is not None
+        stems = {part for stem in NAMINGS[self.family.name].always_fused for part in PARTS[stem]}
+        fusible = {part for parts in PARTS.values() for part in parts}
+        for canonical in self.index.canonical_of.values():
+            pattern = parse(canonical[0]).pattern.rpartition(".")[0] if canonical else ""
+            if pattern in fusible and (len(canonical) > 1) != (pattern in stems):
+                return False
+        return True
+
+    def _quantised(self) -> bool:
+        """The source has modules of several arrays."""
+        return self.index.format == "mlx" and any(stored.name.endswith(".scales") for stored in self.index.stored)
+
+    def _kept(self) -> list[Module]:
+        """Every stored tensor by itself."""
+        dropped = {item.stored.name for item in self.index.dropped}
+        modules: dict[str, list[Any]] = {}
+        quantised = {s.name.removesuffix(".scales") for s in self.index.stored if s.name.endswith(".scales")}
+        quantised = quantised if self.index.format == "mlx" else set()
+        for stored in self.index.stored:
+            canonical = self.index.canonical_of.get(stored.name, ())
+            if stored.name in dropped:
+                continue
+            if self.dropped(stored.name) or (canonical and all(self.dropped(name) for name in canonical)):
+                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
+                continue
+            if any(self.dropped(name) for name in canonical):
+                self.refuse(f"{stored.name} holds more than one tensor, and --drop names only some of them")
+            module, _, kind = stored.name.rpartition(".")
+            grouped = module in quantised and kind in ("weight", "scales", "biases")
+            dtype = stored.dtype if grouped else self._plain_type(stored.name, stored.dtype)
+            name = canonical[0] if len(canonical) == 1 else stored.name
+            modules.setdefault(module if grouped else stored.name, []).append(copied_piece(name, stored, dtype))
+        self.tied = HEAD not in self.index.tensors
+        return [tuple(pieces) for pieces in modules.values()]
+
+    def _renamed(self) -> list[Module]:
+        """Every canonical tensor under the family's names."""
+        assert self.config is not None
+        assert self.family is not None
+        self._select()
+        self._check_class(self.family)
+        names = self.dialect if self.options.names == "hf" else self.options.names
+        spelling = Spelling(self.family.name, names, [FUSIONS[what] for what in self.options.fuse])
+        entries, nameless = spelling.entries(self.tensors, self.config.num_experts)
+        self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
+        for name, tensor in self.tensors.items():
+            self.types[name] = self._type(tensor)
+        modules = []
+        for entry in entries:
+            if entry.missing:
+                self.refuse(f"{entry.name} is made of {len(entry.parts)} tensors, and there is no {entry.missing[0]}")
+                continue
+            types = {self.types[part]: part for part in entry.parts}
+            if len(types) > 1:
+                mixed = " and ".join(f"{part} is {dtype}" for dtype, part in types.items())
+                self._fault("the parts of a fused tensor share one type", DECODE, f"{entry.name} ({mixed})")
+                continue
+            modules.append(module_of(entry, [self.tensors[part] for part in entry.parts], next(iter(types))))
+        return modules
+
+    def _select(self) -> None:
+        """Every source tensor is written, or left out by a rule or a flag, or a reason to refuse."""
+        assert self.config is not None
+        self.tensors = {}
+        blank = placeholders(self.index)
+        for tensor in self.index.tensors.values():
+            if self.dropped(tensor.name, tensor.source):
+                self.leave_out(tensor.name, "--drop", tensor.nbytes)
+            elif tensor.name in blank and not needs(self.config.family, tensor.name):
+                self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
+            elif tensor.name != ROPE_FREQUENCIES:
+                self.tensors[tensor.name] = tensor
+        homeless: list[str] = []
+        for stored in self.index.unknown:
+            if self.dropped(stored.name):
+                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
+            else:
+                homeless.append(parse(stored.name).pattern)
+        self._refuse_grouped("no rule for", homeless)
+        scaling = scaling_of(self.index, self.config, drop=self.dropped(ROPE_FREQUENCIES))
+        self.rope_scaling = scaling.document
+        if scaling.left_out:
+            self.leave_out(ROPE_FREQUENCIES, scaling.left_out, self.index.tensors[ROPE_FREQUENCIES].nbytes)
+        self.reasons += scaling.reasons
+        self._place_head()
+
+    def _place_head(self) -> None:
+        """The output head: its own tensor, or the embedding's rows."""
+        assert self.config is not None
+        asked = "untie" if self.options.names == "max" else self.options.tie
+        head, embedding = self.tensors.get(HEAD), self.tensors.get(EMBEDDING)
+        if head is None and asked == "untie" and embedding is not None:
+            self.tensors[HEAD] = replace(embedding, name=HEAD)
+        elif head is None and self.config.tied is False and HEAD not in self.index.tensors:
+            self.refuse(
+                "there is no output head, and the source says that it is not the embedding (tie_word_embeddings)",
+                '"tie_word_embeddings": true in config.json says that it is',
+            )
+        elif head is not None and (asked == "tie" or (self.config.tied and asked != "untie")):
+            if self.source.head_is_embedding:
+                del self.tensors[HEAD]
+                self.leave_out(HEAD, "byte for byte the embedding: tied", head.nbytes)
+            else:
+                why = "--tie leaves it out" if asked == "tie" else "tie_word_embeddings says that it is"
+                hint = "" if asked == "tie" else "--untie writes it"
+                self.refuse(f"{head.source} is not byte for byte the embedding, and {why}", hint)
+        self.tied = HEAD not in self.tensors
+
+    # Types
+
+    def _type(self, tensor: Tensor) -> DType:
+        """The type in the output; a refused one stands for itself, so that every reason is found."""
+        source = tensor.dtype
+        if source.kind is not Kind.BLOCK:
+            return self._plain_type(tensor.source, source)
+        if not self.decoded(tensor):
+            return self._block_type(tensor)
+        if not decodable(source):
+            self._fault(f"no decoder for {source}", "", tensor.source)
+        return F32 if self.options.dtype in ("engine", "keep") else DTYPES[self.options.dtype.upper()]
+
+    def _plain_type(self, name: str, source: DType) -> DType:
+        asked = self.options.dtype
+        if source.kind is not Kind.FLOAT or asked in ("engine", "keep"):
+            return source
+        target = DTYPES[asked.upper()]
+        if not convertible(source, target):
+            self._fault(f"{source} cannot become {target} exactly", "", name)
+        return target
+
+    def _block_type(self, tensor: Tensor) -> DType:
+        self._fault(f"{self.format} holds numbers, not blocks of {tensor.dtype}", DECODE, tensor.source)
+        return tensor.dtype
+
+    # Reasons
+
+    def _fault(self, why: str, hint: str, name: str) -> None:
+        self._type_faults.setdefault((why, hint), []).append(name)
+
+    def _refuse_grouped(self, what: str, patterns: Sequence[str]) -> None:
+        for pattern, count in Counter(patterns).items():
+            self.refuse(f"{what} {pattern}" + (f" ({count} tensors)" if count > 1 else ""))
+
+    def _check_class(self, family: Family) -> None:
+        """The tensors are those that the class has which will load them; other names are for other loaders."""
+        assert self.config is not None
+        consumer = CONSUMERS.get(self.index.format)
+        if consumer not in (None, self._loader):
+            self.reasons += surplus_reasons(self.index, self.dropped)
+            for modifier in self.config.modifiers:
+                self.refuse(f"{modifier} changes the computation; {self._loader} does not know it")
+        if family.name in CLASSES and self.options.names not in ("canonical", "gguf"):
+            present = [name for name in self.tensors if name != HEAD]
+            format, built = self.index.format, not self.document
+            self.reasons += class_reasons(
+                format, self.config, present, self._loader, built=built, context=self.options.context
+            )
+
+    @property
+    def _loader(self) -> str:
+        return "transformers"
+
+    # The plan
+
+    def _metadata(self) -> dict[str, str]:
+        prefix = f"{METADATA}."
+        own = {k.removeprefix(prefix): str(v) for k, v in self.index.metadata.items() if k.startswith(prefix)}
+        own = own if self.index.format in CHECKPOINTS else {}
+        reserved = {"format": self.written_by}
+        if self.options.names != "hf":
+            reserved[NAMES_KEY] = self.options.names
+        elif NAMES_KEY in own:
+            del own[NAMES_KEY]
+        found = {k: v for k, v in own.items() if not any(fnmatchcase(k, glob) for glob in self.options.drop_meta)}
+        found |= dict(self.options.set_meta)
+        for key in ("format", NAMES_KEY):
+            if key in dict(self.options.set_meta) or key in self.options.drop_meta:
+                raise UsageError("usage.meta", f"{key} says how the tensors are to be read, and is not changed")
+        return {**found, **reserved}
+
+    def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:
+        o = self.options
+        shards = lay_out(
+            modules,
+            o.file_name or SINGLE_NAME,
+            o.max_shard_bytes,
+            metadata,
+            always_index=self.always_index and not o.file_name,
+        )
+        document = self._document(modules, kept)
+        left = {CONFIG_NAME} if kept else {CONFIG_NAME, QUANTIZER_NAME}
+        carried = () if o.file_name else tuple(path for path in self.index.side_files if path.name not in left)
+        if o.fuse or o.names in ("canonical", "gguf"):
+            self.notes.append(f"{self._loader} loads tensors under the names of --names hf, fused as its classes are")
+        self.note_unread()
+        parts = parts_beside(self.index.path) if carried else ()
+        if parts:
+            names = ", ".join(f"{name}/" for name in parts[:5])
+            self.notes.append(f"{names} of the source, part of the model, is not copied: copy it beside the tensors")
+        tokenizer = tokenizer_plan(self.index, o)
+        self.notes += tokenizer.notes
+        absent = {item.name for item in self.left_out}
+        parameters = sum(tensor.elements for name, tensor in self.index.everything.items() if name not in absent)
+        return Plan(
+            self.index,
+            self.format,
+            0,
+            o,
+            shards.files,
+            tuple(self.left_out),
+            notes=tuple(self.notes),
+            rope_layout="split" if self.family and self.family.rope else "",
+            details=Checkpoint(shards, document, parameters, carried, tokenizer),
+        )
+
+    def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
+        pieces = [piece for module in modules for piece in module]
+        as_they_were = all(
+            c.action is Action.COPY for p in pieces for c in (p.conversion, *(run.conversion for run in p.runs))
+        )
+        said = Said(
+            format=self.format,
+            kept=kept,
+            tied=self.tied,
+            floats=frozenset(piece.dtype.name for piece in pieces if piece.dtype.kind is Kind.FLOAT),
+            as_they_were=as_they_were,
+            present=tuple(self.tensors),
+            quantization=None if kept else self._quantization(modules),
+            rope_scaling=self.rope_scaling,
+            context=self.options.context,
+        )
+        return config_json(self.index, said)
+
+    def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
+        """MLX's object for ``config.json``; ``None`` where nothing is quantised."""
+        return None

@@ -1,0 +1,73 @@
+"""A document that goes from one library's hands into the other's: both must read the same out of it.
+
+transformers and mlx-lm look at different keys and take different defaults, so that a copy can be another model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.config import ModelConfig, config_differences
+from ckconv.core.key_kinds import Kind
+from ckconv.core.key_table import CONSUMERS, MLX_LM, TRANSFORMERS
+from ckconv.errors import InputError, UnsupportedError
+from ckconv.families.architectures import FAMILIES
+from ckconv.families.huggingface_config import huggingface_config
+from ckconv.families.key_tables import KEYS
+from ckconv.families.key_tables.rope import ROPE_KEYS
+
+#: What the output says otherwise on purpose.
+_ON_PURPOSE = ("family", "context_length", "vocab_size")
+_WINDOW = ("sliding_window", "layer_types")
+
+
+def agreeing(
+    document: Mapping[str, Any], config: ModelConfig, built: Mapping[str, Any], target: str, source: str
+) -> dict[str, Any]:
+    """The document, changed where the target's reader would take it for another model.
+
+    Args:
+        config: what the source's reader takes it for.
+        built: a document made of ``config`` alone.
+        target, source: formats.
+
+    Raises:
+        UnsupportedError: ``plan.refused``, no change makes them agree.
+    """
+    reader, other = CONSUMERS[target], CONSUMERS[source]
+    keys = KEYS[FAMILIES[config.family].model_type if config.model_type not in KEYS else config.model_type]
+    ignored = set(keys.misread(document, other, reader))
+    made = {key: value for key, value in document.items() if key not in ignored}
+    if not _differences(made, config, reader):
+        return made
+    foreign = {name for name in keys.keys if keys.reads(name, reader) and not keys.reads(name, other)}
+    carried = {name for name, key in keys.keys.items() if key.kind is Kind.PARAMETER}
+    made = {key: value for key, value in made.items() if key not in foreign}
+    made |= {key: value for key, value in built.items() if key in carried and key != "max_position_embeddings"}
+    found = _differences(made, config, reader)
+    if found:
+        raise UnsupportedError(
+            "plan.refused",
+            f"{target} cannot hold this model: {reader} would read another configuration out of config.json",
+            details=found,
+        )
+    return made
+
+
+def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str) -> list[str]:
+    family = FAMILIES[config.family]
+    kind = (config.rope_scaling or {}).get("rope_type")
+    if consumer == TRANSFORMERS and kind is not None and kind not in ROPE_KEYS:
+        return [f"rope_scaling.type is {kind!r}, which is not known to be the same in transformers"]
+    try:
+        read = huggingface_config(document, family, (), Path("config.json"), consumer=consumer)
+    except InputError as error:
+        return [error.message]
+    # The plan holds a window against the context, and mlx-lm knows none but Gemma 3's.
+    windowless = consumer == MLX_LM and config.family != "gemma3"
+    same = {name: getattr(config, name) for name in (*_ON_PURPOSE, *(_WINDOW if windowless else ()))}
+    found = config_differences(replace(config, modifiers=()), replace(read, **same), same_words=True)
+    return [f"{name} is {ours!r}, {consumer} reads {theirs!r}" for name, (ours, theirs) in found.items()]

@@ -1,0 +1,206 @@
+"""The ``config.json`` of a checkpoint: the source's own where it has one, changed only where it must be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckconv.core.config import ModelConfig
+from ckconv.core.dtypes import DTYPES
+from ckconv.core.tensors import TensorIndex
+from ckconv.families.architectures import FAMILIES
+from ckconv.families.huggingface_classes import CLASSES, class_of, fit
+from ckconv.formats.safetensors.checkpoint_agreement import agreeing
+from ckconv.formats.safetensors.document import Facts, build_document
+from ckconv.formats.safetensors.spec import document_of
+
+CONFIG_NAME = "config.json"
+
+#: Formats whose files are safetensors, with a configuration of one style.
+CHECKPOINTS = ("safetensors", "mlx")
+_TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+_QUANTIZATION_KEYS = ("quantization", "quantization_config")
+
+#: Keys that mlx-lm's classes cannot do without, or take a default of their own for; those of Hugging Face can.
+_MLX_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "": ("rope_theta", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "vocab_size"),
+    "llama": ("head_dim",),
+    "qwen3": ("head_dim",),
+    "mixtral": ("num_local_experts", "num_experts_per_tok"),
+    # transformers 5 says num_local_experts.
+    "qwen3moe": ("head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    "gemma3": ("num_attention_heads", "head_dim", "rope_local_base_freq", "query_pre_attn_scalar", "sliding_window"),
+    # transformers 5 says it in rope_parameters.
+    "phi3": ("partial_rotary_factor",),
+    "gpt2": ("n_ctx", "n_positions", "layer_norm_epsilon"),
+}
+
+#: Keys that mlx-lm's classes read, where those of Hugging Face go by another key if it is there.
+_MLX_READS: Mapping[str, tuple[str, ...]] = {"gemma3": ("rope_local_base_freq", "sliding_window_pattern")}
+
+#: What transformers' classes take for a key that is not there, where mlx-lm's want it to be there.
+_CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "qwen3moe": {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What there is to say of an output.
+
+    Attributes:
+        format: ``safetensors`` or ``mlx``.
+        kept: every tensor has the name that it has in the source, and is stored as it is there.
+        tied: there is no output head of its own.
+        floats: names of the float types of the arrays.
+        as_they_were: no tensor changes its type.
+        present: canonical names.
+        quantization: MLX's object, ``None`` where nothing is quantised.
+        rope_scaling: in Hugging Face's words.
+        context: context length, 0 for the source's.
+    """
+
+    format: str
+    kept: bool
+    tied: bool
+    floats: frozenset[str]
+    as_they_were: bool
+    present: tuple[str, ...]
+    quantization: Mapping[str, Any] | None
+    rope_scaling: Mapping[str, Any] | None
+    context: int = 0
+
+
+def config_json(index: TensorIndex, said: Said) -> bytes:
+    """The bytes of ``config.json``; empty where the source has none and none can be made."""
+    source, config = source_document(index), index.config
+    if source:
+        return _encoded(_changed(source, index, said), index)
+    if config is None:
+        return b""
+    document = build_document(config, _facts(index, config, said))
+    if said.quantization:
+        document |= {key: dict(said.quantization) for key in _QUANTIZATION_KEYS}
+    return _encoded(document, index)
+
+
+def source_document(index: TensorIndex) -> dict[str, Any]:
+    """The configuration that the source has of its own; empty where it has none or is no checkpoint."""
+    if index.format not in CHECKPOINTS:
+        return {}
+    return document_of(index.metadata)
+
+
+def widest(names: frozenset[str]) -> str:
+    """The narrowest float type that holds every number of these types, in torch's words; empty for none."""
+    if {"F16", "BF16"} <= names:
+        return _TORCH_NAMES["F64" if "F64" in names else "F32"]
+    return _TORCH_NAMES.get(max(names, key=lambda name: DTYPES[name].size, default=""), "")
+
+
+def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
+    """What a document says that is built, out of what the source says elsewhere."""
+    from ckconv.tokenizer.source import special_tokens_of
+
+    def value(key: str) -> Any:
+        return getattr(index.metadata.get(f"{index.architecture}.{key}"), "value", None)
+
+    document = source_document(index)
+    source = {
+        "original_max_position_embeddings": value("rope.scaling.original_context_length"),
+    }
+    switches: Mapping[str, bool] = {}
+    if config.family in CLASSES:
+        switches = fit(FAMILIES[config.family], config, said.present, mlx=False).switches
+    tokens = {} if document else special_tokens_of(index)
+    ids: dict[str, int] = {
+        key: tokens[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in tokens
+    }
+    return Facts(said.tied, widest(said.floats), switches, said.rope_scaling, ids, source, said.context)
+
+
+def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[str, Any]:
+    """The source's document with what has to be different."""
+    document, config = dict(source), index.config
+    nested = document.get("text_config")
+    if not said.kept and config is not None and isinstance(nested, dict):
+        family = FAMILIES[config.family]
+        kept = {key: value for key, value in document.items() if not key.endswith("_config")}
+        document = {**kept, **nested, "architectures": [family.hf_class], "model_type": family.model_type}
+    if not said.kept:
+        document["tie_word_embeddings"] = said.tied
+        for key in _QUANTIZATION_KEYS:
+            document.pop(key, None)
+        if said.quantization:
+            document |= {key: dict(said.quantization) for key in _QUANTIZATION_KEYS}
+    if not said.as_they_were:
+        for key in [key for key in _DTYPE_KEYS if key in document] or _DTYPE_KEYS:
+            document[key] = widest(said.floats)
+    if said.context:
+        document = _with_context(document, config, said.context)
+    if said.format != index.format and config is not None:
+        facts = _facts(index, config, said)
+        if said.format == "mlx":
+            _complete(document, config, facts)
+        document |= _switched(document, config, said)
+        if class_of(config) is not None:
+            document = agreeing(document, config, build_document(config, facts), said.format, index.format)
+    return document
+
+
+def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> dict[str, bool]:
+    """Biases that the source's reader starts at zero are none, and mlx-lm does not load a model that lacks them."""
+    if class_of(config) is None:
+        return {}
+    fitted = fit(FAMILIES[config.family], config, said.present, mlx=said.format == "mlx")
+    return {key: there for key, there in fitted.switches.items() if document.get(key, False) != there}
+
+
+def _with_context(source: Mapping[str, Any], config: ModelConfig | None, context: int) -> dict[str, Any]:
+    """Another context length, beside the one that RoPE was scaled from: the angles stay what they are."""
+    document = dict(source)
+    nested = document.get("text_config")
+    if isinstance(nested, dict):
+        return {**document, "text_config": _with_context(nested, config, context)}
+    document["max_position_embeddings"] = context
+    scaling = (config.rope_scaling if config else None) or {}
+    numbers = {key: scaling[key] for key in ("factor", "original_max_position_embeddings") if key in scaling}
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(document.get(name), dict):
+            document[name] = _with_numbers(document[name], scaling.get("rope_type"), numbers)
+    return document
+
+
+def _with_numbers(table: Mapping[str, Any], kind: object, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(table.get("full_attention"), dict):
+        return {**table, "full_attention": _with_numbers(table["full_attention"], kind, numbers)}
+    return {**table, **numbers} if kind and table.get("rope_type", table.get("type")) == kind else dict(table)
+
+
+def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> None:
+    """Add what mlx-lm needs and the document does not say in the words that mlx-lm reads."""
+    built = build_document(config, facts)
+    for key in (*_MLX_NEEDS[""], *_MLX_NEEDS.get(config.family, ())):
+        if document.get(key) is None and built.get(key) is not None:
+            document[key] = built[key]
+    for key, value in _CLASS_DEFAULTS.get(config.family, {}).items():
+        document.setdefault(key, value)
+    if config.rope_scaling and not document.get("rope_scaling"):
+        document["rope_scaling"] = dict(config.rope_scaling)
+    elif not config.rope_scaling and document.get("rope_scaling"):
+        del document["rope_scaling"]  # it scales nothing, and mlx-lm wants to know how
+    for key in _MLX_READS.get(config.family, ()):
+        if key in built:
+            document[key] = built[key]
+
+
+def _encoded(document: Mapping[str, Any], index: TensorIndex) -> bytes:
+    """The document as bytes: the source's own file, if it says the same."""
+    if document == source_document(index):
+        for path in index.side_files:
+            if path.name == CONFIG_NAME:
+                return path.read_bytes()
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,71 @@
+"""Why a checkpoint would not be loaded as what the source is: by flags, and by what the loader's classes hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from ckconv.core.config import ModelConfig
+from ckconv.core.rope import scaled
+from ckconv.core.tensors import TensorIndex
+from ckconv.families.architectures import FAMILIES
+from ckconv.families.huggingface_classes import fit
+from ckconv.families.huggingface_names import GATE_UP
+from ckconv.families.key_tables.fields import said
+from ckconv.formats.safetensors.checkpoint_names import FUSIONS
+from ckconv.plan.steps import Options, Reason, missing_tensors
+
+#: Families whose class turns a part of every head only where the configuration says so.
+_TURNS_A_PART = frozenset({"phi3"})
+
+#: Scaling whose angles follow from the model's context length (modeling_rope_utils.py).
+_FOLLOWS_CONTEXT = frozenset({"dynamic", "longrope"})
+
+
+def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) -> Iterator[Reason]:
+    """What is asked for and cannot be."""
+    family, layout = FAMILIES[config.family], options.rope_layout
+    turned = any(tensor.layout.interleaved for tensor in index.tensors.values())
+    if family.rope and (layout == "interleaved" or (layout == "source" and turned)):
+        yield Reason(f"{layout} RoPE rows: what loads a checkpoint rotates half against half", "--rope-layout split")
+    if options.names == "max" and family.name != "gpt2":
+        yield Reason(f"--names max is what MAX declares for gpt2, and this is {family.name}")
+    if any(FUSIONS[what] == GATE_UP for what in options.fuse):
+        if family.experts:
+            yield Reason("--fuse gate-up: experts are not fused")
+        elif "ffn.gate.weight" not in family.required:
+            yield Reason(f"--fuse gate-up: {family.name} has no gate")
+    kind = (config.rope_scaling or {}).get("rope_type")
+    if options.context not in (0, config.context_length) and kind in _FOLLOWS_CONTEXT:
+        yield Reason(f"{scaled(str(kind))}, and follows from max_position_embeddings, which --context would change")
+    if options.context and not family.rope and options.context != config.context_length:
+        yield Reason(f"the position table has {config.context_length:,} rows, --context says {options.context:,}")
+
+
+def class_reasons(
+    format: str, config: ModelConfig, present: Collection[str], loader: str, *, built: bool, context: int
+) -> Iterator[Reason]:
+    """What the loader's class of the family lacks, or has and the model does not.
+
+    Args:
+        format: the source's.
+        present: canonical names, without the output head.
+        loader: ``transformers`` or ``mlx-lm``.
+        context: context length that is asked for, 0 for the source's.
+        built: the configuration is made out of hyper-parameters, so that they all have to be there.
+    """
+    family = FAMILIES[config.family]
+    found = fit(family, config, present, mlx=loader == "mlx-lm")
+    yield from missing_tensors(found.missing, said(config, "num_layers", format=format))
+    for pattern, count in found.surplus.items():
+        also = f" ({count} tensors)" if count > 1 else ""
+        yield Reason(f"the {family.name} class of {loader} has no {pattern}{also}")
+    if not built:
+        return
+    if not config.norm_eps:
+        yield Reason(f"the source names no epsilon for its norms{said(config, 'norm_eps', format=format)}")
+    if not (context or config.context_length):
+        keys = said(config, "context_length", format=format)
+        yield Reason(f"the source names no context length{keys}", "--context N sets one")
+    if config.rotary_dim != config.head_dim and family.name not in _TURNS_A_PART:
+        turned = f"{config.rotary_dim} of {config.head_dim}{said(config, 'rotary_dim', format=format)}"
+        yield Reason(f"RoPE turns {turned} elements of a head, which the {family.name} class does not")

@@ -1,0 +1,60 @@
+"""The tokenizer of a GGUF that becomes a directory of Hugging Face or MLX: whether it is written, and as what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckconv.core.tensors import TensorIndex
+from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
+from ckconv.plan.steps import Options
+from ckconv.tokenizer.settings import generation_config
+from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerPlan:
+    """What there is to write beside a checkpoint; its words are decoded by the writer.
+
+    Attributes:
+        vocabulary: ``None`` where the tokenizer is left out.
+        context: tokens that the model takes, 0 where nobody knows.
+        generation: ``generation_config.json``, empty for none.
+        notes: why the tokenizer is left out, or what it does that llama.cpp does not.
+    """
+
+    vocabulary: Vocabulary | None = None
+    context: int = 0
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
+    """What lies beside a model of its tokenizer where the source has that inside; no array is decoded."""
+    if index.format in CHECKPOINTS:
+        return TokenizerPlan()  # its own files are carried
+    if index.format != "gguf":
+        return TokenizerPlan(notes=(left_out("a bump file has no whole one"),))
+    if options.file_name:
+        return TokenizerPlan(notes=(left_out("they lie in a directory, and DST is one file"),))
+    config = index.config
+    size, context = (config.vocab_size, options.context or config.context_length) if config else (0, 0)
+    generation = generation_config(special_ids(index.metadata), ending_ids(index.metadata), size)
+    try:
+        found = vocabulary(index.metadata)
+        if found.tokens.count > size:
+            raise NotFaithful(f"it has {found.tokens.count:,} tokens, the embedding {size:,} rows")
+    except NotFaithful as reason:
+        return TokenizerPlan(None, context, generation, (left_out(reason),))
+    notes = []
+    if found.pre and found.pre.composed:
+        notes.append("the tokenizer composes characters first (NFC), as Qwen's does; llama.cpp does not")
+    if found.pre and found.pre.approximate:
+        notes.append(f"llama.cpp cuts text with combining marks otherwise than the tokenizer ({found.pre.name})")
+    return TokenizerPlan(found, context, generation, tuple(notes))
+
+
+def left_out(reason: object) -> str:
+    """The line of the report."""
+    return f"no tokenizer files are written: {reason}; put those of the original checkpoint beside the model"

@@ -1,0 +1,273 @@
+"""The files of a Hugging Face or MLX checkpoint: which of them hold the tensors, and what lies beside those.
+
+A checkpoint is one ``model.safetensors``, or shards with a ``model.safetensors.index.json``, with ``config.json``
+and tokenizer files beside them; mlx-lm writes the index for a single file as well. A link is followed only if it
+stays in the directory, or leads into the ``blobs`` of the download cache that the directory is a snapshot of: a
+checkpoint must not be able to pass off any other file of this machine as its own.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ckconv.core.tensors import StoredTensor
+from ckconv.errors import Faults, InputError, counted, quoted, unreadable
+from ckconv.formats.safetensors.read import SafetensorsFile, pickle_refusal, read_safetensors
+from ckconv.formats.safetensors.shardindex import PICKLES, check_against_shards, read_shard_index
+from ckconv.formats.safetensors.spec import INDEX_NAME, INDEX_SUFFIX, MAX_JSON, SUFFIX, parse_shard_name
+from ckconv.io.json import Document, read_object
+
+CONFIG_NAME = "config.json"
+_CONFIG = Document("configuration", "model.config", "model.config", MAX_JSON)
+
+#: Patterns of the files that belong to a checkpoint and are carried as they are.
+SIDE_FILES = (
+    CONFIG_NAME, "generation_config.json", "preprocessor_config.json", "processor_config.json", "hf_quant_config.json",
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "normalizer.json", "chat_template.json", "*.jinja", "*.model", "*.tiktoken", "tekken.json", "params.json",
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "*.py", "README.md", "LICENSE*",
+)  # fmt: skip
+
+#: Files by which a directory inside is known to be part of the model.
+_PARTS = (CONFIG_NAME, "*.jinja", "*.py")
+
+_KINDS = (
+    (stat.S_ISDIR, "directory"),
+    (stat.S_ISFIFO, "FIFO"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "character device"),
+    (stat.S_ISBLK, "block device"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFiles:
+    """A checkpoint's files, proved to agree with each other.
+
+    Attributes:
+        root: the directory.
+        index_path: the index, ``None`` where a single file needs none.
+        shards: the safetensors files, by name.
+        tensors: the tensors of all shards, in the order of their data.
+        config: the parsed ``config.json``, ``None`` where there is none.
+        side_files: configuration, tokenizer and documentation files, by name; they are not opened.
+    """
+
+    root: Path
+    index_path: Path | None
+    shards: tuple[SafetensorsFile, ...]
+    tensors: tuple[StoredTensor, ...]
+    config: dict[str, Any] | None
+    side_files: tuple[Path, ...]
+
+
+def read_checkpoint_files(path: Path) -> CheckpointFiles:
+    """Find and validate the files of a checkpoint. Headers are read, no tensor data.
+
+    Args:
+        path: a directory, an index file, or one safetensors file (its neighbours count as side files only where
+            a ``config.json`` shows that they belong together).
+
+    Raises:
+        InputError: ``index.json``, ``index.path``, ``index.missing``, ``index.mismatch``, ``hf.no-weights``,
+            ``hf.ambiguous``, ``model.config``, those of ``read_safetensors`` and of ``open_source``.
+        UnsupportedError: ``hf.pickle``, there is nothing but pickles.
+    """
+    path = Path(path)
+    if path.is_dir():
+        root, names = path, _names(path)
+        index_path, weights = _choose(root, names)
+    else:
+        root, names = path.parent, ()
+        index_path, weights = (path, path) if path.name.endswith(INDEX_SUFFIX) else (None, path)
+
+    if index_path is None:
+        shards: tuple[SafetensorsFile, ...] = (read_safetensors(weights),)
+    else:
+        shards = _read_shards(root, index_path, names)
+    names = names or _names(root)
+    config = None
+    if CONFIG_NAME in names and _is_there(root, CONFIG_NAME, "the directory holds"):
+        config = read_object(root / CONFIG_NAME, _CONFIG)
+    tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
+    belong = path.is_dir() or config is not None
+    return CheckpointFiles(root, index_path, shards, tensors, config, _side_files(root, names) if belong else ())
+
+
+def find_index(path: Path) -> Path | None:
+    """The index file that :func:`read_checkpoint_files` takes, ``None`` where a single file needs none."""
+    if path.is_dir():
+        return _choose(path, _names(path))[0]
+    return path if path.name.endswith(INDEX_SUFFIX) else None
+
+
+def regular_file(root: Path, name: str) -> Path | None:
+    """The file of this name in a directory, ``None`` if there is none.
+
+    Raises:
+        InputError: ``index.path``, it is a link out of the directory, or no regular file.
+    """
+    return root / name if _is_there(root, name, "the directory holds") else None
+
+
+def _names(root: Path) -> tuple[str, ...]:
+    """The names in a directory, sorted."""
+    try:
+        return tuple(sorted(entry.name for entry in root.iterdir()))
+    except OSError as error:
+        raise unreadable(error, root, doing="cannot be listed") from None
+
+
+def _choose(root: Path, names: tuple[str, ...]) -> tuple[Path | None, Path]:
+    """``(index, weights)`` of a directory: its index, or ``None`` and the one file that needs none.
+
+    ``model*.safetensors`` goes before other names, as transformers and mlx-lm have it. Where they would not
+    agree (transformers takes ``model.safetensors`` alone, mlx-lm every ``model*.safetensors``) nothing is guessed.
+    """
+    indexes = [name for name in names if name.endswith(SUFFIX + INDEX_SUFFIX)]
+    if INDEX_NAME in indexes:
+        indexes = [INDEX_NAME]
+    weights = [name for name in names if name.endswith(SUFFIX)]
+    weights = [name for name in weights if name.startswith("model")] or weights
+    found = indexes or weights
+    if not found:
+        _refuse_without_weights(root, names)
+    if len(found) > 1:
+        what = "indexes" if indexes else "safetensors files and no index"
+        some = ", ".join([quoted(name) for name in found[:4]] + ["..."] * (len(found) > 4))
+        hint = f"fetch {_index_of(found[0])} if they are shards; else name one of them instead of the directory"
+        message = f"{len(found):,} {what}: {some}"
+        raise InputError("hf.ambiguous", message, path=root, found=len(found), allowed=1, hint=hint)
+    chosen = root / found[0]
+    shard = None if indexes else parse_shard_name(found[0])
+    if shard and shard[2] > 1:
+        message = f"{found[0]} is one of {shard[2]:,} shards, and {_index_of(found[0])} is missing"
+        raise InputError("index.missing", message, path=root, found=1, allowed=shard[2], hint="fetch the missing files")
+    if not _is_there(root, found[0], "the directory holds"):
+        raise InputError("input.missing", "is a link to a file that is not there", path=chosen)
+    return (chosen if indexes else None), chosen
+
+
+def _index_of(name: str) -> str:
+    """The index of the shards of which ``name`` is one (``diffusion_pytorch_model.safetensors.index.json``)."""
+    shard = parse_shard_name(name)
+    return f"{shard[0]}{SUFFIX}{INDEX_SUFFIX}" if shard else INDEX_NAME
+
+
+def _refuse_without_weights(root: Path, names: tuple[str, ...]) -> NoReturn:
+    pickles = [name for name in names if Path(name).suffix.lower() in PICKLES]
+    if pickles:
+        some = ", ".join([quoted(name) for name in pickles[:3]] + ["..."] * (len(pickles) > 3))
+        raise pickle_refusal(root, f"there are only pickle checkpoints ({some})")
+    others = [name for name in names if name.endswith(".gguf")]
+    hint = f"name the file instead of the directory: {quoted(others[0])}" if others else None
+    raise InputError("hf.no-weights", "the directory holds no safetensors file and no index", path=root, hint=hint)
+
+
+def _read_shards(root: Path, index_path: Path, names: tuple[str, ...]) -> tuple[SafetensorsFile, ...]:
+    """Every shard of an index, checked against it; ``names`` of the directory, to find weights it does not name."""
+    index = read_shard_index(index_path)
+    counts = index.tensor_counts
+    faults = Faults(index_path)
+    for name, count in counts.items():
+        if not _is_there(root, name, "index names"):
+            tensors = counted(count, "tensor")
+            message = f"{name if name.isprintable() else quoted(name)} is missing (it should hold {tensors})"
+            faults.add("index.missing", message, hint="the download looks incomplete; fetch the missing files")
+    faults.check()
+    for name in names:
+        if fnmatchcase(name, f"model*{SUFFIX}") and name not in counts:
+            hint = f"remove it if it is left over, or name {quoted(index_path.name)} instead of the directory"
+            message = f"{quoted(name)} is not named in the index, and some loaders would read it"
+            faults.add("index.mismatch", message, hint=hint)
+    faults.check()
+
+    shards = []
+    for name in counts:
+        shard = _read_shard(root / name, faults)
+        if shard:
+            shards.append(shard)
+    faults.check()
+    check_against_shards(index, shards)
+    return tuple(shards)
+
+
+def _read_shard(path: Path, faults: Faults) -> SafetensorsFile | None:
+    """One shard; ``None`` with a fault noted for a git-lfs pointer, of which a checkpoint often has many."""
+    try:
+        return read_safetensors(path)
+    except InputError as error:
+        if error.code != "st.lfs-pointer":
+            raise
+        faults.add(error.code, f"{path.name} {error.message}", hint=error.hint)
+        return None
+
+
+def _is_there(root: Path, name: str, who: str) -> bool:
+    """A regular file of this name is in the directory; ``False`` if there is none.
+
+    Raises:
+        InputError: ``index.path``, the name leads out of the directory or is no regular file;
+            ``input.unreadable``, the system does not tell.
+    """
+    path = root / name
+    try:
+        if path.is_symlink():
+            target = os.path.realpath(path)
+            if not _is_inside(target, os.path.realpath(root)):
+                message = f"{who} {quoted(name)}, a link to {quoted(target)}, outside the model directory"
+                hint = "put a copy of the file in the place of the link"
+                raise InputError("index.path", message, path=path, found=target, hint=hint)
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise unreadable(error, path) from None
+    except ValueError:
+        # A name that this locale's file system encoding cannot hold.
+        return False
+    if not stat.S_ISREG(mode):
+        kind = next((words for test, words in _KINDS if test(mode)), "special file")
+        message = f"{who} {quoted(name)}, which is a {kind} and not a regular file"
+        raise InputError("index.path", message, path=path, found=kind, allowed="regular file")
+    return True
+
+
+def _is_inside(target: str, root: str) -> bool:
+    """``target`` lies under ``root``, or is a blob of the cache that ``root`` is a snapshot of. Both are resolved.
+
+    The cache is ``models--OWNER--NAME/snapshots/REVISION/FILE -> ../../blobs/HASH`` (huggingface_hub, "Understand
+    caching"). A ``blobs`` that is itself a link, or a blob that is one, has another resolved directory.
+    """
+    if os.path.commonpath([target, root]) == root:
+        return True
+    snapshots = os.path.dirname(root)
+    repository = os.path.dirname(snapshots)
+    is_snapshot = os.path.basename(snapshots) == "snapshots" and os.path.basename(repository).startswith("models--")
+    return is_snapshot and os.path.dirname(target) == os.path.join(repository, "blobs")
+
+
+def _side_files(root: Path, names: tuple[str, ...]) -> tuple[Path, ...]:
+    matching = [name for name in names if any(fnmatchcase(name, pattern) for pattern in SIDE_FILES)]
+    files = [name for name in matching if not (root / name).is_dir()]
+    return tuple(root / name for name in files if _is_there(root, name, "the directory holds"))
+
+
+def parts_beside(path: Path) -> tuple[str, ...]:
+    """Directories in a checkpoint's that are part of the model: modules of sentence-transformers, named templates."""
+    if not path.is_dir():
+        return ()
+    try:
+        folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        return tuple(
+            folder.name
+            for folder in folders
+            if any(fnmatchcase(entry.name, pattern) for entry in folder.iterdir() for pattern in _PARTS)
+        )
+    except OSError:  # whoever reads them will say so
+        return ()

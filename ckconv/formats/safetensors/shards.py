@@ -1,0 +1,128 @@
+"""Arrays -> safetensors files: which file each goes into, in which order, and the header in front of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckconv.core.dtypes import DType
+from ckconv.core.layouts import Layout
+from ckconv.core.tensors import Extent, Tensor
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SUFFIX, encode_header, shard_name
+from ckconv.plan.steps import OutputFile, Step
+from ckconv.quant.convert import Conversion, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One array of the output that has no place yet.
+
+    Attributes:
+        name: what it is called in the file.
+        canonical: what it holds, for reports.
+        shape: as stored, in elements.
+        layout: how canonical rows lie in it.
+        source, conversion, runs: where its rows come from, as in :class:`ckconv.plan.steps.Step`.
+        module: the block type of the quantised module that it is one array of, ``None`` where it stands for itself.
+    """
+
+    name: str
+    canonical: str
+    dtype: DType
+    shape: tuple[int, ...]
+    layout: Layout
+    source: Tensor
+    conversion: Conversion
+    runs: tuple[Run, ...] = ()
+    module: DType | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.dtype.nbytes(math.prod(self.shape))
+
+    def step(self, offset: int) -> Step:
+        """The piece at ``offset`` bytes into its file."""
+        extent = Extent(Path(), offset, self.nbytes)
+        target = Tensor(self.canonical, self.name, self.dtype, self.shape, (extent,), self.layout)
+        return Step(self.name, target, self.source, self.conversion, runs=self.runs)
+
+
+#: Pieces that stay in one file: the arrays of a quantised module, else one alone.
+Module = tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The files.
+
+    Attributes:
+        headers: what stands before the tensors of each file.
+        index_name: what their index is called, empty where there is none.
+        weight_map: tensor -> file.
+    """
+
+    files: tuple[OutputFile, ...]
+    headers: tuple[bytes, ...]
+    index_name: str
+    weight_map: Mapping[str, str]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(file.nbytes - len(header) for file, header in zip(self.files, self.headers, strict=True))
+
+
+def lay_out(
+    modules: Sequence[Module], file_name: str, limit: int, metadata: Mapping[str, str], *, always_index: bool
+) -> Shards:
+    """Deal modules out to files in the order of their names, and put each file together.
+
+    Args:
+        file_name: of a single file; shards are called after it.
+        limit: bytes of tensors in a file, unless one module has more; 0 for one file.
+        always_index: a single file has an index too.
+    """
+    groups = _deal(sorted(modules, key=lambda module: natural(module[0].name)), limit)
+    stem = file_name.removesuffix(SUFFIX)
+    names = [file_name] if len(groups) == 1 else [shard_name(stem, n + 1, len(groups)) for n in range(len(groups))]
+    files, headers = [], []
+    weight_map: dict[str, str] = {}
+    for name, group in zip(names, groups, strict=True):
+        # Wide types first, so that every tensor is aligned to its own type; then by name, as safetensors' writer does.
+        ordered = sorted(group, key=lambda piece: (-piece.dtype.size, piece.name))
+        header = encode_header([(p.name, p.dtype.safetensors or "", p.shape, p.nbytes) for p in ordered], metadata)
+        steps, at = [], len(header)
+        for piece in ordered:
+            steps.append(piece.step(at))
+            at += piece.nbytes
+        files.append(OutputFile(name, at, tuple(steps)))
+        headers.append(header)
+        weight_map |= {piece.name: name for piece in ordered}
+    indexed = always_index or len(groups) > 1
+    return Shards(
+        tuple(files),
+        tuple(headers),
+        f"{stem}{SUFFIX}{INDEX_SUFFIX}" if indexed else "",
+        dict(sorted(weight_map.items())),
+    )
+
+
+def _deal(modules: Sequence[Module], limit: int) -> list[list[Piece]]:
+    groups: list[list[Piece]] = [[]]
+    filled = 0
+    for module in modules:
+        nbytes = sum(piece.nbytes for piece in module)
+        if limit and groups[-1] and filled + nbytes > limit:
+            groups.append([])
+            filled = 0
+        groups[-1] += module
+        filled += nbytes
+    return groups
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A sorting key that puts layer 2 before layer 10."""
+    return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in name.split("."))

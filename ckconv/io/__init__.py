@@ -1,0 +1,1 @@
+"""Bytes in: source files, documents, and canonical rows."""

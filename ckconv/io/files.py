@@ -1,0 +1,252 @@
+"""Source files while they are read: opened once, whole reads or an error, and proof that nothing changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ckconv.core.tensors import Extent, Identity, cut, identity
+from ckconv.errors import InputError, OutputError, unreadable
+from ckconv.output.regular import open_regular
+from ckconv.signals import check
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from ckconv.core.tensors import Tensor
+
+#: Bytes that the system is asked to read before they are needed: what a disk takes while as much is being hashed.
+READ_AHEAD = 16 << 20
+
+#: Bytes of a piece: what stays in the second-level cache (see the pipeline's buffers).
+CHUNK = 1 << 20
+
+#: Descriptors that are open at a time: a checkpoint may have hundreds of shards, a process 256 descriptors (macOS).
+MAX_OPEN = 48
+
+#: Path, offset and number of bytes, at most ``CHUNK``.
+Piece = tuple[Path, int, int]
+
+#: (path, offset) of one and of the other, and how many bytes of both.
+Pair = tuple[tuple[Path, int], tuple[Path, int], int]
+
+_ZEROS = bytes(CHUNK)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn what the system says in this block into an error about the file that it names, or about ``path``.
+
+    Raises:
+        InputError: ``input.unreadable``.
+        OutputError: ``system``.
+    """
+    try:
+        yield
+    except OSError as error:
+        named = error.filename if isinstance(error.filename, str) else path
+        raise unreadable(error, named) from error
+
+
+class Files:
+    """Open read-only descriptors by path; and the proof that no file changed while it was read.
+
+    At most ``MAX_OPEN`` are open at a time: the one used longest ago is closed, and opened again when it is needed.
+    """
+
+    def __init__(self, known: Mapping[Path, Identity] | None = None) -> None:
+        """Open nothing yet.
+
+        Args:
+            known: what the files were when their headers were read.
+        """
+        self._known = dict(known or {})
+        #: Path -> descriptor, the one used longest ago first.
+        self._open: dict[Path, int] = {}
+        self._seen: dict[Path, os.stat_result] = {}
+
+    def fd(self, path: Path) -> int:
+        """The descriptor of ``path``, which stays open until ``MAX_OPEN`` others were asked for.
+
+        Raises:
+            InputError: ``input.missing``, ``input.special`` or ``input.unreadable``.
+            OutputError: ``input.changed``, it is not the file whose header was read; ``system``.
+        """
+        fd = self._open.pop(path, -1)
+        if fd < 0:
+            while len(self._open) >= MAX_OPEN:
+                self._close_oldest()
+            fd, status = self._opened(path)
+            self._open[path] = fd  # whatever comes next, it will be closed
+            found = identity(status)
+            if self._known.setdefault(path, found) != found:
+                raise OutputError("input.changed", "the file is not the one whose header was read", path=path)
+            self._seen[path] = status
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        self._open[path] = fd
+        return fd
+
+    def _close_oldest(self) -> None:
+        with suppress(OSError):  # nothing was written to it
+            os.close(self._open.pop(next(iter(self._open))))
+
+    def _opened(self, path: Path) -> tuple[int, os.stat_result]:
+        try:
+            return open_regular(path)
+        except InputError as error:
+            if path not in self._known or error.code == "input.unreadable":
+                raise
+            message = f"was another file when its header was read: now it {error.message}"
+            if error.code == "input.missing":
+                message = "is not there any more: its header was read before"
+            raise OutputError("input.changed", message, path=path) from error
+
+    def will_need(self, path: Path, offset: int, nbytes: int) -> None:
+        """Have the system begin to read these bytes, of which only the first ``READ_AHEAD`` count, and do not wait."""
+        read_ahead(self.fd(path), offset, nbytes)
+
+    def read_into(self, path: Path, offset: int, buffer: Buffer) -> None:
+        """Fill ``buffer`` (contiguous) from byte ``offset``.
+
+        Raises:
+            InputError: ``input.unreadable``, the file cannot be read.
+            OutputError: ``input.changed``, the file ends early; ``system``.
+        """
+        check()
+        view = memoryview(buffer).cast("B")
+        done = 0
+        while done < len(view):
+            try:
+                got = os.preadv(self.fd(path), [view[done:]], offset + done)
+            except OSError as error:
+                doing = f"cannot be read at byte {offset + done:,}"
+                raise unreadable(error, path, doing=doing, offset=offset + done) from error
+            if not got:
+                raise OutputError(
+                    "input.changed",
+                    f"the file ends at byte {offset + done:,}, {len(view) - done:,} bytes early: it changed meanwhile",
+                    path=path,
+                    offset=offset + done,
+                )
+            done += got
+
+    def read_run(self, extents: Iterable[Extent], start: int, buffer: Buffer) -> None:
+        """Fill ``buffer`` from byte ``start`` on of a run of bytes that is stored as several."""
+        view, at = memoryview(buffer), 0
+        if not view.nbytes:  # no rows: an array of none has no flat view
+            return
+        view = view.cast("B")
+        for extent in cut(extents, start, start + len(view)):
+            self.read_into(extent.path, extent.offset, view[at : at + extent.nbytes])
+            at += extent.nbytes
+
+    def are_zero(self, parts: Iterable[Piece], told: Callable[[int], None] | None = None) -> bool:
+        """All bytes of these pieces are zero; reads up to the first that is not.
+
+        Args:
+            told: hears of the bytes of each piece.
+        """
+        for path, at, n in parts:
+            mine = memoryview(self._buffers[0])[:n]
+            self.read_into(path, at, mine)
+            if told:
+                told(n)
+            if not _ZEROS.startswith(mine):
+                return False
+        return True
+
+    def are_same(self, parts: Iterable[Pair], told: Callable[[int], None] | None = None) -> bool:
+        """All pairs of pieces hold the same bytes; reads up to the first that do not.
+
+        Args:
+            told: hears of the bytes of each pair, counted once.
+        """
+        mine, theirs = self._buffers
+        for (path, at), (other, other_at), n in parts:
+            self.read_into(path, at, memoryview(mine)[:n])
+            self.read_into(other, other_at, memoryview(theirs)[:n])
+            if told:
+                told(n)
+            if (mine != theirs) if n == CHUNK else (mine[:n] != theirs[:n]):
+                return False
+        return True
+
+    @cached_property
+    def _buffers(self) -> tuple[bytearray, bytearray]:
+        """Used again and again: memory that is new costs more than what is done with it."""
+        return bytearray(CHUNK), bytearray(CHUNK)
+
+    def check_unchanged(self) -> None:
+        """Raise ``input.changed`` if a file is not what it was: its size or one of its times, or which one it is."""
+        for path, before in self._seen.items():
+            now = None
+            with suppress(OSError):
+                now = os.fstat(self._open[path]) if path in self._open else path.stat()
+            if now is None or not _same(now, before):
+                raise OutputError("input.changed", "the file changed while it was being read", path=path)
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        while self._open:
+            self._close_oldest()
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _same(now: os.stat_result, before: os.stat_result) -> bool:
+    """A name more or less is a change too: of a file that was replaced under its name, what is open stays."""
+    return (
+        os.path.samestat(now, before)
+        and (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+        and (now.st_ctime_ns == before.st_ctime_ns or now.st_nlink != before.st_nlink)
+    )
+
+
+def read_ahead(fd: int, offset: int, nbytes: int) -> None:
+    """Have the system begin to read at most ``READ_AHEAD`` bytes from ``offset`` on, where it can."""
+    if nbytes > 0 and hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(fd, offset, min(nbytes, READ_AHEAD), os.POSIX_FADV_WILLNEED)
+
+
+def extent_pieces(extent: Extent) -> Iterator[Piece]:
+    """The bytes of an extent in pieces of at most ``CHUNK``."""
+    for at in range(0, extent.nbytes, CHUNK):
+        yield extent.path, extent.offset + at, min(CHUNK, extent.nbytes - at)
+
+
+def pieces(tensor: Tensor) -> Iterator[Piece]:
+    """A tensor's stored bytes in pieces of at most ``CHUNK``, cut alike for alike tensors."""
+    if tensor.merge is not None:
+        raise AssertionError(f"{tensor.name} is computed; no file has its bytes")
+    for plane in tensor.planes:
+        yield from pieces(plane)
+    for extent in tensor.extents:
+        yield from extent_pieces(extent)
+
+
+def paired_pieces(one: Tensor, other: Tensor) -> Iterator[Pair]:
+    """The pieces of two tensors of as many stored bytes, however either is cut into extents."""
+    left, right = pieces(one), pieces(other)
+    mine: Piece | None = None
+    theirs: Piece | None = None
+    while True:
+        mine, theirs = mine or next(left, None), theirs or next(right, None)
+        if mine is None or theirs is None:
+            return
+        n = min(mine[2], theirs[2])
+        yield mine[:2], theirs[:2], n
+        mine = (mine[0], mine[1] + n, mine[2] - n) if mine[2] > n else None
+        theirs = (theirs[0], theirs[1] + n, theirs[2] - n) if theirs[2] > n else None

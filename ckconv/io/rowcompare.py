@@ -1,0 +1,95 @@
+"""Canonical rows held against each other, and padding against zero: the part of verifying that computes with rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckconv.core.dtypes import WIDENS_TO_F32
+from ckconv.io.files import CHUNK, Files
+from ckconv.io.rows import RowReader, canonical_pieces
+from ckconv.quant.convert import Action, decode
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ckconv.core.tensors import Tensor
+    from ckconv.quant.codec import Rows
+    from ckconv.quant.convert import Conversion
+
+
+def wrong_rows(
+    tensor: Tensor, source: Tensor, conversion: Conversion, files: Files, progress: Callable[[int], None]
+) -> tuple[list[int], int]:
+    """Canonical rows of ``tensor`` that are not what ``conversion`` makes of the source's, in order.
+
+    Also how many values ``conversion`` had to round.
+
+    Args:
+        progress: called with the bytes of ``tensor`` just compared.
+    """
+    mine, theirs = RowReader(tensor, files), RowReader(source, files)
+    wrong: list[int] = []
+    rounded = 0
+    piece = mine if mine.piece >= theirs.piece else theirs
+    other = theirs if piece is mine else mine
+    for start, rows in canonical_pieces(piece, max(mine.row_bytes, theirs.row_bytes)):
+        more = other.rows(start, start + len(rows))
+        got, source_rows = (rows, more) if piece is mine else (more, rows)
+        want, changed = conversion.apply(source_rows)
+        rounded += changed
+        progress(got.nbytes)
+        if changed and conversion.action is Action.REPACK:
+            wrong += range(start, start + len(rows))  # no block holds the source's numbers, so these cannot
+        elif not np.array_equal(_words(got), _words(want)):
+            wrong += [start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]]
+    return wrong, rounded
+
+
+def dirty_padding(tensor: Tensor, files: Files) -> int | None:
+    """The first stored row whose padding is not zero, or ``None``."""
+    layout, dtype = tensor.layout, tensor.dtype
+    if not layout.padded:
+        return None
+    stored_bytes = dtype.nbytes(layout.stored_cols)
+    if layout.column_head:
+        row_bytes, period, real_rows = dtype.nbytes(layout.column_head), layout.block_rows, layout.rows
+    else:
+        row_bytes = dtype.nbytes(layout.cols)
+        period, real_rows = (
+            (layout.head_stride, layout.head_rows) if layout.head_rows else (layout.stored_rows, layout.rows)
+        )
+    step = max(1, CHUNK // stored_bytes)
+    buffer = np.empty((min(step, layout.stored_rows), stored_bytes), np.uint8)
+    for start in range(0, layout.stored_rows, step):
+        stop = min(start + step, layout.stored_rows)
+        rows = buffer[: stop - start]
+        files.read_into(tensor.extents[0].path, tensor.extents[0].offset + start * stored_bytes, rows)
+        bad = np.asarray(rows[:, row_bytes:].any(axis=1))
+        padding_rows = np.nonzero(np.arange(start, stop) % period >= real_rows)[0]
+        bad[padding_rows] |= rows[padding_rows].any(axis=1)
+        if bad.any():
+            return start + int(np.argmax(bad))
+    return None
+
+
+def same_values(one: Tensor, other: Tensor, files: Files) -> bool:
+    """The two are the same numbers in the same order, each in the float type that it is stored in."""
+    if one.shape != other.shape or not {one.dtype, other.dtype} <= WIDENS_TO_F32:
+        return False
+    mine, theirs = RowReader(one, files), RowReader(other, files)
+    return all(
+        np.array_equal(
+            decode(rows, one.dtype).view(np.uint32),
+            decode(theirs.rows(start, start + len(rows)), other.dtype).view(np.uint32),
+        )
+        for start, rows in canonical_pieces(mine, max(mine.row_bytes, theirs.row_bytes))
+    )
+
+
+def _words(rows: Rows) -> NDArray[np.uint64] | Rows:
+    """The same bytes as eight-byte words where they divide into them: an eighth of the comparisons."""
+    flat = np.ascontiguousarray(rows).reshape(-1)
+    return flat.view(np.uint64) if flat.nbytes % 8 == 0 else flat

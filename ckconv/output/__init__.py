@@ -1,0 +1,1 @@
+"""Bytes out, safely: nothing has its final name until it is complete."""

@@ -1,0 +1,189 @@
+"""What outputs need of a file system: new files, space, names that clobber nothing, and errors with the file's name."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ckconv.errors import NO_RESOURCES, OutputError, VerifyError
+from ckconv.output.regular import close_unwritten, read_at
+
+#: What a file system says that cannot make hard links (FAT, some network mounts).
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+#: What it says that cannot set blocks aside.
+_NO_ALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+#: A pattern of the names that files have until they are complete.
+TEMPORARY = r"\..+\.ckconv-[0-9a-f]{8}\.tmp"
+
+
+def through_link(path: Path) -> Path:
+    """Where a symbolic link points; any other path, and a link that goes in a circle, as it is."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else path  # noqa: PTH114 - never raises
+
+
+def temporary_name(parent: Path, name: str) -> Path:
+    """A path in ``parent`` that nothing has, and that says what it is going to be."""
+    # Room for what is added: a name may be as long as the file system allows (255 bytes, almost everywhere).
+    cut = os.fsdecode(os.fsencode(name)[:200])
+    return parent / f".{cut}.ckconv-{os.urandom(4).hex()}.tmp"
+
+
+def create(path: Path) -> int:
+    """A descriptor of a new file: never one that is there, and with the permissions that the user's mask leaves."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Make a new file that holds ``content``, and read it again.
+
+    Raises:
+        VerifyError: ``verify.file``, it holds something else.
+    """
+    fd = create(path)
+    try:
+        view = memoryview(content)
+        while len(view):
+            view = view[os.write(fd, view) :]
+        if read_at(fd, len(content) + 1, 0) != content:
+            raise VerifyError("verify.file", "is not what was meant to be written", path=path)
+    except BaseException:
+        close_unwritten(fd)
+        raise
+    close_written(fd)
+
+
+def close_written(fd: int) -> None:
+    """Close a descriptor; what failed to be written may be said only now.
+
+    An interruption is no failure: the descriptor is closed all the same.
+    """
+    with suppress(InterruptedError):
+        os.close(fd)
+
+
+def write_at(fd: int, content: bytes, offset: int) -> None:
+    """Write all of ``content``: a system may take less of it than it was given."""
+    view = memoryview(content)
+    while len(view):
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def holds(path: Path, content: bytes) -> bool:
+    """``path`` is a regular file with this very content."""
+    with suppress(OSError):
+        return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
+    return False
+
+
+def allocate(fd: int, nbytes: int, holes: Iterable[tuple[int, int]]) -> None:
+    """Take the blocks now: a full disk is found before the work, and not in the middle of it.
+
+    Args:
+        nbytes: the size that the file is going to have.
+        holes: (offset, bytes) in it that take no space, in order.
+
+    Raises:
+        OSError: there is no room, or the file would be larger than one may be.
+    """
+    if not hasattr(os, "posix_fallocate") or not nbytes:
+        return
+    at = 0
+    try:
+        for offset, length in [*holes, (nbytes, 0)]:
+            if offset > at:
+                if not at and not allocates(fd):
+                    return
+                os.posix_fallocate(fd, at, offset - at)
+            at = offset + length
+    except OSError as error:
+        if error.errno not in _NO_ALLOCATION:
+            raise
+
+
+def allocates(fd: int) -> bool:
+    """The file system can set blocks aside. Where it cannot, the C library would write to every one of them."""
+    os.posix_fallocate(fd, 0, 1)
+    if not hasattr(os, "SEEK_DATA"):
+        return True
+    try:
+        os.lseek(fd, 0, os.SEEK_DATA)
+    except OSError:  # no data before the end of the file: the block is only set aside
+        return True
+    return False
+
+
+def removed(path: Path, what: str = "is left over") -> list[str]:
+    """Remove a file, if it is there.
+
+    Args:
+        what: what the sentence says of it.
+
+    Returns:
+        a sentence, if it cannot be removed.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        return [f"{path} {what}; it could not be removed: {error.strerror}"]
+    return []
+
+
+def sync_file(path: Path) -> None:
+    """Bring a file that is closed already to the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        close_unwritten(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Bring the names in a directory to the disk."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:  # one that may be written and not read: the names are there, and nobody can do more
+        return
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot, and then need not
+            raise
+    finally:
+        close_unwritten(fd)
+
+
+def made_meanwhile(target: Path) -> OutputError:
+    """The error of a name that was free when the work began."""
+    return OutputError("output.exists", "was made by somebody else meanwhile", path=target)
+
+
+def write_code(error: OSError) -> str:
+    """The code of what the system says of a write: no room, and no descriptor or memory, are kinds of their own."""
+    if error.errno in NO_RESOURCES:
+        return "system"
+    return "output.space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "output.write"
+
+
+def write_error(error: OSError, path: Path) -> OutputError:
+    """What the system says of ``path``."""
+    return OutputError(write_code(error), f"cannot be written: {error.strerror or error}", path=path)
+
+
+@contextmanager
+def failing(path: Path) -> Iterator[None]:
+    """Turn what the system says in this block into an error about ``path``.
+
+    Raises:
+        OutputError: ``output.space`` or ``output.write``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise write_error(error, path) from error

@@ -1,0 +1,130 @@
+"""Advisory locks (``flock``): who may name files in a directory, and whether the run that made a directory still lives.
+
+A lock ends with the process that holds it, however that ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from ckconv.errors import OutputError
+from ckconv.output.filesystem import failing, removed, write_code
+from ckconv.output.regular import close_unwritten
+from ckconv.signals import check, deferred
+
+#: The file that is locked; it is there only as long as somebody holds it, or was killed holding it. Not the directory
+#: itself: people lock that for a command of their own (``flock DIR ckconv ...``), and not every file system can.
+NAME = ".ckconv.lock"
+
+#: Seconds in which somebody else is through with naming files, which takes milliseconds.
+PATIENCE = 60.0
+
+#: What a file system says that has no such locks (some network mounts).
+_NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EBADF)
+
+
+def try_lock(fd: int) -> bool:
+    """Lock an open file or directory.
+
+    Returns:
+        ``False`` if somebody else has locked it.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class Locked:
+    """Within the block nobody else names files in these directories; where there are no locks, nobody is kept off.
+
+    Raises:
+        OutputError: ``output.busy``, somebody else does so for ``PATIENCE``; ``output.write``.
+    """
+
+    def __init__(self, directories: Iterable[Path]) -> None:
+        """Describe what is locked; the same order everywhere, so that two runs do not wait for each other."""
+        self._directories = list(directories)
+        self._held: list[tuple[Path, int]] = []
+        #: Sentences about lock files that could not be removed.
+        self.left: list[str] = []
+
+    def __enter__(self) -> Locked:
+        try:
+            known: dict[tuple[int, int], Path] = {}
+            for directory in self._directories:
+                with failing(directory):
+                    status = directory.stat()
+                known.setdefault((status.st_dev, status.st_ino), directory)
+            for _, directory in sorted(known.items()):
+                self._wait_for(directory)
+        except BaseException:
+            self.release()
+            raise
+        return self
+
+    def _wait_for(self, directory: Path) -> None:
+        until = time.monotonic() + PATIENCE
+        while not self._take(directory / NAME):
+            check()
+            if time.monotonic() > until:
+                message = f"another run of ckconv has been naming its files here for {PATIENCE:.0f} s"
+                raise OutputError("output.busy", message, path=directory, hint="wait for it, or end it")
+            time.sleep(0.005)
+
+    def _take(self, path: Path) -> bool:
+        with deferred(), failing(path.parent):
+            fd = _open(path)
+            locked = False
+            try:
+                locked = try_lock(fd)
+                if not locked or not _is(path, fd):  # whoever had it may just have removed it
+                    close_unwritten(fd)
+                    return False
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    left = removed(path) if locked else [f"{path} is left over"]
+                    close_unwritten(fd)
+                    raise OutputError(
+                        write_code(error), f"cannot be locked: {error.strerror}", path=path, details=left
+                    ) from error
+            self._held.append((path, fd))
+        return True
+
+    def release(self) -> None:
+        """Give all of them back."""
+        with deferred():
+            while self._held:
+                path, fd = self._held.pop()
+                self.left += removed(path)
+                close_unwritten(fd)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _open(path: Path) -> int:
+    flags = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, os.O_RDWR | flags, 0o666)
+    except PermissionError:  # another user's, in a directory that both may write into
+        return os.open(path, os.O_RDONLY | flags, 0o666)
+
+
+def _is(path: Path, fd: int) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    return False

@@ -1,0 +1,149 @@
+"""Whether outputs may go where they are to go: what can be known before anything is written."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from ckconv.errors import OutputError
+from ckconv.output.filesystem import failing, holds, write_error
+
+#: Side file -> the flag of ``convert`` that says where it goes.
+_PLACE_FLAGS = {"config.json": "--config-out", "weights_manifest.json": "--manifest"}
+
+
+def check_directory(directory: Path, *, force: bool) -> bool:
+    """Whether ``directory`` is made anew and gets its name in one step; else its files get theirs one by one.
+
+    Raises:
+        OutputError: ``output.parent``; ``output.exists``, it is no directory, or not empty and not to be filled.
+    """
+    check_parent(directory)
+    if not os.path.lexists(directory):
+        return True
+    if not directory.is_dir():
+        raise OutputError("output.exists", "exists and is not a directory", path=directory)
+    with failing(directory):
+        empty = not any(directory.iterdir())
+    if not empty and not force:
+        raise OutputError(
+            "output.exists",
+            "the directory exists and is not empty",
+            path=directory,
+            hint="--force writes into it; files of the same name are replaced",
+        )
+    return empty and _is_replaceable(directory)
+
+
+def check_links(targets: Iterable[Path], *, force: bool) -> None:
+    """Check that no target is a link to something that is not there: only ``force`` writes through one.
+
+    Raises:
+        OutputError: ``output.exists``.
+    """
+    for target in targets:
+        if not force and os.path.islink(target) and not os.path.exists(target):  # noqa: PTH110, PTH114 - never raise
+            message = f"is a link to {target.readlink()}, which is not there"
+            raise OutputError("output.exists", message, path=target, hint="--force writes there; or remove the link")
+
+
+def _is_replaceable(directory: Path) -> bool:
+    """A new directory can take this one's place, and nobody stands in the old one."""
+    with suppress(OSError):
+        here = directory.samefile(os.curdir)
+        return not here and not directory.is_mount() and os.access(directory.parent, os.W_OK | os.X_OK)
+    return False
+
+
+def check_target(target: Path, content: bytes | None, *, force: bool, inputs: Iterable[Path]) -> None:
+    """Check that a file can be made or replaced.
+
+    Args:
+        content: what a side file is going to hold; one that holds it already is fine.
+        force: replace what is there.
+        inputs: files that are never replaced.
+
+    Raises:
+        OutputError: ``output.exists``, ``output.directory``, ``output.parent``, ``output.special``,
+            ``output.is-input`` or ``output.write``.
+    """
+    check_parent(target)
+    try:
+        found = target.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise write_error(error, target) from error
+    for source in inputs:
+        with suppress(OSError):
+            if os.path.samestat(found, source.stat()):
+                raise OutputError("output.is-input", f"is the input {source}; nothing is written into it", path=target)
+    if stat.S_ISDIR(found.st_mode):
+        raise OutputError(
+            "output.directory", "is a directory", path=target, hint=f"name a file in it, or {target}/ for all of them"
+        )
+    if not stat.S_ISREG(found.st_mode):
+        raise OutputError("output.special", "exists and is not a regular file", path=target)
+    if force or (content is not None and holds(target, content)):
+        return
+    hint = "--force replaces it"
+    if content is not None:
+        flag = _PLACE_FLAGS.get(target.name)
+        elsewhere = f", or another place for it ({flag})" if flag else ""
+        hint = f"name a directory for the output (DST/){elsewhere}; {hint}"
+    raise OutputError("output.exists", "exists already", path=target, hint=hint)
+
+
+def check_apart(targets: Iterable[Path]) -> None:
+    """Check that no two outputs are one file, as links may make them.
+
+    Raises:
+        OutputError: ``output.special``.
+    """
+    seen: dict[str, Path] = {}
+    for target in targets:
+        other = seen.setdefault(os.path.realpath(target), target)
+        if other is not target:
+            raise OutputError("output.special", f"is the same file as {other}", path=target)
+
+
+def check_room(needs: Iterable[tuple[Path, Path, int]]) -> None:
+    """Check that every file system has room for what goes there.
+
+    Args:
+        needs: (directory, target, bytes) of each file; the error names the last target of a file system.
+
+    Raises:
+        OutputError: ``output.space``, with the bytes that are free and that are needed.
+    """
+    per_device: dict[int, tuple[Path, Path, int]] = {}
+    for parent, target, nbytes in needs:
+        device = parent.stat().st_dev
+        so_far = per_device[device][2] if device in per_device else 0
+        per_device[device] = (parent, target, so_far + nbytes)
+    for parent, target, need in per_device.values():
+        filesystem = os.statvfs(parent)
+        free = filesystem.f_bavail * filesystem.f_frsize
+        if need > free and filesystem.f_blocks:  # 0: one that does not say
+            raise OutputError(
+                "output.space", f"needs {need:,} bytes, {free:,} are free", path=target, found=free, allowed=need
+            )
+
+
+def check_parent(path: Path) -> None:
+    """Check that the directory which is to hold ``path`` is there.
+
+    Raises:
+        OutputError: ``output.parent``.
+    """
+    with failing(path):
+        if path.parent.is_dir():
+            return
+    there = os.path.lexists(path.parent)
+    message = f"{path.parent} is no directory" if there else f"the directory {path.parent} does not exist"
+    hint = None if there else f"mkdir -p {shlex.quote(str(path.parent))}"
+    raise OutputError("output.parent", message, path=path, hint=hint)

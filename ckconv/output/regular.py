@@ -1,0 +1,111 @@
+"""Regular files, opened for reading: whatever has the name, nothing waits and nothing is set off."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+
+from ckconv.core.tensors import Identity, identity
+from ckconv.errors import InputError, OutputError, unreadable
+
+#: What was opened since :func:`remembered` began.
+_OPENED: ContextVar[dict[Path, Identity] | None] = ContextVar("_OPENED", default=None)
+
+
+@contextmanager
+def remembered() -> Iterator[dict[Path, Identity]]:
+    """Within the block, note what every file is that :func:`open_regular` opens, by its open descriptor.
+
+    A name that is looked up once more may lead to another file than the one that was read.
+    """
+    outer, opened = _OPENED.get(), dict[Path, Identity]()
+    token = _OPENED.set(opened)
+    try:
+        yield opened
+    finally:
+        _OPENED.reset(token)
+        if outer is not None:
+            outer.update(opened)
+
+
+def open_regular(path: Path) -> tuple[int, os.stat_result]:
+    """Open a regular file.
+
+    The kind is asked twice: opening some devices has side effects, and the name may be replaced in between;
+    ``O_NONBLOCK`` keeps a FIFO that appears then from blocking the open.
+
+    Raises:
+        InputError: ``input.missing``, ``input.directory``, ``input.special`` (a FIFO, socket or device) or
+            ``input.unreadable`` (permission, a name that is too long, an I/O error).
+        OutputError: ``input.changed``, within :func:`remembered`: the file was another one when it was opened before.
+    """
+    fd = -1
+    try:
+        _require_regular(path, path.stat())
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        status = os.fstat(fd)
+        _require_regular(path, status)
+        _remember(path, identity(status))
+    except BaseException as error:
+        if fd >= 0:
+            close_unwritten(fd)
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            hint = "only inspect reads from a pipe; save the input to a file" if str(path) == "-" else None
+            raise InputError("input.missing", "there is no such file", path=path, hint=hint) from None
+        if isinstance(error, OSError):
+            raise unreadable(error, path) from None
+        if isinstance(error, ValueError):
+            raise InputError("input.missing", "a file name cannot hold a NUL character", path=path) from None
+        raise
+    return fd, status
+
+
+def _remember(path: Path, found: Identity) -> None:
+    opened = _OPENED.get()
+    if opened is not None and opened.setdefault(path, found) != found:
+        raise OutputError("input.changed", "the file was changed while it was being read", path=path)
+
+
+def _require_regular(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    if stat.S_ISDIR(status.st_mode):
+        raise InputError("input.directory", "is a directory, a file is needed here", path=path)
+    kind = next((name for test, name in _SPECIAL if test(status.st_mode)), "special file")
+    raise InputError(
+        "input.special",
+        f"is a {kind}, a regular file is needed here",
+        path=path,
+        found=kind,
+        allowed="regular file",
+        hint="save it to a file first; `ckconv inspect -` reads a pipe",
+    )
+
+
+def read_at(fd: int, nbytes: int, offset: int) -> bytes:
+    """``nbytes`` bytes from ``offset`` on, fewer at the end only: a system may give less than it is asked for."""
+    data = os.pread(fd, nbytes, offset)
+    parts = [data]
+    while data and (nbytes := nbytes - len(data)):
+        offset += len(data)
+        data = os.pread(fd, nbytes, offset)
+        parts.append(data)
+    return b"".join(parts) if len(parts) > 1 else data
+
+
+def close_unwritten(fd: int) -> None:
+    """Close a descriptor through which nothing was written: whatever the system says, nothing is lost."""
+    with suppress(OSError):
+        os.close(fd)
+
+
+_SPECIAL = (
+    (stat.S_ISFIFO, "FIFO"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "character device"),
+    (stat.S_ISBLK, "block device"),
+)

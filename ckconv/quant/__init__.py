@@ -1,0 +1,1 @@
+"""Values and blocks: codecs, and exact conversions between them."""

@@ -1,0 +1,226 @@
+"""Conversions between types, row by row, each exact or counted.
+
+A conversion takes rows of one type as bytes and gives rows of another. Exact ones (copying, widening, re-packing blocks
+whose numbers fit) cannot change a value; the others are only ever planned when a flag asks for them, and narrowing
+reports how many values it changed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckconv.core.dtypes import F16, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.errors import UnsupportedError
+from ckconv.quant.codec import from_float32, to_float32
+from ckconv.quant.triples import plane_types, split_planes, triple_of
+
+if TYPE_CHECKING:
+    from ckconv.core.tensors import Tensor
+    from ckconv.quant.codec import Floats, Rows
+    from ckconv.quant.repack import Recipe
+    from ckconv.quant.superblocks import SuperblockRecipe
+
+#: Block types for which the gguf package has no decoder.
+_NO_DECODER = frozenset({"Q8_1", "Q8_K", "Q1_0", "Q2_0"})
+
+
+class Action(enum.StrEnum):
+    """What a conversion does to the values."""
+
+    COPY = "copy"
+    WIDEN = "widen"
+    NARROW = "narrow"
+    DECODE = "decode"
+    REPACK = "repack"
+    SHIFT = "shift"
+    SCALE = "scale"
+    MERGE = "merge"
+    ZERO = "zero"
+    CONTENT = "content"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """From ``source`` values to ``target`` values, adding ``shift`` to each in float32, or multiplying by ``factor``.
+
+    Attributes:
+        plane: of a target that is stored as several arrays (an MLX triple), the one that is written; ``None`` for all
+            of them side by side.
+    """
+
+    source: DType
+    target: DType
+    shift: int = 0
+    plane: int | None = None
+    factor: float = 1.0
+
+    @property
+    def written(self) -> DType:
+        """The type of the rows that come out: the target's, or that of the one array."""
+        triple = triple_of(self.target)
+        return self.target if self.plane is None or triple is None else plane_types(triple)[self.plane]
+
+    @property
+    def action(self) -> Action:
+        """The name of what happens, for reports."""
+        if recipe_between(self.source, self.target):
+            return Action.REPACK
+        if self.source.kind is Kind.BLOCK and self.target is not self.source:
+            return Action.DECODE
+        if self.shift:
+            return Action.SHIFT
+        if self.factor != 1.0:
+            return Action.SCALE
+        if self.source is self.target:
+            return Action.COPY
+        return Action.WIDEN if self.target is F32 else Action.NARROW
+
+    @property
+    def exact(self) -> bool:
+        """No value can change: a copy, a widening or a re-packing, or a block's own value as float32."""
+        return self.action in (Action.COPY, Action.WIDEN, Action.REPACK) or (
+            self.action is Action.DECODE and self.target is F32
+        )
+
+    def apply(self, rows: Rows) -> tuple[Rows, int]:
+        """Convert ``rows`` ``[n, bytes of a source row]``.
+
+        Returns:
+            ``[n, bytes of a row of the type written]`` and the number of values that are not what they were; for a
+            re-packing the number of groups that do not fit, and unless it is 0 the rows are of no use.
+        """
+        triple = triple_of(self.target)
+        if self.plane is not None and triple is not None and (recipe := recipe_between(self.source, self.target)):
+            # Every group is judged once, with the codes.
+            packed = recipe.to_triple(rows, triple, codes=self.plane == 0)
+            return packed.planes[self.plane], 0 if self.plane else packed.inexact
+        made, changed = self._apply(rows)
+        if self.plane is None or triple is None:
+            return made, changed
+        return split_planes(made, triple)[self.plane], changed
+
+    def _apply(self, rows: Rows) -> tuple[Rows, int]:
+        import numpy as np
+
+        if self.source is self.target and not self.shift and self.factor == 1.0:
+            return rows, 0
+        recipe = recipe_between(self.source, self.target)
+        if recipe is not None:
+            return _repack(rows, recipe, self.source, self.target)
+        floats = decode(rows, self.source)
+        if self.factor != 1.0:
+            return _scaled(floats, self.factor, self.target)
+        if not self.shift:
+            return narrowed(floats, self.target)
+        with np.errstate(invalid="ignore"):  # a signalling NaN stays a NaN
+            shifted = floats + np.float32(self.shift)
+            if self.shift > 0:
+                return narrowed(shifted, self.target)
+            # Values were stored higher than they are, which rounded them: what counts is that adding gives them again.
+            lower, _ = from_float32(shifted, self.target)
+            again = to_float32(lower, self.target) - np.float32(self.shift)
+        return lower, int(np.count_nonzero(again.view(np.uint32) != floats.view(np.uint32)))
+
+
+def between(source: Tensor, target: Tensor) -> Conversion:
+    """What makes the rows of ``target`` out of those of ``source``: another type, another convention of values."""
+    one, other = source.layout, target.layout
+    return Conversion(source.dtype, target.dtype, other.shift - one.shift, factor=one.scale / other.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Canonical rows ``start`` to ``stop`` of one source tensor, and what happens to their values."""
+
+    tensor: Tensor
+    conversion: Conversion
+    start: int
+    stop: int
+
+
+def convertible(source: DType, target: DType) -> bool:
+    """There is a conversion between the two types, exact or not."""
+    if source is target or recipe_between(source, target):
+        return True
+    return target in WIDENS_TO_F32 and (source in WIDENS_TO_F32 or decodable(source))
+
+
+def decodable(dtype: DType) -> bool:
+    """There is a decoder for this block type, and it gives the very values that the type's own library computes."""
+    return dtype.kind is Kind.BLOCK and dtype.name not in _NO_DECODER
+
+
+def recipe_between(source: DType, target: DType) -> Recipe | SuperblockRecipe | None:
+    """The exact re-packing from an MLX triple to a GGUF block type, or from a block type to a triple."""
+    if source is target:
+        return None
+    for one, other in ((source, target), (target, source)):
+        triple = triple_of(one)
+        if triple is not None:
+            from ckconv.quant import repack, superblocks
+
+            found = repack.find(triple.quantization, other)
+            return found or (superblocks.find(other, triple.quantization) if one is target else None)
+    return None
+
+
+def decode(rows: Rows, dtype: DType) -> Floats:
+    """``[n, bytes]`` -> float32 ``[n, cols]``, for float types, ggml's blocks and MLX's triples."""
+    triple = triple_of(dtype)
+    if triple is None:
+        return to_float32(rows, dtype)
+    from ckconv.quant import mlx as mlxquant
+
+    weight, scales, *biases = split_planes(rows, triple)
+    return mlxquant.decode(weight, scales, biases[0] if biases else None, triple.quantization, triple.number)
+
+
+def narrowed(floats: Floats, target: DType) -> tuple[Rows, int]:
+    """float32 ``[n, cols]`` -> ``[n, bytes]`` and how many values were rounded.
+
+    Raises:
+        UnsupportedError: ``plan.range``, a finite value is too large for ``target``: no flag makes infinity of it.
+    """
+    import numpy as np
+
+    made, changed = from_float32(floats, target)
+    if changed:
+        beyond = np.isinf(to_float32(made, target)) & np.isfinite(floats)
+        if beyond.any():
+            largest = float(np.abs(floats[beyond]).max())
+            raise UnsupportedError(
+                "plan.range",
+                f"the value {largest:g} is beyond the range of {target} and would become infinite",
+                found=largest,
+                hint="--dtype f32 or bf16 holds it" if target is F16 else "--dtype f32 holds it",
+            )
+    return made, changed
+
+
+def _scaled(floats: Floats, factor: float, target: DType) -> tuple[Rows, int]:
+    """Every value times ``factor``, rounded once to the target's type; a power of two rounds nothing."""
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        products = floats.astype(np.float64) * factor
+        made, _ = narrowed(products.astype(np.float32), target)
+        back = to_float32(made, target).astype(np.float64)
+    return made, int(np.count_nonzero((back != products) & ~(np.isnan(back) & np.isnan(products))))
+
+
+def _repack(rows: Rows, recipe: Recipe | SuperblockRecipe, source: DType, target: DType) -> tuple[Rows, int]:
+    import numpy as np
+
+    from ckconv.quant import repack
+
+    into = triple_of(target)
+    if into is None:
+        triple = triple_of(source)
+        assert triple is not None
+        assert isinstance(recipe, repack.Recipe)  # the others go one way
+        made = recipe.to_blocks(split_planes(rows, triple), triple)
+        return made.planes[0], made.inexact
+    made = recipe.to_triple(rows, into)
+    return np.concatenate(made.planes, axis=1), made.inexact

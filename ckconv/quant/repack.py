@@ -1,0 +1,305 @@
+"""Exact re-expression between GGUF blocks and MLX triples: the same numbers in another arrangement.
+
+Nothing is decoded. Every scale, bias and code is moved as it is, and every group is checked while it is moved:
+
+============  ==========================  ========================================================================
+GGUF type     MLX                         a group fits if
+============  ==========================  ========================================================================
+Q4_1          affine, up to 4 bits        scale and bias are float16 numbers
+Q5_1          affine, up to 5 bits        scale and bias are float16 numbers
+Q4_0          affine, up to 4 bits        scale is a float16 number, bias = -8 * scale
+Q5_0          affine, up to 5 bits        scale is a float16 number, bias = -16 * scale
+Q8_0          affine, up to 8 bits        scale is a float16 number, bias = -128 * scale
+MXFP4         mxfp4                       the scale byte is not 255 (infinite in MLX, 2**128 in ggml)
+NVFP4         nvfp4, no global scale      the scale byte is at most 0x7E (no sign, no NaN)
+============  ==========================  ========================================================================
+
+MLX groups of affine are whole GGUF blocks: 32, or a multiple of it by repeating the pair; going back, the pairs of
+the blocks of a group must be the same bits, and its codes must fit the bits. Infinite and NaN scales or biases
+never fit. bfloat16 numbers within float16's range (2**-14 to 65,504) are float16 numbers, so most bfloat16 models fit;
+float32 scales hardly ever do.
+
+What exact means
+    The numbers are kept, so both files say the same thing: value = scale * code + bias. ggml's decoder and MLX's
+    for float32 scales then give the same float32 bits, since a product of a float16 and a code has at most 19
+    bits and only the sum is rounded, in both. MLX's decoder for float16 and bfloat16 scales rounds product and
+    sum to that type, which ggml's does not: there the two differ by that rounding. For the mx modes float32 and
+    bfloat16 both give ggml's bits.
+
+    One thing may differ: the sign of a zero. ggml computes d * (q - 8), which is -0.0 for q = 8 and a negative d,
+    where MLX's scale * 8 - 8 * scale is 0.0; the 4-bit float code 8 is -0.0 in MLX and 0.0 in ggml. Q4_1 and Q5_1
+    have no such case.
+
+The two arrangements are described in :mod:`ckconv.quant.ggml` and :mod:`ckconv.quant.mlx`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckconv.core.dtypes import BF16, DTYPES, F16, DType
+from ckconv.core.floats import holds
+from ckconv.errors import InputError, UnsupportedError
+from ckconv.quant import ggml as ggmlblocks
+from ckconv.quant.codec import from_float32, to_float32
+from ckconv.quant.mlx import Quantization, checked_shape, pack, unpack
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+    Floats = NDArray[np.float32]
+    Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Triple:
+    """The type of an MLX triple: ``number`` is the type of affine scales and biases, the model's in other modes."""
+
+    quantization: Quantization
+    number: DType
+
+    def __str__(self) -> str:
+        return f"{self.quantization} {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Repacked:
+    """A tile in its new arrangement.
+
+    Attributes:
+        planes: uint8 ``[rows, bytes]`` each: ``(blocks,)``, ``(weight, scales, biases)`` or ``(weight, scales)``.
+        groups: MLX groups in the tile.
+        inexact: groups that do not fit; unless it is 0, ``planes`` is of no use.
+        respelled: groups that fit, but whose scale and bias do not come back as the same bits: the scale of a
+            constant group (MLX stores -1e-7, which multiplies code 0 only) is written as 0, or a zero's sign is lost.
+    """
+
+    planes: tuple[Bytes, ...]
+    groups: int
+    inexact: int
+    respelled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One exact pair.
+
+    Attributes:
+        block: the GGUF type.
+        mode, bits: the MLX mode, and the widest code that a block holds.
+        offset: bias is ``-offset * scale``; ``None`` where the bias is stored, or the mode has none.
+        group: elements that share a scale; an MLX group is a multiple of it.
+        reason: why a group may not fit, for people.
+    """
+
+    block: DType
+    mode: str
+    bits: int
+    offset: int | None
+    group: int
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """``affine-Q4_1``."""
+        return f"{self.mode}-{self.block}"
+
+    def takes(self, quantization: Quantization) -> bool:
+        """Triples of this kind can be asked for; whether one fits is in its numbers."""
+        return (
+            quantization.mode == self.mode
+            and quantization.bits <= self.bits
+            and quantization.group_size % self.group == 0
+        )
+
+    def misfits(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> int:
+        """Groups whose scale and bias do not fit, found without their codes; an upper bound of ``inexact``.
+
+        ``scales`` and ``biases`` are raw bytes of some rows. A cheap way to choose between recipes.
+        """
+        if biases is None:
+            return int((~self._sound(scales)).sum())
+        fits, _ = self._fitting(to_float32(scales, triple.number), to_float32(biases, triple.number))
+        return int((~fits).sum())
+
+    def respelled(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> Flags:
+        """Groups ``[rows, groups]`` whose scale and bias do not come back out of blocks as the same bits.
+
+        ``scales`` and ``biases`` are raw bytes of some rows, of which every group fits, or says nothing by its scale.
+        """
+        import numpy as np
+
+        if biases is None:
+            return np.zeros(scales.shape, np.bool_)
+        fits, respelled = self._fitting(to_float32(scales, triple.number), to_float32(biases, triple.number))
+        return ~fits | respelled
+
+    def to_blocks(self, planes: tuple[Bytes, ...], triple: Triple) -> Repacked:
+        """MLX rows -> GGUF rows.
+
+        Args:
+            planes: raw bytes of the rows of ``weight``, ``scales`` and, for affine, ``biases``.
+            triple: what they are.
+
+        Raises:
+            InputError: ``mlx.quant``: the planes do not belong together.
+            UnsupportedError: ``repack.block``: rows are not whole blocks.
+        """
+        import numpy as np
+
+        weight, scales = planes[:2]
+        biases = planes[2] if len(planes) > 2 else None
+        quantization = triple.quantization
+        rows, columns = checked_shape(weight, scales, biases, quantization, triple.number)
+        self._check(columns, quantization)
+        codes = unpack(weight, quantization.bits)
+        blocks = ggmlblocks.empty(rows, columns, self.block)
+        ggmlblocks.put_codes(blocks, codes, self.block)
+        if biases is None:
+            blocks["d"] = scales.reshape(blocks["d"].shape)
+            return Repacked((ggmlblocks.to_bytes(blocks),), scales.size, int((~self._sound(scales)).sum()))
+        scale = to_float32(np.ascontiguousarray(scales), triple.number)
+        bias = to_float32(np.ascontiguousarray(biases), triple.number)
+        fits, respelled = self._fitting(scale, bias)
+        if self.offset is None and not fits.all():
+            # Where every code is 0 the scale says nothing, and 0 with its sign gives the same values.
+            idle = ~fits & holds(bias, F16) & np.isfinite(scale)
+            idle[idle] = ~codes.reshape(*scale.shape, -1)[idle].any(axis=-1)
+            scale = np.where(idle, np.copysign(np.float32(0), scale), scale)
+            fits |= idle
+            respelled |= idle
+        repeat = quantization.group_size // self.group
+        with np.errstate(over="ignore", invalid="ignore"):
+            blocks["d"] = np.repeat(scale, repeat, axis=1)
+            if self.offset is None:
+                blocks["m"] = np.repeat(bias, repeat, axis=1)
+        inexact = int((~fits).sum())
+        return Repacked((ggmlblocks.to_bytes(blocks),), fits.size, inexact, int(respelled.sum()))
+
+    def to_triple(self, raw: Bytes, triple: Triple, *, codes: bool = True) -> Repacked:
+        """GGUF rows ``[rows, bytes]`` -> MLX rows of the type ``triple``; the inverse of :meth:`to_blocks`.
+
+        Args:
+            codes: ``False`` for scales and biases alone: the first plane is empty, and what does not fit for its codes
+                is not counted.
+
+        Raises:
+            InputError: ``repack.row``: rows are not whole blocks.
+            UnsupportedError: ``repack.block``: rows are not whole groups of ``triple``.
+        """
+        import numpy as np
+
+        if raw.shape[1] % self.block.size:
+            message = f"a row of {raw.shape[1]:,} bytes is not whole {self.block} blocks of {self.block.size} bytes"
+            raise InputError("repack.row", message, found=raw.shape[1], allowed=self.block.size)
+        quantization = triple.quantization
+        blocks = ggmlblocks.of_bytes(raw, self.block)
+        self._check(blocks.shape[1] * self.block.block, quantization)
+        unpacked = ggmlblocks.get_codes(blocks, self.block) if codes else np.empty((len(raw), 0), np.uint8)
+        d = np.ascontiguousarray(blocks["d"])
+        if self.mode != "affine":
+            scales = d.reshape(len(raw), -1)
+            planes = (pack(unpacked, quantization.bits), scales)
+            return Repacked(planes, scales.size, int((~self._sound(scales)).sum()))
+        repeat = quantization.group_size // self.group
+        scale = d[:, ::repeat].astype(np.float32)
+        fits = _same_in_group(d, repeat) & holds(scale, triple.number)
+        if self.offset is None:
+            m = blocks["m"]
+            bias = m[:, ::repeat].astype(np.float32)
+            fits &= _same_in_group(m, repeat)
+        else:
+            with np.errstate(invalid="ignore"):  # signalling NaNs
+                bias = scale * np.float32(-self.offset)
+        fits &= holds(bias, triple.number)
+        if codes and quantization.bits < self.bits:
+            fits &= unpacked.reshape(*fits.shape, -1).max(axis=-1) >> quantization.bits == 0
+            unpacked &= np.uint8((1 << quantization.bits) - 1)
+        numbers = (from_float32(scale, triple.number)[0], from_float32(bias, triple.number)[0])
+        return Repacked((pack(unpacked, quantization.bits), *numbers), fits.size, int((~fits).sum()))
+
+    def _check(self, columns: int, quantization: Quantization) -> None:
+        whole = self.takes(quantization) and quantization.divides(columns) and columns % self.block.block == 0
+        if not whole:
+            raise UnsupportedError(
+                "repack.block",
+                f"rows of {columns:,} elements are not whole groups of {quantization} "
+                f"and whole {self.block} blocks of {self.block.block}",
+                found=columns,
+                allowed=self.block.block,
+            )
+
+    def _fitting(self, scale: Floats, bias: Floats) -> tuple[Flags, Flags]:
+        """Which groups fit by their numbers, and which of them do not come back as the same bits."""
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            fits = holds(scale, F16)
+            if self.offset is None:
+                fits &= holds(bias, F16)
+                return fits, np.zeros_like(fits)
+            implied = scale * np.float32(-self.offset)
+            fits &= implied == bias
+            return fits, fits & (np.signbit(implied) != np.signbit(bias))
+
+    def _sound(self, scales: Bytes) -> Flags:
+        """Which scale bytes mean the same to MLX and to ggml."""
+        import numpy as np
+
+        return scales <= np.uint8(0x7E if self.mode == "nvfp4" else 0xFE)
+
+
+def _table(*rows: tuple[str, str, int, int | None, int, str]) -> tuple[Recipe, ...]:
+    return tuple(Recipe(DTYPES[block], *rest) for block, *rest in rows)  # type: ignore[arg-type]
+
+
+_OFFSET = "the scale is no float16 number or the bias is not -{} times the scale"
+
+#: Every exact pair; of those that take a triple, the most compact first.
+RECIPES: tuple[Recipe, ...] = _table(
+    ("Q4_0", "affine", 4, 8, 32, _OFFSET.format(8)),
+    ("Q4_1", "affine", 4, None, 32, "a scale or bias is no float16 number"),
+    ("Q5_0", "affine", 5, 16, 32, _OFFSET.format(16)),
+    ("Q5_1", "affine", 5, None, 32, "a scale or bias is no float16 number"),
+    ("Q8_0", "affine", 8, 128, 32, _OFFSET.format(128)),
+    ("MXFP4", "mxfp4", 4, None, 32, "the scale byte is 255"),
+    ("NVFP4", "nvfp4", 4, None, 16, "the scale byte is negative or NaN"),
+)
+
+BY_BLOCK: dict[DType, Recipe] = {recipe.block: recipe for recipe in RECIPES}
+
+
+def find(quantization: Quantization, block: DType) -> Recipe | None:
+    """The recipe between triples of this kind and a GGUF type, or ``None``."""
+    recipe = BY_BLOCK.get(block)
+    return recipe if recipe is not None and recipe.takes(quantization) else None
+
+
+def candidates(quantization: Quantization) -> tuple[Recipe, ...]:
+    """The recipes that take triples of this kind, the most compact block first."""
+    return tuple(recipe for recipe in RECIPES if recipe.takes(quantization))
+
+
+def natural_triple(block: DType, number: DType | None = None) -> Triple | None:
+    """The triple that holds every finite block of a GGUF type, or ``None`` where there is no recipe.
+
+    ``number`` is by default F16, which is the blocks' own type, and BF16 in the mx modes. Of the types with an
+    offset, F16 does not hold a bias beyond 65,504; F32 does.
+    """
+    recipe = BY_BLOCK.get(block)
+    if recipe is None:
+        return None
+    own = F16 if recipe.mode == "affine" else BF16
+    return Triple(Quantization(recipe.mode, recipe.bits, recipe.group), number or own)
+
+
+def _same_in_group(numbers: NDArray[np.float16], repeat: int) -> Flags:
+    """``[rows, blocks]`` float16 -> ``[rows, blocks / repeat]``: all of a group are the same bits."""
+    import numpy as np
+
+    bits = np.ascontiguousarray(numbers).view(np.uint16).reshape(numbers.shape[0], -1, repeat)
+    same: Flags = (bits == bits[..., :1]).all(axis=-1)
+    return same

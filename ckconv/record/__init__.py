@@ -1,0 +1,1 @@
+"""The source record: what a bump file does not hold of its source."""

@@ -1,0 +1,166 @@
+"""The conversion record: of what an output was made, and how, so that it can be verified without remembering.
+
+``out.gguf.ckconv.json`` lies beside ``out.gguf``, ``ckconv.json`` in a directory; that of a bump file is a member of
+its source record, if it has one. It holds the options that changed something, and the SHA-256 of every file of the
+sources and of the output, but not of what it lies in. Its last field is the SHA-256 of all before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.tensors import TensorIndex
+from ckconv.errors import InputError, UsageError, quoted
+from ckconv.formats.gguf.spec import parse_shard_name
+from ckconv.io.json import Document, parse_object, read_document
+from ckconv.plan.choices import check_values
+from ckconv.plan.steps import Options
+from ckconv.record.read import OpenRecord
+
+IN_DIRECTORY = "ckconv.json"
+SUFFIX = ".ckconv.json"
+SCHEMA = 1
+CODE = "record.conversion"
+
+_DOCUMENT = Document("the conversion record", CODE, CODE, 64 << 20)
+
+#: Options that say where something is, or what is written besides: nothing in the output's content.
+NOT_RECORDED = frozenset({"file_name", "source_record", "base", "template"})
+
+_LISTS = ("decode", "drop", "drop_meta", "fuse")
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionRecord:
+    """What is read.
+
+    Attributes:
+        path: of the file that it is, or is a member of.
+        options: of the conversion.
+        sources, outputs: (name, SHA-256).
+        besides: flags whose files have to be named again: their names are not where they are.
+    """
+
+    path: Path
+    options: Options
+    sources: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    besides: tuple[str, ...]
+
+
+def sealed(document: Mapping[str, Any]) -> bytes:
+    """The document with its own digest behind everything else."""
+    text = json.dumps(document, indent=2)
+    return (json.dumps({**document, "sha256": sha256(text.encode()).hexdigest()}, indent=2) + "\n").encode()
+
+
+def records_of(opened: Path, index: TensorIndex, kept: OpenRecord | None) -> Iterator[ConversionRecord]:
+    """The records of an output: the one in its source record, then the one that lies beside it.
+
+    Args:
+        opened: what the user named.
+        kept: the source record of a bump file.
+
+    Raises:
+        InputError: ``record.conversion``, one is malformed, was changed or does not list the output.
+    """
+    inside = kept.conversion() if kept else None
+    if kept is not None and inside is not None:
+        yield _listing(index, _parsed(inside, kept.path))
+    first = index.files[0]
+    names = [f"{opened.name}{SUFFIX}", f"{first.name}{SUFFIX}"]
+    shard = parse_shard_name(first.name)
+    names += [f"{shard.stem}.gguf{SUFFIX}"] if shard else []
+    for name in dict.fromkeys(names):
+        path = first.parent / name
+        if os.path.lexists(path):
+            yield _listing(index, read_record(path))
+            return
+    path = first.parent / IN_DIRECTORY
+    if os.path.lexists(path):
+        record = read_record(path)
+        if _lists(record, first):  # else it is about another model there
+            yield record
+
+
+def _listing(index: TensorIndex, record: ConversionRecord) -> ConversionRecord:
+    first = index.files[0]
+    if not _lists(record, first):
+        raise InputError(CODE, f"does not list {quoted(first.name)}, which it is beside", path=record.path)
+    return record
+
+
+def _lists(record: ConversionRecord, file: Path) -> bool:
+    return any(name == file.name for name, _ in record.outputs)
+
+
+def read_record(path: Path) -> ConversionRecord:
+    """Read and check a record that is a file of its own.
+
+    Raises:
+        InputError: ``record.conversion``.
+    """
+    return _parsed(read_document(path, _DOCUMENT), path)
+
+
+def recorded_options(kept: OpenRecord) -> Options:
+    """The options of the conversion that a source record says.
+
+    Raises:
+        InputError: ``record.conversion``, the conversion record in it is malformed, or the options are none.
+    """
+    inside = kept.conversion()
+    if inside is not None:
+        return _parsed(inside, kept.path).options
+    try:
+        return options_of(kept.record.options or {})
+    except (KeyError, TypeError, UsageError) as error:
+        raise InputError(CODE, f"its options are none: {error}", path=kept.path) from error
+
+
+def _parsed(data: bytes, path: Path) -> ConversionRecord:
+    document = parse_object(data, _DOCUMENT, path)
+    if document.get("schema") != SCHEMA:
+        message = f"schema is {document.get('schema')!r:.40}, {SCHEMA} expected"
+        raise InputError(CODE, message, path=path, hint="a newer ckconv may know it")
+    without = {key: value for key, value in document.items() if key != "sha256"}
+    if data != sealed(without):
+        raise InputError(CODE, "is not as it was written: its own sha256 does not fit", path=path)
+    try:
+        options = options_of(document["options"])
+        sources, outputs = (_listed(document[key]) for key in ("sources", "outputs"))
+        besides = [f"--template {document['template']}"] if document["template"] else []
+        besides += [f"--adapter {item['name']}" for item in document["adapters"]]
+    except (KeyError, TypeError, AttributeError, UsageError) as error:
+        raise InputError(CODE, f"lacks what a record has: {error}", path=path) from error
+    return ConversionRecord(path, options, sources, outputs, tuple(besides))
+
+
+def options_of(found: Mapping[str, Any]) -> Options:
+    """The options that a record says.
+
+    Raises:
+        KeyError, TypeError: there is no such option, or its value is of another type.
+        UsageError: its value is none of the option's.
+    """
+    known = {field.name for field in fields(Options)} - NOT_RECORDED
+    values: dict[str, Any] = {}
+    for name, value in found.items():
+        if name not in known:
+            raise KeyError(name)
+        values[name] = tuple(value) if name in _LISTS else value
+    if "set_meta" in values:
+        values["set_meta"] = tuple((key, text) for key, text in values["set_meta"])
+    options = replace(Options(), **values)
+    check_values(options)
+    return options
+
+
+def _listed(items: Any) -> tuple[tuple[str, str], ...]:
+    return tuple((str(item["name"]), str(item["sha256"])) for item in items)

@@ -1,0 +1,277 @@
+"""What of a source does not come back out of the bump that is planned: what its record has to keep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+
+from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex
+from ckconv.errors import quoted
+from ckconv.io.files import Files, extent_pieces
+from ckconv.io.tied import head_is_embedding
+from ckconv.plan.planner import EMBEDDING, HEAD
+from ckconv.plan.steps import Options, Plan, Step
+from ckconv.quant.convert import Action, Conversion
+from ckconv.quant.triples import triple_of
+from ckconv.record import zip as zipstore
+from ckconv.record.schema import (
+    DOCUMENTS,
+    FORMATS,
+    MAX_DOCUMENT,
+    MAX_KEPT,
+    MAX_NAME_BYTES,
+    Kept,
+    Record,
+    Run,
+    SourceFile,
+    plain_name,
+    record_path,
+)
+from ckconv.record.write import Content, PendingRecord, content_of
+
+#: What a payload is called whose digest is not known yet.
+_NO_DIGEST = bytes(32)
+
+#: Options that decide what is in the bump; the others only where it lies or what its header says.
+_ASKED = ("dtype", "rope_layout", "dequantize", "decode", "allow_lossy", "context", "drop", "tie")
+
+
+class NoRecordError(Exception):
+    """There cannot be a record; the text says why, for people. Never leaves this module."""
+
+
+def with_record(plan: Plan) -> Plan:
+    """A plan of a bump file with the record that makes its source again, or with a note that says why there is none."""
+    if plan.refusals or plan.format != "bump":
+        return plan
+    try:
+        return replace(plan, record=_prepare(plan))
+    except NoRecordError as reason:
+        return replace(plan, notes=(*plan.notes, f"no source record: {reason}"))
+
+
+def _prepare(plan: Plan) -> PendingRecord:
+    index = plan.index
+    if len(os.fsencode(record_path(Path(plan.files[0].name)).name)) > MAX_NAME_BYTES:
+        raise NoRecordError("its name would be longer than file systems have them")
+    with Files(index.identities) as files:
+        returning = _Returning(plan, files)
+        if index.format not in FORMATS:
+            return _carried(plan, returning)
+        name = Path(os.path.abspath(index.path)).name  # noqa: PTH100 - a link keeps its own name
+        _check_names([name], [path.name for path in (*index.files, *_side_files(index))])
+        wanted = {path: _kept(index, path, returning, files) for path in index.files}
+        _check_size(wanted, _side_files(index))
+        contents: dict[str, Content] = {}
+        sources = [_source_file(path, wanted[path], contents, files) for path in index.files]
+        sources += [_source_file(path, None, contents, files) for path in _side_files(index)]
+    record = Record(
+        index.format,
+        name,
+        _NO_DIGEST,
+        plan.rope_layout,
+        index.config.family if index.config else "",
+        _asked(plan.options),
+        tuple(left.name for left in plan.left_out),
+        returning.aliases,
+        tuple(sources),
+    )
+    pending = PendingRecord(record, contents)
+    document = len(record.to_json())
+    if document > MAX_DOCUMENT or not zipstore.fits(
+        [*contents, *DOCUMENTS], document + sum(c.nbytes for c in contents.values())
+    ):
+        raise NoRecordError("it would list too many runs of bytes")
+    return pending
+
+
+def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
+    """The record of a bump file that is the source, for the bump file that is made from it.
+
+    Raises:
+        InputError: ``record.*``, it is malformed, or belongs to another bump.
+    """
+    from ckconv.record.conversion import recorded_options
+    from ckconv.record.read import record_beside
+
+    index = plan.index
+    opened = record_beside(index)
+    if opened is None:
+        raise NoRecordError(f"there is none beside {index.path.name}, and none is made of a bump file")
+    opened.check()
+    blank = {tensor.name for tensor in index.tensors.values() if tensor.may_be_absent} - returning.written
+    lost = [stored.name for stored in index.stored if stored.name not in blank and returning.lost(stored)]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise NoRecordError(f"the one beside {index.path.name} needs {lost[0]}{more}, which would not come back")
+    record = opened.record
+    aliases = {**record.aliases, **returning.aliases}
+    options = {**_asked(recorded_options(opened)), **_asked(plan.options)}
+    return PendingRecord(
+        replace(record, rope_layout=plan.rope_layout, options=options, aliases=aliases),
+        {
+            name: Content((Extent(opened.path, stored.offset, stored.member.nbytes),), "", stored.member.crc)
+            for name, stored in opened.contents.items()
+        },
+    )
+
+
+def _asked(options: Options) -> dict[str, object]:
+    defaults = Options()
+    names = (field.name for field in fields(options) if field.name in _ASKED)
+    return {name: getattr(options, name) for name in names if getattr(options, name) != getattr(defaults, name)}
+
+
+def _side_files(index: TensorIndex) -> list[Path]:
+    """Every file of the source that holds no tensors, by name."""
+    found = set(index.side_files)
+    if index.format != "gguf":
+        from ckconv.formats.safetensors.files import find_index
+
+        shard_index = find_index(index.path)
+        found |= {shard_index} if shard_index else set()
+    return sorted(found)
+
+
+def _check_names(source: list[str], names: list[str]) -> None:
+    odd = [name for name in (*source, *names) if not plain_name(name)]
+    if odd:
+        raise NoRecordError(f"{quoted(odd[0])} is a name that no record holds")
+    if len(set(names)) != len(names):
+        raise NoRecordError("two files of the source have one name")
+
+
+def _check_size(wanted: Mapping[Path, Iterable[list[Run]]], side_files: Iterable[Path]) -> None:
+    kept = sum(nbytes for runs in wanted.values() for some in runs for _, nbytes in some)
+    total = kept + sum(path.stat().st_size for path in side_files)
+    if total > MAX_KEPT:
+        raise NoRecordError(
+            f"{total:,} bytes of the source would not come back out of the bump file, and a record keeps {MAX_KEPT:,}"
+        )
+
+
+def _source_file(path: Path, runs: list[list[Run]] | None, contents: dict[str, Content], files: Files) -> SourceFile:
+    """One file of the record; ``runs`` is what is kept of it, in groups, ``None`` where that is all of it."""
+    size = path.stat().st_size
+    groups = [[(0, size)] if size else []] if runs is None else runs
+    made = [content_of([Extent(path, offset, nbytes) for offset, nbytes in group], files) for group in groups]
+    kept = tuple(Kept(tuple(group), content.sha256) for group, content in zip(groups, made, strict=True))
+    file = SourceFile(path.name, size, runs is not None, kept)
+    for item, content in zip(kept, made, strict=True):
+        contents.setdefault(file.member(item), content)
+    return file
+
+
+def _kept(index: TensorIndex, path: Path, returning: _Returning, files: Files) -> list[list[Run]]:
+    """What is kept of a file of tensors: what is no tensor and not zero, then what of each tensor is lost."""
+    stored = sorted((t for t in index.stored if t.extent.path == path), key=lambda t: t.extent.offset)
+    groups: list[list[Run]] = []
+    end = 0
+    for extent in (*(t.extent for t in stored), Extent(path, path.stat().st_size, 0)):
+        gap = Extent(path, end, extent.offset - end)
+        if gap.nbytes > 0 and not files.are_zero(extent_pieces(gap)):
+            groups.append([(gap.offset, gap.nbytes)])
+        end = max(end, extent.offset + extent.nbytes)
+    return groups + [runs for t in stored if (runs := returning.lost(t))]
+
+
+class _Returning:
+    """Decides for every run of stored bytes whether the planned bump gives back the same bits.
+
+    Attributes:
+        written: canonical tensors with a step.
+        aliases: canonical tensor without a step -> the one that is byte for byte the same and has one.
+    """
+
+    def __init__(self, plan: Plan, files: Files) -> None:
+        self._plan, self._index, self._files = plan, plan.index, files
+        self._steps: dict[str, Step] = {step.source.name: step for step in plan.steps if step.source is not None}
+        self.written = frozenset(self._steps)
+        self.aliases: dict[str, str] = {}
+        tied = HEAD in self._index.tensors and HEAD not in self._steps and EMBEDDING in self._steps
+        if tied and head_is_embedding(self._index, files):
+            self.aliases[HEAD] = EMBEDDING
+
+    def lost(self, stored: StoredTensor) -> list[Run]:
+        """Runs of a stored tensor that do not come back, sorted."""
+        here = stored.extent
+        names = self._index.canonical_of.get(stored.name, ())
+        parts = [
+            (tensor, plane, extent)
+            for tensor in (self._index.tensors[name] for name in names)
+            for plane, array in (enumerate(tensor.planes) if tensor.planes else ((None, tensor),))
+            for extent in array.extents
+            if extent.path == here.path and here.offset <= extent.offset < here.offset + max(here.nbytes, 1)
+        ]
+        # Tensors whose elements lie between each other's are no runs of bytes.
+        if sum(extent.nbytes for _, _, extent in parts) != here.nbytes:
+            return [(here.offset, here.nbytes)] if here.nbytes else []
+        return _merged(run for part in parts for run in self._lost(*part))
+
+    def _lost(self, tensor: Tensor, plane: int | None, extent: Extent) -> Iterator[Run]:
+        step = self._steps.get(self.aliases.get(tensor.name, tensor.name))
+        array = tensor if plane is None else tensor.planes[plane]
+        whole = (extent.offset, extent.nbytes)
+        if step is None or step.conversion is None or (len(array.extents) > 1 and not array.layout.in_order):
+            yield whole
+        elif step.action is Action.REPACK:
+            if plane:
+                yield from self._respelled(tensor, plane, extent, step.conversion)
+        elif not self._comes_back(tensor, step.conversion):
+            yield whole
+
+    def _comes_back(self, tensor: Tensor, conversion: Conversion) -> bool:
+        """Every bit survives there and back: of what is copied or widened, or narrowed where that changes nothing."""
+        if conversion.action is Action.SHIFT:
+            return self._shift_comes_back(tensor, conversion)
+        if conversion.action is Action.NARROW:
+            return not self._plan.options.allow_lossy
+        return conversion.action in (Action.COPY, Action.WIDEN)
+
+    def _shift_comes_back(self, tensor: Tensor, conversion: Conversion) -> bool:
+        """1 + w is rounded to float32: a small w is not what comes back when 1 is taken away again."""
+        from ckconv.io.rows import RowReader, canonical_pieces
+
+        back = Conversion(conversion.target, conversion.source, -conversion.shift)
+        for _, rows in canonical_pieces(RowReader(tensor, self._files)):
+            stored, _ = conversion.apply(rows)
+            again, _ = back.apply(stored)
+            if again.tobytes() != rows.tobytes():
+                return False
+        return True
+
+    def _respelled(self, tensor: Tensor, plane: int, extent: Extent, conversion: Conversion) -> Iterator[Run]:
+        """Rows of scales or biases that come back as other bits of the same value, or of one that says nothing."""
+        from ckconv.io.rows import RowReader, canonical_pieces
+        from ckconv.quant.repack import find
+
+        triple = triple_of(conversion.source)
+        assert triple is not None
+        recipe = find(triple.quantization, conversion.target)
+        assert recipe is not None
+        _, scales, *biases = (RowReader(array, self._files) for array in tensor.planes)
+        row_bytes = scales.row_bytes
+        first = 0
+        for other in tensor.planes[plane].extents:
+            if other is extent:
+                break
+            first += other.nbytes // row_bytes
+        last = first + extent.nbytes // row_bytes
+        for start, rows in canonical_pieces(scales):
+            beside = biases[0].rows(start, start + len(rows)) if biases else None
+            for row, groups in enumerate(recipe.respelled(rows, beside, triple), start):
+                if first <= row < last and groups.any():
+                    yield extent.offset + (row - first) * row_bytes, row_bytes
+
+
+def _merged(runs: Iterable[Run]) -> list[Run]:
+    """Sorted, and runs that follow each other as one."""
+    found: list[Run] = []
+    for offset, nbytes in sorted(runs):
+        if found and sum(found[-1]) == offset:
+            found[-1] = (found[-1][0], found[-1][1] + nbytes)
+        else:
+            found.append((offset, nbytes))
+    return found

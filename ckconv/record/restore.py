@@ -1,0 +1,237 @@
+"""Planning the way back: a bump file and the record beside it make the files of the source again, byte for byte.
+
+Every run of bytes of every file is either kept in the record, or rows of a tensor that the bump holds, in the type and
+the order in which the source stored them, or zeros. What was widened is narrowed again, and every value is checked.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from ckconv.core.dtypes import DTYPES
+from ckconv.core.layouts import plain
+from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex
+from ckconv.errors import InputError, quoted
+from ckconv.formats.gguf.spec import ShardName, parse_shard_name
+from ckconv.plan.choices import asked
+from ckconv.plan.steps import Options, OutputFile, Plan, Reason, Step
+from ckconv.quant.convert import Conversion, Run, between, convertible
+from ckconv.record.read import OpenRecord, record_beside
+from ckconv.record.schema import Run as Bytes
+from ckconv.record.schema import SourceFile, record_path
+from ckconv.record.skeleton import open_skeleton
+
+#: Options that have no say in what a source was.
+_NEUTRAL = frozenset({"file_name", "created", "source_record"})
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What the writer and the verifier need besides the steps.
+
+    Attributes:
+        side_files: name -> content of the files that hold no tensors.
+        left_out: names of tensors that are kept in the record and not in the bump.
+    """
+
+    side_files: Mapping[str, bytes]
+    left_out: tuple[str, ...]
+
+
+def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan | None, str]:
+    """The plan that makes the source of a bump file again, or ``None`` and why there is none, for a note.
+
+    Raises:
+        InputError: ``record.*``: the record beside the bump is malformed, or belongs to another bump.
+    """
+    given = _given(options)
+    if not options.source_record or index.config is None:
+        return None, ""
+    opened = record_beside(index)
+    if opened is None:
+        name = record_path(index.path).name
+        return None, f"no source record beside it ({name}): what only the source's own header said is not known"
+    record = opened.record
+    if record.format != to:
+        return None, f"beside it lies the record of its source: --to {record.format} makes that again"
+    if given:
+        return None, f"the source record is not used: {', '.join(given)} asks for another file than the source was"
+    names = _names(opened, options.file_name)
+    if names is None:
+        return None, "the source record is not used: it holds a directory of files; name a directory to get them"
+    opened.check()
+    return _Restorer(index, opened, options).plan(names), ""
+
+
+def _given(options: Options) -> list[str]:
+    """Flags that ask for another output than the source was."""
+    names = [field.name for field in fields(options) if field.name not in _NEUTRAL]
+    return [option.flag for option in asked(options, names)]
+
+
+def _names(opened: OpenRecord, file_name: str) -> dict[str, str] | None:
+    """Source file -> name in the output; ``None`` where a single file is asked for and the source was none."""
+    files = [file.name for file in opened.record.files if file.tensors]
+    if not file_name:
+        return {name: name for name in files}
+    if len(files) == 1:
+        return {files[0]: file_name}
+    if opened.record.format != "gguf":
+        return None
+    shard = parse_shard_name(file_name)
+    stem = shard.stem if shard and shard.count == len(files) else file_name.removesuffix(".gguf")
+    return {name: str(ShardName(stem, n, len(files))) for n, name in enumerate(files, 1) if parse_shard_name(name)}
+
+
+class _Restorer:
+    def __init__(self, index: TensorIndex, opened: OpenRecord, options: Options) -> None:
+        self.index, self.opened, self.options = index, opened, options
+        self.record = opened.record
+        self.was = open_skeleton(opened)
+        self.files: dict[str, SourceFile] = {file.name: file for file in self.record.files}
+        self.kept = {name: file.runs for name, file in self.files.items()}
+        self.steps: dict[str, list[Step]] = defaultdict(list)
+        self.reasons: list[Reason] = []
+
+    def plan(self, names: Mapping[str, str]) -> Plan:
+        """The plan of all files."""
+        self._check_families()
+        side_files = {}
+        for file in self.record.files:
+            if file.tensors:
+                self.steps[file.name] += self._kept_steps(file)
+            else:
+                side_files[file.name] = b"".join(self.opened.read(at, run[1]) for run, at in self.opened.pieces(file))
+        for tensor in self.was.tensors.values():
+            self._tensor(tensor)
+        self._check_cover()
+        outputs = tuple(
+            OutputFile(names[name], self.files[name].size, tuple(sorted(steps, key=lambda step: step.offset)))
+            for name, steps in self.steps.items()
+        )
+        return Plan(
+            replace(self.index, files=(*self.index.files, self.opened.path)),
+            self.record.format,
+            0,
+            self.options,
+            () if self.reasons else outputs,
+            refusals=tuple(self.reasons),
+            notes=(f"made again from {self.opened.path.name}, byte for byte: {self.record.source}",),
+            rope_layout=self._rope_layout(),
+            details=Restored(side_files, self.record.left_out),
+            restores=True,
+        )
+
+    def _fault(self, message: str) -> InputError:
+        return InputError("record.files", message, path=self.opened.path)
+
+    def _rope_layout(self) -> str:
+        if not self.record.rope_layout:
+            return ""
+        return "interleaved" if any(t.layout.interleaved for t in self.was.tensors.values()) else "split"
+
+    def _check_families(self) -> None:
+        was, now = self.was.config, self.index.config
+        if was is None or now is None or was.family != now.family:
+            raise self._fault("the model that it keeps the headers of is of another family than the bump file's")
+
+    def _kept_steps(self, file: SourceFile) -> Iterator[Step]:
+        """What is kept of a file: tensors, or parts of them, are copied out of the record, all else is content."""
+        stored = sorted((t for t in self.was.stored if t.extent.path.name == file.name), key=_offset)
+        starts = [_offset(tensor) for tensor in stored]
+        for (offset, nbytes), at in self.opened.pieces(file):
+            held = stored[max(bisect_right(starts, offset) - 1, 0)] if stored else None
+            target = _bytes_at(Extent(Path(file.name), offset, nbytes), "record")
+            if held is None or not _offset(held) <= offset < _offset(held) + held.extent.nbytes:
+                yield Step("record", target, None, None, content=self.opened.read(at, nbytes))
+                continue
+            name = (*self.was.canonical_of.get(held.name, ()), held.name)[0]
+            source = _bytes_at(Extent(self.opened.path, at, nbytes), name)
+            yield Step(held.name, target, source, Conversion(source.dtype, source.dtype))
+
+    def _tensor(self, tensor: Tensor) -> None:
+        """The steps that write what is not kept of one canonical tensor."""
+        arrays: list[tuple[Tensor, int | None]] = [(tensor, None)] if not tensor.planes else []
+        arrays += [(plane, number) for number, plane in enumerate(tensor.planes)]
+        for array, plane in arrays:
+            first = 0
+            for extent in array.extents:
+                rows = array.layout.rows if len(array.extents) == 1 else extent.nbytes // _row_bytes(array)
+                for part, start, stop in self._missing(array, extent, rows):
+                    step = self._step(tensor, array, plane, part, first + start, first + stop)
+                    self.steps[extent.path.name].append(step)
+                first += rows
+
+    def _missing(self, array: Tensor, extent: Extent, rows: int) -> Iterator[tuple[Extent, int, int]]:
+        """(extent, first row, last row + 1) of what is not kept of a run of rows."""
+        gaps = list(_gaps(self.kept[extent.path.name], extent))
+        if gaps == [extent]:
+            yield extent, 0, rows
+            return
+        row_bytes = _row_bytes(array)
+        for gap in gaps:
+            start, odd = divmod(gap.offset - extent.offset, row_bytes)
+            if odd or gap.nbytes % row_bytes or not array.layout.in_order:
+                raise self._fault(f"it keeps parts of rows of {quoted(array.source)}")
+            yield gap, start, start + gap.nbytes // row_bytes
+
+    def _step(self, tensor: Tensor, array: Tensor, plane: int | None, extent: Extent, start: int, stop: int) -> Step:
+        held = self.index.tensors.get(self.record.aliases.get(tensor.name, tensor.name))
+        if held is None or held.shape != tensor.shape:
+            what = "does not hold" if held is None else "holds in another shape"
+            raise self._fault(f"it does not keep {quoted(array.source)}, which the bump file {what}")
+        if not convertible(held.dtype, tensor.dtype):
+            raise self._fault(f"{quoted(array.source)} was {tensor.dtype}, the bump file holds {held.dtype}")
+        conversion = replace(between(held, tensor), plane=plane)
+        whole = plane is None and (start, stop) == (0, array.layout.rows)
+        if whole:
+            return Step(tensor.source, replace(array, extents=(extent,)), held, conversion)
+        cols = array.layout.cols
+        layout = replace(plain(stop - start, cols), shift=array.layout.shift)
+        target = replace(array, name=tensor.name, shape=(stop - start, cols), extents=(extent,), layout=layout)
+        return Step(array.source, target, held, conversion, runs=(Run(held, conversion, start, stop),))
+
+    def _check_cover(self) -> None:
+        """Every byte of every tensor is written once."""
+        for name, steps in self.steps.items():
+            written = sorted((step.offset, step.nbytes) for step in steps)
+            end = 0
+            for offset, nbytes in written:
+                if offset < end:
+                    raise self._fault(f"two tensors of {quoted(name)} share bytes from {offset:,} on")
+                end = offset + nbytes
+            for stored in self.was.stored:
+                if stored.extent.path.name == name and stored.extent.nbytes and list(_gaps(written, stored.extent)):
+                    raise self._fault(f"it does not keep {quoted(stored.name)}, and nothing in the bump file is it")
+
+
+def _row_bytes(array: Tensor) -> int:
+    return array.dtype.nbytes(array.layout.stored_cols)
+
+
+def _gaps(runs: Sequence[Bytes], extent: Extent) -> Iterator[Extent]:
+    """The parts of an extent that no run covers; runs are sorted and do not overlap."""
+    at, end = extent.offset, extent.offset + extent.nbytes
+    for offset, nbytes in runs:
+        if offset + nbytes <= at:
+            continue
+        if offset >= end:
+            break
+        if offset > at:
+            yield Extent(extent.path, at, offset - at)
+        at = offset + nbytes
+    if at < end:
+        yield Extent(extent.path, at, end - at)
+
+
+def _offset(stored: StoredTensor) -> int:
+    return stored.extent.offset
+
+
+def _bytes_at(extent: Extent, name: str) -> Tensor:
+    """A run of bytes, as the tensor that steps are made of."""
+    return Tensor(name, name, DTYPES["U8"], (extent.nbytes,), (extent,), plain(extent.nbytes, 1))

@@ -1,0 +1,1 @@
+"""What formats say about a tokenizer."""

@@ -1,0 +1,79 @@
+"""The files of a checkpoint that tell of its tokenizer, read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.tensors import TensorIndex
+from ckconv.errors import InputError
+from ckconv.formats.safetensors.spec import document_of
+from ckconv.io.json import Document, read_object
+from ckconv.tokenizer.files import TokenizerFiles
+
+#: Bytes of a tokenizer's file; real ones have a third of it.
+_LIMIT = 64 << 20
+
+_TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+#: Named templates that are read; checkpoints have two or three.
+_MAX_TEMPLATES = 32
+#: Tokenizers of other libraries.
+_OTHERS = ("tekken.json", "vocab.txt", "vocab.json", "tokenizer.tiktoken")
+
+
+def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
+    """What lies beside a checkpoint's tensors; nothing for another format.
+
+    Raises:
+        InputError: ``tokenizer.json``, one of the documents is malformed; ``tokenizer.model``, it is too large.
+    """
+    if index.format not in ("safetensors", "mlx"):
+        return TokenizerFiles()
+    root = index.path if index.path.is_dir() else index.path.parent
+    settings = {**(_json(root / "special_tokens_map.json") or {}), **(_json(root / "tokenizer_config.json") or {})}
+    config = document_of(index.metadata)
+    nested = config.get("text_config")
+    return TokenizerFiles(
+        tokenizer=_json(root / "tokenizer.json"),
+        model=_bytes(root / "tokenizer.model"),
+        settings=settings,
+        config={**config, **nested} if isinstance(nested, dict) else config,
+        generation=_json(root / "generation_config.json") or {},
+        chat_template=chat_template(root, settings),
+        added=_json(root / "added_tokens.json") or {},
+        others=tuple(name for name in _OTHERS if (root / name).is_file()),
+    )
+
+
+def chat_template(root: Path, settings: Mapping[str, Any]) -> object:
+    """A text, or a list of named ones: what the files say, else the settings, as in transformers."""
+    texts = {}
+    if (root / _TEMPLATE).is_file():
+        texts["default"] = _text(root / _TEMPLATE)
+    texts |= {path.stem: _text(path) for path in sorted((root / _MORE_TEMPLATES).glob("*.jinja"))[:_MAX_TEMPLATES]}
+    said = settings.get("chat_template")
+    if texts:
+        said = texts["default"] if texts.keys() == {"default"} else texts
+    if said is None:
+        said = (_json(root / "chat_template.json") or {}).get("chat_template")
+    return [{"name": name, "template": text} for name, text in said.items()] if isinstance(said, dict) else said
+
+
+def _text(path: Path) -> str:
+    return (_bytes(path) or b"").decode("utf-8", "replace")
+
+
+def _json(path: Path) -> Mapping[str, Any] | None:
+    document = Document("tokenizer", "tokenizer.json", "tokenizer.json", _LIMIT)
+    return read_object(path, document) if path.is_file() else None
+
+
+def _bytes(path: Path) -> bytes | None:
+    if not path.is_file():
+        return None
+    with open(path, "rb") as file:
+        data = file.read(_LIMIT + 1)
+    if len(data) > _LIMIT:
+        raise InputError("tokenizer.model", f"the file has more than {_LIMIT:,} bytes", path=path, allowed=_LIMIT)
+    return data

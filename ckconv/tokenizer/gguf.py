@@ -1,0 +1,131 @@
+"""The ``tokenizer.*`` keys of a GGUF, from what a checkpoint says about its tokenizer, where llama.cpp does the same.
+
+Two kinds can be said faithfully: byte-level BPE whose pre-tokenizer llama.cpp knows by name ("gpt2"), out of
+``tokenizer.json``, and SentencePiece BPE ("llama"), out of ``tokenizer.model`` or ``tokenizer.json``. Any other is left
+out, which llama.cpp loads too: it then takes token ids and has no words ("no_vocab").
+Source: ``_set_vocab_gpt2`` of llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckconv.formats.gguf.spec import Value, array, scalar
+from ckconv.tokenizer.files import LeftOut, TokenizerFiles
+from ckconv.tokenizer.gguf_sentencepiece import from_json, from_model, is_sentencepiece
+from ckconv.tokenizer.gguf_special import chat_templates, put_around, special_ids
+from ckconv.tokenizer.gguf_words import Words, check_text, filled, words_of
+from ckconv.tokenizer.pretokenizers import recognised
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerKeys:
+    """What is written.
+
+    Attributes:
+        metadata: key -> value, in order.
+        notes: what a user should know: that the tokenizer is left out and why, or what llama.cpp does not do.
+        tokens: the words that have an id; empty where the tokenizer is left out.
+    """
+
+    metadata: dict[str, Value]
+    notes: tuple[str, ...] = ()
+    tokens: frozenset[str] = frozenset()
+
+
+def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
+    """The keys for a model of ``vocab_size`` rows; those of a model without words where that is all that is right."""
+    try:
+        if files.model is not None:
+            return _made(files, from_model(files, files.model, vocab_size), vocab_size)
+        if files.tokenizer is not None and is_sentencepiece(files.tokenizer):
+            return _made(files, from_json(files.tokenizer, vocab_size), vocab_size)
+        if files.tokenizer is not None:
+            return _made(files, _bpe(files.tokenizer, vocab_size), vocab_size)
+        reason = f"{files.others[0]} is not read" if files.others else "the source has none"
+    except LeftOut as error:
+        reason = str(error)
+    note = f"the tokenizer is left out: {reason}; llama.cpp then takes and gives token ids only"
+    return TokenizerKeys({"tokenizer.ggml.model": scalar("str", "no_vocab")}, (note,))
+
+
+def _made(files: TokenizerFiles, words: Words, vocab_size: int) -> TokenizerKeys:
+    """The keys of a tokenizer's words, and what every kind has besides."""
+    special, ends_notes = special_ids(files, words.ids, words.own, vocab_size)
+    adds_bos, adds_eos, notes = put_around(files)
+    templates, template_notes = chat_templates(files.chat_template)
+    metadata = {
+        **words.metadata,
+        **special,
+        "tokenizer.ggml.add_bos_token": scalar("bool", adds_bos),
+        "tokenizer.ggml.add_eos_token": scalar("bool", adds_eos),
+        **words.behind,
+        **templates,
+    }
+    return TokenizerKeys(metadata, (*words.notes, *notes, *ends_notes, *template_notes), words.tokens)
+
+
+#: Steps of a normaliser that change next to no text: characters that are composed stay as they are.
+_HARMLESS = frozenset({"NFC"})
+
+
+def _bpe(document: Mapping[str, Any], vocab_size: int) -> Words:
+    known, why = recognised(document)
+    if known is None:
+        raise LeftOut(f"{why} (tokenizer.json)")
+    by_id, ids = words_of(document, vocab_size)
+    tokens = filled(by_id, vocab_size)
+    metadata = {
+        "tokenizer.ggml.model": scalar("str", "gpt2"),
+        "tokenizer.ggml.pre": scalar("str", known.name),
+        "tokenizer.ggml.tokens": array("str", [token for token, _ in tokens]),
+        "tokenizer.ggml.token_type": array("i32", [kind for _, kind in tokens]),
+        "tokenizer.ggml.merges": array("str", _merges(document["model"].get("merges"))),
+    }
+    notes = _normalized(document.get("normalizer"))
+    if known.approximate:
+        notes += (f"llama.cpp cuts text with combining marks otherwise than this tokenizer ({known.name})",)
+    words = frozenset(token for token, _ in by_id.values())
+    return Words(metadata, {**{token: n for n, (token, _) in by_id.items()}, **ids}, words, notes=notes)
+
+
+def _normalized(normalizer: object) -> tuple[str, ...]:
+    """llama.cpp takes text as it is.
+
+    Raises:
+        LeftOut: common texts would have other ids.
+    """
+    kinds = list(dict.fromkeys(_kinds(normalizer)))
+    for kind in kinds:
+        if kind not in _HARMLESS:
+            raise LeftOut(f"it normalises text first ({kind}), which llama.cpp does not do (tokenizer.json)")
+    return (f"the tokenizer normalises text first ({kinds[0]}), which llama.cpp does not do",) if kinds else ()
+
+
+def _kinds(normalizer: object) -> Iterator[str]:
+    """The types of a normaliser's steps."""
+    waiting = [normalizer]
+    while waiting:
+        step = waiting.pop()
+        members = step.get("normalizers") if isinstance(step, dict) and step.get("type") == "Sequence" else None
+        if isinstance(members, list):
+            waiting += members
+        elif step is not None:
+            yield str(step.get("type")) if isinstance(step, dict) else repr(step)
+
+
+def _merges(merges: object) -> list[str]:
+    """``a b`` lines. A half may hold no space: of byte-level tokens none does."""
+    made = []
+    for merge in merges if isinstance(merges, list) else ():
+        halves = merge.split(" ") if isinstance(merge, str) else merge
+        whole = isinstance(halves, list) and len(halves) == 2
+        if not whole or not all(isinstance(half, str) and half and " " not in half for half in halves):
+            raise LeftOut("a merge is not two byte-level tokens (tokenizer.json)")
+        made.append(" ".join(halves))
+        check_text(made[-1])
+    if not made:
+        raise LeftOut("tokenizer.json has no merges")
+    return made

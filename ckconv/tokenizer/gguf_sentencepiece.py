@@ -1,0 +1,225 @@
+"""SentencePiece BPE as the keys of a GGUF: pieces, scores and types, out of ``tokenizer.model`` or ``tokenizer.json``.
+
+llama.cpp joins the two neighbours whose piece has the highest score, the leftmost of equals. A ``tokenizer.json`` has
+merges in an order instead: the scores are made of that order, where it is one of pieces.
+Sources: ``_create_vocab_sentencepiece`` of llama.cpp's converter; ``llm_tokenizer_spm_session`` of llama.cpp's
+``src/llama-vocab.cpp``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckconv.formats.gguf.spec import array, scalar
+from ckconv.tokenizer import sentencepiece
+from ckconv.tokenizer.files import LeftOut, TokenizerFiles
+from ckconv.tokenizer.gguf_words import LOOKS_SPECIAL, Words, check_text, filled, words_of
+from ckconv.tokenizer.sentencepiece import (
+    BPE,
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Malformed,
+    SentencePiece,
+    TooManyPieces,
+)
+
+#: Score of a token that the SentencePiece model does not have; of an id that nothing has.
+_ADDED_SCORE, _EMPTY_SCORE = -1000.0, -10000.0
+#: Digits of an id, of which an embedding has far fewer.
+_MAX_DIGITS = 9
+_SPACE = "▁"
+_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+#: Characters of all ways to cut all pieces in two; Gemma's 262,144 pieces have 2^24.
+_MAX_CUT = 1 << 28
+
+Rows = list[tuple[str, float, int]]
+
+
+def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
+    """The words of a ``tokenizer.model``.
+
+    Raises:
+        LeftOut: it is malformed, or no BPE with byte fallback.
+    """
+    try:
+        model = sentencepiece.parse(data, limit=vocab_size)
+    except TooManyPieces:
+        raise LeftOut(f"tokenizer.model has more pieces than the embedding has rows ({vocab_size:,})") from None
+    except Malformed as error:
+        raise LeftOut(f"tokenizer.model is malformed: {error}") from None
+    if model.model_type != BPE:
+        raise LeftOut("tokenizer.model is not of the BPE type")
+    if not model.byte_fallback:
+        raise LeftOut("tokenizer.model has no pieces for bytes")
+    rows = _pieces(model, files, vocab_size)
+    prefix = files.settings.get("add_prefix_space")
+    prefix = prefix if isinstance(prefix, bool) else model.add_dummy_prefix
+    notes = []
+    if model.charsmap or model.remove_extra_whitespaces:
+        rules = model.normalizer or "removing spaces"
+        notes.append(f"the tokenizer normalises text first ({rules}), which llama.cpp does not do")
+    return _words(rows, model.special, prefix=prefix, notes=notes)
+
+
+def is_sentencepiece(document: Mapping[str, Any]) -> bool:
+    """A ``tokenizer.json`` holds BPE of characters, those without a piece as their bytes."""
+    model = document.get("model")
+    return isinstance(model, dict) and model.get("type") == "BPE" and model.get("byte_fallback") is True
+
+
+def from_json(document: Mapping[str, Any], vocab_size: int) -> Words:
+    """The words of a ``tokenizer.json``.
+
+    Raises:
+        LeftOut: llama.cpp would make other ids of a text.
+    """
+    model = document["model"]
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"):
+        if model.get(key):
+            raise LeftOut(f"its model has {key} = {model[key]!r} (tokenizer.json)")
+    prefix, notes = _spaces(document)
+    by_id, added = words_of(document, vocab_size)
+    if not model["vocab"].keys() >= _BYTES:
+        raise LeftOut("tokenizer.json has no tokens for all bytes")
+    scores = _scores(model, [token for token in model["vocab"] if token not in added and token not in _BYTES])
+    unknown = model.get("unk_token")
+    rows: Rows = []
+    for token, kind in filled(by_id, vocab_size):
+        if kind == UNUSED:
+            rows.append((token, _EMPTY_SCORE, kind))
+        elif token == unknown:
+            rows.append((token, 0.0, UNKNOWN))
+        elif kind == NORMAL and token in _BYTES:
+            rows.append((token, 0.0, BYTE))
+        elif kind == NORMAL:
+            rows.append((token, scores.get(token, float(-len(scores))), kind))
+        else:
+            rows.append((token.replace(_SPACE, " ") if kind == USER_DEFINED else token, _ADDED_SCORE, kind))
+    return _words(rows, {}, prefix=prefix, notes=notes)
+
+
+def _words(rows: Rows, own: Mapping[str, int], *, prefix: bool, notes: list[str]) -> Words:
+    texts = [text for text, _, _ in rows]
+    metadata = {
+        "tokenizer.ggml.model": scalar("str", "llama"),
+        "tokenizer.ggml.pre": scalar("str", "default"),
+        "tokenizer.ggml.tokens": array("str", texts),
+        "tokenizer.ggml.scores": array("f32", [score for _, score, _ in rows]),
+        "tokenizer.ggml.token_type": array("i32", [kind for _, _, kind in rows]),
+    }
+    ids = {text: n for n, text in reversed(list(enumerate(texts)))}
+    # llama.cpp's default for this model is true.
+    behind = {} if prefix else {"tokenizer.ggml.add_space_prefix": scalar("bool", False)}
+    return Words(metadata, ids, frozenset(texts), own, behind, tuple(notes))
+
+
+def _spaces(document: Mapping[str, Any]) -> tuple[bool, list[str]]:
+    """Whether a space is put before a text; and notes.
+
+    Raises:
+        LeftOut: more is done to a text than that and making every space a piece.
+    """
+    prefix, escaped = False, False
+    notes: list[str] = []
+    for step in _steps(document.get("normalizer"), "normalizers"):
+        if step == {"type": "Prepend", "prepend": _SPACE}:
+            prefix = True
+        elif step == {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}:
+            escaped = True
+        else:
+            raise LeftOut(f"it normalises text first ({step.get('type')}), which llama.cpp does not do")
+    for step in _steps(document.get("pre_tokenizer"), "pretokenizers"):
+        scheme = step.get("prepend_scheme", "always")
+        if step.get("type") == "Metaspace" and step.get("replacement") == _SPACE and step.get("split") is False:
+            escaped = True
+            if scheme != "never":
+                prefix = True
+                notes.append("llama.cpp puts a space behind special tokens and before spaces too, the tokenizer not")
+        elif not (escaped and step.get("type") == "Split" and step.get("pattern") == {"String": " "}):
+            raise LeftOut(f"its pre-tokenizer is {step.get('type')!r} (tokenizer.json)")
+    if not escaped:
+        raise LeftOut("it does not make spaces pieces (tokenizer.json)")
+    return prefix, notes
+
+
+def _steps(part: object, members: str) -> list[dict[str, Any]]:
+    """The steps of a normaliser or pre-tokenizer."""
+    steps = part.get(members) if isinstance(part, dict) and part.get("type") == "Sequence" else [part]
+    steps = [] if steps == [None] else steps
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise LeftOut("its steps are no list of objects (tokenizer.json)")
+    return steps
+
+
+def _scores(model: Mapping[str, Any], pieces: list[str]) -> dict[str, float]:
+    """Piece -> its place in the order of the merges, as a number that falls.
+
+    Args:
+        pieces: all words that are made of characters.
+
+    Raises:
+        LeftOut: the merges have an order that scores of pieces cannot have.
+    """
+    scores: dict[str, float] = {}
+    pairs: set[tuple[str, str]] = set()
+    last = ""
+    for left, right in _merges(model.get("merges")):
+        piece = left + right
+        if piece != last and piece in scores:
+            raise LeftOut(f"the merges of {piece!r} do not follow each other (tokenizer.json)")
+        scores.setdefault(piece, float(-len(scores)))
+        pairs.add((left, right))
+        last = piece
+    if sum(len(piece) ** 2 for piece in pieces) > _MAX_CUT:
+        raise LeftOut("its pieces are too long to be looked through (tokenizer.json)")
+    for piece in pieces:
+        for left, right in ((piece[:at], piece[at:]) for at in range(1, len(piece))):
+            joins = all(len(half) == 1 or half in scores for half in (left, right))
+            if joins and (left, right) not in pairs:
+                raise LeftOut(f"no merge makes {piece!r} of {left!r} and {right!r}, llama.cpp does (tokenizer.json)")
+    return scores
+
+
+def _merges(merges: object) -> Iterator[tuple[str, str]]:
+    for merge in merges if isinstance(merges, list) else ():
+        halves = merge.split(" ") if isinstance(merge, str) else merge
+        whole = isinstance(halves, list) and len(halves) == 2
+        if not whole or not all(isinstance(half, str) and half for half in halves):
+            raise LeftOut("a merge is not two pieces (tokenizer.json)")
+        yield halves[0], halves[1]
+
+
+def _pieces(model: SentencePiece, files: TokenizerFiles, vocab_size: int) -> Rows:
+    """Words, scores and types by id: the model's, then what was added to it, then what fills the embedding's rows."""
+    rows = [(piece.text, piece.score, piece.type) for piece in model.pieces]
+    rows += [(f"[PAD{n}]", _EMPTY_SCORE, UNUSED) for n in range(len(rows), vocab_size)]
+    for number, token, special in _added(files):
+        check_text(token)
+        if not 0 <= number < vocab_size:
+            raise LeftOut(f"token {token!r} has the id {number:,}, the embedding {vocab_size:,} rows")
+        if special or LOOKS_SPECIAL.fullmatch(token):
+            rows[number] = (token, _ADDED_SCORE, CONTROL)
+        elif rows[number][0] != token or rows[number][2] == UNUSED:
+            # A user's token is matched against text, where a space is a space.
+            rows[number] = (token.replace(_SPACE, " "), _ADDED_SCORE, USER_DEFINED)
+    return rows
+
+
+def _added(files: TokenizerFiles) -> list[tuple[int, str, bool]]:
+    """(id, word, special) of tokens that are not the model's own, by id."""
+    found = {n: (n, token, False) for token, n in files.added.items() if isinstance(n, int)}
+    decoder = files.settings.get("added_tokens_decoder")
+    for key, entry in decoder.items() if isinstance(decoder, dict) else ():
+        token = entry.get("content") if isinstance(entry, dict) else None
+        number = key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS
+        if not isinstance(token, str) or not number:
+            shown = json.dumps(key if len(key) <= 40 else f"{key[:30]}...")
+            raise LeftOut(f"added_tokens_decoder has no token at {shown} (tokenizer_config.json)")
+        found[int(key)] = (int(key), token, entry.get("special") is True)
+    return [found[number] for number in sorted(found)]

@@ -1,0 +1,150 @@
+"""What a checkpoint says around its words: special tokens, what ends a text, what is put around one, chat templates.
+
+Sources: ``SpecialVocab`` of gguf-py; ``llama_vocab::impl::load`` of llama.cpp's ``src/llama-vocab.cpp`` for the tokens
+that it finds by their text; ``from_pretrained`` of transformers 5, which takes what is put around a text from
+``tokenizer.json`` alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ckconv.formats.gguf.spec import Value, array, scalar
+from ckconv.tokenizer.files import LeftOut, TokenizerFiles
+from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL
+
+_TEMPLATE_NAME = re.compile(r"[a-z0-9_]{1,64}")
+
+
+def content_of(settings: Mapping[str, Any], key: str) -> str:
+    """The word that a setting names, as a text or as an object with one."""
+    entry = settings.get(key)
+    entry = entry.get("content") if isinstance(entry, dict) else entry
+    return entry if isinstance(entry, str) else ""
+
+
+def special_ids(
+    files: TokenizerFiles, ids: Mapping[str, int], own: Mapping[str, int], vocab_size: int
+) -> tuple[dict[str, Value], tuple[str, ...]]:
+    """Ids by the words of the settings, else by ``config.json``, else the model's ``own``; and notes."""
+    found: dict[str, int] = {}
+    for name in SPECIAL:
+        word = content_of(files.settings, f"{name}_token")
+        said = files.config.get(f"{name}_token_id")
+        said = said[0] if isinstance(said, list) and said else said
+        said = said if isinstance(said, int) and not isinstance(said, bool) else own.get(name, -1)
+        number = ids.get(word, said) if word else said
+        if 0 <= number < vocab_size:
+            found[name] = number
+    made = {f"tokenizer.ggml.{SPECIAL[name]}": scalar("u32", number) for name, number in found.items()}
+    more, left = _other_ends(files, ids, found.get("eos"), vocab_size)
+    if not left:
+        return made | more, ()
+    named = ", ".join(map(str, left[:5]))
+    note = f"generation ends after token {named} too, and a GGUF has no place for more than three such tokens"
+    return made | more, (note,)
+
+
+def _other_ends(
+    files: TokenizerFiles, ids: Mapping[str, int], end: int | None, vocab_size: int
+) -> tuple[dict[str, Value], list[int]]:
+    """Keys for the tokens that end a text besides ``eos`` and those that llama.cpp finds; and those without a key.
+
+    ``generation_config.json`` has the first word, as in transformers.
+    """
+    said = files.generation.get("eos_token_id")
+    said = files.config.get("eos_token_id") if said is None else said
+    found = {end, *(ids[text] for text in ENDS_BY_TEXT & ids.keys())}
+    wanted = [
+        number
+        for number in dict.fromkeys(said if isinstance(said, list) else [said])
+        if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < vocab_size and number not in found
+    ]
+    # A key takes the place of the token that llama.cpp would find by its text, so a free one comes first.
+    keys = sorted(FOUND_AS, key=lambda key: not FOUND_AS[key].isdisjoint(ids))
+    return {f"tokenizer.ggml.{key}": scalar("u32", number) for key, number in zip(keys, wanted, strict=False)}, wanted[
+        len(keys) :
+    ]
+
+
+def put_around(files: TokenizerFiles) -> tuple[bool, bool, tuple[str, ...]]:
+    """Whether a beginning and an end are put around a text, and notes.
+
+    Raises:
+        LeftOut: there is more to it.
+    """
+    settings = files.settings
+    of_settings = settings.get("add_bos_token") is not False, settings.get("add_eos_token") is True, ()
+    if files.tokenizer is None:
+        return of_settings
+    try:
+        first, last = _template(files.tokenizer.get("post_processor"), settings)
+    except LeftOut:
+        if files.model is None:
+            raise
+        return of_settings  # what llama.cpp's converter takes beside a tokenizer.model
+    notes = tuple(
+        f"tokenizer_config.json says add_{what}_token = {str(asked).lower()}, tokenizer.json puts "
+        f"{f'{token!r}' if token else 'no such token'} around a text, which is what counts"
+        for what, token in (("bos", first), ("eos", last))
+        if isinstance(asked := settings.get(f"add_{what}_token"), bool) and asked != bool(token)
+    )
+    return bool(first), bool(last), notes
+
+
+def _template(processor: object, settings: Mapping[str, Any]) -> tuple[str, str]:
+    """The tokens that a post-processor puts before and after a text."""
+    first = last = ""
+    members: list[object] = [processor] if isinstance(processor, dict) else []
+    if isinstance(processor, dict) and processor.get("type") == "Sequence":
+        inner = processor.get("processors")
+        members = inner if isinstance(inner, list) else [None]
+    for member in members:
+        kind = member.get("type") if isinstance(member, dict) else None
+        if kind == "ByteLevel":
+            continue
+        if kind != "TemplateProcessing" or not isinstance(member, dict):
+            raise LeftOut(f"its post-processor is {kind!r} (tokenizer.json)")
+        first, last = _ends(member.get("single"))
+    for what, token in (("bos", first), ("eos", last)):
+        if token and token != content_of(settings, f"{what}_token"):
+            raise LeftOut(f"it puts {token!r} around a text, which is not its {what}_token (tokenizer.json)")
+    return first, last
+
+
+def _ends(single: object) -> tuple[str, str]:
+    """The special tokens before and after the text; empty where there is none."""
+    words: list[str] = []
+    for part in single if isinstance(single, list) else ():
+        special = part.get("SpecialToken") if isinstance(part, dict) else None
+        words.append(str(special.get("id")) if isinstance(special, dict) else "")
+    if words.count("") != 1 or len(words) - words.index("") > 2 or words.index("") > 1:
+        raise LeftOut("its template puts more around a text than a beginning and an end (tokenizer.json)")
+    at = words.index("")
+    return (words[0] if at else ""), (words[-1] if at < len(words) - 1 else "")
+
+
+def chat_templates(template: object) -> tuple[dict[str, Value], tuple[str, ...]]:
+    """One template, or the default one and others by name (``SpecialVocab.add_to_gguf``); and notes."""
+    if isinstance(template, str):
+        return {"tokenizer.chat_template": scalar("str", _printable(template))}, ()
+    made: dict[str, Value] = {}
+    others: list[str] = []
+    lost: list[str] = []
+    for item in template if isinstance(template, list) else ():
+        name, text = (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(text, str) or not _TEMPLATE_NAME.fullmatch(name):
+            lost.append(repr(name))
+        elif name == "default":
+            made["tokenizer.chat_template"] = scalar("str", _printable(text))
+        elif name not in others:
+            others.append(name)
+            made[f"tokenizer.chat_template.{name}"] = scalar("str", _printable(text))
+    notes = (f"a GGUF has no place for the chat template {', '.join(lost[:3])}",) if lost else ()
+    return ({"tokenizer.chat_templates": array("str", others), **made} if others else made), notes
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,113 @@
+"""What a source says about its tokenizer, whatever format it is in: entries, special tokens, chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.tensors import TensorIndex
+from ckconv.errors import InputError
+from ckconv.io.json import Document, read_object
+from ckconv.tokenizer.bump import gguf_entries, huggingface_entries
+from ckconv.tokenizer.documents import chat_template
+
+_DOCUMENT = Document("tokenizer", "tokenizer.json", "tokenizer.json", 64 << 20)
+_TOKENIZER_FILE, _SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
+
+#: The manifest's key -> GGUF's, after ``tokenizer.ggml.``, and the type that its value has.
+_GGUF_SPECIAL: dict[str, tuple[str, type]] = {
+    "eos_token_id": ("eos_token_id", int),
+    "bos_token_id": ("bos_token_id", int),
+    "unk_token_id": ("unknown_token_id", int),
+    "pad_token_id": ("padding_token_id", int),
+    "add_bos_token": ("add_bos_token", bool),
+    "add_eos_token": ("add_eos_token", bool),
+    "add_space_prefix": ("add_space_prefix", bool),
+    "tokenizer_model": ("model", str),
+}
+
+#: Texts about a model that the manifest carries: its key, and GGUF's.
+_GGUF_TEXTS: dict[str, str] = {
+    "chat_template": "tokenizer.chat_template",
+    "finetune": "general.finetune",
+    "model_name": "general.name",
+}
+
+
+def tokenizer_of(index: TensorIndex, vocab_size: int) -> dict[str, bytes] | None:
+    """The tokenizer entries of a source: slot name -> content. ``None`` where it has no tokenizer that fits.
+
+    Raises:
+        InputError: ``tokenizer.json``, the file is malformed.
+        UnsupportedError: as :func:`ckconv.tokenizer.bump.tokenizer_entries`.
+    """
+    if index.format == "gguf":
+        return gguf_entries(index.metadata, vocab_size)
+    document = _beside(index, _TOKENIZER_FILE)
+    return huggingface_entries(document, vocab_size) if document is not None else None
+
+
+def special_tokens_of(index: TensorIndex) -> dict[str, Any]:
+    """Ids and switches of special tokens, under the manifest's names."""
+    if index.format == "gguf":
+        values = {ours: _value(index, f"tokenizer.ggml.{theirs}") for ours, (theirs, _) in _GGUF_SPECIAL.items()}
+        return {
+            key: _encodable(value) if isinstance(value, str) else value
+            for key, value in values.items()
+            if type(value) is _GGUF_SPECIAL[key][1]
+        }
+    special: dict[str, Any] = {}
+    for key in ("eos_token_id", "bos_token_id", "unk_token_id", "pad_token_id"):
+        value = index.metadata.get(key)
+        value = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, int) and not isinstance(value, bool):
+            special[key] = value
+    settings = _beside(index, _SETTINGS_FILE) or {}
+    switches = {key: settings.get(key) for key in ("add_bos_token", "add_eos_token")}
+    return {**special, **{key: value for key, value in switches.items() if isinstance(value, bool)}}
+
+
+def texts_of(index: TensorIndex) -> dict[str, str]:
+    """The chat template and what the model calls itself, where the source says."""
+    if index.format == "gguf":
+        found = {key: _value(index, theirs) for key, theirs in _GGUF_TEXTS.items()}
+    else:
+        found = {"chat_template": _default_template(index)}
+    return {key: _encodable(value) for key, value in found.items() if isinstance(value, str) and value.strip()}
+
+
+def _default_template(index: TensorIndex) -> object:
+    """The chat template that transformers takes where nobody names one."""
+    settings = _beside(index, _SETTINGS_FILE) or {}
+    if index.format not in ("safetensors", "mlx"):
+        return None
+    template = chat_template(index.path if index.path.is_dir() else index.path.parent, settings)
+    named = template if isinstance(template, list) else []
+    default = (item.get("template") for item in named if isinstance(item, dict) and item.get("name") == "default")
+    return template if isinstance(template, str) else next(default, None)
+
+
+def _value(index: TensorIndex, key: str) -> Any:
+    return getattr(index.metadata.get(key), "value", None)
+
+
+def _encodable(text: str) -> str:
+    """Bytes that are no UTF-8 cannot stand in JSON."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _beside(index: TensorIndex, name: str) -> Mapping[str, Any] | None:
+    """A JSON document of a checkpoint, if it is there."""
+    if index.format not in ("safetensors", "mlx"):
+        return None
+    root = index.path if index.path.is_dir() else index.path.parent
+    return _read(root / name)
+
+
+def _read(path: Path) -> Mapping[str, Any] | None:
+    try:
+        return read_object(path, _DOCUMENT) if path.is_file() else None
+    except InputError as error:
+        error.code = _DOCUMENT.code
+        raise

@@ -1,0 +1,196 @@
+"""What the ``tokenizer.*`` keys of a GGUF say about a tokenizer, read as llama.cpp reads them; arrays stay encoded.
+
+Source: ``llama_vocab::impl::load`` of llama.cpp's ``src/llama-vocab.cpp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckconv.tokenizer.pretokenizers import PreTokenizer, named
+
+#: Name of a special token in Hugging Face's words -> its key in GGUF after ``tokenizer.ggml.``, in llama.cpp's order.
+SPECIAL: dict[str, str] = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "unk": "unknown_token_id",
+    "sep": "seperator_token_id",
+    "pad": "padding_token_id",
+    "cls": "cls_token_id",
+    "mask": "mask_token_id",
+}
+
+#: Tokens that end a text besides ``eos``: of a turn, of a message.
+_ALSO_END = ("eot_token_id", "eom_token_id")
+
+#: Texts of tokens that llama.cpp takes for the end of a turn where a file names none, and of a message.
+FOUND_AS: dict[str, frozenset[str]] = {
+    "eot_token_id": frozenset(
+        {
+            *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"),
+            *("_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"),
+        }
+    ),
+    "eom_token_id": frozenset({"<|eom_id|>"}),
+}
+#: Texts of tokens after which llama.cpp ends, whatever a file names.
+ENDS_BY_TEXT = frozenset(
+    {
+        *(text for texts in FOUND_AS.values() for text in texts),
+        *("<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "[EOS]", "<eos>", "<turn|>", "<|tool_response>"),
+        "[e~[",
+    }
+)
+
+#: What llama.cpp takes for the special tokens of a SentencePiece model whose file does not say. The unknown token is
+#: the one of that type.
+_LLAMA_SPECIAL = {"bos": 1, "eos": 2}
+
+#: Models whose name holds one of these have special tokens that swallow the white space behind them, but for these.
+_PHI3_NAMES = ("phi-3", "phi3")
+KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+
+
+class NotFaithful(Exception):
+    """Why a tokenizer cannot be written so that it does what llama.cpp does with the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A tokenizer, without its words.
+
+    Attributes:
+        pre: how text is split; ``None`` for SentencePiece, which does not split it.
+        special: Hugging Face's name (``bos``) -> id.
+        adds_bos, adds_eos: a beginning, an end is put around a text.
+        space_prefix: SentencePiece: a space is put before a text.
+        strips: special tokens swallow the white space behind them, but for ``KEEPS_SPACE``.
+        chat_template: a text, or a list of ``name`` and ``template`` with the default one first; ``None`` for none.
+        tokens, types, merges, scores: arrays with ``count`` and ``decode()``, of strings with ``each()`` too; ``None``
+            for those that the model does not have.
+    """
+
+    pre: PreTokenizer | None
+    special: Mapping[str, int]
+    adds_bos: bool
+    adds_eos: bool
+    space_prefix: bool
+    strips: bool
+    chat_template: str | list[dict[str, str]] | None
+    tokens: Any
+    types: Any
+    merges: Any = None
+    scores: Any = None
+
+
+def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    """The tokenizer of a GGUF. Only what can be seen without decoding an array is checked.
+
+    Raises:
+        NotFaithful: there is none, or not everything that it does is known.
+    """
+    kind = _text(metadata, "tokenizer.ggml.model")
+    if kind in ("", "no_vocab", "none"):
+        raise NotFaithful("the source has none")
+    if kind not in ("gpt2", "llama"):
+        raise NotFaithful(f"its model is {kind!r}, neither byte-level BPE nor SentencePiece BPE")
+    pre = _pre_tokenizer(metadata) if kind == "gpt2" else None
+    special = special_ids(metadata)
+    tokens = _array(metadata, "tokens", "str", 1)
+    added = [
+        _flag(metadata, key, default)
+        for key, default in (("add_bos_token", pre is None or pre.adds_bos), ("add_eos_token", False))
+    ]
+    for what, adds in zip(("bos", "eos"), added, strict=True):
+        if adds and what not in special:
+            raise NotFaithful(f"it puts a token around a text and does not say which ({SPECIAL[what]})")
+    name = _text(metadata, "general.name").lower()
+    return Vocabulary(
+        pre,
+        special,
+        added[0],
+        added[1],
+        _flag(metadata, "add_space_prefix", True),
+        any(word in name for word in _PHI3_NAMES),
+        _chat_template(metadata),
+        tokens,
+        _array(metadata, "token_type", "i32", tokens.count),
+        _array(metadata, "merges", "str", 1) if pre else None,
+        None if pre else _array(metadata, "scores", "f32", tokens.count),
+    )
+
+
+def adds_by_default(metadata: Mapping[str, Any]) -> dict[str, bool]:
+    """Key -> whether llama.cpp puts a token around a text where the file does not say; empty where it is not known."""
+    kind, pre = _text(metadata, "tokenizer.ggml.model"), named(_text(metadata, "tokenizer.ggml.pre"))
+    if kind != "llama" and pre is None:
+        return {}
+    adds_bos = kind == "llama" or (pre is not None and pre.adds_bos)
+    return {"tokenizer.ggml.add_bos_token": adds_bos, "tokenizer.ggml.add_eos_token": False}
+
+
+def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """Name of a special token -> its id, where the file says it or llama.cpp takes it for granted."""
+    found = dict(_LLAMA_SPECIAL) if _text(metadata, "tokenizer.ggml.model") == "llama" else {}
+    said = {name: _number(metadata, key) for name, key in SPECIAL.items()}
+    return found | {name: number for name, number in said.items() if number is not None}
+
+
+def ending_ids(metadata: Mapping[str, Any]) -> list[int]:
+    """Ids after which there is nothing more to generate: the end, and what the file says besides."""
+    ids = [special_ids(metadata).get("eos"), *(_number(metadata, key) for key in _ALSO_END)]
+    return list(dict.fromkeys(number for number in ids if number is not None))
+
+
+def _pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
+    name = _text(metadata, "tokenizer.ggml.pre")
+    if name in ("", "default"):
+        raise NotFaithful("the source does not say how it splits text (tokenizer.ggml.pre)")
+    known = named(name)
+    if known is None:
+        raise NotFaithful(f"it splits text as {name!r}, whose definition is not known exactly")
+    return known
+
+
+def _chat_template(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:
+    """The template, and those with names beside it."""
+    key = "tokenizer.chat_template"
+    texts = {"default": _printable(metadata, key)} if key in metadata else {}
+    texts |= {k.removeprefix(f"{key}."): _printable(metadata, k) for k in metadata if k.startswith(f"{key}.")}
+    texts = {name: text for name, text in texts.items() if text}
+    if texts.keys() <= {"default"}:
+        return texts.get("default")
+    return [{"name": name, "template": text} for name, text in texts.items()]
+
+
+def _printable(metadata: Mapping[str, Any], key: str) -> str:
+    return _text(metadata, key).encode("utf-8", "replace").decode()
+
+
+def _value(metadata: Mapping[str, Any], key: str) -> Any:
+    return getattr(metadata.get(key), "value", None)
+
+
+def _text(metadata: Mapping[str, Any], key: str) -> str:
+    value = _value(metadata, key)
+    return value if isinstance(value, str) else ""
+
+
+def _number(metadata: Mapping[str, Any], key: str) -> int | None:
+    value = _value(metadata, f"tokenizer.ggml.{key}")
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = _value(metadata, f"tokenizer.ggml.{key}")
+    return value if isinstance(value, bool) else default
+
+
+def _array(metadata: Mapping[str, Any], key: str, kind: str, least: int) -> Any:
+    """An array of at least so many elements; llama.cpp reads no other type."""
+    found = _value(metadata, f"tokenizer.ggml.{key}")
+    if getattr(found, "type", None) != kind or found.count < least:
+        raise NotFaithful(f"tokenizer.ggml.{key} is missing or too short")
+    return found
