@@ -15,9 +15,8 @@ from typing import Any
 import gguf
 import numpy as np
 import safetensors
+from packing import packed
 from safetensors_builder import container, tensor
-
-from ckconv.quant.mlx import pack
 
 TYPES = {
     "float32": "F32", "float16": "F16", "float64": "F64", "uint32": "U32", "uint8": "U8", "int8": "I8", "int32": "I32",
@@ -183,7 +182,7 @@ def quantised(array: np.ndarray, bits: int = 4, group: int = 32) -> tuple[np.nda
     low = grouped.min(-1, keepdims=True)
     scale = ((grouped.max(-1, keepdims=True) - low) / ((1 << bits) - 1)).astype(np.float32)
     codes = np.clip(np.rint((grouped - low) / scale), 0, (1 << bits) - 1).astype(np.uint8)
-    words = pack(codes.reshape(-1, array.shape[-1]), bits).view(np.uint32)
+    words = packed(codes.reshape(-1, array.shape[-1]), bits).view(np.uint32)
     return words.reshape(*array.shape[:-1], -1), scale[..., 0], low[..., 0].astype(np.float32)
 
 

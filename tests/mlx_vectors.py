@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from packing import raw_of
 
 from ckconv.core.dtypes import BF16, F16, F32, DType
-from ckconv.quant.codec import from_float32
 from ckconv.quant.mlx import Quantization
 
 PATH = Path(__file__).parent.parent / "fixtures" / "mlx" / "dequantize.npz"
@@ -58,7 +58,7 @@ def inputs(case: Case, rng: np.random.Generator, rows: int = 2, columns: int = C
         return [weight, scales]
     scale = rng.normal(0, 0.02, (rows, groups)).astype(np.float32)
     bias = (scale * rng.uniform(-(1 << q.bits), 0, scale.shape)).astype(np.float32)
-    planes = [from_float32(numbers, case.dtype)[0].copy() for numbers in (scale, bias)]
+    planes = [raw_of(numbers, case.dtype.name).copy() for numbers in (scale, bias)]
     for plane in planes:
         plane[1::2] = rng.integers(0, 256, plane[1::2].shape, dtype=np.uint8)
     return [weight, *planes]

@@ -13,12 +13,12 @@ import pytest
 from checkpoints import Array, Decoder, Raw, Tensors, save, save_gguf
 from gguf_builder import Tensor
 from gguf_builder import gguf as gguf_file
+from packing import packed
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.compare import Comparison, Difference, diff, require_comparable
 from ckconv.errors import UnsupportedError
 from ckconv.formats.detect import open_index
-from ckconv.quant.mlx import pack
 
 SMALL = Decoder(layers=1)
 
@@ -336,7 +336,7 @@ def test_a_triple_and_the_blocks_that_hold_the_same_numbers_are_equal(tmp_path: 
     module = "model.layers.0.mlp.up_proj"
     tensors: Tensors = {
         **SMALL.tensors(),
-        f"{module}.weight": pack(codes, 4).view(np.uint32),
+        f"{module}.weight": packed(codes, 4).view(np.uint32),
         f"{module}.scales": scales,
         f"{module}.biases": biases,
     }

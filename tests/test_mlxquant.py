@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_vectors import PATH, Case, raw_tensors
+from packing import packed, raw_of
 
 from ckconv.core.dtypes import BF16, F16, F32
 from ckconv.core.floats import holds, round_to
 from ckconv.errors import CkconvError, InputError
 from ckconv.quant import mlx as mlxquant
-from ckconv.quant.codec import from_float32
 from ckconv.quant.mlx import Quantization, checked_shape, decode, pack, quantization, unpack
 
 BITS = (1, 2, 3, 4, 5, 6, 8)
@@ -38,9 +38,9 @@ def planes_of(planes: list[np.ndarray]) -> tuple[Any, Any, Any]:
 @given(st.sampled_from(BITS), st.integers(1, 4), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_packing_is_one_bit_stream_a_row(bits: int, rows: int, words: int, random: Any) -> None:
     codes = [[random.randrange(1 << bits) for _ in range(32 * words)] for _ in range(rows)]
-    packed = np.array([list(bit_stream(row, bits)) for row in codes], np.uint8)
-    assert pack(np.array(codes, np.uint8), bits).tolist() == packed.tolist()
-    assert unpack(packed, bits).tolist() == codes
+    stream = np.array([list(bit_stream(row, bits)) for row in codes], np.uint8)
+    assert pack(np.array(codes, np.uint8), bits).tolist() == stream.tolist()
+    assert unpack(stream, bits).tolist() == codes
 
 
 def test_packing_reads_rows_of_a_wider_array_and_changes_no_input() -> None:
@@ -77,7 +77,7 @@ def test_values_are_those_of_the_dequantised_twin() -> None:
     for name in modules:
         planes = [triples[f"{name}.{plane}"] for plane in ("weight", "scales", "biases")]
         values = decode(*planes_of(planes), quantization("affine", 4, 64), BF16)
-        assert from_float32(values, BF16)[0].tolist() == twin[f"{name}.weight"].tolist(), name
+        assert raw_of(values, "BF16").tolist() == twin[f"{name}.weight"].tolist(), name
 
 
 def test_decoding_in_chunks_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,16 +90,16 @@ def test_decoding_in_chunks_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_wide_arithmetic_rounds_only_the_sum() -> None:
     # 0.1 in bfloat16 is 0x3DCD: 205 * 2**-11; times 7 that needs 11 bits.
-    scale, bias = (from_float32(np.array([[v]], np.float32), BF16)[0] for v in (0.1, 1.0))
-    weight = pack(np.full((1, 32), 7, np.uint8), 4)
+    scale, bias = (raw_of(np.array([[v]]), "BF16") for v in (0.1, 1.0))
+    weight = packed(np.full((1, 32), 7, np.uint8), 4)
     q = Quantization("affine", 4, 32)
     assert decode(weight, scale, bias, q, BF16, arithmetic=F32)[0, 0] == 7 * 205 / 2048 + 1
     assert decode(weight, scale, bias, q, BF16)[0, 0] == 1.703125
 
 
 def test_any_group_that_divides_the_row_decodes() -> None:
-    weight = pack(np.tile(np.arange(16, dtype=np.uint8), (1, 3)), 4)
-    numbers = from_float32(np.array([range(1, 17)], np.float32), F32)[0]
+    weight = packed(np.tile(np.arange(16, dtype=np.uint8), (1, 3)), 4)
+    numbers = raw_of(np.array([range(1, 17)]), "F32")
     values = decode(weight, numbers, numbers, quantization("affine", 4, 3), F32)
     assert values[0, :7].tolist() == [1, 2, 3, 4 * 2, 5 * 2, 6 * 2, 7 * 3]
 
@@ -171,7 +171,7 @@ def test_rounding_and_holding(bits: list[int], dtype: Any) -> None:
         if dtype is F16:
             expected = values.astype(np.float16).astype(np.float32)
         else:
-            expected = from_float32(values, dtype)[0].view(np.uint16 if dtype is BF16 else np.uint32).astype(np.uint32)
+            expected = raw_of(values, dtype.name).view(np.uint16 if dtype is BF16 else np.uint32).astype(np.uint32)
             expected = (expected << np.uint32(16 if dtype is BF16 else 0)).view(np.float32)
     result = values.copy()
     round_to(result, dtype)
@@ -186,7 +186,7 @@ def test_rounding_at_every_border(dtype: Any) -> None:
     words = exact.view(np.uint32) if exact is not None else bits.astype(np.uint32) << np.uint32(16)
     for step in (0, 1, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFFFFFF):
         values = (words + np.uint32(step)).view(np.float32)
-        back = from_float32(values, dtype)[0].view(np.uint16)
+        back = raw_of(values, dtype.name).view(np.uint16)
         wide = back.view(np.float16).astype(np.float32) if dtype is F16 else back.astype(np.uint32) << np.uint32(16)
         result = values.copy()
         round_to(result, dtype)

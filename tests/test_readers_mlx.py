@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, Raw, Tensors, bf16, quantised, save
 from mlx_vectors import CASES, COLUMNS, Case, stored
+from packing import packed
 
 from ckconv.core.dtypes import BF16, F16, F32, DType
 from ckconv.core.tensors import TensorIndex
@@ -22,7 +23,6 @@ from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader
 from ckconv.quant.convert import decode
-from ckconv.quant.mlx import pack
 
 SMALL = Decoder(layers=1)
 MODULE = "model.layers.0.mlp.up_proj"
@@ -226,7 +226,7 @@ def test_a_packed_matrix_equals_its_dense_twin(tmp_path: Path, bits: int, group:
     tensors: Tensors = dict(decoder.tensors())
     twin = {**tensors, f"{MODULE}.weight": dense.astype(np.float32)}
     tensors |= {
-        f"{MODULE}.weight": pack(codes, bits).view(np.uint32),
+        f"{MODULE}.weight": packed(codes, bits).view(np.uint32),
         f"{MODULE}.scales": number(scales),
         f"{MODULE}.biases": number(biases),
     }

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlx_vectors import PATH, Case, raw_tensors
+from packing import packed, raw_of
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.errors import CkconvError, InputError, UnsupportedError
-from ckconv.quant.codec import from_float32, to_float32
-from ckconv.quant.mlx import Quantization, decode, pack
+from ckconv.quant.mlx import Quantization, decode
 from ckconv.quant.repack import BY_BLOCK, RECIPES, Triple, candidates, find, natural_triple
 
 NAMES = [recipe.block.name for recipe in RECIPES]
@@ -76,9 +76,14 @@ def halves(*values: float) -> np.ndarray:
 
 def floats(dtype: DType, *values: float) -> np.ndarray:
     """One row of numbers of a type, as raw bytes."""
-    raw, changed = from_float32(np.array([values], np.float32), dtype)
-    assert not changed
+    raw = raw_of(np.array([values]), dtype.name)
+    assert wide(raw, dtype).tolist() == [list(values)]
     return raw
+
+
+def wide(raw: np.ndarray, dtype: DType) -> np.ndarray:
+    """The same numbers as float32 values."""
+    return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[dtype.name])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,15 +117,15 @@ def test_triples_become_blocks_of_the_same_values_and_come_back(
     triple = Triple(quantization, number)
     groups = 4 * 4 // min(repeat, 4)
     columns = groups * quantization.group_size
-    weight = pack(rng.integers(0, 1 << quantization.bits, (2, columns), dtype=np.uint8), quantization.bits)
+    weight = packed(rng.integers(0, 1 << quantization.bits, (2, columns), dtype=np.uint8), quantization.bits)
     if recipe.mode == "affine":
         # Eight significant bits, so that the numbers are numbers of all three types.
         scale = (rng.integers(-255, 256, (2, groups)) * 2.0 ** rng.integers(-20, -7, (2, groups))).astype(np.float32)
         free = (rng.integers(-255, 256, (2, groups)) * 2.0 ** rng.integers(-20, -7, (2, groups))).astype(np.float32)
         bias = scale * np.float32(-OFFSETS[name]) if name in OFFSETS else free
-        numbers = [from_float32(values, number) for values in (scale, bias)]
-        assert [changed for _, changed in numbers] == [0, 0]
-        planes = (weight, *(raw for raw, _ in numbers))
+        numbers = [raw_of(values, number.name) for values in (scale, bias)]
+        assert [wide(raw, number).tolist() for raw in numbers] == [scale.tolist(), bias.tolist()]
+        planes = (weight, *numbers)
     else:
         planes = (weight, rng.integers(0, 127, (2, groups), dtype=np.uint8))
     there = recipe.to_blocks(planes, triple)
@@ -149,7 +154,7 @@ def test_every_group_that_does_not_fit_is_counted(
     codes = np.random.default_rng(seed).integers(0, 16, (1, 128), dtype=np.uint8)
     codes[0, ::32] = 1  # no group without a code
     raw = [b"".join(struct.pack("<I", pair[i])[4 - size :] for pair in pairs) for i in (0, 1)]
-    planes = (pack(codes, 4), *(np.frombuffer(plane, np.uint8).reshape(1, -1) for plane in raw))
+    planes = (packed(codes, 4), *(np.frombuffer(plane, np.uint8).reshape(1, -1) for plane in raw))
 
     def value(bits: bytes) -> float:
         if number is BF16:
@@ -214,16 +219,16 @@ def test_the_scale_of_a_constant_group_does_not_matter(name: str, number: DType)
     """MLX writes scale -1e-7 and codes 0 for a group of equal values: no float16, but it changes no value."""
     recipe = BY_BLOCK[DTYPES[name]]
     triple = Triple(Quantization("affine", 4, 32), number)
-    tiny = from_float32(np.array([[-1e-7, 0.5]], np.float32), number)[0]
+    tiny = raw_of(np.array([[-1e-7, 0.5]]), number.name)
     codes = np.zeros((1, 64), np.uint8)
     codes[0, 32:] = 3
     for value in (0.0, -0.0, 0.375):
-        planes = (pack(codes, 4), tiny, floats(number, value, 0.25))
+        planes = (packed(codes, 4), tiny, floats(number, value, 0.25))
         result = recipe.to_blocks(planes, triple)
         assert (result.inexact, result.respelled) == (0, 1)
         assert same_values(by_ggml(result.planes[0], recipe.block), by_triple(planes, triple), recipe.block)
     codes[0, 31] = 1
-    assert recipe.to_blocks((pack(codes, 4), *planes[1:]), triple).inexact == 1
+    assert recipe.to_blocks((packed(codes, 4), *planes[1:]), triple).inexact == 1
     assert recipe.misfits(planes[1], planes[2], triple) == 1
 
 
@@ -269,7 +274,7 @@ def test_a_model_that_mlx_made() -> None:
             assert [plane.tolist() for plane in back] == [plane.tolist() for plane in planes]
         assert BY_BLOCK[DTYPES["Q4_0"]].misfits(planes[1], planes[2], triple) > 0
         # The twin is what MLX's decoder makes of it, rounded to bfloat16 twice: ggml's decoder does not round.
-        assert (by_ggml(there.planes[0], recipe.block) != to_float32(twin[f"{name}.weight"], BF16)).any()
+        assert (by_ggml(there.planes[0], recipe.block) != wide(twin[f"{name}.weight"], BF16)).any()
 
 
 @pytest.mark.parametrize(
