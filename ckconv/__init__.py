@@ -17,6 +17,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ckconv.core.version import __version__
+
 if TYPE_CHECKING:
     from ckconv.api import Model as Model
     from ckconv.api import ModelTensor as ModelTensor
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from ckconv.engine.verify import Verified as Verified
     from ckconv.errors import CkconvError as CkconvError
     from ckconv.plan.steps import Options as Options
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "CkconvError": "ckconv.errors",

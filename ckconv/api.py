@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ckconv.engine.settle import Late
     from ckconv.engine.transfer import Watcher
     from ckconv.engine.verify import Progress, Verified
+    from ckconv.plan.steps import Beside
     from ckconv.record.read import OpenRecord
-    from ckconv.record.write import PendingRecord
 
 StrPath = str | os.PathLike[str]
 
@@ -299,7 +299,7 @@ def side_files(
     return [*late, checksum_file(place)] if checksums else late
 
 
-def _source_record(record: PendingRecord, plan: Plan, place: Destination, content: Recorded | None) -> Late:
+def _source_record(record: Beside, plan: Plan, place: Destination, content: Recorded | None) -> Late:
     """``DST.source.zip``, in which the conversion record is if one was asked for."""
     from ckconv.engine.settle import Late
 

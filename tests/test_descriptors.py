@@ -15,8 +15,9 @@ import pytest
 from models import Model
 
 from ckconv.errors import unreadable
-from ckconv.io.files import MAX_OPEN, Files
+from ckconv.io.files import Files
 from ckconv.output.descriptors import Descriptors
+from ckconv.system import MAX_OPEN
 
 #: One tensor a shard: 272 of them.
 MANY = Model(layers=30, hidden=16, ffn=16, heads=2, kv_heads=2, vocab=8, context=4)

@@ -6,10 +6,10 @@ import gguf.utility
 import pytest
 from conftest import FIXTURES
 
+from ckconv.core.typed import scalar
 from ckconv.families.architectures import FAMILIES
 from ckconv.families.gguf_metadata import FILE_TYPES, display_name, model_keys, size_label
 from ckconv.formats.detect import open_index
-from ckconv.formats.gguf.spec import scalar
 
 
 @pytest.mark.parametrize("parameters", [297, 99_328, 999_999, 1_000_000, 134_515_008, 7_241_732_096, 1_400_000_000_000])

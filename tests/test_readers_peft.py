@@ -14,9 +14,10 @@ from adapter_builder import DOWN, Q, pair, random
 from conftest import FIXTURES
 from safetensors.numpy import load_file
 
-from ckconv.adapters.model import Role, changes_of
+from ckconv.adapters.model import changes_of
 from ckconv.adapters.names import families_of, gguf_name_of, gguf_stem_of, path_of, stem_of
 from ckconv.api import open_model
+from ckconv.core.adapters import Role
 from ckconv.errors import CkconvError, InputError, UnsupportedError
 from ckconv.families.architectures import FAMILIES
 from ckconv.formats.detect import open_index

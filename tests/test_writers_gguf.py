@@ -14,7 +14,8 @@ from conftest import FIXTURES
 
 import ckconv
 from ckconv import Options
-from ckconv.formats.gguf.spec import Record, array, header, header_bytes, raw_array, scalar
+from ckconv.core.typed import array, raw_array, scalar
+from ckconv.formats.gguf.spec import Record, header, header_bytes
 
 VALUES = [
     ("k.u8", "u8", 255), ("k.i8", "i8", -1), ("k.u16", "u16", 65_535), ("k.i16", "i16", -2), ("k.u32", "u32", 1 << 31),

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckconv.adapters.model import Role, rows_of
+from ckconv.adapters.model import rows_of
+from ckconv.core.adapters import Role
 from ckconv.core.tensors import Tensor, cut
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader, canonical_pieces

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ckconv.adapters.model import AdapterModule, Change, Role, changes_of
+from ckconv.adapters.model import Change, changes_of
 from ckconv.adapters.tied import said_once, untied
+from ckconv.core.adapters import AdapterModule, Role
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, WIDENS_TO_F32, DType
 from ckconv.core.layouts import plain

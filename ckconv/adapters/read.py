@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckconv.adapters.model import Adapter, AdapterModule, Role
+from ckconv.core.adapters import AdapterModule, Role
 from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import transposed
-from ckconv.core.tensors import StoredTensor, Tensor, TensorIndex, plain_tensor
+from ckconv.core.tensors import StoredTensor, Tensor, plain_tensor
 from ckconv.errors import Faults, quoted
-from ckconv.formats.safetensors.read import SafetensorsFile
-from ckconv.formats.safetensors.spec import joined_metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,44 +42,6 @@ class Collected:
     modules: Mapping[str, AdapterModule]
     tensors: Mapping[str, Tensor]
     canonical_of: Mapping[str, tuple[str, ...]]
-
-
-def adapter_index(
-    format: str,
-    path: Path,
-    file: SafetensorsFile,
-    config_path: Path,
-    collected: Collected,
-    adapter: Adapter,
-    *,
-    unknown: Sequence[StoredTensor],
-    more: Mapping[str, object] | None = None,
-) -> TensorIndex:
-    """The index of an adapter that is a file of tensors and a configuration.
-
-    Args:
-        path: what the user named.
-        more: what ``inspect`` prints besides.
-    """
-    facts: dict[str, object] = {"kind": "adapter", "method": adapter.method, "modules": len(adapter.modules)}
-    if adapter.base_name:
-        facts["base"] = adapter.base_name
-    return TensorIndex(
-        format=format,
-        version=0,
-        path=path,
-        files=(file.path,),
-        architecture=adapter.base.model_type if adapter.base else "",
-        config=None,
-        stored=file.tensors,
-        tensors=collected.tensors,
-        canonical_of=collected.canonical_of,
-        unknown=tuple(unknown),
-        metadata=joined_metadata(file.metadata, adapter.document),
-        facts={**facts, **(more or {})},
-        side_files=(config_path,),
-        adapter=adapter,
-    )
 
 
 class Collector:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ckconv.adapters.model import Adapter, AdapterModule, Role
+from ckconv.adapters.names import families_of, family_named, path_of
+from ckconv.core.adapters import Adapter, AdapterModule, Role
 from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import quoted
-from ckconv.formats.safetensors.shards import Piece
+from ckconv.plan.pieces import Piece
 from ckconv.plan.planner import Planner
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Options, OutputFile, Plan
@@ -213,3 +214,28 @@ def best_scale(modules: Iterable[AdapterModule]) -> float:
         return close, scales[scale]
 
     return max(scales, key=fit) if scales else 1.0
+
+
+def paths_in(planner: Planner, index: TensorIndex, modules: Sequence[AdapterModule], dialect: str) -> Mapping[str, str]:
+    """Module -> its path as ``dialect`` has it; modules without one are reasons to refuse.
+
+    A path of the same dialect, or one for which no rule is known, stays what it is.
+    """
+    adapter = index.adapter
+    assert adapter is not None
+    if index.format == dialect:
+        return {module.name: module.path for module in modules}
+    if adapter.base is not None:
+        families: tuple[str, ...] = (adapter.base.family,)
+    elif index.format == "gguf":
+        family = family_named(index.architecture)
+        families = (family.name,) if family else ()
+    else:
+        families = families_of(module.path for module in modules)
+    paths = {}
+    for module in modules:
+        path = path_of(module.name, families, dialect)
+        if path is None and index.format == "gguf":
+            planner.refuse(f"no name is known for {quoted(module.path)} of {index.architecture!r}")
+        paths[module.name] = path or module.path
+    return paths

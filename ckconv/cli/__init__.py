@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from ckconv import __version__
 from ckconv.cli.settings import CONTEXT, common_options
+from ckconv.core.version import __version__
 
 #: verb -> what `ckconv --help` says of it. The module has the verb's name; its command is called ``command``.
 VERBS: dict[str, str] = {

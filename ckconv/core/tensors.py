@@ -17,7 +17,7 @@ from ckconv.core.layouts import Layout, plain
 from ckconv.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
-    from ckconv.adapters.model import Adapter
+    from ckconv.core.adapters import Adapter
     from ckconv.core.config import ModelConfig
     from ckconv.core.dtypes import DType
 

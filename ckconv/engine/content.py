@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.adapters.stored import CONFIG_NAME as ADAPTER_CONFIG
+from ckconv.core.documents import METADATA
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.bump.beside import document_beside
 from ckconv.formats.bump.manifest import MANIFEST_NAME
@@ -17,7 +18,7 @@ from ckconv.formats.bump.map import MAP_NAME
 from ckconv.formats.bump.spec import FOOTER, HeaderV3, HeaderV4
 from ckconv.formats.gguf.keys import SPLIT_KEYS, copied
 from ckconv.formats.gguf.spec import VERSION
-from ckconv.formats.safetensors.spec import LENGTH_BYTES, METADATA
+from ckconv.formats.safetensors.spec import LENGTH_BYTES
 from ckconv.io.bytesource import open_source
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan

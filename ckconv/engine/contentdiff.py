@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import PARAMETERS
+from ckconv.core.typed import Value
 from ckconv.engine.content import FOOTER_NAME, Content
 from ckconv.errors import quoted
 from ckconv.formats.bump.map import MAP_NAME
-from ckconv.formats.gguf.spec import Value
 from ckconv.io.json import Document, parse_object
 
 CODE = "side.json"
@@ -184,7 +184,8 @@ def _shown(value: Any) -> str:
 def _of_gguf(value: Value) -> str:
     import struct
 
-    from ckconv.formats.gguf.spec import LENGTH, VALUE_TYPES_BY_NAME, VERSION
+    from ckconv.core.typed import VALUE_TYPES_BY_NAME
+    from ckconv.formats.gguf.spec import LENGTH, VERSION
 
     if value.type.startswith("arr["):
         (count,) = LENGTH[VERSION].unpack_from(value.payload, 4)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from ckconv import __version__
 from ckconv.core.tensors import TensorIndex
+from ckconv.core.version import __version__
 from ckconv.engine.settle import Late, Written
 from ckconv.engine.sums import FileDigests
 from ckconv.errors import UsageError

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from ckconv.core.documents import METADATA
 from ckconv.core.tensors import TensorIndex
+from ckconv.core.typed import scalar
 from ckconv.engine.content import content_of_index, content_of_plan
 from ckconv.engine.contentdiff import COVERED, SPELLING, Fact, differences
 from ckconv.engine.replan import plan_again
@@ -17,8 +19,7 @@ from ckconv.engine.run import container_of
 from ckconv.errors import CkconvError
 from ckconv.families.huggingface_names import NAMES_KEY
 from ckconv.formats.bump.config import CONFIG_NAME
-from ckconv.formats.gguf.spec import scalar
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX, METADATA
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.plan.steps import Options
 from ckconv.tokenizer.vocabulary import adds_by_default
 

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import Kind
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.targets import make_plan
 from ckconv.families.huggingface_names import NAMES_KEY
 from ckconv.formats.gguf.spec import parse_shard_name
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX, METADATA
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Options, Plan
 

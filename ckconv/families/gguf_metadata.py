@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import MAX_DIMENSION, ModelConfig
+from ckconv.core.typed import Value, array, scalar
 from ckconv.families.architectures import Family
 from ckconv.families.gemma3 import PERIOD, SLIDING, layers_of, local_theta_of, period_of, periodic
-from ckconv.formats.gguf.spec import Value, array, scalar
 
 #: ``general.file_type`` by the type of most matrices (``enum llama_ftype`` of ``include/llama.h``, the medium mixes).
 FILE_TYPES: dict[str, int] = {

@@ -12,7 +12,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import plain, transposed
 from ckconv.core.names import SHAPES, Name, parse, with_layer
-from ckconv.core.tensors import Dropped, Extent, StoredTensor, Tensor, matrix_of
+from ckconv.core.tensors import Dropped, Extent, StoredTensor, Tensor, matrix_of, plain_tensor
 from ckconv.errors import Faults, counted, quoted
 from ckconv.families.architectures import FIELDS, Canonical, Family, dimensions
 from ckconv.families.huggingface_names import FOREIGN_QUANTIZERS, NESTED, Naming, naming_of
@@ -28,6 +28,11 @@ class Item:
 
     tensor: Tensor
     stored: tuple[StoredTensor, ...]
+
+
+def plain_item(stored: StoredTensor) -> Item:
+    """A stored tensor that stands for itself."""
+    return Item(plain_tensor(stored.name, stored), (stored,))
 
 
 def canonicalise(

@@ -8,7 +8,6 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckconv.adapters.stored import CONFIG_NAME, MLX_NAME, PEFT_NAME, PEFT_PICKLE
 from ckconv.core.tensors import Identity, TensorIndex, identity
@@ -21,16 +20,13 @@ from ckconv.io.bytesource import ByteSource, open_source
 from ckconv.io.files import readable
 from ckconv.output.regular import remembered
 
-if TYPE_CHECKING:
-    pass
-
 Reader = Callable[..., TensorIndex]
 
 #: Format -> module and function that read it; a module is imported when there is something for it to read.
 READERS: dict[str, tuple[str, str]] = {
     "gguf": ("ckconv.formats.gguf.index", "open_gguf"),
-    "safetensors": ("ckconv.formats.huggingface.read", "open_checkpoint"),
-    "mlx": ("ckconv.formats.huggingface.read", "open_mlx"),
+    "safetensors": ("ckconv.formats.checkpoints", "open_checkpoint"),
+    "mlx": ("ckconv.formats.checkpoints", "open_mlx"),
     "bump": ("ckconv.formats.bump.read", "open_bump"),
     "peft": ("ckconv.formats.peft.read", "open_peft"),
 }

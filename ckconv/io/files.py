@@ -14,6 +14,7 @@ from ckconv.core.tensors import Extent, Identity, cut, identity
 from ckconv.errors import InputError, OutputError, unreadable
 from ckconv.output.regular import open_regular
 from ckconv.signals import check
+from ckconv.system import MAX_OPEN
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -25,9 +26,6 @@ READ_AHEAD = 16 << 20
 
 #: Bytes of a piece: what stays in the second-level cache (see the pipeline's buffers).
 CHUNK = 1 << 20
-
-#: Descriptors that are open at a time: a checkpoint may have hundreds of shards, a process 256 descriptors (macOS).
-MAX_OPEN = 48
 
 #: Path, offset and number of bytes, at most ``CHUNK``.
 Piece = tuple[Path, int, int]

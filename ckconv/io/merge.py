@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckconv.adapters.model import float32
+from ckconv.core.adapters import float32
 from ckconv.core.dtypes import DType
 from ckconv.core.tensors import Delta, Merge, Rescale, Tensor
 from ckconv.errors import UnsupportedError

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ckconv.io.files import MAX_OPEN
 from ckconv.output.filesystem import close_written, failing, sync_file
+from ckconv.system import MAX_OPEN
 
 
 class Descriptors(Mapping[Path, int]):

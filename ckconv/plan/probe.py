@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ckconv.adapters.model import Role
+from ckconv.core.adapters import Role
 from ckconv.core.dtypes import DType
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.io.files import Files, pieces

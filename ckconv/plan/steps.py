@@ -6,15 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ckconv.core.tensors import Extent, Tensor, TensorIndex, cut
 from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.convert import Run as Run
-
-if TYPE_CHECKING:
-    from ckconv.record.write import PendingRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +205,20 @@ class OutputFile:
     steps: tuple[Step, ...]
 
 
+class Beside(Protocol):
+    """A file beside the output that is made when the digest of the output's payload is known."""
+
+    @property
+    def nbytes(self) -> int:
+        """Exact size of the file without a conversion record."""
+
+    def size(self, conversion: bytes | None) -> int:
+        """Exact size of the file, with this conversion record if there is one."""
+
+    def chunks(self, payload: bytes, conversion: bytes | None) -> Iterator[bytes]:
+        """The file in pieces, once the SHA-256 of the payload is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything about an output but its bytes.
@@ -235,7 +246,7 @@ class Plan:
     rope_layout: str = ""
     alternative: str = ""
     details: Any = field(default=None)
-    record: PendingRecord | None = None
+    record: Beside | None = None
     restores: bool = False
 
     @property

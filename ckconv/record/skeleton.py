@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.formats.checkpoints import index_of
 from ckconv.formats.gguf.index import index_gguf
 from ckconv.formats.gguf.read import join_shards
 from ckconv.formats.gguf.read_header import read_header
-from ckconv.formats.huggingface.read import index_checkpoint
 from ckconv.formats.safetensors.files import CONFIG_NAME, CheckpointFiles
 from ckconv.formats.safetensors.read import read_safetensors
 from ckconv.formats.safetensors.spec import MAX_JSON
@@ -81,7 +81,7 @@ def open_skeleton(opened: OpenRecord) -> TensorIndex:
             source = sources[CONFIG_NAME]
             config = parse_object(source.read_at(0, source.size), _CONFIG, source.path)
         tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
-        return index_checkpoint(path, CheckpointFiles(path, None, shards, tensors, config, ()))
+        return index_of(path, CheckpointFiles(path, None, shards, tensors, config, ()))
     except (InputError, UnsupportedError) as error:  # and no signal, which is an error too
         where = f"{quoted(error.path)}: " if error.path else ""
         message = f"what it keeps is no source: {where}{error.message}"

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.documents import document_of
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError
-from ckconv.formats.safetensors.spec import document_of
 from ckconv.io.json import Document, read_object
 from ckconv.tokenizer.files import TokenizerFiles
 

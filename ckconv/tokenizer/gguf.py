@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckconv.formats.gguf.spec import Value, array, scalar
+from ckconv.core.typed import Value, array, scalar
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_sentencepiece import from_json, from_model, is_sentencepiece
 from ckconv.tokenizer.gguf_special import chat_templates, put_around, special_ids

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckconv.formats.gguf.spec import array, scalar
+from ckconv.core.typed import array, scalar
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_words import LOOKS_SPECIAL, Words, check_text, filled, words_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckconv.formats.gguf.spec import Value
+from ckconv.core.typed import Value
 from ckconv.tokenizer.files import LeftOut
 from ckconv.tokenizer.sentencepiece import CONTROL, NORMAL, UNUSED, USER_DEFINED
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ckconv import __version__
 from ckconv.core.config import ModelConfig
+from ckconv.core.version import __version__
 from ckconv.families.architectures import FAMILIES, Family
 from ckconv.formats.bump.gemma3 import carried
 from ckconv.formats.bump.placement import Geometry

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ckconv.adapters.model import Adapter, Role, effective_scale
 from ckconv.adapters.names import family_named, gguf_stem_of
 from ckconv.adapters.read import Collected, Collector, Part, Shape
 from ckconv.adapters.stored import GGUF_A, GGUF_ALORA_KEY, GGUF_ALPHA_KEY, GGUF_B, GGUF_TYPE_KEY, HEAD_KEYS
+from ckconv.core.adapters import Adapter, Role, effective_scale
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import headed
 from ckconv.core.names import parse

@@ -7,19 +7,21 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ckconv.adapters.model import AdapterModule, Role, effective_scale, float32
+from ckconv.adapters.model import family_of
 from ckconv.adapters.names import family_named, gguf_name_of
 from ckconv.adapters.stored import GGUF_A, GGUF_ALPHA_KEY, GGUF_B, GGUF_KIND, GGUF_TYPE_KEY, HEAD_KEYS
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, power_of_two
+from ckconv.core.adapters import AdapterModule, Role, effective_scale, float32
 from ckconv.core.layouts import headed, plain
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor
+from ckconv.core.typed import Value, scalar
 from ckconv.errors import quoted
 from ckconv.families.architectures import ROTATED, Family
 from ckconv.formats.gguf.keys import copied, dropped, with_set
 from ckconv.formats.gguf.plan import Gguf
-from ckconv.formats.gguf.spec import DEFAULT_ALIGNMENT, Value, align_up, header_bytes, scalar
-from ckconv.formats.safetensors.shards import Piece
+from ckconv.formats.gguf.spec import DEFAULT_ALIGNMENT, align_up, header_bytes
+from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import OutputFile, Plan
 
 _FILE_NAME = "adapter.gguf"
@@ -48,10 +50,11 @@ class GgufAdapterPlanner(AdapterPlanner):
             self.refuse(f"the rows of {quoted(rotated[0].path)} are stored by heads of the base model", _BASE_HINT)
 
     def _family(self) -> Family | None:
-        if self.adapter.family is not None:
-            if not self.adapter.family.gguf:
-                self.refuse(f"llama.cpp has no {self.adapter.family.name}")
-            return self.adapter.family
+        family = family_of(self.adapter)
+        if family is not None:
+            if not family.gguf:
+                self.refuse(f"llama.cpp has no {family.name}")
+            return family
         if self.index.format == "gguf":
             return family_named(self.index.architecture)
         self.refuse("the architecture, which a GGUF names, follows from the base model", _BASE_HINT)

@@ -8,20 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from ckconv.core.config import PARAMETERS
+from ckconv.core.typed import STRING, VALUE_TYPES_BY_NAME, Value, ValueType, array, raw_array, scalar, string
 from ckconv.errors import UsageError, quoted
-from ckconv.formats.gguf.spec import (
-    ALIGNMENT_KEY,
-    LENGTH,
-    STRING,
-    VALUE_TYPES_BY_NAME,
-    VERSION,
-    Value,
-    ValueType,
-    array,
-    raw_array,
-    scalar,
-    string,
-)
+from ckconv.formats.gguf.spec import ALIGNMENT_KEY, LENGTH, VERSION
 from ckconv.formats.gguf.values import ArrayRef, MetaValue
 
 ARCHITECTURE_KEY = "general.architecture"

@@ -10,6 +10,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.rope import llama3_factors
 from ckconv.core.tensors import Extent, Tensor
+from ckconv.core.typed import Value, scalar
 from ckconv.families.architectures import FAMILIES
 from ckconv.families.gguf_metadata import directory_name, display_name, general_keys, model_keys, size_label, type_keys
 from ckconv.formats.gguf.entries import Entry, canonical_entries, frequencies_entry, nbytes_of, stored_entries
@@ -23,11 +24,9 @@ from ckconv.formats.gguf.spec import (
     SPLIT_NO,
     SPLIT_TENSORS,
     ShardName,
-    Value,
     align_up,
     header_bytes,
     parse_shard_name,
-    scalar,
 )
 from ckconv.formats.gguf.types import file_type, types_of
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture

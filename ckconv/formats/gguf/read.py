@@ -7,17 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.core.tensors import StoredTensor
+from ckconv.core.typed import VALUE_TYPES_BY_NAME
 from ckconv.errors import Faults, InputError, quoted
 from ckconv.formats.gguf.read_header import GgufShard, read_header
-from ckconv.formats.gguf.spec import (
-    MAX_SHARDS,
-    SPLIT_COUNT,
-    SPLIT_NO,
-    SPLIT_TENSORS,
-    VALUE_TYPES_BY_NAME,
-    ShardName,
-    parse_shard_name,
-)
+from ckconv.formats.gguf.spec import MAX_SHARDS, SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS, ShardName, parse_shard_name
 from ckconv.formats.gguf.values import ArrayRef, MetaValue
 from ckconv.io.bytesource import ByteSource, open_source
 from ckconv.io.files import readable

@@ -8,6 +8,7 @@ from pathlib import Path
 from struct import Struct
 
 from ckconv.core.tensors import StoredTensor
+from ckconv.core.typed import U32
 from ckconv.errors import Faults, InputError, counted, quoted
 from ckconv.formats.gguf.cursor import TRUNCATED, Cursor
 from ckconv.formats.gguf.records import check_extents, check_offsets, checked_name, read_records
@@ -23,7 +24,6 @@ from ckconv.formats.gguf.spec import (
     MAX_KEYS,
     MAX_TENSORS,
     MAX_TRAILING_ZEROS,
-    U32,
     VERSIONS,
     align_up,
     min_pair_bytes,

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from ckconv.core.dtypes import BY_GGML, RETIRED_GGML, DType
 from ckconv.core.tensors import Extent, StoredTensor
+from ckconv.core.typed import U32, U64
 from ckconv.errors import Faults, InputError, quoted
 from ckconv.formats.gguf.cursor import TRUNCATED, Cursor
-from ckconv.formats.gguf.spec import MAX_BYTES, MAX_DIMS, MAX_NAME_BYTES, TENSOR_TAIL, U32, U64, align_up
+from ckconv.formats.gguf.spec import MAX_BYTES, MAX_DIMS, MAX_NAME_BYTES, TENSOR_TAIL, align_up
 from ckconv.formats.gguf.values import read_string
 
 # What is no part of a name: C0 and C1 controls, line separators, and marks that reorder or hide text.

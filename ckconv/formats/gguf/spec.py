@@ -23,7 +23,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from struct import Struct, pack
+from struct import Struct
+
+from ckconv.core.typed import ARRAY, U32, VALUE_TYPES_BY_NAME, Value, string
 
 MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)
@@ -36,8 +38,6 @@ LENGTH = {1: Struct("<I"), 2: Struct("<Q"), 3: Struct("<Q")}
 COUNTS = {1: Struct("<II"), 2: Struct("<QQ"), 3: Struct("<QQ")}
 COUNTS_OFFSET = 8
 
-U32 = Struct("<I")
-U64 = Struct("<Q")
 #: The end of a tensor record: ggml type, offset in the data section.
 TENSOR_TAIL = Struct("<IQ")
 
@@ -61,47 +61,6 @@ MAX_NAME_BYTES = 1 << 10
 MAX_SHARDS = 65_535
 #: Offsets and sizes are signed 64-bit numbers to every operating system.
 MAX_BYTES = (1 << 63) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class ValueType:
-    """A type of metadata value. ``code`` is its format for :mod:`struct`, ``size`` its bytes; strings have neither."""
-
-    id: int
-    name: str
-    code: str = ""
-    size: int = 0
-
-    @property
-    def integer(self) -> bool:
-        """Whole numbers, ``bool`` not among them."""
-        return self.code in "bBhHiIqQ" and self.size > 0
-
-
-STRING = ValueType(8, "str")
-ARRAY = ValueType(9, "arr")
-BOOL = ValueType(7, "bool", "?", 1)
-
-#: id -> type (``enum gguf_type``).
-VALUE_TYPES: dict[int, ValueType] = {
-    t.id: t
-    for t in (
-        ValueType(0, "u8", "B", 1),
-        ValueType(1, "i8", "b", 1),
-        ValueType(2, "u16", "H", 2),
-        ValueType(3, "i16", "h", 2),
-        ValueType(4, "u32", "I", 4),
-        ValueType(5, "i32", "i", 4),
-        ValueType(6, "f32", "f", 4),
-        BOOL,
-        STRING,
-        ARRAY,
-        ValueType(10, "u64", "Q", 8),
-        ValueType(11, "i64", "q", 8),
-        ValueType(12, "f64", "d", 8),
-    )
-}
-VALUE_TYPES_BY_NAME: dict[str, ValueType] = {t.name: t for t in VALUE_TYPES.values()}
 
 
 def min_pair_bytes(version: int) -> int:
@@ -144,58 +103,6 @@ def parse_shard_name(name: str) -> ShardName | None:
     """The parts of a shard's file name, or ``None`` where it is not one."""
     found = _SHARD_NAME.fullmatch(name)
     return ShardName(found[1], int(found[2]), int(found[3])) if found else None
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A metadata value as it is written: its ``type`` (``u32``, ``arr[str]``), and the bytes behind the type's number.
-
-    Those of an array begin with the element type and the count.
-    """
-
-    type: str
-    payload: bytes
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the file, the type's number included."""
-        return U32.size + len(self.payload)
-
-
-def scalar(type: str, value: str | int | float | bool) -> Value:
-    """A value of a scalar type.
-
-    Raises:
-        struct.error, OverflowError: the number does not fit into the type.
-    """
-    return Value(type, _elements(VALUE_TYPES_BY_NAME[type], (value,)))
-
-
-def array(type: str, values: Sequence[str | int | float | bool]) -> Value:
-    """An array of ``type`` elements.
-
-    Raises:
-        struct.error, OverflowError: as :func:`scalar`.
-    """
-    kind = VALUE_TYPES_BY_NAME[type]
-    return raw_array(type, len(values), _elements(kind, values))
-
-
-def raw_array(type: str, count: int, elements: bytes) -> Value:
-    """An array whose elements are there as a file of version 2 or 3 stores them."""
-    return Value(f"arr[{type}]", U32.pack(VALUE_TYPES_BY_NAME[type].id) + LENGTH[VERSION].pack(count) + elements)
-
-
-def _elements(kind: ValueType, values: Sequence[str | int | float | bool]) -> bytes:
-    if kind is STRING:
-        return b"".join(string(str(value)) for value in values)
-    return pack(f"<{len(values)}{kind.code}", *values)
-
-
-def string(text: str) -> bytes:
-    """A length and UTF-8; lone surrogates become the bytes that they stand for (``surrogateescape``)."""
-    data = text.encode("utf-8", "surrogateescape")
-    return LENGTH[VERSION].pack(len(data)) + data
 
 
 @dataclass(frozen=True, slots=True)

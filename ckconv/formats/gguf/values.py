@@ -7,19 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from struct import Struct
 
+from ckconv.core.typed import ARRAY, BOOL, STRING, U32, VALUE_TYPES, VALUE_TYPES_BY_NAME, ValueType
 from ckconv.errors import InputError, OutputError, quoted
 from ckconv.formats.gguf.cursor import TRUNCATED, Cursor
-from ckconv.formats.gguf.spec import (
-    ARRAY,
-    BOOL,
-    MAX_ARRAY_ELEMENTS,
-    MAX_STRING_BYTES,
-    STRING,
-    U32,
-    VALUE_TYPES,
-    VALUE_TYPES_BY_NAME,
-    ValueType,
-)
+from ckconv.formats.gguf.spec import MAX_ARRAY_ELEMENTS, MAX_STRING_BYTES
 from ckconv.io.bytesource import ByteSource
 
 Scalar = int | float | bool | str

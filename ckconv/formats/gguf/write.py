@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ckconv.core.typed import Value
 from ckconv.formats.gguf.plan import Gguf
-from ckconv.formats.gguf.spec import Record, Value, align_up, header
+from ckconv.formats.gguf.spec import Record, align_up, header
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import OutputFile, Plan
 

@@ -1,56 +1,34 @@
-"""A checkpoint directory, index or file of safetensors -> the canonical index, whether transformers or MLX wrote it."""
+"""The headers and the configuration of a checkpoint -> the canonical index."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.documents import joined_metadata
 from ckconv.core.key_table import CONSUMERS
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.families.architectures import Canonical
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.huggingface_names import NAMES_KEY
-from ckconv.families.huggingface_tensors import canonicalise, foreign_quantizer
-from ckconv.formats.mlx.read import is_mlx, mlx_items, plain_item
-from ckconv.formats.safetensors.files import CheckpointFiles, read_checkpoint_files
-from ckconv.formats.safetensors.read import read_safetensors
-from ckconv.formats.safetensors.spec import joined_metadata
-from ckconv.io.bytesource import ByteSource
+from ckconv.families.huggingface_tensors import Item, canonicalise, foreign_quantizer, plain_item
+from ckconv.formats.safetensors.files import CheckpointFiles
+
+#: Stored arrays, ``config.json`` and the path, for errors -> the tensors that they are.
+Group = Callable[[tuple[StoredTensor, ...], Mapping[str, Any], Path], list[Item]]
 
 
-def open_mlx(path: Path, *, source: ByteSource | None = None) -> TensorIndex:
-    """:func:`open_checkpoint` of what nothing but its reader knows to be MLX's."""
-    return open_checkpoint(path, source=source, mlx=True)
-
-
-def open_checkpoint(path: Path, *, source: ByteSource | None = None, mlx: bool = False) -> TensorIndex:
-    """Read the headers and configuration of a checkpoint and apply its family's rules.
-
-    A file without a ``config.json``, or of an unknown ``model_type``, is described, but has no canonical tensors.
+def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | None = None) -> TensorIndex:
+    """The index of headers and a configuration that were read.
 
     Args:
-        mlx: it is MLX's, whether its files say so or not.
-
-    Raises:
-        InputError: ``st.*``, ``index.*``, ``hf.*``, ``mlx.quant`` or ``model.config``.
-        UnsupportedError: ``hf.pickle``.
-    """
-    if source is not None:
-        file = read_safetensors(path, source=source)
-        checkpoint = CheckpointFiles(path.parent, None, (file,), file.tensors, None, ())
-    else:
-        checkpoint = read_checkpoint_files(path)
-    return index_checkpoint(path, checkpoint, mlx=mlx)
-
-
-def index_checkpoint(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = False) -> TensorIndex:
-    """The index of headers and a configuration that were read.
+        group: which stored arrays are one matrix, in a checkpoint of MLX's.
 
     Raises:
         InputError: ``mlx.quant`` or ``model.config``.
     """
-    config = checkpoint.config
-    mlx = mlx or is_mlx(config, checkpoint.shards[0].metadata)
+    config, mlx = checkpoint.config, group is not None
     architecture = str(config.get("model_type", "")) if config else ""
     quantizer = "" if mlx else foreign_quantizer(checkpoint.tensors, config)
     # Without the values of its matrices a model has no canonical tensors, whatever its family.
@@ -59,7 +37,7 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = Fal
     model = None
     canonical = Canonical({}, {}, (), checkpoint.tensors)
     if config is not None:
-        items = mlx_items(checkpoint.tensors, config, path) if mlx else [plain_item(t) for t in checkpoint.tensors]
+        items = group(checkpoint.tensors, config, path) if group else [plain_item(t) for t in checkpoint.tensors]
         if family:
             consumer = CONSUMERS["mlx" if mlx else "safetensors"]
             model = huggingface_config(config, family, checkpoint.tensors, path, consumer=consumer)

@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.adapters.model import Adapter, Role, float32
 from ckconv.adapters.names import families_of, local_path, stem_of
-from ckconv.adapters.read import Collector, Part, Shape, adapter_index
+from ckconv.adapters.read import Collector, Part, Shape
 from ckconv.adapters.stored import CONFIG_NAME, MLX_NAME
+from ckconv.core.adapters import Adapter, Role, float32
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.formats.peft.config import positive, read_adapter_document
 from ckconv.formats.safetensors.adapter_base import Opener, check_fits, find_base
+from ckconv.formats.safetensors.adapter_document import positive, read_adapter_document
+from ckconv.formats.safetensors.adapter_index import adapter_index
 from ckconv.formats.safetensors.files import regular_file
 from ckconv.formats.safetensors.read import read_safetensors
 from ckconv.io.json import shown

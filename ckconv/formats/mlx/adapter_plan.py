@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckconv.adapters.model import Role
 from ckconv.adapters.names import local_path
 from ckconv.adapters.stored import MLX_NAME
-from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, best_scale
+from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
+from ckconv.core.adapters import Role
 from ckconv.errors import quoted
-from ckconv.formats.peft.plan import AdapterFiles, config_bytes, paths_in
-from ckconv.formats.safetensors.shards import Piece, lay_out
+from ckconv.formats.safetensors.adapter_files import AdapterFiles, config_bytes
+from ckconv.formats.safetensors.shards import lay_out
+from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import Plan
 
 _ENDINGS = {

@@ -14,7 +14,7 @@ from ckconv.families.gemma3 import layers_of, period_of
 from ckconv.families.huggingface_classes import CLASSES
 from ckconv.formats.mlx.rope import rope_reasons
 from ckconv.formats.safetensors.checkpoint import DECODE, CheckpointPlanner
-from ckconv.formats.safetensors.shards import Module
+from ckconv.plan.pieces import Module
 from ckconv.plan.planner import HEAD
 from ckconv.quant.mlx import Quantization
 from ckconv.quant.triples import triple_of, triple_type

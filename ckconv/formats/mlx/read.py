@@ -13,9 +13,9 @@ from typing import Any
 
 from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.layouts import plain
-from ckconv.core.tensors import StoredTensor, Tensor, plain_tensor
+from ckconv.core.tensors import StoredTensor, Tensor
 from ckconv.errors import Faults, InputError, quoted
-from ckconv.families.huggingface_tensors import Item
+from ckconv.families.huggingface_tensors import Item, plain_item
 from ckconv.quant.mlx import Quantization, quantization
 from ckconv.quant.repack import Triple
 from ckconv.quant.triples import triple_type
@@ -24,11 +24,6 @@ from ckconv.quant.triples import triple_type
 def is_mlx(config: Mapping[str, Any] | None, metadata: Mapping[str, str]) -> bool:
     """The checkpoint was written by MLX: its files say so, or its configuration has MLX's ``quantization``."""
     return metadata.get("format") == "mlx" or isinstance((config or {}).get("quantization"), dict)
-
-
-def plain_item(stored: StoredTensor) -> Item:
-    """A stored tensor that stands for itself."""
-    return Item(plain_tensor(stored.name, stored), (stored,))
 
 
 def mlx_items(stored: tuple[StoredTensor, ...], config: Mapping[str, Any], path: Path) -> list[Item]:

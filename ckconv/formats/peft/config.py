@@ -6,8 +6,6 @@ The rules are peft's own (0.21): ``LoraLayer.update_layer`` for the scale; those
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +14,8 @@ from typing import Any
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.peft.modules import ModuleKeys, Selection
 from ckconv.formats.peft.patterns import Steps
-from ckconv.formats.safetensors.spec import MAX_JSON
-from ckconv.io.json import Document, read_object, shown
-
-_DOCUMENT = Document("adapter configuration", "adapter.config", "adapter.config", MAX_JSON)
+from ckconv.formats.safetensors.adapter_document import positive, read_adapter_document
+from ckconv.io.json import shown
 
 #: Keys under which a method of peft is another one than plain LoRA -> what to say of it.
 _VARIANTS: dict[str, str] = {
@@ -115,36 +111,6 @@ def read_peft_config(path: Path) -> PeftConfig:
         base_name=config.text("base_model_name_or_path"),
         unsupported=_unsupported(document),
     )
-
-
-def read_adapter_document(path: Path) -> dict[str, Any]:
-    """The configuration of an adapter of any kind, as JSON.
-
-    Raises:
-        InputError: ``adapter.config``, malformed; ``adapter.scale``, a scale that is NaN or infinite.
-    """
-    try:
-        return read_object(path, _DOCUMENT)
-    except InputError as error:
-        found = _NOT_FINITE.search(path.read_bytes()) if error.code == _DOCUMENT.code else None
-        if found:
-            what, value = (group.decode() for group in found.groups())
-            raise InputError("adapter.scale", f"{what} is {value}; it must be a number above 0", path=path) from None
-        raise
-
-
-_NOT_FINITE = re.compile(rb'"(r|lora_alpha|rank|scale|alpha)"\s*:\s*(-?(?:NaN|Infinity))')
-
-
-def positive(value: object) -> float | None:
-    """A finite number above 0, ``None`` for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) and number > 0 else None
 
 
 class _Fields:

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from ckconv.adapters.model import AdapterModule, Role, effective_scale
-from ckconv.adapters.names import families_of, family_named, path_of
+from ckconv.adapters.names import families_of
 from ckconv.adapters.stored import PEFT_NAME, PEFT_PREFIX
-from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows
-from ckconv.core.tensors import TensorIndex
-from ckconv.errors import quoted
-from ckconv.formats.safetensors.shards import Piece, lay_out
-from ckconv.plan.planner import Planner
+from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, paths_in
+from ckconv.core.adapters import AdapterModule, Role, effective_scale
+from ckconv.formats.safetensors.adapter_files import AdapterFiles, config_bytes
+from ckconv.formats.safetensors.shards import lay_out
+from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterFiles:
-    """What the writer of a directory needs besides the steps: the header of the tensors, and the configuration."""
-
-    headers: tuple[bytes, ...]
-    config_json: bytes
 
 
 class PeftPlanner(AdapterPlanner):
@@ -108,31 +97,6 @@ _ENDINGS = {
 }
 
 
-def paths_in(planner: Planner, index: TensorIndex, modules: Sequence[AdapterModule], dialect: str) -> Mapping[str, str]:
-    """Module -> its path as ``dialect`` has it; modules without one are reasons to refuse.
-
-    A path of the same dialect, or one for which no rule is known, stays what it is.
-    """
-    adapter = index.adapter
-    assert adapter is not None
-    if index.format == dialect:
-        return {module.name: module.path for module in modules}
-    if adapter.base is not None:
-        families: tuple[str, ...] = (adapter.base.family,)
-    elif index.format == "gguf":
-        family = family_named(index.architecture)
-        families = (family.name,) if family else ()
-    else:
-        families = families_of(module.path for module in modules)
-    paths = {}
-    for module in modules:
-        path = path_of(module.name, families, dialect)
-        if path is None and index.format == "gguf":
-            planner.refuse(f"no name is known for {quoted(module.path)} of {index.architecture!r}")
-        paths[module.name] = path or module.path
-    return paths
-
-
 def _alpha(module: AdapterModule) -> float:
     """The alpha that makes the scale: the source's own where it does, else scale times rank, which is exact."""
     if module.alpha is not None and effective_scale(module.alpha, module.rank) == module.scale:
@@ -147,8 +111,3 @@ def _number(value: float) -> int | float:
 def _is_conv1d(paths: Sequence[str] | Any) -> bool:
     """GPT-2's matrices are stored the other way round in transformers, which peft wants to be told."""
     return families_of(paths) == ("gpt2",)
-
-
-def config_bytes(document: Mapping[str, Any]) -> bytes:
-    """A configuration as peft and mlx-lm write it."""
-    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")

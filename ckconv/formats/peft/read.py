@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckconv.adapters.model import Adapter, Role, effective_scale
 from ckconv.adapters.names import families_of, stem_of
-from ckconv.adapters.read import Collector, Part, Shape, adapter_index, vector
+from ckconv.adapters.read import Collector, Part, Shape, vector
 from ckconv.adapters.stored import CONFIG_NAME, PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX
+from ckconv.core.adapters import Adapter, Role, effective_scale
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.peft.config import PeftConfig, read_peft_config
 from ckconv.formats.safetensors.adapter_base import Opener, check_fits, find_base
+from ckconv.formats.safetensors.adapter_index import adapter_index
 from ckconv.formats.safetensors.files import regular_file
 from ckconv.formats.safetensors.read import pickle_refusal, read_safetensors
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckconv.adapters.stored import CONFIG_NAME
-from ckconv.formats.peft.plan import AdapterFiles
+from ckconv.formats.safetensors.adapter_files import AdapterFiles
 from ckconv.formats.safetensors.reference import check_opens
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import Plan

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckconv.adapters.model import AdapterModule, Role, matrix_shape
+from ckconv.adapters.model import matrix_shape
+from ckconv.core.adapters import AdapterModule, Role
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.key_table import CONSUMERS
 from ckconv.core.names import parse
@@ -24,8 +25,9 @@ from ckconv.formats.safetensors.checkpoint_rules import class_reasons, option_re
 from ckconv.formats.safetensors.checkpoint_tokenizer import TokenizerPlan, tokenizer_plan
 from ckconv.formats.safetensors.files import parts_beside
 from ckconv.formats.safetensors.rope_factors import scaling_of
-from ckconv.formats.safetensors.shards import Module, Shards, lay_out
-from ckconv.formats.safetensors.spec import METADATA, SINGLE_NAME
+from ckconv.formats.safetensors.shards import Shards, lay_out
+from ckconv.formats.safetensors.spec import SINGLE_NAME
+from ckconv.plan.pieces import Module
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.source_rules import surplus_reasons

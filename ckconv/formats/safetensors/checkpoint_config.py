@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.documents import document_of
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.architectures import FAMILIES
 from ckconv.families.huggingface_classes import CLASSES, class_of, fit
 from ckconv.formats.safetensors.checkpoint_agreement import agreeing
 from ckconv.formats.safetensors.document import Facts, build_document
-from ckconv.formats.safetensors.spec import document_of
 
 CONFIG_NAME = "config.json"
 

@@ -8,7 +8,7 @@ from ckconv.core.dtypes import DType
 from ckconv.core.layouts import plain, transposed
 from ckconv.core.tensors import StoredTensor, Tensor, matrix_of, plain_tensor
 from ckconv.formats.safetensors.checkpoint_names import Entry
-from ckconv.formats.safetensors.shards import Module, Piece
+from ckconv.plan.pieces import Module, Piece
 from ckconv.quant.convert import Conversion, Run
 from ckconv.quant.triples import plane_types, triple_of
 

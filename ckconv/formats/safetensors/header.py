@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import BY_SAFETENSORS, DType
 from ckconv.errors import InputError, listed
-from ckconv.formats.safetensors.spec import LENGTH_BYTES, MAX_HEADER, MAX_NAME, METADATA, TOO_LARGE
+from ckconv.formats.safetensors.spec import LENGTH_BYTES, MAX_HEADER, MAX_NAME, TOO_LARGE
 from ckconv.io.json import Document, parse_object, repeated
 
 if TYPE_CHECKING:

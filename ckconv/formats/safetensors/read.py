@@ -11,21 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import BY_SAFETENSORS
 from ckconv.core.tensors import Extent, StoredTensor
 from ckconv.errors import CkconvError, Faults, InputError, UnsupportedError, counted, quoted
 from ckconv.formats.safetensors.extents import PARTIAL, check_extents
 from ckconv.formats.safetensors.header import Alike, Header
-from ckconv.formats.safetensors.spec import (
-    FIELDS,
-    LENGTH_BYTES,
-    MAX_DIMS,
-    MAX_HEADER,
-    MAX_NAME,
-    MAX_TENSORS,
-    METADATA,
-    TOO_LARGE,
-)
+from ckconv.formats.safetensors.spec import FIELDS, LENGTH_BYTES, MAX_DIMS, MAX_HEADER, MAX_NAME, MAX_TENSORS, TOO_LARGE
 from ckconv.io.bytesource import lfs_pointer, open_source
 from ckconv.io.json import kind, shown
 

@@ -2,56 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from ckconv.core.dtypes import DType
-from ckconv.core.layouts import Layout
-from ckconv.core.tensors import Extent, Tensor
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SUFFIX, encode_header, shard_name
-from ckconv.plan.steps import OutputFile, Step
-from ckconv.quant.convert import Conversion, Run
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One array of the output that has no place yet.
-
-    Attributes:
-        name: what it is called in the file.
-        canonical: what it holds, for reports.
-        shape: as stored, in elements.
-        layout: how canonical rows lie in it.
-        source, conversion, runs: where its rows come from, as in :class:`ckconv.plan.steps.Step`.
-        module: the block type of the quantised module that it is one array of, ``None`` where it stands for itself.
-    """
-
-    name: str
-    canonical: str
-    dtype: DType
-    shape: tuple[int, ...]
-    layout: Layout
-    source: Tensor
-    conversion: Conversion
-    runs: tuple[Run, ...] = ()
-    module: DType | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the file."""
-        return self.dtype.nbytes(math.prod(self.shape))
-
-    def step(self, offset: int) -> Step:
-        """The piece at ``offset`` bytes into its file."""
-        extent = Extent(Path(), offset, self.nbytes)
-        target = Tensor(self.canonical, self.name, self.dtype, self.shape, (extent,), self.layout)
-        return Step(self.name, target, self.source, self.conversion, runs=self.runs)
-
-
-#: Pieces that stay in one file: the arrays of a quantised module, else one alone.
-Module = tuple[Piece, ...]
+from ckconv.plan.pieces import Module, Piece
+from ckconv.plan.steps import OutputFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from ckconv.core.documents import METADATA
 
 #: Bytes of the length field in front of the header.
 LENGTH_BYTES = 8
@@ -31,7 +32,6 @@ MAX_NAME = 1024
 #: No count, offset or size reaches this one; offsets of files are signed 64-bit numbers.
 TOO_LARGE = 1 << 63
 
-METADATA = "__metadata__"
 #: The fields of a tensor; all are required and no others exist.
 FIELDS = ("dtype", "shape", "data_offsets")
 
@@ -43,16 +43,6 @@ INDEX_SUFFIX = ".index.json"
 MAX_JSON = 64_000_000
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors", re.DOTALL)
-
-
-def joined_metadata(header: Mapping[str, str], document: Mapping[str, Any]) -> dict[str, Any]:
-    """One mapping of a header's own ``__metadata__``, marked as such, and a configuration."""
-    return {**{f"{METADATA}.{key}": value for key, value in header.items()}, **document}
-
-
-def document_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration out of :func:`joined_metadata`."""
-    return {key: value for key, value in metadata.items() if not key.startswith(f"{METADATA}.")}
 
 
 def shard_name(stem: str, number: int, count: int) -> str:

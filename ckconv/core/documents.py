@@ -1,0 +1,19 @@
+"""A configuration and a header's own metadata as one mapping: that of an index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: The key of a safetensors header's own metadata.
+METADATA = "__metadata__"
+
+
+def joined_metadata(header: Mapping[str, str], document: Mapping[str, Any]) -> dict[str, Any]:
+    """One mapping of a header's own ``__metadata__``, marked as such, and a configuration."""
+    return {**{f"{METADATA}.{key}": value for key, value in header.items()}, **document}
+
+
+def document_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration out of :func:`joined_metadata`."""
+    return {key: value for key, value in metadata.items() if not key.startswith(f"{METADATA}.")}

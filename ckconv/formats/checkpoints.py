@@ -1,0 +1,47 @@
+"""A checkpoint directory, index or file of safetensors, whether transformers or MLX wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckconv.core.tensors import TensorIndex
+from ckconv.formats.huggingface.read import index_checkpoint
+from ckconv.formats.mlx.read import is_mlx, mlx_items
+from ckconv.formats.safetensors.files import CheckpointFiles, read_checkpoint_files
+from ckconv.formats.safetensors.read import read_safetensors
+from ckconv.io.bytesource import ByteSource
+
+
+def open_mlx(path: Path, *, source: ByteSource | None = None) -> TensorIndex:
+    """:func:`open_checkpoint` of what nothing but its reader knows to be MLX's."""
+    return open_checkpoint(path, source=source, mlx=True)
+
+
+def open_checkpoint(path: Path, *, source: ByteSource | None = None, mlx: bool = False) -> TensorIndex:
+    """Read the headers and configuration of a checkpoint and apply its family's rules.
+
+    A file without a ``config.json``, or of an unknown ``model_type``, is described, but has no canonical tensors.
+
+    Args:
+        mlx: it is MLX's, whether its files say so or not.
+
+    Raises:
+        InputError: ``st.*``, ``index.*``, ``hf.*``, ``mlx.quant`` or ``model.config``.
+        UnsupportedError: ``hf.pickle``.
+    """
+    if source is not None:
+        file = read_safetensors(path, source=source)
+        checkpoint = CheckpointFiles(path.parent, None, (file,), file.tensors, None, ())
+    else:
+        checkpoint = read_checkpoint_files(path)
+    return index_of(path, checkpoint, mlx=mlx)
+
+
+def index_of(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = False) -> TensorIndex:
+    """The index of headers and a configuration that were read.
+
+    Raises:
+        InputError: ``mlx.quant`` or ``model.config``.
+    """
+    mlx = mlx or is_mlx(checkpoint.config, checkpoint.shards[0].metadata)
+    return index_checkpoint(path, checkpoint, mlx_items if mlx else None)

@@ -1,0 +1,267 @@
+"""The house: which part of the package may import which, and what may be named and called where.
+
+Every import counts, those within functions and under ``TYPE_CHECKING`` too. Lists of what is not yet as it should be
+may only shrink: what they name and is mended fails as well, until its line is removed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "ckconv"
+
+#: From the ground up. What stands on one floor does not import each other, so there is no circle; of the formats,
+#: each with a folder of its own, ``safetensors`` is the container of others.
+FLOORS = (
+    ("errors",),
+    ("system",),
+    ("signals",),
+    ("core",),
+    ("quant", "output"),
+    ("io", "families"),
+    ("tokenizer", "plan"),
+    ("adapters",),
+    ("formats/safetensors",),
+    ("formats/gguf", "formats/huggingface", "formats/mlx", "formats/peft", "formats/bump"),
+    ("formats",),
+    ("record",),
+    ("engine",),
+    ("api",),
+    ("cli",),
+    ("__init__",),
+    ("__main__",),
+)
+FLOOR_OF = {box: floor for floor, boxes in enumerate(FLOORS) for box in boxes}
+
+#: Boxes and arrows are counted at the top of the package, where ``formats`` is one.
+MOST_BOXES, MOST_ARROWS = 20, 110
+MOST_LINES = 350
+
+#: What differs between operating systems.
+SYSTEM_MODULES = {"fcntl", "resource", "signal", "select", "mmap", "ctypes", "msvcrt", "platform"}
+SYSTEM_CALLS = {
+    *("pread", "preadv", "pwrite", "pwritev", "posix_fadvise", "posix_fallocate", "fsync", "fdatasync", "statvfs"),
+    *("geteuid", "getuid", "O_CLOEXEC", "O_NONBLOCK", "O_NOFOLLOW", "O_DIRECTORY", "SEEK_DATA", "link", "sendfile"),
+    *("copy_file_range", "kill", "mkfifo", "fchmod", "name"),
+}
+
+#: Module -> the families that it names.
+FAMILIES: dict[str, str] = {
+    "adapters/names": "gpt2",
+    "core/config": "qwen2, qwen3, qwen3moe",
+    "formats/bump/config": "gemma3, llama",
+    "formats/bump/flavours": "llama",
+    "formats/bump/gemma3": "gemma3",
+    "formats/bump/plan5": "gemma3, llama, qwen2, qwen3",
+    "formats/bump/read5": "gemma3, llama, qwen3",
+    "formats/bump/resolve": "gemma3, qwen3",
+    "formats/gguf/config": "gemma3",
+    "formats/gguf/plan": "gpt2, phi3",
+    "formats/gguf/rules": "gemma3, gpt2, llama, mixtral, phi3, qwen3, qwen3moe",
+    "formats/mlx/plan": "gemma3, gpt2",
+    "formats/peft/plan": "gpt2",
+    "formats/safetensors/checkpoint_agreement": "gemma3",
+    "formats/safetensors/checkpoint_config": "gemma3, gpt2, llama, mixtral, phi3, qwen3, qwen3moe",
+    "formats/safetensors/checkpoint_names": "gpt2",
+    "formats/safetensors/checkpoint_rules": "gpt2, phi3",
+    "formats/safetensors/document": "gemma3, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3moe",
+    "formats/safetensors/rope_factors": "phi3",
+}
+#: Module -> the formats that it names.
+FORMATS: dict[str, str] = {
+    "adapters/names": "mlx, peft",
+    "adapters/write": "gguf",
+    "api": "bump",
+    "core/key_table": "mlx, safetensors",
+    "core/tensors": "bump, mlx, safetensors",
+    "engine/content": "bump, mlx, mlx adapter, peft, safetensors",
+    "engine/directions": "bump, gguf, mlx, peft",
+    "engine/entry": "bump, gguf",
+    "engine/factdiff": "bump, gguf",
+    "engine/leftovers": "bump, mlx, safetensors",
+    "engine/replan": "bump, mlx, safetensors",
+    "engine/run": "bump, gguf, gguf adapter, mlx, mlx adapter, peft, safetensors",
+    "engine/settle": "mlx, mlx adapter, peft, safetensors",
+    "engine/targets": "bump, gguf, gguf adapter, mlx, mlx adapter, peft, safetensors",
+    "engine/verify": "bump",
+    "engine/whole": "bump, gguf",
+    "output/destination": "bump, gguf, mlx, peft, safetensors",
+    "plan/applicable": "bump, gguf, gguf adapter, mlx, safetensors",
+    "plan/choices": "bump, gguf",
+    "plan/planner": "bump, gguf, mlx, safetensors",
+    "record/keep": "bump, gguf",
+    "record/read": "bump, gguf",
+    "record/restore": "gguf",
+    "record/schema": "bump, gguf, mlx, safetensors",
+    "record/skeleton": "gguf",
+    "record/write_restored": "gguf",
+    "tokenizer/documents": "mlx, safetensors",
+    "tokenizer/source": "gguf, mlx, safetensors",
+}
+#: Module -> what it calls of the operating system's own.
+SYSTEM: dict[str, str] = {
+    "cli/report": "resource, sys.platform",
+    "engine/pipeline": "mmap, os.preadv, os.pwrite, select",
+    "engine/readback": "os.pread",
+    "engine/reread": "os.preadv",
+    "engine/settle": "os.fsync",
+    "engine/writeback": "os.fdatasync",
+    "io/files": "os.posix_fadvise, os.preadv",
+    "output/descriptors": "os.O_CLOEXEC, os.fsync",
+    "output/filesystem": "os.O_CLOEXEC, os.SEEK_DATA, os.fsync, os.posix_fallocate, os.pwrite",
+    "output/locks": "fcntl, os.O_CLOEXEC, os.O_NOFOLLOW, os.O_NONBLOCK",
+    "output/naming": "os.link",
+    "output/places": "os.statvfs",
+    "output/recovery": "os.O_CLOEXEC, os.O_DIRECTORY, os.O_NOFOLLOW, os.geteuid",
+    "output/regular": "os.O_CLOEXEC, os.O_NONBLOCK, os.pread",
+    "output/staging": "os.O_CLOEXEC, os.O_DIRECTORY",
+    "signals": "signal",
+}
+#: Files of more lines than they should have.
+LONG: set[str] = {"api", "cli/report", "formats/bump/plan", "formats/safetensors/checkpoint"}
+
+
+def name_of(path: Path) -> str:
+    """``core/plan`` of ``ckconv/core/plan.py``, ``core`` of ``ckconv/core/__init__.py``."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return "/".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+FILES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(FILES[module].read_text())
+
+
+def imports(module: str) -> set[str]:
+    """The modules of the package that a module imports, anywhere in it, by name or by a string with its name."""
+    found = set()
+    for node in ast.walk(tree(module)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}: a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if existing(name) else f"{node.module}" for name in names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("ckconv."):
+            names = [node.value]
+        found.update(existing(name) for name in names if name.split(".")[0] == "ckconv")
+    return found - {module, ""}
+
+
+def existing(dotted: str) -> str:
+    """The module of that dotted name; empty for none."""
+    name = dotted.removeprefix("ckconv.").replace(".", "/") if dotted != "ckconv" else "__init__"
+    return name if name in FILES and dotted.split(".")[0] == "ckconv" else ""
+
+
+def box(module: str) -> str:
+    """``core`` of ``core/plan``; each format is a box of its own."""
+    parts = module.split("/")
+    return "/".join(parts[:2]) if parts[0] == "formats" and len(parts) > 1 and is_folder(parts) else parts[0]
+
+
+def is_folder(parts: list[str]) -> bool:
+    return (PACKAGE / parts[0] / parts[1]).is_dir()
+
+
+def arrows() -> Iterator[tuple[str, str]]:
+    for module in FILES:
+        for imported in imports(module):
+            yield module, imported
+
+
+def strings(module: str) -> Iterator[str]:
+    """The strings of a module that are no docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = list(ast.walk(tree(module)))
+    told = {id(node.body[0].value) for node in nodes if isinstance(node, documented) and ast.get_docstring(node)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            yield node.value
+
+
+def only(found: Iterable[tuple[str, str]], listed: Mapping[str, str]) -> None:
+    """Exactly what is listed is there."""
+    there = set(found)
+    expected = {(module, what) for module, names in listed.items() for what in names.split(", ")}
+    new, mended = sorted(there - expected), sorted(expected - there)
+    assert not new, f"not as it should be: {new}"
+    assert not mended, f"mended, so its line in the list goes: {mended}"
+
+
+def test_every_module_stands_on_a_floor() -> None:
+    assert {box(module) for module in FILES} <= set(FLOOR_OF)
+
+
+def test_imports_go_downward() -> None:
+    assert {(a, b) for a, b in arrows() if box(a) != box(b) and FLOOR_OF[box(a)] <= FLOOR_OF[box(b)]} == set()
+
+
+def test_boxes_and_arrows_are_few() -> None:
+    top = {module.split("/")[0] for module in FILES}
+    pairs = {(a.split("/")[0], b.split("/")[0]) for a, b in arrows()}
+    assert len(top) <= MOST_BOXES
+    assert len({pair for pair in pairs if pair[0] != pair[1]}) <= MOST_ARROWS
+
+
+def test_only_the_probe_of_the_planner_reads() -> None:
+    assert {(a, b) for a, b in arrows() if box(a) == "plan" and box(b) == "io" and a != "plan/probe"} == set()
+
+
+def families() -> set[str]:
+    """What families are called: their files, and the architectures in them."""
+    found: set[str] = set()
+    for path in (PACKAGE / "families").glob("*.toml"):
+        document = tomllib.loads(path.read_text())
+        for form, key in (("gguf", "arch"), ("huggingface", "model_type")):
+            names = document.get(form, {}).get(key, [])
+            found.update([names] if isinstance(names, str) else names)
+        found.add(path.stem)
+    return found - {"decoder", "moe"}
+
+
+def test_families_are_named_in_their_folder_only() -> None:
+    pattern = re.compile(rf"(?<![\w.-])({'|'.join(sorted(families(), key=len, reverse=True))})(?![\w-]|\.\w)")
+    found = set()
+    for module in FILES:
+        if box(module) not in ("families", "tokenizer"):
+            found |= {(module, match) for text in strings(module) for match in pattern.findall(text)}
+    only(found, FAMILIES)
+
+
+def test_formats_are_named_in_their_folder_and_in_the_command_line_only() -> None:
+    """Family files have a column a format."""
+    names = {"gguf", "safetensors", "mlx", "peft", "bump", "huggingface", "gguf adapter", "mlx adapter"}
+    found = set()
+    for module in FILES:
+        if not box(module).startswith(("formats", "cli", "families")):
+            found |= {(module, text) for text in strings(module) if text in names}
+    only(found, FORMATS)
+
+
+def test_what_differs_between_systems_is_called_in_one_module() -> None:
+    found = set()
+    for module in FILES:
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.Import):
+                found |= {(module, alias.name) for alias in node.names if alias.name in SYSTEM_MODULES}
+            elif isinstance(node, ast.ImportFrom) and node.module in {"os", *SYSTEM_MODULES}:
+                found |= {(module, f"{node.module}.{alias.name}") for alias in node.names}
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                name = f"{node.value.id}.{node.attr}"
+                if (node.value.id == "os" and node.attr in SYSTEM_CALLS) or name == "sys.platform":
+                    found.add((module, name))
+    only({pair for pair in found if pair[0] != "system"}, SYSTEM)
+
+
+def test_files_are_short() -> None:
+    assert {module for module, path in FILES.items() if path.read_text().count("\n") > MOST_LINES} == LONG
