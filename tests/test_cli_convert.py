@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
     "rope scaling": (
         Model(extra_keys=SCALED),
         [
-            "llama.rope.scaling scales RoPE (linear), which the engine does not do",
+            "RoPE is scaled (linear by rope.scaling.type, rope.scaling.factor, rope.scale_linear)",
             "--drop rope_frequencies leaves the scaling out",
         ],
     ),

@@ -226,11 +226,56 @@ def test_what_transformers_takes_no_notice_of_changes_no_tensor_and_no_number(
 
 
 def test_keys_that_nobody_knows_are_named_in_one_note(tmp_path: Path) -> None:
-    source = model(tmp_path, logit_scale=2.0, zebra=1)
+    source = model(tmp_path, logit_scale=2.0, zebra=1, rope_scaling={**YARN, "stripes": 2})
 
     report = ckconv.convert(source, tmp_path / "m.gguf").plan
     (note,) = [note for note in report.notes if "zebra" in note]
-    assert note == "no class of llama is known to read these keys of config.json: logit_scale, zebra"
+    assert note == (
+        "no class of llama is known to read these keys of config.json: logit_scale, zebra, rope_scaling.stripes"
+    )
+
+
+# Refusals name the key
+
+
+@pytest.mark.parametrize(
+    ("fixture", "changes", "to", "key"),
+    [
+        ("gpt2-hub-f32", {"n_embd": ...}, "gguf", "n_embd is missing"),
+        ("gpt2-hub-f32", {"n_positions": ...}, "gguf", "n_positions is 1,024"),
+        (
+            "gpt2-hub-f32",
+            {"model_type": "qwen2"},
+            "gguf",
+            "num_hidden_layers is missing, which a qwen2 (model_type) has",
+        ),
+        ("qwen3-tied-bf16", {"model_type": "llama"}, "gguf", "model_type"),
+        ("qwen3-tied-bf16", {"model_type": "llama"}, "mlx", "model_type"),
+        ("qwen3-tied-bf16", {"model_type": "llama"}, "bump", "model_type"),
+        ("qwen3-tied-bf16", {"model_type": "gemma3_text"}, "gguf", "model_type"),
+        ("qwen3-tied-bf16", {"head_dim": 1, "num_attention_heads": 128}, "gguf", "head_dim"),
+        ("gemma3-text-bf16", {"sliding_window_pattern": 12, "layer_types": ...}, "mlx", "sliding_window_pattern"),
+    ],
+)
+def test_a_refusal_names_the_key(tmp_path: Path, fixture: str, changes: dict[str, Any], to: str, key: str) -> None:
+    source = edited(tmp_path, FIXTURES / "hf" / fixture, **changes)
+
+    with pytest.raises(CkconvError) as info:
+        convert(source, to)
+    assert key in " ".join((info.value.message, *info.value.details))
+
+
+def test_fewer_experts_than_are_used_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="num_experts_per_tok is 2, num_local_experts is 1"):
+        convert(model(tmp_path, "mixtral", num_local_experts=1, num_experts_per_tok=2), "gguf")
+
+
+def test_a_quantization_of_nothing_is_not_read_by_transformers(tmp_path: Path) -> None:
+    """Arrays that torch wrote are transformers' where none of them is quantised."""
+    source = edited(tmp_path, FIXTURES / "hf/gpt2-hub-f32", quantization={"group_size": 64, "bits": 4})
+
+    assert "quantization" not in config_of(convert(source, "mlx"))
+    assert fields(convert(source, "gguf"))["gpt2.block_count"] == 2
 
 
 # What only mlx-lm reads
@@ -263,13 +308,65 @@ def test_what_mlx_lm_takes_no_notice_of_is_not_handed_to_transformers(tmp_path: 
     assert fields(convert(source, "gguf"))["general.architecture"] == "llama"
 
 
-def test_a_type_of_scaling_that_transformers_lacks_is_not_handed_to_it(tmp_path: Path) -> None:
-    """mlx-lm computes ``mrope`` of a text as no scaling; transformers does not load it."""
+def test_mrope_of_mlx_lm_turns_a_text_as_no_scaling(tmp_path: Path) -> None:
+    """``initialize_rope`` of mlx_lm/models/rope_utils.py; transformers does not load a llama with that type."""
     source = model(tmp_path, mlx=True, rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]})
 
-    with pytest.raises(UnsupportedError) as info:
+    written = config_of(convert(source, "safetensors"))
+    assert (written["rope_scaling"], written["rope_parameters"]["rope_type"]) == (None, "default")
+    assert not any("rope.scaling" in key for key in fields(convert(source, "gguf")))
+
+
+def test_a_type_of_scaling_that_transformers_lacks_is_not_handed_to_it(tmp_path: Path) -> None:
+    source = model(tmp_path, mlx=True, rope_scaling={"type": "deepseek_yarn", "factor": 2.0})
+
+    with pytest.raises(UnsupportedError, match="deepseek_yarn"):
         convert(source, "safetensors")
-    assert info.value.details == ("rope_scaling.type is 'mrope', which is not known to be the same in transformers",)
+
+
+# Keys that say different things
+
+
+@pytest.mark.parametrize(
+    ("changes", "base", "idle"),
+    [
+        ({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e6}}, 1e6,
+         "rope_theta, because rope_parameters.rope_theta is there"),
+        ({"rope_theta": 5e5, "rope_scaling": {"type": "default", "rope_theta": 1e6}}, 1e6,
+         "rope_theta, because rope_scaling.rope_theta is there"),
+        ({"rope_theta": 5e5, "rope_scaling": {"rope_type": "default", "type": "linear", "factor": 2.0}}, 5e5,
+         "rope_scaling.type, because rope_scaling.rope_type is there"),
+    ],
+)  # fmt: skip
+def test_of_two_keys_that_transformers_could_read_the_one_is_carried_that_it_reads(
+    tmp_path: Path, changes: dict[str, Any], base: float, idle: str
+) -> None:
+    source = model(tmp_path, **changes)
+
+    keys = fields(convert(source, "gguf"))
+    assert (keys["llama.rope.freq_base"], any("rope.scaling" in key for key in keys)) == (base, False)
+    written = config_of(convert(source, "mlx"))
+    assert (written["rope_theta"], written.get("rope_scaling")) == (base, None)
+    (note,) = [note for note in ckconv.convert(source, tmp_path / "m.gguf").plan.notes if "because" in note]
+    assert note == f"transformers does not read everything that config.json says: {idle}"
+
+
+def test_a_base_that_a_scaling_takes_away_is_missed(tmp_path: Path) -> None:
+    """transformers takes ``rope_scaling`` instead of ``rope_parameters``, and 10,000 where it names no base."""
+    source = model(tmp_path, rope_theta=..., rope_parameters={"rope_theta": 5e5}, rope_scaling=YARN)
+
+    with pytest.raises(
+        InputError, match=r"rope_parameters.rope_theta is 500,000\.0, and not read, because rope_scaling"
+    ):
+        convert(source, "gguf")
+
+
+def test_gemma3_reads_rope_type_of_its_own_before_type_of_rope_scaling(tmp_path: Path) -> None:
+    """``convert_rope_params_to_dict`` of ``Gemma3TextConfig`` starts from ``rope_type``: default."""
+    source = gemma3(tmp_path, rope_parameters=..., rope_scaling={"type": "linear", "factor": 2.0})
+
+    assert not any("rope.scaling" in key for key in fields(convert(source, "gguf")))
+    assert "rope_scaling" not in config_of(convert(source, "mlx"))
 
 
 def test_a_mistral_of_mlx_lm_does_not_slide_in_transformers_either(tmp_path: Path) -> None:
@@ -366,7 +463,6 @@ def test_a_value_of_another_type_is_named(tmp_path: Path, key: str, value: objec
             {**LLAMA3, "low_freq_factor": 4.0},
             "rope_scaling.low_freq_factor and rope_scaling.high_freq_factor are both 4",
         ),
-        ({"rope_type": "linear", "type": "yarn", "factor": 2.0}, "rope_scaling.type is 'yarn'"),
         ({"rope_type": 7}, "rope_scaling.rope_type must be a word, got 7"),
     ],
 )

@@ -289,6 +289,16 @@ def test_equal_factors_are_a_linear_scaling_and_ones_are_none(
     assert to_hf(source, tmp_path / "out")["rope_scaling"] == scaling
 
 
+@pytest.mark.parametrize("to", ["safetensors", "mlx"])
+def test_experts_that_are_not_there_are_named(tmp_path: Path, to: str) -> None:
+    model = Model(extra_keys={"llama.expert_count": 4, "llama.expert_used_count": 2})
+    with pytest.raises(UnsupportedError) as info:
+        ckconv.convert(model.write(tmp_path / "m.gguf"), tmp_path / "out/", to=to)
+    assert "no tensor for layers.{n}.ffn.router.weight in 2 layers (llama.block_count, llama.expert_count)" in (
+        info.value.details
+    )
+
+
 def test_factors_beside_another_scaling_are_refused(tmp_path: Path) -> None:
     keys: dict[str, object] = {"llama.rope.scaling.factor": 2.0}
     model = Model(extra_keys=keys, extra_tensors={"rope_freqs.weight": (8,)})
@@ -298,7 +308,8 @@ def test_factors_beside_another_scaling_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "yarn"])
 def test_phi_3_scales_in_a_way_only_that_its_class_takes(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=f"phi3.rope.scaling is {kind}; transformers' phi3 knows longrope only"):
+    said = rf"RoPE is scaled \({kind} by rope.scaling.type, .*\); transformers' phi3 knows longrope only"
+    with pytest.raises(UnsupportedError, match=said):
         to_hf(phi3(tmp_path / "m.gguf", **{"phi3.rope.scaling.type": kind, "phi3.rope.scaling.factor": 4.0}), tmp_path)
 
 

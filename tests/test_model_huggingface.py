@@ -327,10 +327,13 @@ def test_part_of_a_head_is_turned_by_the_class_that_reads_it(tmp_path: Path) -> 
     assert read(tmp_path, **phi3, head_dim=..., partial_rotary_factor=0.25).rotary_dim == 4
     assert read(tmp_path, **phi3, rope_parameters=nested).rotary_dim == 12
     assert read(tmp_path, partial_rotary_factor=0.5).rotary_dim == 16, "LlamaRotaryEmbedding turns all of it"
-    with pytest.raises(
-        InputError, match=r"partial_rotary_factor is 0.5, rope_parameters.partial_rotary_factor is 0.75"
-    ):
-        read(tmp_path, **phi3, partial_rotary_factor=0.5, rope_parameters=nested)
+    both = read(tmp_path, **phi3, partial_rotary_factor=0.5, rope_parameters=nested)
+    assert both.rotary_dim == 12, "convert_rope_params_to_dict of Phi3Config: the table first"
+    assert both.overruled == ("partial_rotary_factor, because rope_parameters.partial_rotary_factor is there",)
+    for factor in (0, 2):
+        with pytest.raises(InputError, match=f"partial_rotary_factor must be above 0 and at most 1, got {factor}"):
+            read(tmp_path, **phi3, partial_rotary_factor=factor)
+        assert read(tmp_path, partial_rotary_factor=factor).rotary_dim == 16, "a llama does not read it"
     with pytest.raises(InputError, match=r"partial_rotary_factor is 0.45, which turns 7 of 16"):
         read(tmp_path, **phi3, partial_rotary_factor=0.45)
 
@@ -465,7 +468,7 @@ def test_shapes_that_contradict_the_configuration_are_listed_up_to_eleven(tmp_pa
     assert error.tensor == "model.layers.0.mlp.gate_proj.weight"
     assert error.message == (
         "tensor 'model.layers.0.mlp.gate_proj.weight' has shape [96, 64], the configuration makes it [80, 64] "
-        "(intermediate_size, hidden_size)"
+        "(intermediate_size, hidden_size, model_type)"
     )
     assert len(error.details) == 11
     assert "'model.layers.0.mlp.down_proj.weight' has shape [64, 96], the configuration makes it [64, 80]" in str(error)
@@ -596,9 +599,7 @@ def test_bfloat16_values_are_those_of_float32_cut_in_half(tmp_path: Path) -> Non
     [
         ({"rope_scaling": "linear"}, "rope_scaling must be an object, got str"),
         ({"rope_scaling": [2.0]}, "rope_scaling must be an object, got list"),
-        ({"partial_rotary_factor": 0}, "partial_rotary_factor must be a number above 0 and at most 1, got 0"),
-        ({"partial_rotary_factor": 2}, "partial_rotary_factor must be a number above 0 and at most 1, got 2"),
-        ({"partial_rotary_factor": "half"}, "got 'half'"),
+        ({"partial_rotary_factor": "half"}, "partial_rotary_factor must be a number above 0 and at most 1, got 'half'"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, got 'false'"),
         ({"tie_word_embeddings": 0}, "tie_word_embeddings must be true or false, got 0"),
         ({"rope_theta": 0}, "rope_theta is 0"),

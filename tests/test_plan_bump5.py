@@ -224,7 +224,7 @@ REFUSED: dict[str, tuple[Model, str]] = {
     ),
     "rope scaling": (
         Model(extra_keys={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}),
-        "scales RoPE (linear)",
+        "RoPE is scaled (linear by rope.scaling.type, rope.scaling.factor, rope.scale_linear)",
     ),
     "rope frequencies": (Model(extra_tensors={"rope_freqs.weight": (8,)}), "rope_freqs.weight scales RoPE"),
     "partial rotation": (

@@ -375,7 +375,8 @@ def test_gemma3_needs_the_layer_of_full_attention_that_mlx_lm_looks_for(tmp_path
     source = save(tmp_path / "hf", config, layers)
 
     assert reasons(source, tmp_path, "mlx") == [
-        "mlx-lm's gemma3 wants at least 6 layers, one of full attention among them"
+        "mlx-lm's gemma3 wants at least 6 layers, one of full attention among them "
+        "(num_hidden_layers, layer_types, sliding_window_pattern)"
     ]
 
 

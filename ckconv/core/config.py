@@ -147,6 +147,7 @@ class ModelConfig:
         own: parameters of the family's file that no other field holds, by the name that the file gives them.
         modifiers: whatever else changes the computation, as "key = value" of the source.
         unread: keys of the source that its consumer does not read for this architecture.
+        overruled: keys that it does not read because of another one, as "key, because other_key is there".
         raw: the source's own configuration document, if it has one.
     """
 
@@ -176,6 +177,7 @@ class ModelConfig:
     modifiers: tuple[str, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
     unread: tuple[str, ...] = field(default=(), compare=False)
+    overruled: tuple[str, ...] = field(default=(), compare=False)
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -251,7 +253,8 @@ def build_config(
     for parameter in PARAMETERS:
         if parameter.required and not got.get(parameter.field):
             name = names[parameter.field]
-            raise fail(f"{name} is missing" if parameter.field not in values else f"{name} is 0")
+            needs = f", which a {model_type} (model_type) has" if raw else ""
+            raise fail(f"{name} is missing{needs}" if parameter.field not in values else f"{name} is 0")
     hidden, heads = int(got["hidden_size"]), int(got["num_heads"])
     kv_heads = int(got["num_kv_heads"]) or heads
     if heads % kv_heads:

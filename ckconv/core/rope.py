@@ -15,9 +15,15 @@ MAX_FLOAT32, MIN_FLOAT32 = (2 - 2**-23) * 2.0**127, 2.0**-149
 LLAMA3_NUMBERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def scaled(kind: str) -> str:
+def scaled(kind: str, config: ModelConfig) -> str:
     """That RoPE is scaled, and where a configuration says so."""
-    return f"RoPE is scaled (rope_type {kind} of rope_scaling or rope_parameters)"
+    if config.raw:
+        return f"RoPE is scaled (rope_type {kind} of rope_scaling or rope_parameters)"
+    return f"RoPE is scaled ({kind} by {', '.join(SCALING_KEYS)})"
+
+
+#: What scales RoPE in a GGUF.
+SCALING_KEYS = ("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
 
 
 def positive_numbers(scaling: Mapping[str, Any], keys: Sequence[str]) -> list[float] | None:

@@ -8,7 +8,6 @@ from importlib import import_module
 from ckconv.core.key_table import CONSUMERS
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import listed
-from ckconv.families.huggingface_config import unknown_keys
 from ckconv.formats.bump.engines import computed_by
 from ckconv.plan.applicable import check_options, check_version
 from ckconv.plan.planner import Planner, unknown_architecture
@@ -138,13 +137,18 @@ def _plan(
 
 
 def _noted(plan: Plan) -> Plan:
-    """With the keys of a configuration that nobody knows, where another reader than the source's gets it."""
+    """With the keys that nobody reads, where another reader than the source's gets the configuration."""
     index = plan.index
     if index.format not in CONSUMERS or plan.format == index.format or index.config is None:
         return plan
-    names = listed(unknown_keys(index.config.raw))
-    note = f"no class of {index.config.model_type} is known to read these keys of config.json: {', '.join(names)}"
-    return replace(plan, notes=(*plan.notes, note)) if names else plan
+    config, notes = index.config, list(plan.notes)
+    if config.unread:
+        names = ", ".join(listed([*config.unread]))
+        notes.append(f"no class of {config.model_type} is known to read these keys of config.json: {names}")
+    if config.overruled:
+        keys = "; ".join(listed([*config.overruled]))
+        notes.append(f"{CONSUMERS[index.format]} does not read everything that config.json says: {keys}")
+    return replace(plan, notes=tuple(notes))
 
 
 def _why(plan: Plan, refused: list[Plan]) -> str:

@@ -288,7 +288,7 @@ def _gguf_layout(tensor: Tensor, pattern: str, family: Family, config: ModelConf
     if not family.interleaved_gguf or heads is None:
         return tensor.layout
     if config.head_dim % 2:
-        raise UnsupportedError(
-            "model.config", f"heads of {config.head_dim} elements cannot form RoPE pairs", tensor=tensor.source
-        )
+        keys = ", ".join(gguf_words(family.gguf, FIELDS["H"]))
+        what = f"heads of {config.head_dim} elements cannot form RoPE pairs ({keys})"
+        raise UnsupportedError("model.config", what, tensor=tensor.source)
     return headed(getattr(config, heads), config.head_dim, tensor.layout.cols, interleaved=True)

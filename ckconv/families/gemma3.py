@@ -30,6 +30,13 @@ def period_of(kinds: Sequence[str]) -> int | None:
     return period if tuple(kinds) == periodic(len(kinds), period) else None
 
 
+def pattern_words(format: str) -> str:
+    """The keys that say how many layers there are and which of them slide."""
+    if format == "gguf":
+        return "gemma3.block_count, gemma3.attention.sliding_window_pattern"
+    return "num_hidden_layers, layer_types, sliding_window_pattern"
+
+
 def layers_of(config: ModelConfig) -> tuple[str, ...]:
     """Which layers slide; the usual ones where the source does not say."""
     return config.layer_types or periodic(config.num_layers, PERIOD if config.sliding_window else 1)

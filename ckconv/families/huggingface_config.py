@@ -79,9 +79,12 @@ def huggingface_config(
         checked_number("encoder_layers", own["encoder_layers"], _BY_FIELD["num_layers"], fail)
     modifiers = [f"{key} = {own[key]!r}" for key in keys.active(own, consumer)]
     scaling = None
+    unread: tuple[str, ...] = ()
+    overruled: tuple[str, ...] = ()
     if family.rope:
         rope = read_rope(own, keys.model_type, consumer, int(values.get("context_length", 0)), fail)
         values["rope_theta"], scaling = rope.theta, rope.scaling
+        unread, overruled = rope.unknown, rope.overruled
         modifiers += rope.modifiers
         if keys.model_type == "phi3" and rope.part < 1:
             values["rotary_dim"] = _rotary(values, rope.part, fail)
@@ -91,7 +94,7 @@ def huggingface_config(
     if windows.size is not None:
         values["sliding_window"] = windows.size
     if family.experts:
-        modifiers += _of_experts(own, values, layers, fail)
+        modifiers += _of_experts(own, values, names, layers, fail)
     made = build_config(
         family.name,
         model_type,
@@ -106,7 +109,7 @@ def huggingface_config(
         modifiers=tuple(modifiers),
         raw=config,
     )
-    made = replace(made, layer_types=windows.layer_types)
+    made = replace(made, layer_types=windows.layer_types, unread=(*unknown_keys(config), *unread), overruled=overruled)
     return _gemma3(own, made, consumer, fail) if family.name == "gemma3" else made
 
 
@@ -125,6 +128,8 @@ def _numbers(
     names: dict[str, str] = {}
     for parameter in PARAMETERS:
         words = words_of(parameter.field, keys)
+        # An older name of a key is read by fewer libraries than its own.
+        words.sort(key=lambda word: -len(keys.keys[word].readers))
         names[parameter.field] = (words or [*parameter.huggingface, parameter.field])[0]
         if parameter.field == "rope_theta":
             continue
@@ -155,11 +160,13 @@ def _rotary(values: Mapping[str, int | float], part: float, fail: Fail) -> int:
     return rotary
 
 
-def _of_experts(own: Mapping[str, Any], values: Mapping[str, int | float], layers: int, fail: Fail) -> Iterator[str]:
+def _of_experts(
+    own: Mapping[str, Any], values: Mapping[str, int | float], names: Mapping[str, str], layers: int, fail: Fail
+) -> Iterator[str]:
     """Every layer has its experts, as many as are asked for."""
     used, count = int(values.get("experts_used", 0)), int(values.get("num_experts", 0))
     if not 0 < used <= count:
-        raise fail(f"num_experts_per_tok is {used:,}, of {count:,} experts")
+        raise fail(f"{names['experts_used']} is {used:,}, {names['num_experts']} is {count:,}")
     step, dense = own.get("decoder_sparse_step", 1), own.get("mlp_only_layers") or []
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise fail(f"decoder_sparse_step must be a whole number above 0, got {step!r}")

@@ -34,6 +34,11 @@ _OF_MLX: Mapping[str, Mapping[str, Any]] = {
     "yarn": {"original_max_position_embeddings": 4096},
 }
 
+_UNSCALED: Mapping[str, Any] = {"rope_type": "default"}
+
+#: Model types whose class turns a part of every head where nothing is scaled; the others turn all of it.
+_TURNS_A_PART = frozenset({"phi3"})
+
 #: Classes of mlx-lm that turn by no scaling, and the one that looks for it in ``rope_parameters`` too.
 _MLX_UNSCALED, _MLX_NESTED = frozenset({"mixtral", "qwen3_moe"}), frozenset({"qwen3"})
 
@@ -48,6 +53,7 @@ class Rope:
         scaling: every number that its type needs, under Hugging Face's keys; ``None`` where nothing is scaled.
         modifiers: what else changes the angles, as "key = value".
         unknown: keys of the tables that nobody reads.
+        overruled: keys that another one makes idle, as "key, because other_key is there".
     """
 
     theta: float
@@ -55,6 +61,7 @@ class Rope:
     scaling: Mapping[str, Any] | None = None
     modifiers: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    overruled: tuple[str, ...] = ()
 
 
 def read_rope(own: Mapping[str, Any], model_type: str, consumer: str, context: int, fail: Fail) -> Rope:
@@ -69,7 +76,9 @@ def read_rope(own: Mapping[str, Any], model_type: str, consumer: str, context: i
     local: Mapping[str, Any] = {}
     if gemma:
         local = _object(nested.get("sliding_attention"), "rope_parameters.sliding_attention", fail)
-        nested = _object(nested.get("full_attention"), "rope_parameters.full_attention", fail)
+        full = nested.get("full_attention")
+        # Gemma3TextConfig.convert_rope_params_to_dict has a type already: ``type`` of rope_scaling changes nothing.
+        nested = _UNSCALED if full is None else _object(full, "rope_parameters.full_attention", fail)
     where = "rope_parameters.full_attention" if gemma else "rope_parameters"
     default = ROPE_THETAS[consumer].get(model_type, _DEFAULT_THETA)
     stated = {
@@ -83,29 +92,54 @@ def read_rope(own: Mapping[str, Any], model_type: str, consumer: str, context: i
     }
     found = _of_mlx if consumer == MLX_LM else _of_transformers
     theta, table, name = found(own, model_type, scaling, nested, stated, default, where)
+    if theta == 0:
+        raise fail(f"{_said(stated, theta)} is 0")
     modifiers: list[str] = []
+    overruled: list[str] = []
     for key, value in stated.items():
-        if value == 0:
-            raise fail(f"{key} is 0")
-        if value != theta:
-            if consumer == TRANSFORMERS:
-                raise fail(f"{_said(stated, theta)} is {theta:,}, {key} is {value:,}")
+        if value == theta:
+            continue
+        if consumer == MLX_LM:
             modifiers.append(f"{key} = {value!r} beside {theta:,}, which mlx-lm takes")
-    kind = _kind(table, name, consumer, fail)
-    if consumer == MLX_LM and table is not nested and _kind(nested, where, TRANSFORMERS, fail) not in ("default", kind):
-        modifiers.append(f"{where}.rope_type = {nested.get('rope_type')!r}, which mlx-lm does not read")
-    if local and _kind(local, "rope_parameters.sliding_attention", consumer, fail) != "default":
-        modifiers.append(f"rope_parameters.sliding_attention.rope_type = {local.get('rope_type')!r}")
-    part = _part(own, table, name, model_type, consumer, fail)
+        elif theta not in stated.values():
+            taken = f"transformers takes {theta:,}, its own, for rope_theta"
+            raise fail(f"{key} is {value:,}, and not read, because rope_scaling is there: {taken}")
+        else:
+            overruled.append(f"{key}, because {_said(stated, theta)} is there")
+    kind, other = _kind(table, name, consumer, fail)
+    overruled += [f"{name}.{key}, because {name}.{word} is there" for key, word in other.items()]
+    if consumer == MLX_LM and table is not nested:
+        unread, _ = _kind(nested, where, TRANSFORMERS, fail)
+        if unread not in ("default", kind):
+            key = "type" if nested.get("rope_type") is None else "rope_type"
+            modifiers.append(f"{where}.{key} = {unread!r}, which mlx-lm does not read")
+    if local:
+        slides, _ = _kind(local, "rope_parameters.sliding_attention", consumer, fail)
+        if slides != "default":
+            modifiers.append(f"rope_parameters.sliding_attention.rope_type = {slides!r}")
     known = ROPE_KEYS.get(kind)
-    unknown = [f"{name}.{key}" for key in known.unknown(table)] if known else []
-    if kind == "default":
-        return Rope(float(theta), part, None, tuple(modifiers), tuple(unknown))
+    unknown = tuple(f"{name}.{key}" for key in known.unknown(table)) if known else ()
+    plain = kind == "default" or (consumer == MLX_LM and _is_plain_mrope(table, kind))
+    part, idle = _part(own, table, name, consumer, fail)
+    if plain and model_type not in _TURNS_A_PART:
+        return Rope(float(theta), 1.0, None, tuple(modifiers), unknown, tuple(overruled))
+    if not 0 < part <= 1:
+        raise fail(f"partial_rotary_factor must be above 0 and at most 1, got {part:g}")
+    overruled += [f"{key}, because {name}.partial_rotary_factor is there" for key in idle]
+    if plain:
+        return Rope(float(theta), part, None, tuple(modifiers), unknown, tuple(overruled))
     if known:
         merged = table if part == 1 or kind == "longrope" else {**table, "partial_rotary_factor": part}
         modifiers += [f"{name}.{key} = {merged[key]!r}" for key in known.active(merged, consumer)]
     made = _completed(own, table, kind, name, consumer, context, fail)
-    return Rope(float(theta), part if kind == "longrope" else 1.0, made, tuple(modifiers), tuple(unknown))
+    part = part if kind == "longrope" else 1.0
+    return Rope(float(theta), part, made, tuple(modifiers), unknown, tuple(overruled))
+
+
+def _is_plain_mrope(table: Mapping[str, Any], kind: str) -> bool:
+    """``initialize_rope`` of mlx-lm turns a text by ``mrope`` as without any scaling, and wants three sections."""
+    sections = table.get("mrope_section")
+    return kind == "mrope" and isinstance(sections, list) and len(sections) == 3
 
 
 Found = tuple[float, Mapping[str, Any], str]
@@ -151,32 +185,32 @@ def _object(value: object, name: str, fail: Fail) -> Mapping[str, Any]:
     return value
 
 
-def _kind(table: Mapping[str, Any], name: str, consumer: str, fail: Fail) -> str:
-    """The type, which a table without one has too: ``default``, whatever else it says."""
-    kinds = {key: table[key] for key in ("rope_type", "type") if table.get(key) is not None}
+def _kind(table: Mapping[str, Any], name: str, consumer: str, fail: Fail) -> tuple[str, dict[str, str]]:
+    """The type, ``default`` where none is said, and a key that says another one -> the key that is read.
+
+    transformers reads ``rope_type`` first (``standardize_rope_params``), mlx-lm ``type`` (``initialize_rope``).
+    """
+    words = ("rope_type", "type") if consumer == TRANSFORMERS else ("type", "rope_type")
+    kinds = {key: table[key] for key in words if table.get(key) is not None}
     for key, kind in kinds.items():
         if not isinstance(kind, str):
             raise fail(f"{name}.{key} must be a word, got {kind!r}")
-    if len(set(kinds.values())) > 1:
-        raise fail(f"{name}.rope_type is {table['rope_type']!r}, {name}.type is {table['type']!r}")
-    return next(iter(kinds.values()), "default")
+    read = next(iter(kinds), "")
+    return kinds.get(read, "default"), {key: read for key, kind in kinds.items() if kind != kinds[read]}
 
 
 def _part(
-    own: Mapping[str, Any], table: Mapping[str, Any], name: str, model_type: str, consumer: str, fail: Fail
-) -> float:
-    """The part of a head that the class turns, or would turn if it did not take all of it."""
-    stated = {"partial_rotary_factor": own.get("partial_rotary_factor")}
-    if consumer == TRANSFORMERS:
-        stated[f"{name}.partial_rotary_factor"] = table.get("partial_rotary_factor")
+    own: Mapping[str, Any], table: Mapping[str, Any], name: str, consumer: str, fail: Fail
+) -> tuple[float, list[str]]:
+    """The part of a head that the class turns, and keys that say another one; that of the table comes first."""
+    stated = {f"{name}.partial_rotary_factor": table.get("partial_rotary_factor")} if consumer == TRANSFORMERS else {}
+    stated["partial_rotary_factor"] = own.get("partial_rotary_factor")
     found = {key: value for key, value in stated.items() if value is not None}
     for key, value in found.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise fail(f"{key} must be a number above 0 and at most 1, got {value!r}")
-    if len(set(found.values())) > 1:
-        (first, one), (second, other) = found.items()
-        raise fail(f"{first} is {one}, {second} is {other}")
-    return float(next(iter(found.values()), 1.0))
+    part = next(iter(found.values()), 1.0)
+    return float(part), [key for key, value in found.items() if value != part]
 
 
 def _completed(

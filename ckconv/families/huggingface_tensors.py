@@ -156,7 +156,7 @@ class _Rules:
     def _said(self, patterns: Sequence[str]) -> str:
         """The keys that a shape follows from."""
         letters = dict.fromkeys(letter for pattern in patterns for letter in SHAPES[pattern])
-        return said(self.config, *(field for letter in letters for field in FIELDS[letter]))
+        return said(self.config, *(field for letter in letters for field in FIELDS[letter]), "family")
 
     def _stack(self, name: str, members: Mapping[int, Item]) -> None:
         """Experts stored one by one become one tensor of several extents."""

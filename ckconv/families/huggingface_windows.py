@@ -80,7 +80,8 @@ def _of_gemma3(own: Mapping[str, Any], consumer: str, size: int | None, layers: 
         types = periodic(layers, period)
     if SLIDING in types and not size:
         said = "null" if own.get("sliding_window", 0) is None else own.get("sliding_window")
-        raise fail(f"sliding_window is {said}, and {types.count(SLIDING)} layers slide")
+        keys = "layer_types, sliding_window_pattern, model_type"
+        raise fail(f"sliding_window is {said}, and {types.count(SLIDING)} layers slide ({keys})")
     return Windows(size, types)
 
 

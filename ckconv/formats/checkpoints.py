@@ -43,5 +43,6 @@ def index_of(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = False) -> T
     Raises:
         InputError: ``mlx.quant`` or ``model.config``.
     """
-    mlx = mlx or is_mlx(checkpoint.config, checkpoint.shards[0].metadata)
+    names = (tensor.name for tensor in checkpoint.tensors)
+    mlx = mlx or is_mlx(checkpoint.config, checkpoint.shards[0].metadata, names)
     return index_checkpoint(path, checkpoint, mlx_items if mlx else None)

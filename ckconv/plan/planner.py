@@ -81,7 +81,7 @@ class Planner(ABC):
     def note_unread(self) -> None:
         """Name the source's keys that llama.cpp does not read, and that are nowhere in the output."""
         config = self.index.config
-        if config is not None and config.unread:
+        if config is not None and config.unread and self.index.format == "gguf":
             shown = config.unread[:_SHOWN_KEYS]
             more = f" and {len(config.unread) - len(shown):,} more" if len(config.unread) > len(shown) else ""
             keys = ", ".join(key if key.isprintable() else quoted(key) for key in shown)

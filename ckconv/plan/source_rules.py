@@ -37,9 +37,9 @@ def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterato
     for pattern, names in found.items():
         also = f" ({counted(len(names), 'tensor')})" if len(names) > 1 else ""
         glob = pattern.replace("{n}", "*").replace("{e}", "*")
+        kind = f"{config.model_type} class (model_type) of {consumer}"
         yield Reason(
-            f"the {config.model_type} class of {consumer} has no {pattern}{also}{_switch(switches, names[0])}, "
-            "and computes without",
+            f"the {kind} has no {pattern}{also}{_switch(switches, names[0])}, and computes without",
             f"--drop '{glob}' leaves out what it ignores",
         )
 

@@ -178,16 +178,16 @@ class Reason:
     hint: str = ""
 
 
-def missing_tensors(counts: Mapping[str, int], layers: str = "") -> Iterator[Reason]:
+def missing_tensors(counts: Mapping[str, int], keys: str = "") -> Iterator[Reason]:
     """Tensors that a target needs and the source lacks: pattern of a canonical name -> how often.
 
     Args:
-        layers: the key that counts layers, in brackets.
+        keys: what says that they should be there, in brackets.
     """
     for pattern, count in counts.items():
         if count:
-            where = f" in {counted(count, 'layer')}{layers}" if "{n}" in pattern else ""
-            yield Reason(f"no tensor for {pattern}{where}")
+            where = f" in {counted(count, 'layer')}" if "{n}" in pattern else ""
+            yield Reason(f"no tensor for {pattern}{where}{keys}")
 
 
 @dataclass(frozen=True, slots=True)

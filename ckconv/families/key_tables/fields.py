@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ckconv.core.config import ModelConfig, gguf_words, words_of
 from ckconv.families.architectures import FAMILIES
 from ckconv.families.key_tables import KEYS
 
+#: The fields that the size of a head follows from.
+HEAD_SIZE = ("head_dim", "hidden_size", "num_heads")
+
 
 def said(config: ModelConfig, *fields: str, format: str = "") -> str:
-    """`` (num_attention_heads, head_dim)``; empty for a model without a configuration document, but for a GGUF."""
-    keys = KEYS.get(config.model_type) if config.raw else None
-    names = [word for field in fields for word in (words_of(field, keys) if keys else ())]
+    """`` (num_attention_heads, head_dim)``; empty for a model without a configuration document, but for a GGUF.
+
+    Args:
+        fields: of the configuration; ``family`` is what says which class it is of.
+    """
+    names = dict.fromkeys(name for field in fields for name in _names(config, field, format))
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _names(config: ModelConfig, field: str, format: str) -> Iterable[str]:
     if format == "gguf":
-        names = gguf_words(FAMILIES[config.family].gguf, fields)
-    return f" ({', '.join(dict.fromkeys(names))})" if names else ""
+        return gguf_words(FAMILIES[config.family].gguf, [field]) if field != "family" else ()
+    if not config.raw:
+        return ()
+    if field == "family":
+        return ("model_type",)
+    return words_of(field, KEYS[config.model_type]) if config.model_type in KEYS else ()
+
+
+def of_class(config: ModelConfig | None) -> str:
+    """`` of a llama (model_type)``: which class's tensors a sentence is about, where a document names one."""
+    return f" of a {config.model_type} (model_type)" if config is not None and config.raw else ""
+
+
+def tensors_said(config: ModelConfig, *, format: str) -> str:
+    """The keys that say which tensors a model has, in brackets."""
+    experts = ("num_experts",) if FAMILIES[config.family].experts else ()
+    return said(config, "num_layers", *experts, "family", format=format)

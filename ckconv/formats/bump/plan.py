@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from ckconv.core.config import ModelConfig, window_words
 from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType
 from ckconv.core.names import parse, with_layer
-from ckconv.core.rope import MAX_FLOAT32
+from ckconv.core.rope import MAX_FLOAT32, scaled
 from ckconv.core.tensors import Extent, Tensor, TensorIndex
 from ckconv.families.architectures import FAMILIES
 from ckconv.families.gemma3 import unusual
-from ckconv.families.key_tables.fields import said
+from ckconv.families.key_tables.fields import HEAD_SIZE, of_class, said, tensors_said
 from ckconv.formats.bump.placement import Geometry, geometry, place, slots_of
 from ckconv.formats.bump.slots import Slot, SlotTable, table_entries
 from ckconv.formats.bump.spec import TABLE_LENGTH
@@ -137,7 +137,7 @@ class BumpPlanner(Planner):
             elif tensor.name == HEAD:
                 self.refuse(f"the output head is not tied to the embeddings and bump {self.version} has no slot for it")
             elif tensor.name == ROPE_FREQUENCIES:
-                self._refuse_rope_scaling(tensor.source)
+                self._refuse_scaling(f"{tensor.source} scales RoPE (Llama 3.1 style)")
             else:
                 homeless[parse(tensor.name).pattern] += 1
         for stored in self.index.unknown:
@@ -146,11 +146,12 @@ class BumpPlanner(Planner):
             else:
                 homeless[parse(stored.name).pattern] += 1
         for pattern, count in homeless.items():
-            self.refuse(f"no slot for {pattern}" + (f" ({count} tensors)" if count > 1 else ""))
+            more = f" ({count} tensors)" if count > 1 else ""
+            self.refuse(f"no slot for {pattern}{more}{of_class(self.config)}")
 
-    def _refuse_rope_scaling(self, what: str, kind: str = "Llama 3.1 style") -> None:
+    def _refuse_scaling(self, what: str) -> None:
         self.refuse(
-            f"{what} scales RoPE ({kind}), which the engine does not do",
+            f"{what}, which the engine does not do",
             f"--drop {ROPE_FREQUENCIES} leaves the scaling out, and changes the logits from the first tokens on",
         )
 
@@ -158,17 +159,15 @@ class BumpPlanner(Planner):
         c, g = self.config, self.geometry
         self._check_engine()
         if self.family.rope and c.head_dim % 2:
-            self.refuse(f"heads of {c.head_dim} elements cannot form RoPE pairs")
+            keys = said(c, *HEAD_SIZE, format=self.index.format)
+            self.refuse(f"heads of {c.head_dim} elements cannot form RoPE pairs{keys}")
         if self.family.rope and c.rotary_dim != c.head_dim:
             self.refuse(f"RoPE turns {c.rotary_dim} of {c.head_dim} elements of a head; the engine turns all")
         if c.rope_scaling is not None and ROPE_FREQUENCIES not in self.index.tensors:
             if self.dropped(ROPE_FREQUENCIES):
                 self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
             else:
-                key = "rope_type of rope_scaling or rope_parameters"
-                if self.index.format == "gguf":
-                    key = f"{self.index.architecture}.rope.scaling"
-                self._refuse_rope_scaling(key, str(c.rope_scaling.get("rope_type", "")))
+                self._refuse_scaling(scaled(str(c.rope_scaling.get("rope_type", "")), c))
         if c.sliding_window and c.sliding_window < g.context and not self._slides():
             self.refuse(
                 f"attention slides over {c.sliding_window:,} tokens ({window_words(c)}), "
@@ -309,7 +308,7 @@ class BumpPlanner(Planner):
             for part in slot.parts:
                 if not slot.zero_if_absent and with_layer(part.canonical, layer) not in self.tensors:
                     missing[part.canonical] += 1
-        self.reasons += missing_tensors(missing, said(self.config, "num_layers", format=self.index.format))
+        self.reasons += missing_tensors(missing, tensors_said(self.config, format=self.index.format))
 
     def file(self, steps: Sequence[Step], epilogue: int = 0) -> OutputFile:
         """The one file; ``epilogue`` bytes stand behind the last step."""

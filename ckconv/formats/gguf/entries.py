@@ -14,7 +14,7 @@ from ckconv.core.layouts import Layout, headed, plain, shifted
 from ckconv.core.names import GGUF_NAMES, parse, with_layer
 from ckconv.core.tensors import Tensor, TensorIndex, matrix_of, plain_tensor
 from ckconv.families.architectures import FAMILIES, ROTATED, Family, norm_shift
-from ckconv.families.key_tables.fields import said
+from ckconv.families.key_tables.fields import of_class, said, tensors_said
 from ckconv.formats.gguf.rules import ends_required, known_patterns, layer_required
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER
@@ -160,7 +160,7 @@ def _selected(planner: Planner, family: Family, blank: frozenset[str]) -> dict[s
             homeless[parse(stored.name).pattern] += 1
     for pattern, count in homeless.items():
         more = f" ({count} tensors)" if count > 1 else ""
-        planner.refuse(f"llama.cpp's {family.gguf} has no place for {pattern}{more}")
+        planner.refuse(f"llama.cpp's {family.gguf} has no place for {pattern}{more}{of_class(index.config)}")
     return tensors
 
 
@@ -175,7 +175,7 @@ def _check_missing(planner: Planner, config: ModelConfig, family: Family, tensor
     for name in layer_required(family):
         pattern = f"layers.{{n}}.{name}"
         missing[pattern] = sum(with_layer(pattern, n) not in tensors for n in range(config.num_layers))
-    planner.reasons += missing_tensors(missing)
+    planner.reasons += missing_tensors(missing, tensors_said(config, format=planner.index.format))
 
 
 def _entry(name: str, parts: list[Tensor], family: Family, config: ModelConfig) -> Entry:

@@ -15,6 +15,7 @@ from ckconv.core.rope import LLAMA3_NUMBERS, MAX_FLOAT32, MIN_FLOAT32, positive_
 from ckconv.families.architectures import FAMILIES, Family
 from ckconv.families.gemma3 import SLIDING, layers_of, local_theta_of, scalar_in_gguf, scalar_of
 from ckconv.families.gguf_metadata import own_document
+from ckconv.families.key_tables.fields import HEAD_SIZE, said
 from ckconv.families.key_tables.rope import ROPE_KEYS
 from ckconv.plan.steps import Reason
 
@@ -90,7 +91,7 @@ def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool) -> 
     if config.rope_scaling is not None:
         yield from _scaling_reasons(config, config.rope_scaling, rope_dropped)
     if family.rope and config.head_dim % 2:
-        yield Reason(f"heads of {config.head_dim} elements cannot form RoPE pairs")
+        yield Reason(f"heads of {config.head_dim} elements cannot form RoPE pairs{said(config, *HEAD_SIZE)}")
     if family.rope and config.rotary_dim != config.head_dim and family.name != "phi3":
         yield Reason(f"RoPE turns {config.rotary_dim} of {config.head_dim} elements of a head; llama.cpp turns all")
     for what, number in (("rope_theta", config.rope_theta), ("the epsilon of norms", config.norm_eps or None)):
@@ -124,27 +125,27 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
         if dropped:
             return
         if config.family not in _DIVIDES_FREQUENCIES:
-            yield Reason(f"{scaled(kind)}, which llama.cpp does not do for {FAMILIES[config.family].gguf}")
+            yield Reason(f"{scaled(kind, config)}, which llama.cpp does not do for {FAMILIES[config.family].gguf}")
         elif positive_numbers(scaling, LLAMA3_NUMBERS) is None:
-            yield Reason(f"{scaled(kind)} and lacks one of its numbers: " + ", ".join(LLAMA3_NUMBERS))
+            yield Reason(f"{scaled(kind, config)} and lacks one of its numbers: " + ", ".join(LLAMA3_NUMBERS))
         return
     if kind not in ("linear", "yarn"):
-        yield Reason(f"{scaled(kind)}, which this version does not write to GGUF")
+        yield Reason(f"{scaled(kind, config)}, which this version does not write to GGUF")
         return
     if positive_numbers(scaling, ("factor",)) is None:
-        yield Reason(f"{scaled(kind)} and names no factor")
+        yield Reason(f"{scaled(kind, config)} and names no factor")
     if kind == "yarn":
         known, read = _YARN_KEYS | _YARN_FIXED.keys(), ROPE_KEYS["yarn"]
         for key in sorted(key for key in scaling if key not in known and not read.idle(key, scaling[key])):
-            yield Reason(f"{scaled(kind)} with {key} = {scaling[key]!r}, which has no key in GGUF")
+            yield Reason(f"{scaled(kind, config)} with {key} = {scaling[key]!r}, which has no key in GGUF")
         given = [key for key in (*_YARN_FIXED, "original_max_position_embeddings") if scaling.get(key) is not None]
         if positive_numbers(scaling, tuple(given)) is None:
-            yield Reason(f"{scaled(kind)} with numbers that are none: " + ", ".join(given))
+            yield Reason(f"{scaled(kind, config)} with numbers that are none: " + ", ".join(given))
             return
         for key, fixed in _YARN_FIXED.items():
             if scaling.get(key) not in (None, fixed):
                 family = FAMILIES[config.family].gguf
-                yield Reason(f"{scaled(kind)} with {key} = {scaling[key]!r}, llama.cpp's {family} {fixed:g}")
+                yield Reason(f"{scaled(kind, config)} with {key} = {scaling[key]!r}, llama.cpp's {family} {fixed:g}")
 
 
 def _gemma3_reasons(config: ModelConfig) -> Iterator[Reason]:

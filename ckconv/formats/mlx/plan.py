@@ -10,7 +10,7 @@ from ckconv.core.config import window_words
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.tensors import Tensor
 from ckconv.families.architectures import Family
-from ckconv.families.gemma3 import layers_of, period_of
+from ckconv.families.gemma3 import layers_of, pattern_words, period_of
 from ckconv.families.huggingface_classes import CLASSES
 from ckconv.formats.mlx.rope import rope_reasons
 from ckconv.formats.safetensors.checkpoint import DECODE, CheckpointPlanner
@@ -99,7 +99,7 @@ class MlxPlanner(CheckpointPlanner):
         if not config.norm_eps:
             self.refuse("mlx-lm wants an epsilon above 0 for norms (rms_norm_eps, layer_norm_epsilon)")
         if self.rope_scaling:
-            self.reasons += rope_reasons(family.name, self.rope_scaling, own)
+            self.reasons += rope_reasons(config, self.rope_scaling, own)
         if family.name == "gpt2":
             self._check_gpt2()
         if family.name == "gemma3":
@@ -129,10 +129,11 @@ class MlxPlanner(CheckpointPlanner):
             )
         kinds = layers_of(config)
         period = period_of(kinds)
+        keys = pattern_words(self.index.format)
         if period is None:
-            self.refuse("mlx-lm's gemma3 has full attention in every nth layer, which layer_types does not say")
+            self.refuse(f"mlx-lm's gemma3 has full attention in every nth layer, and this model has not ({keys})")
         elif config.num_layers < period:
-            self.refuse(f"mlx-lm's gemma3 wants at least {period} layers, one of full attention among them")
+            self.refuse(f"mlx-lm's gemma3 wants at least {period} layers, one of full attention among them ({keys})")
 
     def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
         """The most common quantisation, and by name the modules that have another."""

@@ -7,7 +7,7 @@ overrides per module. What the shapes say must agree with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,15 @@ from ckconv.quant.repack import Triple
 from ckconv.quant.triples import triple_type
 
 
-def is_mlx(config: Mapping[str, Any] | None, metadata: Mapping[str, str]) -> bool:
-    """The checkpoint was written by MLX: its files say so, or its configuration has MLX's ``quantization``."""
-    return metadata.get("format") == "mlx" or isinstance((config or {}).get("quantization"), dict)
+def is_mlx(config: Mapping[str, Any] | None, metadata: Mapping[str, str], names: Iterable[str]) -> bool:
+    """The checkpoint was written by MLX: its files say so, or its configuration has MLX's ``quantization``.
+
+    Files that torch wrote are MLX's only where they hold what that key is about: transformers does not read it.
+    """
+    if metadata.get("format") == "mlx":
+        return True
+    quantised = metadata.get("format") != "pt" or any(name.endswith(".scales") for name in names)
+    return quantised and isinstance((config or {}).get("quantization"), dict)
 
 
 def mlx_items(stored: tuple[StoredTensor, ...], config: Mapping[str, Any], path: Path) -> list[Item]:

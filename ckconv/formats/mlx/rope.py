@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ckconv.core.config import ModelConfig
 from ckconv.core.rope import scaled
 from ckconv.families.huggingface_classes import ModelClass
 from ckconv.families.key_tables.rope import ROPE_KEYS
@@ -30,17 +31,19 @@ _YARN_CONTEXT = 4096
 _NAMES = frozenset({"rope_type", "type", "rope_theta"})
 
 
-def rope_reasons(family: str, scaling: Mapping[str, Any], own: ModelClass) -> Iterator[Reason]:
+def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], own: ModelClass) -> Iterator[Reason]:
     """Why mlx-lm would rotate by other angles than the configuration says."""
     kind = str(scaling.get("rope_type"))
     if not own.scales_rope:
-        yield Reason(f"{scaled(kind)}, which mlx-lm's {family} does not do")
+        yield Reason(f"{scaled(kind, config)}, which mlx-lm's {config.family} does not do")
         return
     if kind not in _KEYS:
-        yield Reason(f"{scaled(kind)}, which mlx-lm does not do as transformers does")
+        yield Reason(f"{scaled(kind, config)}, which mlx-lm does not do as transformers does")
         return
     if kind == "yarn" and not scaling.get("original_max_position_embeddings"):
-        yield Reason(f"{scaled(kind)} and names no original_max_position_embeddings: mlx-lm takes {_YARN_CONTEXT}")
+        yield Reason(
+            f"{scaled(kind, config)} and names no original_max_position_embeddings: mlx-lm takes {_YARN_CONTEXT}"
+        )
     for key, value in sorted(scaling.items()):
         if key not in _KEYS[kind] | _NAMES and not ROPE_KEYS[kind].idle(key, value):
-            yield Reason(f"{scaled(kind)} with {key} = {value!r}, which mlx-lm does not read")
+            yield Reason(f"{scaled(kind, config)} with {key} = {value!r}, which mlx-lm does not read")

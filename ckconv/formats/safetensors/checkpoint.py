@@ -18,6 +18,7 @@ from ckconv.errors import UsageError
 from ckconv.families.architectures import FAMILIES, Family
 from ckconv.families.huggingface_classes import CLASSES, needs
 from ckconv.families.huggingface_names import NAMES_KEY, NAMINGS, PARTS
+from ckconv.families.key_tables.fields import of_class
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
 from ckconv.formats.safetensors.checkpoint_names import FUSIONS, Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import copied_piece, module_of
@@ -262,7 +263,8 @@ class CheckpointPlanner(Planner):
 
     def _refuse_grouped(self, what: str, patterns: Sequence[str]) -> None:
         for pattern, count in Counter(patterns).items():
-            self.refuse(f"{what} {pattern}" + (f" ({count} tensors)" if count > 1 else ""))
+            more = f" ({count} tensors)" if count > 1 else ""
+            self.refuse(f"{what} {pattern}{more}{of_class(self.config)}")
 
     def _check_class(self, family: Family) -> None:
         """The tensors are those that the class has which will load them; other names are for other loaders."""

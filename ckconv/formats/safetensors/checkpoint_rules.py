@@ -10,7 +10,7 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.families.architectures import FAMILIES
 from ckconv.families.huggingface_classes import fit
 from ckconv.families.huggingface_names import GATE_UP
-from ckconv.families.key_tables.fields import said
+from ckconv.families.key_tables.fields import said, tensors_said
 from ckconv.formats.safetensors.checkpoint_names import FUSIONS
 from ckconv.plan.steps import Options, Reason, missing_tensors
 
@@ -36,7 +36,9 @@ def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) ->
             yield Reason(f"--fuse gate-up: {family.name} has no gate")
     kind = (config.rope_scaling or {}).get("rope_type")
     if options.context not in (0, config.context_length) and kind in _FOLLOWS_CONTEXT:
-        yield Reason(f"{scaled(str(kind))}, and follows from max_position_embeddings, which --context would change")
+        yield Reason(
+            f"{scaled(str(kind), config)}, and follows from max_position_embeddings, which --context would change"
+        )
     if options.context and not family.rope and options.context != config.context_length:
         yield Reason(f"the position table has {config.context_length:,} rows, --context says {options.context:,}")
 
@@ -55,10 +57,11 @@ def class_reasons(
     """
     family = FAMILIES[config.family]
     found = fit(family, config, present, mlx=loader == "mlx-lm")
-    yield from missing_tensors(found.missing, said(config, "num_layers", format=format))
+    yield from missing_tensors(found.missing, tensors_said(config, format=format))
     for pattern, count in found.surplus.items():
         also = f" ({count} tensors)" if count > 1 else ""
-        yield Reason(f"the {family.name} class of {loader} has no {pattern}{also}")
+        kind = said(config, "family", format=format)
+        yield Reason(f"the {family.name} class{kind} of {loader} has no {pattern}{also}")
     if not built:
         return
     if not config.norm_eps:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.rope import scaled
 from ckconv.core.tensors import TensorIndex
 from ckconv.io.files import Files
 from ckconv.plan.planner import ROPE_FREQUENCIES
@@ -57,9 +58,7 @@ def scaling_of(index: TensorIndex, config: ModelConfig, *, drop: bool) -> Scalin
         reasons += [Reason(f"{modifier} {changes}") for modifier in config.modifiers]
         kind = document.get("rope_type") if document else None
         if kind and config.family in _LONGROPE_ONLY:
-            reasons.append(
-                Reason(f"{index.architecture}.rope.scaling is {kind}; transformers' phi3 knows longrope only")
-            )
+            reasons.append(Reason(f"{scaled(str(kind), config)}; transformers' phi3 knows longrope only"))
     elif index.format == "bump":
         reasons += [Reason(f"{modifier} changes the computation") for modifier in config.modifiers]
     return Scaling(document, left_out, tuple(reasons))
