@@ -64,7 +64,16 @@ def peak(program: str, *arguments: object) -> int:
     return int(done.stderr.split()[-1]) * 1024
 
 
-def llama(path: Path, kind: int, *, hidden: int, ffn: int, heads: int, vocab: int) -> int:
+def llama(
+    path: Path,
+    kind: int,
+    *,
+    hidden: int,
+    ffn: int,
+    heads: int,
+    vocab: int,
+    tokenizer: Sequence[tuple[str, str, object]] = (),
+) -> int:
     """A model of zeros that takes no space on the disk; returns its bytes."""
     numbers = {
         "block_count": 1,
@@ -78,6 +87,7 @@ def llama(path: Path, kind: int, *, hidden: int, ffn: int, heads: int, vocab: in
         ("general.architecture", "str", "llama"),
         *((f"llama.{key}", "u32", value) for key, value in numbers.items()),
         ("llama.attention.layer_norm_rms_epsilon", "f32", 1e-5),
+        *tokenizer,
     ]
     matrices = {
         "token_embd": (hidden, vocab),
@@ -142,3 +152,29 @@ def test_transposing_holds_a_bounded_part_of_a_matrix(tmp_path: Path, layout: st
     os.truncate(path, rows * cols * 2)
     small, large = peak(TRANSPOSED, path, 64, 64, layout), peak(TRANSPOSED, path, rows, cols, layout)
     assert large - small < 40 * MB, (small, large)
+
+
+def runs(letters: str, longest: int) -> list[tuple[str, str, object]]:
+    """A SentencePiece vocabulary of runs of letters: far more merges than pieces, and far longer."""
+    pieces = [("<unk>", 0.0, 2), *((f"<0x{byte:02X}>", 0.0, 6) for byte in range(256))]
+    pieces += [(a * n, -float(i), 1) for i, a in enumerate(letters, 1) for n in range(1, longest + 1)]
+    texts, scores, types = (list(column) for column in zip(*pieces, strict=True))
+    return [
+        ("tokenizer.ggml.model", "str", "llama"),
+        ("tokenizer.ggml.tokens", "arr[str]", texts),
+        ("tokenizer.ggml.scores", "arr[f32]", scores),
+        ("tokenizer.ggml.token_type", "arr[i32]", types),
+        ("tokenizer.ggml.add_bos_token", "bool", False),
+    ]
+
+
+def test_a_tokenizer_that_is_many_times_its_words_is_written_in_pieces(tmp_path: Path) -> None:
+    sizes, peaks = {}, {}
+    for name, letters in (("small", "a"), ("large", "abcdefghij")):
+        vocab = 257 + 256 * len(letters)
+        source, out = tmp_path / f"{name}.gguf", tmp_path / name
+        llama(source, F32, hidden=32, ffn=32, heads=1, vocab=vocab, tokenizer=runs(letters, 256))
+        peaks[name] = peak(COMMAND, "convert", "-q", source, f"{out}/", "--to", "safetensors")
+        sizes[name] = (out / "tokenizer.json").stat().st_size
+    assert sizes["large"] > 50 * MB
+    assert peaks["large"] - peaks["small"] < 32 * MB, (sizes, peaks)

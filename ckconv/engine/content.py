@@ -20,6 +20,7 @@ from ckconv.formats.gguf.keys import SPLIT_KEYS, copied
 from ckconv.formats.gguf.spec import VERSION
 from ckconv.formats.safetensors.spec import LENGTH_BYTES
 from ckconv.io.bytesource import open_source
+from ckconv.output.streamed import pieces_of
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan
 
@@ -72,7 +73,7 @@ def content_of_index(index: TensorIndex, named: Mapping[str, Path] | None = None
 
 def content_of_plan(plan: Plan, container: Container) -> Content:
     """What a plan is going to write."""
-    files = dict(container.side_files)
+    files = {name: b"".join(pieces_of(content)) for name, content in container.side_files.items()}
     if plan.format == "bump":
         header = plan.details
         frame = container.frames[0]

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from ckconv.output.destination import Destination
 from ckconv.output.filesystem import failing
 from ckconv.output.places import check_parent
 from ckconv.output.publish import Outputs, Room, Small
+from ckconv.output.streamed import SideFile, digest_of
 from ckconv.plan.container import Container
 from ckconv.plan.steps import OutputFile, Plan
 
@@ -185,7 +185,7 @@ def _inputs(plan: Plan) -> tuple[Path, ...]:
 
 
 def _written(side: Mapping[Path, Small]) -> list[Written]:
-    return [Written(path, len(what.content), sha256(what.content).hexdigest()) for path, what in side.items()]
+    return [Written(path, len(what.content), digest_of(what.content)) for path, what in side.items()]
 
 
 def _rooms_of_late(
@@ -222,7 +222,7 @@ def _side_files(
     return side
 
 
-def _beside(target: Destination, name: str, content: bytes) -> Path | None:
+def _beside(target: Destination, name: str, content: SideFile) -> Path | None:
     if target.file is not None and target.format == "bump":
         return place_beside(target.file, name, content)
     return target.parent / name if target.parent is not None else None

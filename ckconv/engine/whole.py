@@ -18,6 +18,7 @@ from ckconv.engine.sums import FileDigests, check_listed, check_sums
 from ckconv.engine.verify import Progress, Verified, verify_soundly
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.formats.bump.documents import check_documents
+from ckconv.output.filesystem import holds
 from ckconv.plan.steps import Options, Plan
 from ckconv.record.conversion import ConversionRecord, recorded_options, records_of
 from ckconv.record.read import OpenRecord, record_beside
@@ -218,8 +219,4 @@ def _is_restored(out: TensorIndex, source: TensorIndex, asked: Asked) -> bool:
             raise
         return False
     place = out.files[0].parent
-    return all(_holds(place / name, content) for name, content in container.side_files.items())
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    return path.is_file() and path.read_bytes() == content
+    return all(holds(place / name, content) for name, content in container.side_files.items())

@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ckconv.errors import NO_RESOURCES, OutputError, VerifyError
-from ckconv.output.regular import close_unwritten, read_at
+from ckconv.output.regular import close_unwritten
+from ckconv.output.streamed import SideFile, is_in, pieces_of
 
 #: What a file system says that cannot make hard links (FAT, some network mounts).
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -39,7 +40,7 @@ def create(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
-def write_file(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: SideFile) -> None:
     """Make a new file that holds ``content``, and read it again.
 
     Raises:
@@ -47,10 +48,11 @@ def write_file(path: Path, content: bytes) -> None:
     """
     fd = create(path)
     try:
-        view = memoryview(content)
-        while len(view):
-            view = view[os.write(fd, view) :]
-        if read_at(fd, len(content) + 1, 0) != content:
+        for piece in pieces_of(content):
+            view = memoryview(piece)
+            while len(view):
+                view = view[os.write(fd, view) :]
+        if not is_in(fd, content):
             raise VerifyError("verify.file", "is not what was meant to be written", path=path)
     except BaseException:
         close_unwritten(fd)
@@ -75,10 +77,12 @@ def write_at(fd: int, content: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def holds(path: Path, content: bytes) -> bool:
+def holds(path: Path, content: SideFile) -> bool:
     """``path`` is a regular file with this very content."""
     with suppress(OSError):
-        return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
+        if path.is_file() and path.stat().st_size == len(content):
+            with path.open("rb", buffering=0) as file:
+                return is_in(file.fileno(), content)
     return False
 
 

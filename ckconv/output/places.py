@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ckconv.errors import OutputError
 from ckconv.output.filesystem import failing, holds, write_error
+from ckconv.output.streamed import SideFile
 
 #: Side file -> the flag of ``convert`` that says where it goes.
 _PLACE_FLAGS = {"config.json": "--config-out", "weights_manifest.json": "--manifest"}
@@ -59,7 +60,7 @@ def _is_replaceable(directory: Path) -> bool:
     return False
 
 
-def check_target(target: Path, content: bytes | None, *, force: bool, inputs: Iterable[Path]) -> None:
+def check_target(target: Path, content: SideFile | None, *, force: bool, inputs: Iterable[Path]) -> None:
     """Check that a file can be made or replaced.
 
     Args:

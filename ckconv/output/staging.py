@@ -28,6 +28,7 @@ from ckconv.output.filesystem import (
 )
 from ckconv.output.locks import Locked, try_lock
 from ckconv.output.regular import close_unwritten
+from ckconv.output.streamed import SideFile
 
 #: Where in the directory the replaced files are kept while others get their names, each in a directory of its own.
 KEPT = ".old"
@@ -55,7 +56,7 @@ class Small:
     """
 
     name: str
-    content: bytes
+    content: SideFile
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class File:
     temp: Path | None = None
 
     @property
-    def content(self) -> bytes | None:
+    def content(self) -> SideFile | None:
         """``None`` for a large file."""
         return self.what.content if isinstance(self.what, Small) else None
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckconv.output.streamed import SideFile
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -37,7 +39,7 @@ class Container:
     """
 
     frames: tuple[Frame, ...]
-    side_files: Mapping[str, bytes] = field(default_factory=dict)
+    side_files: Mapping[str, SideFile] = field(default_factory=dict)
     on_request: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     check: Callable[[Path], None] = lambda _: None

@@ -7,11 +7,12 @@ Source: ``llm_tokenizer_bpe``, ``llm_tokenizer_spm_session`` and ``tokenizer_st_
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import BytesIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from json import JSONEncoder
 from typing import Any
 
+from ckconv.output.streamed import SideFile, side_file
 from ckconv.tokenizer.pretokenizers import definition
 from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 from ckconv.tokenizer.sentencepiece_merges import merges_of, spell_out
@@ -24,6 +25,8 @@ _BYTES = 256
 #: Bytes of a ``tokenizer.json``; the largest known one, of 262,144 words, has half of it. A vocabulary of long pieces
 #: has far more merges than it has letters.
 _MAX_BYTES = 64 << 20
+#: Characters of it that are written at a time.
+_PIECE = 64 << 10
 #: What stands for a space in a SentencePiece model.
 _SPACE = "▁"
 #: What llama.cpp takes for the unknown token where a file does not say.
@@ -86,8 +89,13 @@ def has_role(number: int, tokens: Sequence[str], types: Sequence[int]) -> bool:
     return number < len(tokens) and types[number] in ADDED and bool(tokens[number])
 
 
-def byte_level(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], merges: Iterable[str]) -> bytes:
+def byte_level(
+    vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], merges: Callable[[], Iterable[str]]
+) -> SideFile:
     """``tokenizer.json`` of byte-level BPE.
+
+    Args:
+        merges: gives them, one after the other.
 
     Raises:
         NotFaithful: a merge is not of tokens; a token has a type that byte-level BPE does not have.
@@ -114,7 +122,7 @@ def byte_level(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[in
         "byte_fallback": False,
         "ignore_merges": pre.ignore_merges,
     }
-    return _document(document, model, vocab.items(), _of_tokens(merges, vocab))
+    return _document(document, model, vocab, lambda: _of_tokens(merges(), vocab))
 
 
 def _of_tokens(merges: Iterable[str], vocab: Mapping[str, int]) -> Iterator[str]:
@@ -131,7 +139,7 @@ _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": T
 
 def sentencepiece(
     vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
-) -> bytes:
+) -> SideFile:
     """``tokenizer.json`` of SentencePiece BPE with byte fallback.
 
     Raises:
@@ -170,7 +178,7 @@ def sentencepiece(
         "byte_fallback": True,
         "ignore_merges": False,
     }
-    return _document(document, model, vocab.items(), merges_of(vocab, tokens, types, scores))
+    return _document(document, model, vocab, lambda: merges_of(vocab, tokens, types, scores))
 
 
 def _added(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
@@ -214,40 +222,63 @@ def _around(vocabulary: Vocabulary, tokens: Sequence[str], otherwise: dict[str, 
 
 
 def _document(
-    document: dict[str, Any], model: dict[str, Any], vocab: Iterable[tuple[str, int]], merges: Iterable[str]
-) -> bytes:
-    """One line for a word: the whole as one object in memory would be ten times the file.
+    document: dict[str, Any],
+    model: dict[str, Any],
+    vocab: Mapping[str, int],
+    merges: Callable[[], Iterable[str]],
+) -> SideFile:
+    """The document, in pieces: the whole as one object in memory would be ten times the file.
 
     Raises:
         NotFaithful: it would be larger than what ckconv, or anybody, reads.
     """
-    out = BytesIO()
-    out.write(b'{\n  "version": "1.0",\n  "truncation": null,\n  "padding": null,\n')
+    return side_file(lambda: _in_pieces(_texts(document, model, vocab, merges())))
+
+
+def _texts(
+    document: Mapping[str, Any], model: Mapping[str, Any], vocab: Mapping[str, int], merges: Iterable[str]
+) -> Iterator[str]:
+    """One line for a word."""
+    yield '{\n  "version": "1.0",\n  "truncation": null,\n  "padding": null,\n'
     for key, value in document.items():
         if key == "added_tokens":
-            out.write(b'  "added_tokens": [\n')
-            _lines(out, "    ", (json.dumps(token, ensure_ascii=False) for token in value))
-            out.write(b"  ],\n")
+            yield '  "added_tokens": [\n'
+            yield from _lines("    ", (json.dumps(token, ensure_ascii=False) for token in value))
+            yield "  ],\n"
             continue
-        out.write(f'  "{key}": {json.dumps(value, ensure_ascii=False)},\n'.encode())
-    out.write(b'  "model": {\n')
+        yield f'  "{key}": {json.dumps(value, ensure_ascii=False)},\n'
+    yield '  "model": {\n'
     for key, value in model.items():
-        out.write(f'    "{key}": {json.dumps(value, ensure_ascii=False)},\n'.encode())
-    out.write(b'    "vocab": {\n')
-    _lines(out, "      ", (f"{_encoded(token)}: {number}" for token, number in vocab))
-    out.write(b'    },\n    "merges": [\n')
-    _lines(out, "      ", map(_encoded, merges))
-    out.write(b"    ]\n  }\n}\n")
-    return out.getvalue()  # its buffer, not a copy
+        yield f'    "{key}": {json.dumps(value, ensure_ascii=False)},\n'
+    yield '    "vocab": {\n'
+    yield from _lines("      ", (f"{_encoded(token)}: {number}" for token, number in vocab.items()))
+    yield '    },\n    "merges": [\n'
+    yield from _lines("      ", map(_encoded, merges))
+    yield "    ]\n  }\n}\n"
 
 
-def _lines(out: BytesIO, indent: str, items: Iterable[str]) -> None:
+def _lines(indent: str, items: Iterable[str]) -> Iterator[str]:
     """The items, each on a line, with commas between them."""
-    first = True
+    comma = ""
     for item in items:
-        out.write((f"{indent}{item}" if first else f",\n{indent}{item}").encode())
-        first = False
-        if out.tell() > _MAX_BYTES:
-            raise NotFaithful(f"its tokenizer.json would have more than {_MAX_BYTES >> 20} MiB")
-    if not first:
-        out.write(b"\n")
+        yield f"{comma}{indent}{item}"
+        comma = ",\n"
+    if comma:
+        yield "\n"
+
+
+def _in_pieces(texts: Iterable[str]) -> Iterator[bytes]:
+    """The texts as bytes, many at a time."""
+    held: list[str] = []
+    length = nbytes = 0
+    for text in chain(texts, [""]):
+        held.append(text)
+        length += len(text)
+        if length >= _PIECE or not text:
+            piece = "".join(held).encode()
+            nbytes += len(piece)
+            if nbytes > _MAX_BYTES:
+                raise NotFaithful(f"its tokenizer.json would have more than {_MAX_BYTES >> 20} MiB")
+            yield piece
+            held.clear()
+            length = 0

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from ckconv.output.filesystem import holds
+from ckconv.output.streamed import SideFile
 
 
 def document_beside(bump: Path, name: str) -> Path:
@@ -18,7 +19,7 @@ def document_beside(bump: Path, name: str) -> Path:
     return own if os.path.lexists(own) else bump.with_name(name)
 
 
-def place_beside(bump: Path, name: str, content: bytes) -> Path:
+def place_beside(bump: Path, name: str, content: SideFile) -> Path:
     """Where the document ``name`` of a bump file goes: never in the place of one that another bump file there needs."""
     own, shared = _own(bump, name), bump.with_name(name)
     if os.path.lexists(own):  # it would be found first

@@ -8,20 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from ckconv.formats.safetensors.checkpoint_tokenizer import TokenizerPlan, left_out
+from ckconv.output.streamed import SideFile
 from ckconv.tokenizer import huggingface as tokenizer_json
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.settings import also_ending, pieces, tokenizer_config
 from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary
 
 
-def tokenizer_files(plan: TokenizerPlan) -> tuple[dict[str, bytes], tuple[str, ...]]:
+def tokenizer_files(plan: TokenizerPlan) -> tuple[dict[str, SideFile], tuple[str, ...]]:
     """Name -> content, and what a user should know: that the words are not those of a tokenizer, and why.
 
     Raises:
         OutputError: ``input.changed``, the source is not what it was.
     """
     generation = plan.generation
-    files: dict[str, bytes] = {}
+    files: dict[str, SideFile] = {}
     notes: tuple[str, ...] = ()
     if plan.vocabulary is not None:
         tokens, types = plan.vocabulary.tokens.decode(), plan.vocabulary.types.decode()
@@ -33,11 +34,11 @@ def tokenizer_files(plan: TokenizerPlan) -> tuple[dict[str, bytes], tuple[str, .
     return {**({"generation_config.json": _json(generation)} if generation else {}), **files}, notes
 
 
-def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], context: int) -> dict[str, bytes]:
+def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], context: int) -> dict[str, SideFile]:
     tokenizer_json.check_words(vocabulary, tokens, types)
     if vocabulary.pre is not None:
         settings = tokenizer_config(vocabulary, tokens, types, (), context)
-        document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.each())
+        document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.each)
         return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
     scores = vocabulary.scores.decode()
     document = tokenizer_json.sentencepiece(vocabulary, tokens, types, scores)

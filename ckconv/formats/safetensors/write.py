@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ckconv.formats.safetensors.checkpoint import Checkpoint
 from ckconv.formats.safetensors.reference import check_opens
 from ckconv.formats.safetensors.tokenizer_files import tokenizer_files
+from ckconv.io.bytesource import open_source
+from ckconv.io.files import CHUNK
+from ckconv.output.streamed import SideFile, side_file
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import Plan
 
@@ -17,12 +21,12 @@ def container(plan: Plan) -> Container:
     """Everything in a checkpoint but its tensors.
 
     Raises:
-        OSError: a file of the source that is carried cannot be read.
+        InputError: a file of the source that is carried cannot be read.
         OutputError: ``input.changed``, the source is not what it was.
     """
     details = plan.details
     assert isinstance(details, Checkpoint)
-    side: dict[str, bytes] = {path.name: path.read_bytes() for path in details.carried}
+    side = {path.name: _carried(path) for path in details.carried}
     made, notes = tokenizer_files(details.tokenizer)
     side |= made
     if details.config_json:
@@ -33,6 +37,11 @@ def container(plan: Plan) -> Container:
         side[shards.index_name] = _json({"metadata": metadata, "weight_map": shards.weight_map})
     frames = tuple(Frame(header) for header in shards.headers)
     return Container(frames, side_files=dict(sorted(side.items())), notes=notes, check=check_opens)
+
+
+def _carried(path: Path) -> SideFile:
+    with open_source(path) as source:  # which can be read later, too
+        return side_file(lambda: (source.read_at(at, CHUNK) for at in range(0, source.size or 0, CHUNK)))
 
 
 def _json(document: Mapping[str, Any]) -> bytes:
