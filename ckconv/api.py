@@ -150,17 +150,18 @@ class Model:
         return f"<{self.format} {self.architecture or 'model'} of {len(self.tensors)} tensors: {self.index.path}>"
 
 
-def open_model(path: StrPath, *, format: str | None = None) -> Model:
+def open_model(path: StrPath, *, format: str | None = None, follow_links: bool = False) -> Model:
     """Open a model of any format: a file, a shard of a set, or a directory. No tensor data is read.
 
     Args:
         format: read it as this format, whatever it looks like.
+        follow_links: files of a directory that are links to places outside of it are read.
 
     Raises:
         InputError: malformed, missing or unreadable; exit status 3 of the command line.
         UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
     """
-    return Model(open_index(Path(path), format=format))
+    return Model(open_index(Path(path), format=format, follow_links=follow_links))
 
 
 def prepare(
@@ -180,7 +181,7 @@ def prepare(
     if to is not None and to not in OUTPUTS:
         raise UsageError("usage", f"to is {quoted(to)}, one of {', '.join(OUTPUTS)} expected")
     place = destination(target, to) if to or not says_nothing(target) else None
-    index = open_index(Path(source), format=source_format, base=options.base)
+    index = open_index(Path(source), format=source_format, base=options.base, follow_links=options.follow_links)
     place = place or destination(target, _format_of_record(index, options))
     if adapters:
         index = _merged(index, adapters, options, place.format)
@@ -206,7 +207,8 @@ def _merged(index: TensorIndex, adapters: Sequence[tuple[StrPath, float]], optio
     for path, weight in adapters:
         if not math.isfinite(weight):
             raise UsageError("usage", f"the weight of {os.fspath(path)} is {weight}, which is no finite number")
-    opened = [Adapting(open_index(Path(path), base=base), weight) for path, weight in adapters]
+    links = options.follow_links
+    opened = [Adapting(open_index(Path(path), base=base, follow_links=links), weight) for path, weight in adapters]
     unrounded = partial(stores_float32, to, options)
     return merge_adapters(index, opened, decoded=options.decodes, unrounded=unrounded)
 
@@ -338,8 +340,9 @@ def verify(
     """
     options = options or Options()
     options = replace(options, drop=(*options.drop, *left_out))
-    out = open_index(Path(path), base=options.base)
-    theirs = open_index(Path(source), base=options.base) if source is not None else None
+    opened = partial(open_index, base=options.base, follow_links=options.follow_links)
+    out = opened(Path(path))
+    theirs = opened(Path(source)) if source is not None else None
     return check_output(Path(path), out, theirs, options, adapters=adapters, weights=weights, progress=progress).found
 
 
@@ -389,8 +392,18 @@ def check_output(
     return Checked(found, beside.path, beside.sums, check_source_record(out))
 
 
-def diff(a: StrPath, b: StrPath, *, weights: bool = False, progress: Progress | None = None) -> Comparison:
+def diff(
+    a: StrPath,
+    b: StrPath,
+    *,
+    weights: bool = False,
+    follow_links: bool = False,
+    progress: Progress | None = None,
+) -> Comparison:
     """Compare two models of any formats: every value, and what they say besides, unless ``weights`` alone count.
+
+    Args:
+        follow_links: files of a directory that are links to places outside of it are read.
 
     Raises:
         InputError: one of the two is malformed.
@@ -399,6 +412,6 @@ def diff(a: StrPath, b: StrPath, *, weights: bool = False, progress: Progress | 
     from ckconv.engine.compare import diff as compare
     from ckconv.engine.compare import require_comparable
 
-    one, other = open_index(Path(a)), open_index(Path(b))
+    one, other = (open_index(Path(path), follow_links=follow_links) for path in (a, b))
     require_comparable(one, other)
     return compare(one, other, weights=weights, progress=progress)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ckconv.cli.settings import PATH
+from ckconv.cli.settings import PATH, follow_links_option
 from ckconv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ _OPTIONS = (
         type=PATH,
         help="The model that an adapter was made for: any format, or a config.json.",
     ),
+    follow_links_option,
     click.option(
         "--max-shard-size",
         type=Size(),
@@ -160,6 +161,7 @@ def options_of(flags: dict[str, Any]) -> Options:
         names=flags["names"],
         tie="tie" if flags["tie"] else "untie" if flags["untie"] else "",
         base=flags["base"],
+        follow_links=flags["follow_links"],
     )
 
 

@@ -10,7 +10,7 @@ import click
 
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import print_json, print_lines
-from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, follow_links_option, settings_of
 from ckconv.errors import counted
 
 if TYPE_CHECKING:
@@ -29,10 +29,11 @@ _SHOWN = 20
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
 @click.option("--base", type=PATH, help="The model that an adapter was made for.")
+@follow_links_option
 @click.option("--weights", is_flag=True, help="Compare the tensors alone: no configuration, no tokenizer, no metadata.")
 @common_options
 @click.pass_context
-def command(context: click.Context, a: Path, b: Path, base: Path | None, weights: bool) -> int:
+def command(context: click.Context, a: Path, b: Path, base: Path | None, follow_links: bool, weights: bool) -> int:
     """Compare two models of any formats, value by value. Exit 0 if they are the same model, 5 if not.
 
     Configuration, metadata, tokenizer and the files beside them count, unless --weights asks for tensors alone.
@@ -45,7 +46,7 @@ def command(context: click.Context, a: Path, b: Path, base: Path | None, weights
 
     settings = settings_of(context)
     with interruptible():
-        one, other = open_index(a, base=base), open_index(b, base=base)
+        one, other = (open_index(path, base=base, follow_links=follow_links) for path in (a, b))
         require_comparable(one, other)
         with ProgressLine(settings, str(a)) as line:
             line.begin("comparing", one.nbytes)

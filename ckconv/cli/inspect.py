@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, common_options, follow_links_option, settings_of
 
 
 @click.command("inspect", context_settings=CONTEXT)
@@ -27,6 +27,7 @@ from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
     help="The config.json of a bump file, if not beside it.",
 )
 @click.option("--base", type=PATH, help="The model that an adapter was made for.")
+@follow_links_option
 @common_options
 @click.pass_context
 def command(
@@ -38,6 +39,7 @@ def command(
     hashes: bool,
     config: Path | None,
     base: Path | None,
+    follow_links: bool,
 ) -> None:
     """Show what is in a file: format, architecture, config, tensors, metadata. - reads a header from a pipe.
 
@@ -57,7 +59,7 @@ def command(
 
         index = open_index(Path("-"), format=source_format, source=PipeSource(sys.stdin.buffer))
     else:
-        index = open_index(Path(path), format=source_format, config_path=config, base=base)
+        index = open_index(Path(path), format=source_format, config_path=config, base=base, follow_links=follow_links)
     found = None
     if hashes:
         from ckconv.engine.hash import hash_index

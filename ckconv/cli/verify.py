@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,10 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     settings = settings_of(context)
     options, adapters = options_of(flags), adapters_of(flags)
     config, base = flags["config"], options.base
-    source = open_index(src, format=flags["source_format"], base=base) if src else None
+    opened = partial(open_index, base=base, follow_links=options.follow_links)
+    source = opened(src, format=flags["source_format"]) if src else None
     try:
-        out = open_index(path, config_path=config, base=base)
+        out = opened(path, config_path=config)
     except InputError as error:
         if source is None or error.code in _NOT_THERE:
             raise

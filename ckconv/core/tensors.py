@@ -197,6 +197,7 @@ class TensorIndex:
         checksums: what the file says about its own bytes, for `verify`.
         side_files: configuration, tokenizer and documentation files that belong to the model, in order; of some of
             them readers open what they need, the others are carried.
+        shard_index: the file that names the shards of a checkpoint, if there is one.
         merged: the adapters that were merged into it, for people; what the files say is then not what the model is.
         quantizer: what another quantiser made of the tensors, for people; such a model has no ``config``, and is only
             copied, hashed and compared.
@@ -220,6 +221,7 @@ class TensorIndex:
     facts: Mapping[str, Any] = field(default_factory=dict)
     checksums: tuple[Checksum, ...] = ()
     side_files: tuple[Path, ...] = ()
+    shard_index: Path | None = None
     merged: tuple[str, ...] = ()
     quantizer: str = ""
     adapter: Adapter | None = None

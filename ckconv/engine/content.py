@@ -149,13 +149,10 @@ def _header_keys(headers: Iterable[Mapping[str, str]]) -> dict[str, Any]:
 
 
 def _beside_safetensors(index: TensorIndex) -> dict[str, Path]:
-    from ckconv.formats.safetensors.files import find_index
-
     if index.adapter is not None:
         path = index.files[0].parent / ADAPTER_CONFIG
         return {path.name: path} if path.exists() else {}
-    shard_index = find_index(index.path)
-    return {shard_index.name: shard_index} if shard_index else {}
+    return {index.shard_index.name: index.shard_index} if index.shard_index else {}
 
 
 def _read(path: Path) -> bytes:

@@ -164,7 +164,8 @@ class Staged:
             check_frame(file, frame, header, outputs.fds[path], path)
             if digest.reread:
                 known[Extent(outputs.staged(path), digest.reread[0], digest.reread[1])] = digest.reread[2]
-        out = open_index(self._opened(), base=plan.options.base)
+        # What goes elsewhere is a link in the staging directory.
+        out = open_index(self._opened(), base=plan.options.base, follow_links=True)
         watcher.begin("verifying", plan.nbytes)
         if plan.restores:
             check_kept(plan, [outputs.staged(path) for path in self._paths], Path(self._target.name))

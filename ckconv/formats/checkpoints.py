@@ -12,18 +12,21 @@ from ckconv.formats.safetensors.read import read_safetensors
 from ckconv.io.bytesource import ByteSource
 
 
-def open_mlx(path: Path, *, source: ByteSource | None = None) -> TensorIndex:
+def open_mlx(path: Path, *, source: ByteSource | None = None, follow_links: bool = False) -> TensorIndex:
     """:func:`open_checkpoint` of what nothing but its reader knows to be MLX's."""
-    return open_checkpoint(path, source=source, mlx=True)
+    return open_checkpoint(path, source=source, mlx=True, follow_links=follow_links)
 
 
-def open_checkpoint(path: Path, *, source: ByteSource | None = None, mlx: bool = False) -> TensorIndex:
+def open_checkpoint(
+    path: Path, *, source: ByteSource | None = None, mlx: bool = False, follow_links: bool = False
+) -> TensorIndex:
     """Read the headers and configuration of a checkpoint and apply its family's rules.
 
     A file without a ``config.json``, or of an unknown ``model_type``, is described, but has no canonical tensors.
 
     Args:
         mlx: it is MLX's, whether its files say so or not.
+        follow_links: links out of the directory are followed.
 
     Raises:
         InputError: ``st.*``, ``index.*``, ``hf.*``, ``mlx.quant`` or ``model.config``.
@@ -33,7 +36,7 @@ def open_checkpoint(path: Path, *, source: ByteSource | None = None, mlx: bool =
         file = read_safetensors(path, source=source)
         checkpoint = CheckpointFiles(path.parent, None, (file,), file.tensors, None, ())
     else:
-        checkpoint = read_checkpoint_files(path)
+        checkpoint = read_checkpoint_files(path, follow_links=follow_links)
     return index_of(path, checkpoint, mlx=mlx)
 
 

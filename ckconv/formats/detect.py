@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -76,6 +77,7 @@ def open_index(
     source: ByteSource | None = None,
     config_path: Path | None = None,
     base: Path | None = None,
+    follow_links: bool = False,
 ) -> TensorIndex:
     """Open a model or an adapter of any format: headers only.
 
@@ -84,6 +86,7 @@ def open_index(
         source: the bytes, where they are not a file (a pipe).
         config_path: the configuration of a bump file, if it is not ``config.json`` beside it.
         base: the model that an adapter was made for, if not where the adapter says it is.
+        follow_links: links out of a directory of safetensors files, the base's too, are followed.
 
     Raises:
         InputError: malformed, missing or unreadable.
@@ -94,7 +97,7 @@ def open_index(
         raise UsageError("usage", f"no format is called {quoted(format)}; one of {', '.join(READERS)} expected")
     try:
         with readable(path), remembered() as opened:
-            index = _open(path, format, source, config_path, base)
+            index = _open(path, format, source, config_path, base, follow_links)
         if source is not None:
             return index
         return replace(index, identities=_identities([*index.files, *index.side_files], opened))
@@ -114,14 +117,25 @@ def _identities(files: Iterable[Path], opened: Mapping[Path, Identity]) -> dict[
 
 
 def _open(
-    path: Path, format: str | None, source: ByteSource | None, config_path: Path | None, base: Path | None
+    path: Path,
+    format: str | None,
+    source: ByteSource | None,
+    config_path: Path | None,
+    base: Path | None,
+    follow_links: bool,
 ) -> TensorIndex:
+    opener = partial(_open_base, follow_links=follow_links)
     adapter = adapter_format(path, format) if source is None else None
     if adapter:
         reader = _load(*(READERS["peft"] if adapter == "peft" else _MLX_ADAPTER))
-        return reader(path, opener=_open_base, base=base)
+        return reader(path, opener=opener, base=base, follow_links=follow_links)
     if source is None and path.is_dir():
-        return _open_directory(path, format, config_path, base)
+        model = _model_in(path, format)
+        if model is not None:
+            return open_index(model, format=format, config_path=config_path, base=base, follow_links=follow_links)
+        if config_path is not None:
+            raise _only_of_bump(path, "a checkpoint")
+        return _reader("mlx" if format == "mlx" else "safetensors")(path, follow_links=follow_links)
     opened = source or open_source(path)
     try:
         name = format or detect(path, opened)
@@ -133,8 +147,8 @@ def _open(
     if config_path is not None:
         raise _only_of_bump(path, name)
     if name == "gguf":
-        return _reader(name)(path, source=source, opener=_open_base, base=base)
-    return _reader(name)(path, source=source)
+        return _reader(name)(path, source=source, opener=opener, base=base)
+    return _reader(name)(path, source=source, follow_links=follow_links)
 
 
 def adapter_format(path: Path, format: str | None = None) -> str | None:
@@ -162,11 +176,11 @@ def adapter_format(path: Path, format: str | None = None) -> str | None:
     return "peft" if any((path / name / CONFIG_NAME).is_file() for name in sorted(names)) else None
 
 
-def _open_base(path: Path) -> TensorIndex:
+def _open_base(path: Path, *, follow_links: bool) -> TensorIndex:
     """The model that an adapter changes. An adapter that names itself is none."""
     if adapter_format(path):
         raise UnsupportedError("model.architecture", "is an adapter, not the model that one changes", path=path)
-    return open_index(path)
+    return open_index(path, follow_links=follow_links)
 
 
 def _reader(format: str) -> Reader:
@@ -178,8 +192,8 @@ def _load(module: str, function: str) -> Reader:
     return reader
 
 
-def _open_directory(path: Path, format: str | None, config_path: Path | None, base: Path | None) -> TensorIndex:
-    """A checkpoint, or the one model that is a file in the directory."""
+def _model_in(path: Path, format: str | None) -> Path | None:
+    """The one model that is a file in the directory, ``None`` where the directory is a checkpoint."""
     with readable(path):
         names = sorted(entry.name for entry in path.iterdir())
     if format in (None, "gguf", "bump"):
@@ -193,12 +207,10 @@ def _open_directory(path: Path, format: str | None, config_path: Path | None, ba
                 "input.format", f"holds {len(models):,} models: {some}", path=path, hint="name one of them"
             )
         if models:
-            return open_index(path / models[0], format=format, config_path=config_path, base=base)
+            return path / models[0]
         if format is not None:
             raise InputError("input.directory", f"is a directory without a {format} file", path=path)
-    if config_path is not None:
-        raise _only_of_bump(path, "a checkpoint")
-    return _reader("mlx" if format == "mlx" else "safetensors")(path)
+    return None
 
 
 def _model_files(names: list[str]) -> list[str]:

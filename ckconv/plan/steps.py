@@ -42,6 +42,7 @@ class Options:
         source_record: write the record that makes the source of a bump file again, and use the one that lies beside
             a bump file.
         base: the model that an adapter was made for.
+        follow_links: files of a directory of safetensors files that are links to places outside of it are read.
     """
 
     dtype: str = "engine"
@@ -64,6 +65,7 @@ class Options:
     tie: str = ""
     source_record: bool = True
     base: Path | None = None
+    follow_links: bool = False
 
     def decodes(self, tensor: Tensor) -> bool:
         """A flag asks for this tensor's blocks to be decoded."""

@@ -31,7 +31,7 @@ CODE = "record.conversion"
 _DOCUMENT = Document("the conversion record", CODE, CODE, 64 << 20)
 
 #: Options that say where something is, or what is written besides: nothing in the output's content.
-NOT_RECORDED = frozenset({"file_name", "source_record", "base", "template"})
+NOT_RECORDED = frozenset({"file_name", "source_record", "base", "template", "follow_links"})
 
 _LISTS = ("decode", "drop", "drop_meta", "fuse")
 

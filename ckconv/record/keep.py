@@ -126,13 +126,7 @@ def _asked(options: Options) -> dict[str, object]:
 
 def _side_files(index: TensorIndex) -> list[Path]:
     """Every file of the source that holds no tensors, by name."""
-    found = set(index.side_files)
-    if index.format != "gguf":
-        from ckconv.formats.safetensors.files import find_index
-
-        shard_index = find_index(index.path)
-        found |= {shard_index} if shard_index else set()
-    return sorted(found)
+    return sorted({*index.side_files, *([index.shard_index] if index.shard_index else [])})
 
 
 def _check_names(source: list[str], names: list[str]) -> None:

@@ -26,7 +26,7 @@ from ckconv.record.schema import SourceFile, record_path
 from ckconv.record.skeleton import open_skeleton
 
 #: Options that have no say in what a source was.
-_NEUTRAL = frozenset({"file_name", "created", "source_record"})
+_NEUTRAL = frozenset({"file_name", "created", "source_record", "follow_links"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
         facts=_facts(checkpoint, config, quantizer),
         quantizer=quantizer,
         side_files=checkpoint.side_files,
+        shard_index=checkpoint.index_path,
     )
 
 

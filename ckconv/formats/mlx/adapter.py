@@ -38,20 +38,23 @@ EMBEDDINGS = ("token_embedding", "position_embedding")
 _METHODS = {"lora": "LoRA", "dora": "DoRA", "full": "full"}
 
 
-def open_mlx_adapter(path: Path, *, opener: Opener, base: Path | None = None) -> TensorIndex:
+def open_mlx_adapter(
+    path: Path, *, opener: Opener, base: Path | None = None, follow_links: bool = False
+) -> TensorIndex:
     """Read an adapter's configuration and header.
 
     Args:
         path: the directory, or its file of tensors.
         opener: opens a base model.
         base: the base model, if not where the adapter says it is.
+        follow_links: links out of the directory are followed.
 
     Raises:
         InputError: ``adapter.*`` or ``st.*``: malformed, or not made for this base.
         UnsupportedError: ``adapter.unsupported``, no configuration or a method without rules.
     """
     root = path if path.is_dir() else path.parent
-    weights, config_path = regular_file(root, MLX_NAME), regular_file(root, CONFIG_NAME)
+    weights, config_path = (regular_file(root, name, follow_links=follow_links) for name in (MLX_NAME, CONFIG_NAME))
     if weights is None:
         raise InputError("adapter.config", f"there is no {MLX_NAME}", path=root)
     if config_path is None:

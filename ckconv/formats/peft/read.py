@@ -40,20 +40,21 @@ _ENDINGS: tuple[tuple[str, Role, bool], ...] = (
 _VECTORS = (Role.MAGNITUDE, Role.IA3, Role.BIAS)
 
 
-def open_peft(path: Path, *, opener: Opener, base: Path | None = None) -> TensorIndex:
+def open_peft(path: Path, *, opener: Opener, base: Path | None = None, follow_links: bool = False) -> TensorIndex:
     """Read an adapter's configuration and header.
 
     Args:
         path: the directory, one that holds a single named adapter, or the file of tensors.
         opener: opens a base model.
         base: the base model, if not where the adapter says it is.
+        follow_links: links out of the directory are followed.
 
     Raises:
         InputError: ``adapter.*`` or ``st.*``: malformed, or not made for this base.
         UnsupportedError: ``adapter.unsupported``, no configuration or a method without rules; ``hf.pickle``.
     """
     root = _root(path)
-    weights, config_path = regular_file(root, PEFT_NAME), regular_file(root, CONFIG_NAME)
+    weights, config_path = (regular_file(root, name, follow_links=follow_links) for name in (PEFT_NAME, CONFIG_NAME))
     if weights is None:
         if (root / PEFT_PICKLE).exists():
             raise pickle_refusal(root, f"there is only {PEFT_PICKLE}, a pickle")

@@ -3,7 +3,8 @@
 A checkpoint is one ``model.safetensors``, or shards with a ``model.safetensors.index.json``, with ``config.json``
 and tokenizer files beside them; mlx-lm writes the index for a single file as well. A link is followed only if it
 stays in the directory, or leads into the ``blobs`` of the download cache that the directory is a snapshot of: a
-checkpoint must not be able to pass off any other file of this machine as its own.
+checkpoint must not be able to pass off any other file of this machine as its own. Whoever made the links himself says
+so (``--follow-links``); what an index names is in the directory all the same.
 """
 
 from __future__ import annotations
@@ -66,12 +67,13 @@ class CheckpointFiles:
     side_files: tuple[Path, ...]
 
 
-def read_checkpoint_files(path: Path) -> CheckpointFiles:
+def read_checkpoint_files(path: Path, *, follow_links: bool = False) -> CheckpointFiles:
     """Find and validate the files of a checkpoint. Headers are read, no tensor data.
 
     Args:
         path: a directory, an index file, or one safetensors file (its neighbours count as side files only where
             a ``config.json`` shows that they belong together).
+        follow_links: links out of the directory are followed.
 
     Raises:
         InputError: ``index.json``, ``index.path``, ``index.missing``, ``index.mismatch``, ``hf.no-weights``,
@@ -81,7 +83,7 @@ def read_checkpoint_files(path: Path) -> CheckpointFiles:
     path = Path(path)
     if path.is_dir():
         root, names = path, _names(path)
-        index_path, weights = _choose(root, names)
+        index_path, weights = _choose(root, names, follow_links)
     else:
         root, names = path.parent, ()
         index_path, weights = (path, path) if path.name.endswith(INDEX_SUFFIX) else (None, path)
@@ -89,30 +91,24 @@ def read_checkpoint_files(path: Path) -> CheckpointFiles:
     if index_path is None:
         shards: tuple[SafetensorsFile, ...] = (read_safetensors(weights),)
     else:
-        shards = _read_shards(root, index_path, names)
+        shards = _read_shards(root, index_path, names, follow_links)
     names = names or _names(root)
     config = None
-    if CONFIG_NAME in names and _is_there(root, CONFIG_NAME, "the directory holds"):
+    if CONFIG_NAME in names and regular_file(root, CONFIG_NAME, follow_links=follow_links):
         config = read_object(root / CONFIG_NAME, _CONFIG)
     tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
     belong = path.is_dir() or config is not None
-    return CheckpointFiles(root, index_path, shards, tensors, config, _side_files(root, names) if belong else ())
+    side_files = _side_files(root, names, follow_links) if belong else ()
+    return CheckpointFiles(root, index_path, shards, tensors, config, side_files)
 
 
-def find_index(path: Path) -> Path | None:
-    """The index file that :func:`read_checkpoint_files` takes, ``None`` where a single file needs none."""
-    if path.is_dir():
-        return _choose(path, _names(path))[0]
-    return path if path.name.endswith(INDEX_SUFFIX) else None
-
-
-def regular_file(root: Path, name: str) -> Path | None:
+def regular_file(root: Path, name: str, *, follow_links: bool) -> Path | None:
     """The file of this name in a directory, ``None`` if there is none.
 
     Raises:
-        InputError: ``index.path``, it is a link out of the directory, or no regular file.
+        InputError: ``index.path``, it is a link out of the directory and those are not followed, or no regular file.
     """
-    return root / name if _is_there(root, name, "the directory holds") else None
+    return root / name if _is_there(root, name, "the directory holds", follow_links) else None
 
 
 def _names(root: Path) -> tuple[str, ...]:
@@ -123,7 +119,7 @@ def _names(root: Path) -> tuple[str, ...]:
         raise unreadable(error, root, doing="cannot be listed") from None
 
 
-def _choose(root: Path, names: tuple[str, ...]) -> tuple[Path | None, Path]:
+def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> tuple[Path | None, Path]:
     """``(index, weights)`` of a directory: its index, or ``None`` and the one file that needs none.
 
     ``model*.safetensors`` goes before other names, as transformers and mlx-lm have it. Where they would not
@@ -148,7 +144,7 @@ def _choose(root: Path, names: tuple[str, ...]) -> tuple[Path | None, Path]:
     if shard and shard[2] > 1:
         message = f"{found[0]} is one of {shard[2]:,} shards, and {_index_of(found[0])} is missing"
         raise InputError("index.missing", message, path=root, found=1, allowed=shard[2], hint="fetch the missing files")
-    if not _is_there(root, found[0], "the directory holds"):
+    if not regular_file(root, found[0], follow_links=follow_links):
         raise InputError("input.missing", "is a link to a file that is not there", path=chosen)
     return (chosen if indexes else None), chosen
 
@@ -169,13 +165,15 @@ def _refuse_without_weights(root: Path, names: tuple[str, ...]) -> NoReturn:
     raise InputError("hf.no-weights", "the directory holds no safetensors file and no index", path=root, hint=hint)
 
 
-def _read_shards(root: Path, index_path: Path, names: tuple[str, ...]) -> tuple[SafetensorsFile, ...]:
+def _read_shards(
+    root: Path, index_path: Path, names: tuple[str, ...], follow_links: bool
+) -> tuple[SafetensorsFile, ...]:
     """Every shard of an index, checked against it; ``names`` of the directory, to find weights it does not name."""
     index = read_shard_index(index_path)
     counts = index.tensor_counts
     faults = Faults(index_path)
     for name, count in counts.items():
-        if not _is_there(root, name, "index names"):
+        if not _is_there(root, name, "index names", follow_links):
             tensors = counted(count, "tensor")
             message = f"{name if name.isprintable() else quoted(name)} is missing (it should hold {tensors})"
             faults.add("index.missing", message, hint="the download looks incomplete; fetch the missing files")
@@ -208,20 +206,20 @@ def _read_shard(path: Path, faults: Faults) -> SafetensorsFile | None:
         return None
 
 
-def _is_there(root: Path, name: str, who: str) -> bool:
+def _is_there(root: Path, name: str, who: str, follow_links: bool) -> bool:
     """A regular file of this name is in the directory; ``False`` if there is none.
 
     Raises:
-        InputError: ``index.path``, the name leads out of the directory or is no regular file;
+        InputError: ``index.path``, the name leads out of the directory and may not, or is no regular file;
             ``input.unreadable``, the system does not tell.
     """
     path = root / name
     try:
-        if path.is_symlink():
+        if path.is_symlink() and not follow_links:
             target = os.path.realpath(path)
             if not _is_inside(target, os.path.realpath(root)):
                 message = f"{who} {quoted(name)}, a link to {quoted(target)}, outside the model directory"
-                hint = "put a copy of the file in the place of the link"
+                hint = "--follow-links reads what it links to, if you made the link"
                 raise InputError("index.path", message, path=path, found=target, hint=hint)
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -252,10 +250,10 @@ def _is_inside(target: str, root: str) -> bool:
     return is_snapshot and os.path.dirname(target) == os.path.join(repository, "blobs")
 
 
-def _side_files(root: Path, names: tuple[str, ...]) -> tuple[Path, ...]:
+def _side_files(root: Path, names: tuple[str, ...], follow_links: bool) -> tuple[Path, ...]:
     matching = [name for name in names if any(fnmatchcase(name, pattern) for pattern in SIDE_FILES)]
     files = [name for name in matching if not (root / name).is_dir()]
-    return tuple(root / name for name in files if _is_there(root, name, "the directory holds"))
+    return tuple(root / name for name in files if regular_file(root, name, follow_links=follow_links))
 
 
 def parts_beside(path: Path) -> tuple[str, ...]:
