@@ -85,7 +85,7 @@ FORMATS: dict[str, str] = {
     "engine/factdiff": "bump, gguf",
     "engine/leftovers": "bump, mlx, safetensors",
     "engine/replan": "bump, mlx, safetensors",
-    "engine/run": "bump, gguf, gguf adapter, mlx, mlx adapter, peft, safetensors",
+    "engine/run": "bump",
     "engine/settle": "mlx, mlx adapter, peft, safetensors",
     "engine/targets": "bump, gguf, gguf adapter, mlx, mlx adapter, peft, safetensors",
     "engine/verify": "bump",
@@ -99,7 +99,6 @@ FORMATS: dict[str, str] = {
     "record/restore": "gguf",
     "record/schema": "bump, gguf, mlx, safetensors",
     "record/skeleton": "gguf",
-    "record/write_restored": "gguf",
     "tokenizer/documents": "mlx, safetensors",
     "tokenizer/source": "gguf, mlx, safetensors",
 }
@@ -120,10 +119,11 @@ SYSTEM: dict[str, str] = {
     "output/recovery": "os.O_CLOEXEC, os.O_DIRECTORY, os.O_NOFOLLOW, os.geteuid",
     "output/regular": "os.O_CLOEXEC, os.O_NONBLOCK, os.pread",
     "output/staging": "os.O_CLOEXEC, os.O_DIRECTORY",
+    "output/streamed": "os.pread",
     "signals": "signal",
 }
 #: Files of more lines than they should have.
-LONG: set[str] = {"api", "cli/report", "formats/bump/plan", "formats/safetensors/checkpoint"}
+LONG: set[str] = {"api", "cli/report", "formats/bump/plan"}
 
 
 def name_of(path: Path) -> str:

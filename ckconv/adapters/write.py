@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckconv.adapters.names import families_of, family_named, path_of
@@ -19,6 +19,7 @@ from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import quoted
+from ckconv.plan.container import Container
 from ckconv.plan.pieces import Piece
 from ckconv.plan.planner import Planner
 from ckconv.plan.probe import SourceFacts
@@ -88,7 +89,7 @@ class AdapterPlanner(Planner):
         """The source's tensor."""
         return self.index.tensors[f"{module.name}.{role.value}"]
 
-    def made(self, files: Sequence[OutputFile], details: object, *, rope_layout: str = "") -> Plan:
+    def made(self, files: Sequence[OutputFile], contents: Callable[[], Container], *, rope_layout: str = "") -> Plan:
         """The plan of what was found to be possible."""
         return Plan(
             self.index,
@@ -99,7 +100,7 @@ class AdapterPlanner(Planner):
             left_out=tuple(self.left_out),
             notes=tuple(self.notes),
             rope_layout=rope_layout,
-            details=details,
+            contents=contents,
         )
 
     def _left(self) -> tuple[AdapterModule, ...]:

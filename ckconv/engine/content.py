@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,25 +13,18 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.formats.bump.beside import document_beside
 from ckconv.formats.bump.manifest import MANIFEST_NAME
 from ckconv.formats.bump.map import MAP_NAME
-from ckconv.formats.bump.spec import FOOTER, HeaderV3, HeaderV4
-from ckconv.formats.gguf.keys import SPLIT_KEYS, copied
-from ckconv.formats.gguf.spec import VERSION
-from ckconv.formats.safetensors.spec import LENGTH_BYTES
+from ckconv.formats.bump.spec import FOOTER_NAME, fields_of
+from ckconv.formats.gguf.keys import copied
+from ckconv.formats.gguf.write import numbered
 from ckconv.io.bytesource import open_source
 from ckconv.output.streamed import pieces_of
 from ckconv.plan.container import Container
-from ckconv.plan.steps import Plan
 
 #: Formats whose files are safetensors.
 SAFETENSORS = ("safetensors", "mlx", "peft", "mlx adapter")
 
-#: What the document in a bump 5 file is called beside its files.
-FOOTER_NAME = "the file's metadata"
-
 #: Largest file beside a model that is read whole, in bytes.
 _LIMIT = 1 << 30
-
-_HEADER_LEFT_OUT = ("sha256", "reserved", "tokenizer_fields")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,33 +62,17 @@ def content_of_index(index: TensorIndex, named: Mapping[str, Path] | None = None
     return Content(keys, {name: _read(path) for name, path in paths.items()}, paths)
 
 
-def content_of_plan(plan: Plan, container: Container) -> Content:
+def content_of_plan(container: Container) -> Content:
     """What a plan is going to write."""
     files = {name: b"".join(pieces_of(content)) for name, content in container.side_files.items()}
-    if plan.format == "bump":
-        header = plan.details
-        frame = container.frames[0]
-        assert frame.header is not None
-        packed = frame.header(bytes(32))
-        unpacked = HeaderV3.unpack(packed) if plan.version == 3 else HeaderV4.unpack(packed, tokenizer_fields=True)
-        if frame.epilogue:
-            files[FOOTER_NAME] = frame.epilogue[: -FOOTER.size]
-        entries = {step.slot: step.content for step in plan.steps if step.content is not None}
-        return Content({**_fields(unpacked), "dtype table": bytes(header.codes), **entries}, files)
-    if plan.format in SAFETENSORS:
-        headers = (json.loads(frame.prologue[LENGTH_BYTES:]) for frame in container.frames)
-        return Content(_header_keys(header.get(METADATA, {}) for header in headers), files)
-    keys: dict[str, Any] = {"version": VERSION}
-    for number, metadata in enumerate(plan.details.metadata):
-        keys |= {_key(key, number): value for key, value in metadata.items() if not key.startswith(SPLIT_KEYS)}
-    return Content(keys, files)
+    return Content(container.keys, {**files, **container.inside})
 
 
 def _of_bump(index: TensorIndex, named: Mapping[str, Path]) -> Content:
     from ckconv.formats.bump.config import CONFIG_NAME
 
     path = index.path
-    keys = {**_fields(index.facts["header"]), "dtype table": bytes(index.facts["codes"])}
+    keys = {**fields_of(index.facts["header"]), "dtype table": bytes(index.facts["codes"])}
     with open_source(path) as source:
         for stored in index.facts.get("tokenizer") or ():
             keys[stored.name] = source.read_at(stored.extent.offset, stored.extent.nbytes)
@@ -109,11 +84,6 @@ def _of_bump(index: TensorIndex, named: Mapping[str, Path]) -> Content:
     return Content(keys, {**{name: _read(place) for name, place in paths.items()}, **files}, paths)
 
 
-def _fields(header: HeaderV3 | HeaderV4) -> dict[str, Any]:
-    fields = dataclasses.asdict(header)
-    return {f"header.{name}": value for name, value in fields.items() if name not in _HEADER_LEFT_OUT}
-
-
 def _gguf_keys(index: TensorIndex) -> dict[str, Any]:
     from ckconv.formats.gguf.read_header import read_header
 
@@ -122,13 +92,8 @@ def _gguf_keys(index: TensorIndex) -> dict[str, Any]:
         with open_source(path) as source:
             shard = read_header(source)
             keys["version"] = min(shard.version, keys.get("version", shard.version))
-            keys |= {_key(key, number): value for key, value in copied(shard.metadata).items()}
+            keys |= {numbered(key, number): value for key, value in copied(shard.metadata).items()}
     return keys
-
-
-def _key(key: str, number: int) -> str:
-    """Only the first file of a set says anything of the model."""
-    return key if number == 0 else f"file {number + 1}: {key}"
 
 
 def _safetensors_metadata(path: Path) -> Mapping[str, str]:
@@ -144,7 +109,7 @@ def _header_keys(headers: Iterable[Mapping[str, str]]) -> dict[str, Any]:
     for number, header in enumerate(headers):
         first = first if number else header
         if number == 0 or header != first:
-            keys |= {_key(f"{METADATA}.{key}", number): value for key, value in header.items()}
+            keys |= {numbered(f"{METADATA}.{key}", number): value for key, value in header.items()}
     return keys
 
 

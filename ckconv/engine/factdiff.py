@@ -15,7 +15,6 @@ from ckconv.core.typed import scalar
 from ckconv.engine.content import content_of_index, content_of_plan
 from ckconv.engine.contentdiff import COVERED, SPELLING, Fact, differences
 from ckconv.engine.replan import plan_again
-from ckconv.engine.run import container_of
 from ckconv.errors import CkconvError
 from ckconv.families.huggingface_names import NAMES_KEY
 from ckconv.formats.bump.config import CONFIG_NAME
@@ -91,7 +90,7 @@ def _planned(source: TensorIndex, other: TensorIndex) -> Facts:
     try:
         plan = plan_again(source, other, Options(source_record=False), directory=other.path.is_dir())
         plan.check()
-        meant = content_of_plan(plan, container_of(plan))
+        meant = content_of_plan(plan.contents())
     except CkconvError as error:
         return Facts(unknown=error.message)
     mine = content_of_index(other)

@@ -57,7 +57,8 @@ def stores_alike(plan: Plan, out: TensorIndex) -> bool:
     if len(plan.files) != len(out.files):
         return False
     if out.format == "bump":
-        return bytes(plan.details.codes) == bytes(out.facts["codes"]) and plan.rope_layout == _rope_layout(plan, out)
+        codes = plan.contents().keys["dtype table"]
+        return bytes(codes) == bytes(out.facts["codes"]) and plan.rope_layout == _rope_layout(plan, out)
     meant = {step.slot: (step.target.dtype.name, tuple(step.target.shape)) for step in plan.steps}
     return meant == {stored.name: (stored.dtype.name, tuple(stored.shape)) for stored in out.stored}
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 from ckconv.engine.entry import entry
@@ -25,22 +24,6 @@ from ckconv.output.publish import Outputs, Room, Small
 from ckconv.output.streamed import SideFile, digest_of
 from ckconv.plan.container import Container
 from ckconv.plan.steps import OutputFile, Plan
-
-#: What makes the bytes around the tensors, by target: module and function.
-CONTAINERS: dict[str, tuple[str, str]] = {
-    "bump 3": ("ckconv.formats.bump.write3", "container"),
-    "bump 4": ("ckconv.formats.bump.write5", "container"),
-    "bump 5": ("ckconv.formats.bump.write5", "container"),
-    "gguf": ("ckconv.formats.gguf.write", "container"),
-    "safetensors": ("ckconv.formats.safetensors.write", "container"),
-    "mlx": ("ckconv.formats.safetensors.write", "container"),
-    "peft": ("ckconv.formats.peft.write", "container"),
-    "mlx adapter": ("ckconv.formats.peft.write", "container"),
-    "gguf adapter": ("ckconv.formats.gguf.write", "container"),
-}
-
-#: The same for an output that is the source of a bump file again, whatever its format.
-_RESTORED = ("ckconv.record.write_restored", "container")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +92,7 @@ def run(
     plan.check()
     started = time.monotonic()
     watcher = watcher or Unwatched()
-    container = container_of(plan)
+    container = plan.contents()
     plan = replace(plan, notes=(*plan.notes, *container.notes))
     if target.parent is None and plan.index.adapter is not None and container.side_files:
         raise UsageError("usage.target", "an adapter is two files, stdout holds one", hint="name a directory")
@@ -171,13 +154,6 @@ def run(
         losses.changed,
         losses.merged,
     )
-
-
-def container_of(plan: Plan) -> Container:
-    """Everything in and beside the output but its tensors."""
-    module, function = _RESTORED if plan.restores else CONTAINERS[plan.target_name]
-    container: Container = getattr(import_module(module), function)(plan)
-    return container
 
 
 def _inputs(plan: Plan) -> tuple[Path, ...]:

@@ -170,7 +170,7 @@ class Staged:
         if plan.restores:
             check_kept(plan, [outputs.staged(path) for path in self._paths], Path(self._target.name))
             # The comparison that was made when the bump was written: of the bump, its checksum too, with its source.
-            return verify_index(plan.index, out, left_out=plan.details.left_out, progress=watcher).tensors
+            return verify_index(plan.index, out, left_out=plan.restores.left_out, progress=watcher).tensors
         found = verify_index(
             out,
             plan.index,

@@ -13,7 +13,6 @@ from ckconv.engine.content import content_of_index, content_of_plan
 from ckconv.engine.contentdiff import check_json, differences
 from ckconv.engine.readback import check_frame, check_kept
 from ckconv.engine.replan import plan_again, restoring_again
-from ckconv.engine.run import container_of
 from ckconv.engine.sums import FileDigests, check_listed, check_sums
 from ckconv.engine.verify import Progress, Verified, verify_soundly
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
@@ -198,7 +197,7 @@ def _plan(out: TensorIndex, source: TensorIndex, asked: Asked) -> Plan:
 def _faults(out: TensorIndex, source: TensorIndex, asked: Asked, plan: Plan) -> list[str]:
     if source.format == "bump" and out.format != "bump" and _is_restored(out, source, asked):
         return []
-    meant = content_of_plan(plan, container_of(plan))
+    meant = content_of_plan(plan.contents())
     return [str(fact) for fact in islice(differences(content_of_index(out, asked.named), meant), _ENOUGH)]
 
 
@@ -208,7 +207,7 @@ def _is_restored(out: TensorIndex, source: TensorIndex, asked: Asked) -> bool:
         plan = restoring_again(source, out, asked.options, directory=asked.directory)
         if not plan.restores or plan.refusals or len(plan.files) != len(out.files):
             return False
-        container = container_of(plan)
+        container = plan.contents()
         paths = sorted(out.files) if out.format != "gguf" else list(out.files)
         for path, file, frame in zip(paths, plan.files, container.frames, strict=True):
             with path.open("rb", buffering=0) as opened:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ckconv.output.streamed import SideFile
 
@@ -34,6 +35,8 @@ class Container:
         frames: one for each file of the plan, in the plan's order.
         side_files: name -> content of what is published beside the model; a name, not a path.
         on_request: names of side files that are only written where they are asked for.
+        keys: what the files say besides, header fields and metadata, by name; two values that are equal say the same.
+        inside: documents within the files, by what a person is told they are.
         notes: facts worth a line in the report that only show when the bytes are made.
         check: raises if a program that is not ours does not open a file that was written.
     """
@@ -41,5 +44,12 @@ class Container:
     frames: tuple[Frame, ...]
     side_files: Mapping[str, SideFile] = field(default_factory=dict)
     on_request: frozenset[str] = frozenset()
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    inside: Mapping[str, bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     check: Callable[[Path], None] = lambda _: None
+
+
+def nothing() -> Container:
+    """What stands around no files."""
+    return Container(())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from ckconv.core.tensors import Extent, Tensor, TensorIndex, cut
 from ckconv.errors import UnsupportedError, counted, listed
+from ckconv.plan.container import Container, nothing
 from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.convert import Run as Run
 
@@ -222,6 +223,17 @@ class Beside(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """The source of a bump file that is made again.
+
+    Attributes:
+        left_out: its tensors that the bump file does not have.
+    """
+
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything about an output but its bytes.
 
@@ -232,9 +244,10 @@ class Plan:
         notes: facts worth a line in the report.
         rope_layout: ``split`` or ``interleaved`` rows in the output, empty for a model without RoPE.
         alternative: the flag with which the model can be held, where this target refuses it.
-        details: what the target's writer needs besides.
+        contents: makes everything in and beside the files but their tensors, when it is needed: files of the source
+            are read for it, and a tokenizer is decoded.
         record: what makes the source of a bump file again, to be written beside it.
-        restores: the output is the source of the bump file ``index``, byte for byte.
+        restores: what is known of the source of the bump file ``index``, where that is the output, byte for byte.
     """
 
     index: TensorIndex
@@ -247,9 +260,9 @@ class Plan:
     notes: tuple[str, ...] = ()
     rope_layout: str = ""
     alternative: str = ""
-    details: Any = field(default=None)
+    contents: Callable[[], Container] = nothing
     record: Beside | None = None
-    restores: bool = False
+    restores: Restored | None = None
 
     @property
     def steps(self) -> tuple[Step, ...]:

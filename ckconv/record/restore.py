@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 from ckconv.core.dtypes import DTYPES
@@ -17,8 +18,10 @@ from ckconv.core.layouts import plain
 from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import InputError, quoted
 from ckconv.formats.gguf.spec import ShardName, parse_shard_name
+from ckconv.formats.safetensors.reference import check_opens
 from ckconv.plan.choices import asked
-from ckconv.plan.steps import Options, OutputFile, Plan, Reason, Step
+from ckconv.plan.container import Container, Frame
+from ckconv.plan.steps import Options, OutputFile, Plan, Reason, Restored, Step
 from ckconv.quant.convert import Conversion, Run, between, convertible
 from ckconv.record.read import OpenRecord, record_beside
 from ckconv.record.schema import Run as Bytes
@@ -27,19 +30,6 @@ from ckconv.record.skeleton import open_skeleton
 
 #: Options that have no say in what a source was.
 _NEUTRAL = frozenset({"file_name", "created", "source_record", "follow_links"})
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What the writer and the verifier need besides the steps.
-
-    Attributes:
-        side_files: name -> content of the files that hold no tensors.
-        left_out: names of tensors that are kept in the record and not in the bump.
-    """
-
-    side_files: Mapping[str, bytes]
-    left_out: tuple[str, ...]
 
 
 def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan | None, str]:
@@ -122,8 +112,8 @@ class _Restorer:
             refusals=tuple(self.reasons),
             notes=(f"made again from {self.opened.path.name}, byte for byte: {self.record.source}",),
             rope_layout=self._rope_layout(),
-            details=Restored(side_files, self.record.left_out),
-            restores=True,
+            contents=partial(_container, self.record.format, len(outputs), side_files),
+            restores=Restored(tuple(self.record.left_out)),
         )
 
     def _fault(self, message: str) -> InputError:
@@ -235,3 +225,9 @@ def _offset(stored: StoredTensor) -> int:
 def _bytes_at(extent: Extent, name: str) -> Tensor:
     """A run of bytes, as the tensor that steps are made of."""
     return Tensor(name, name, DTYPES["U8"], (extent.nbytes,), (extent,), plain(extent.nbytes, 1))
+
+
+def _container(format: str, files: int, side_files: Mapping[str, bytes]) -> Container:
+    """What lies around the tensors: nothing but side files, as headers are steps like everything else."""
+    made = Container(tuple(Frame(b"") for _ in range(files)), side_files=side_files)
+    return made if format == "gguf" else replace(made, check=check_opens)

@@ -7,16 +7,16 @@ and the kernels it calls; upstream's own GGUF script breaks several of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.bump.engines import computed_by
-from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.formats.bump.slots import LOADED_BY_V3, SLOTS_V3, Slot
 from ckconv.formats.bump.spec import ALIGN_ELEMENTS, HEADER_BYTES
+from ckconv.formats.bump.write3 import Bump3, container
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Options, Plan
 
@@ -25,15 +25,6 @@ _K_QUANT_BLOCK = 256
 #: A configuration's context may make at most so many bytes of zeros: some megabytes, or a few times the model.
 _POSITIONS_FLOOR = 64 << 20
 _POSITIONS_SHARE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Bump3:
-    """What the version 3 writer needs besides the steps."""
-
-    config: ModelConfig
-    geometry: Geometry
-    codes: bytes
 
 
 class Bump3Planner(BumpPlanner):
@@ -106,6 +97,7 @@ class Bump3Planner(BumpPlanner):
 
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
         steps = self.steps(types, interleaved=interleaved)
+        layout = "interleaved" if interleaved else "split"
         return Plan(
             self.index,
             "bump",
@@ -114,6 +106,6 @@ class Bump3Planner(BumpPlanner):
             (self.file(steps),),
             tuple(self.left_out),
             notes=tuple(self.notes),
-            rope_layout="interleaved" if interleaved else "split",
-            details=Bump3(self.config, self.geometry, self.codes(types)),
+            rope_layout=layout,
+            contents=partial(container, Bump3(self.config, self.geometry, self.codes(types), layout)),
         )

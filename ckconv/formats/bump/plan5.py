@@ -7,7 +7,7 @@ is taken; which types are computed rightly was measured, not promised.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ckconv.core.config import ModelConfig
@@ -16,10 +16,10 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.formats.bump.engines import FOR_V7_AND_V8
 from ckconv.formats.bump.flavours import PAIRWISE_FAMILIES
 from ckconv.formats.bump.gemma3 import engine_reasons
-from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.formats.bump.slots import LOADED_BY_V5, LOADED_BY_V5_IN_LAYERS, SLOTS_V5, Slot, with_optional
 from ckconv.formats.bump.spec import EXTENDED_HEADER_BYTES
+from ckconv.formats.bump.write5 import Bump5, container
 from ckconv.plan.planner import HEAD
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Options, Plan
@@ -35,25 +35,6 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "qwen3": _QK_NORM,
     "gemma3": (*_QK_NORM, *_POST_NORMS),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Bump5:
-    """What the writer needs besides the steps.
-
-    Attributes:
-        manifest: the document of ``weights_manifest.json``.
-        config_json: the document of ``config.json``.
-        metadata: what stands behind the payload, footer included; empty in version 4.
-    """
-
-    geometry: Geometry
-    codes: bytes
-    num_merges: int
-    total_vocab_bytes: int
-    manifest: Mapping[str, Any]
-    config_json: Mapping[str, Any]
-    metadata: bytes
 
 
 class Bump5Planner(BumpPlanner):
@@ -150,14 +131,19 @@ class Bump5Planner(BumpPlanner):
             tuple(self.left_out),
             notes=tuple(self.notes),
             rope_layout="interleaved" if interleaved else "split",
-            details=Bump5(
-                self.geometry,
-                self.codes(types),
-                facts.num_merges,
-                facts.total_vocab_bytes,
-                manifest,
-                documents.config_json(facts),
-                metadata,
+            contents=partial(
+                container,
+                Bump5(
+                    self.version,
+                    self.geometry,
+                    self.codes(types),
+                    facts.num_merges,
+                    facts.total_vocab_bytes,
+                    content,
+                    manifest,
+                    documents.config_json(facts),
+                    metadata,
+                ),
             ),
         )
 

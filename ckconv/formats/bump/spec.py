@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 MAGIC: dict[int, bytes] = {3: b"BUMPWGT3", 4: b"BUMPWGT4", 5: b"BUMPWGT5"}
@@ -150,3 +150,15 @@ def _tail(tokenizer_fields: bool) -> tuple[struct.Struct, tuple[str, ...]]:
 def canonical_json(document: Any) -> bytes:
     """The one form in which the format hashes and embeds JSON: sorted keys, no spaces, ASCII escapes."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+#: What the document in a bump 5 file is called beside its files.
+FOOTER_NAME = "the file's metadata"
+
+#: Fields of a header that say nothing of the model.
+_NOT_OF_THE_MODEL = ("sha256", "reserved", "tokenizer_fields")
+
+
+def fields_of(header: HeaderV3 | HeaderV4) -> dict[str, Any]:
+    """What a header says of the model, by name."""
+    return {f"header.{name}": value for name, value in asdict(header).items() if name not in _NOT_OF_THE_MODEL}

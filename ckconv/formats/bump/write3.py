@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
+from ckconv.core.config import ModelConfig
 from ckconv.families.architectures import FAMILIES
-from ckconv.formats.bump.plan3 import Bump3
-from ckconv.formats.bump.spec import HEADER_BYTES, TABLE_LENGTH, HeaderV3, align
+from ckconv.formats.bump.placement import Geometry
+from ckconv.formats.bump.spec import HEADER_BYTES, TABLE_LENGTH, HeaderV3, align, fields_of
 from ckconv.plan.container import Container, Frame
-from ckconv.plan.steps import Plan
 
 #: The name the loader looks for, in the folder of the weights.
 CONFIG_NAME = "config.json"
 
 
-def container(plan: Plan) -> Container:
+@dataclass(frozen=True, slots=True)
+class Bump3:
+    """What stands in and beside the file.
+
+    Attributes:
+        codes: the dtype table.
+        rope_layout: ``split`` or ``interleaved``.
+    """
+
+    config: ModelConfig
+    geometry: Geometry
+    codes: bytes
+    rope_layout: str
+
+
+def container(bump: Bump3) -> Container:
     """Everything in and beside a BUMPWGT3 file but its tensors."""
+    prologue = TABLE_LENGTH.pack(len(bump.codes)) + bump.codes
     return Container(
-        (Frame(prologue(plan), HEADER_BYTES, lambda digest: header(plan, digest)),),
-        side_files={CONFIG_NAME: config_json(plan)},
+        (Frame(prologue, HEADER_BYTES, lambda digest: header(bump, digest).pack()),),
+        side_files={CONFIG_NAME: config_json(bump)},
+        keys={**fields_of(header(bump, bytes(32))), "dtype table": bump.codes},
     )
 
 
-def prologue(plan: Plan) -> bytes:
-    """What stands between the header and the payload: the dtype table and its length."""
-    codes = _details(plan).codes
-    return TABLE_LENGTH.pack(len(codes)) + codes
-
-
-def header(plan: Plan, sha256: bytes) -> bytes:
+def header(bump: Bump3, sha256: bytes) -> HeaderV3:
     """The first 128 bytes, once the digest of all others is known."""
-    g = _details(plan).geometry
+    g = bump.geometry
     return HeaderV3(
         g.num_layers,
         g.vocab,
@@ -43,17 +55,16 @@ def header(plan: Plan, sha256: bytes) -> bytes:
         g.aligned_head,
         align(g.context),
         sha256,
-    ).pack()
+    )
 
 
-def config_json(plan: Plan) -> bytes:
+def config_json(bump: Bump3) -> bytes:
     """``config.json`` with every key that ``src/ckernel_ir.c`` searches for, and what a reader needs besides.
 
     That parser takes the first match of a quoted key in the text, so no key or value here may repeat one of its keys.
     A missing ``rope_theta`` would switch RoPE off.
     """
-    details = _details(plan)
-    config, family = details.config, FAMILIES[details.config.family]
+    config, family = bump.config, FAMILIES[bump.config.family]
     document: dict[str, Any] = {
         "architectures": [family.hf_class],
         "model_type": config.model_type,
@@ -63,16 +74,10 @@ def config_json(plan: Plan) -> bytes:
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "vocab_size": config.vocab_size,
-        "max_position_embeddings": details.geometry.context,
+        "max_position_embeddings": bump.geometry.context,
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "tie_word_embeddings": True,
-        "rope_layout": plan.rope_layout,
+        "rope_layout": bump.rope_layout,
     }
     return (json.dumps(document, indent=2) + "\n").encode()
-
-
-def _details(plan: Plan) -> Bump3:
-    details = plan.details
-    assert isinstance(details, Bump3)
-    return details

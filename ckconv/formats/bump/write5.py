@@ -4,44 +4,76 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from ckconv.formats.bump.plan5 import Bump5
-from ckconv.formats.bump.spec import EXTENDED_HEADER_BYTES, EXTENSION_BYTES, TABLE_LENGTH, HeaderV4, align
+from ckconv.formats.bump.placement import Geometry
+from ckconv.formats.bump.spec import (
+    EXTENDED_HEADER_BYTES,
+    EXTENSION_BYTES,
+    FOOTER,
+    FOOTER_NAME,
+    TABLE_LENGTH,
+    HeaderV4,
+    align,
+    fields_of,
+)
 from ckconv.formats.bump.write3 import CONFIG_NAME
 from ckconv.plan.container import Container, Frame
-from ckconv.plan.steps import Plan
 
 #: What the engine's builder works from, and what its loader maps from; the map must lie in the bump's folder.
 MANIFEST_NAME = "weights_manifest.json"
 MAP_NAME = "weights_manifest.map"
 
 
-def container(plan: Plan) -> Container:
+@dataclass(frozen=True, slots=True)
+class Bump5:
+    """What stands in and beside the file.
+
+    Attributes:
+        codes: the dtype table.
+        tokenizer: entries of the payload that are no tensors, by name.
+        manifest: the document of ``weights_manifest.json``.
+        config_json: the document of ``config.json``.
+        metadata: what stands behind the payload, footer included; empty in version 4.
+    """
+
+    version: int
+    geometry: Geometry
+    codes: bytes
+    num_merges: int
+    total_vocab_bytes: int
+    tokenizer: Mapping[str, bytes]
+    manifest: Mapping[str, Any]
+    config_json: Mapping[str, Any]
+    metadata: bytes
+
+
+def container(bump: Bump5) -> Container:
     """Everything in and beside the file but its tensors. The digest begins at the dtype table."""
-    details = _details(plan)
     frame = Frame(
-        TABLE_LENGTH.pack(len(details.codes)) + details.codes,
+        TABLE_LENGTH.pack(len(bump.codes)) + bump.codes,
         EXTENDED_HEADER_BYTES,
-        lambda digest: header(plan, digest),
-        epilogue=details.metadata,
+        lambda digest: header(bump, digest).pack() + bytes(EXTENSION_BYTES),
+        epilogue=bump.metadata,
     )
     return Container(
         (frame,),
         side_files={
-            CONFIG_NAME: _json(details.config_json),
-            MANIFEST_NAME: _json(details.manifest),
-            MAP_NAME: manifest_map(details.manifest),
+            CONFIG_NAME: _json(bump.config_json),
+            MANIFEST_NAME: _json(bump.manifest),
+            MAP_NAME: manifest_map(bump.manifest),
         },
         on_request=frozenset({MAP_NAME}),
+        keys={**fields_of(header(bump, bytes(32))), "dtype table": bump.codes, **bump.tokenizer},
+        inside={FOOTER_NAME: bump.metadata[: -FOOTER.size]} if bump.metadata else {},
     )
 
 
-def header(plan: Plan, sha256: bytes) -> bytes:
-    """The 128 bytes of the header, once the digest is known, and the zeros after them."""
-    details = _details(plan)
-    g = details.geometry
-    fields = HeaderV4(
+def header(bump: Bump5, sha256: bytes) -> HeaderV4:
+    """The 128 bytes of the header, once the digest is known; zeros follow them."""
+    g = bump.geometry
+    return HeaderV4(
         g.num_layers,
         g.vocab,
         g.hidden,
@@ -55,11 +87,10 @@ def header(plan: Plan, sha256: bytes) -> bytes:
         g.aligned_ffn,
         align(g.context),
         sha256,
-        details.num_merges,
-        details.total_vocab_bytes,
-        version=plan.version,
+        bump.num_merges,
+        bump.total_vocab_bytes,
+        version=bump.version,
     )
-    return fields.pack() + bytes(EXTENSION_BYTES)
 
 
 def manifest_map(manifest: Mapping[str, Any]) -> bytes:
@@ -73,9 +104,3 @@ def manifest_map(manifest: Mapping[str, Any]) -> bytes:
 
 def _json(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, indent=2) + "\n").encode()
-
-
-def _details(plan: Plan) -> Bump5:
-    details = plan.details
-    assert isinstance(details, Bump5)
-    return details

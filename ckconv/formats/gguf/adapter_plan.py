@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ckconv.adapters.model import family_of
 from ckconv.adapters.names import family_named, gguf_name_of
@@ -19,8 +20,8 @@ from ckconv.core.typed import Value, scalar
 from ckconv.errors import quoted
 from ckconv.families.architectures import ROTATED, Family
 from ckconv.formats.gguf.keys import copied, dropped, with_set
-from ckconv.formats.gguf.plan import Gguf
 from ckconv.formats.gguf.spec import DEFAULT_ALIGNMENT, align_up, header_bytes
+from ckconv.formats.gguf.write import container
 from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import OutputFile, Plan
 
@@ -113,7 +114,7 @@ class GgufAdapterPlanner(AdapterPlanner):
             offset = align_up(offset + piece.nbytes, alignment)
         file = OutputFile(self.options.file_name or _FILE_NAME, offset, tuple(steps))
         rows = "interleaved" if self.family and self.family.interleaved_gguf else "split"
-        return self.made((file,), Gguf((metadata,), (alignment,)), rope_layout=rows)
+        return self.made((file,), partial(container, [file], [metadata], [alignment]), rope_layout=rows)
 
     def _metadata(self) -> dict[str, Value]:
         """The source's own keys if it is a GGUF, else those that llama.cpp needs; with what flags set and drop."""

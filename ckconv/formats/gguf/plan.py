@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
@@ -29,6 +28,8 @@ from ckconv.formats.gguf.spec import (
     parse_shard_name,
 )
 from ckconv.formats.gguf.types import file_type, types_of
+from ckconv.formats.gguf.write import container
+from ckconv.plan.container import Container
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import placeholders
 from ckconv.plan.source_rules import surplus_reasons
@@ -46,14 +47,6 @@ _FILE_TYPE_KEY = "general.file_type"
 #: Words that llama.cpp looks up in the vocabulary of a model whose name holds "phi3", without asking whether they are
 #: there (``llama_vocab::impl::load``).
 _PHI3_NAMES, _PHI3_TOKENS = ("phi-3", "phi3"), frozenset({"</s>", "<unk>", "<s>", "<|endoftext|>"})
-
-
-@dataclass(frozen=True, slots=True)
-class Gguf:
-    """What the writer needs besides the steps: the metadata and the alignment of each file, in bytes."""
-
-    metadata: tuple[Mapping[str, Value], ...]
-    alignments: tuple[int, ...]
 
 
 class GgufPlanner(Planner):
@@ -81,7 +74,7 @@ class GgufPlanner(Planner):
         if len(groups) > MAX_SHARDS:
             self.refuse(f"{len(groups):,} files would be needed, a split set has at most {MAX_SHARDS:,}")
             return self.refused()
-        files, details = self._laid_out(groups, metadata)
+        files, contents = self._laid_out(groups, metadata)
         interleaved = any(step.target.layout.interleaved for file in files for step in file.steps) or (
             self._same_format and self._config is not None and FAMILIES[self._config.family].interleaved_gguf
         )
@@ -95,7 +88,7 @@ class GgufPlanner(Planner):
             left_out=tuple(self.left_out),
             notes=tuple(self.notes),
             rope_layout=("interleaved" if interleaved else "split") if rotary else "",
-            details=details,
+            contents=contents,
         )
 
     @property
@@ -243,7 +236,7 @@ class GgufPlanner(Planner):
 
     def _laid_out(
         self, groups: Sequence[Sequence[tuple[Entry, DType]]], metadata: Mapping[str, Value]
-    ) -> tuple[tuple[OutputFile, ...], Gguf]:
+    ) -> tuple[tuple[OutputFile, ...], Callable[[], Container]]:
         """Places for everything. Only the first file of a set has the model's metadata."""
         total = sum(len(group) for group in groups)
         files, own, alignments = [], [], []
@@ -262,7 +255,7 @@ class GgufPlanner(Planner):
             files.append(OutputFile(self._file_name(number, len(groups)), at, tuple(steps)))
             own.append(keys)
             alignments.append(alignment)
-        return tuple(files), Gguf(tuple(own), tuple(alignments))
+        return tuple(files), partial(container, files, own, alignments)
 
     def _file_name(self, number: int, count: int) -> str:
         name = self.options.file_name or MODEL_NAME

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ckconv.core.typed import Value
-from ckconv.formats.gguf.plan import Gguf
-from ckconv.formats.gguf.spec import Record, align_up, header
+from ckconv.formats.gguf.keys import SPLIT_KEYS
+from ckconv.formats.gguf.spec import VERSION, Record, align_up, header
 from ckconv.plan.container import Container, Frame
-from ckconv.plan.steps import OutputFile, Plan
+from ckconv.plan.steps import OutputFile
 
 
-def container(plan: Plan) -> Container:
-    """One frame a file; nothing lies beside a GGUF."""
-    details = plan.details
-    assert isinstance(details, Gguf)
-    pairs = zip(plan.files, details.metadata, details.alignments, strict=True)
-    return Container(tuple(Frame(prologue(file, metadata, alignment)) for file, metadata, alignment in pairs))
+def container(
+    files: Sequence[OutputFile], metadata: Sequence[Mapping[str, Value]], alignments: Sequence[int]
+) -> Container:
+    """One frame a file; nothing lies beside a GGUF.
+
+    Args:
+        metadata: of each file.
+        alignments: of each file, in bytes.
+    """
+    frames = tuple(Frame(prologue(*parts)) for parts in zip(files, metadata, alignments, strict=True))
+    return Container(frames, keys=keys_of(metadata))
+
+
+def keys_of(metadata: Sequence[Mapping[str, Value]]) -> dict[str, Any]:
+    """What a GGUF, or a set of them, says of itself."""
+    keys: dict[str, Any] = {"version": VERSION}
+    for number, own in enumerate(metadata):
+        keys |= {numbered(key, number): value for key, value in own.items() if not key.startswith(SPLIT_KEYS)}
+    return keys
+
+
+def numbered(key: str, number: int) -> str:
+    """Only the first file of a set says anything of the model."""
+    return key if number == 0 else f"file {number + 1}: {key}"
 
 
 def prologue(file: OutputFile, metadata: Mapping[str, Value], alignment: int) -> bytes:

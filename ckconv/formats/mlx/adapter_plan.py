@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ckconv.adapters.names import local_path
@@ -11,7 +12,7 @@ from ckconv.adapters.stored import MLX_NAME
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
 from ckconv.core.adapters import Role
 from ckconv.errors import quoted
-from ckconv.formats.safetensors.adapter_files import AdapterFiles, config_bytes
+from ckconv.formats.safetensors.adapter_files import container
 from ckconv.formats.safetensors.shards import lay_out
 from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import Plan
@@ -92,7 +93,7 @@ class MlxAdapterPlanner(AdapterPlanner):
         """One file of tensors, and the configuration."""
         shards = lay_out([(piece,) for piece in pieces], MLX_NAME, 0, {}, always_index=False)
         document = self.adapter.document if self.index.format == "mlx" else self._document()
-        return self.made(shards.files, AdapterFiles(shards.headers, config_bytes(document)), rope_layout="split")
+        return self.made(shards.files, partial(container, shards, document), rope_layout="split")
 
     def _document(self) -> dict[str, Any]:
         modules = [module for module in self.modules if module.rank]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ckconv.adapters.names import families_of
 from ckconv.adapters.stored import PEFT_NAME, PEFT_PREFIX
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, paths_in
 from ckconv.core.adapters import AdapterModule, Role, effective_scale
-from ckconv.formats.safetensors.adapter_files import AdapterFiles, config_bytes
+from ckconv.formats.safetensors.adapter_files import container
 from ckconv.formats.safetensors.shards import lay_out
 from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import Plan
@@ -61,7 +62,7 @@ class PeftPlanner(AdapterPlanner):
         """One file of tensors, and the configuration: the source's own, or one that says the same."""
         shards = lay_out([(piece,) for piece in pieces], PEFT_NAME, 0, {"format": "pt"}, always_index=False)
         document = self.adapter.document if self.index.format == "peft" else self._document()
-        return self.made(shards.files, AdapterFiles(shards.headers, config_bytes(document)), rope_layout="split")
+        return self.made(shards.files, partial(container, shards, document), rope_layout="split")
 
     def _document(self) -> dict[str, Any]:
         """A configuration from which peft computes every module's rank and scale as they are."""

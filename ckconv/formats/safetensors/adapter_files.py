@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ckconv.adapters.stored import CONFIG_NAME
+from ckconv.formats.safetensors.reference import check_opens
+from ckconv.formats.safetensors.shards import Shards
+from ckconv.plan.container import Container
 
-@dataclass(frozen=True, slots=True)
-class AdapterFiles:
-    """What the writer of a directory needs besides the steps: the header of the tensors, and the configuration."""
 
-    headers: tuple[bytes, ...]
-    config_json: bytes
+def container(shards: Shards, document: Mapping[str, Any]) -> Container:
+    """One file of tensors, and the configuration beside it."""
+    files = {CONFIG_NAME: config_bytes(document)}
+    return Container(shards.frames, side_files=files, keys=shards.keys, check=check_opens)
 
 
 def config_bytes(document: Mapping[str, Any]) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from ckconv.core.documents import METADATA
@@ -23,11 +23,12 @@ from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAM
 from ckconv.formats.safetensors.checkpoint_names import FUSIONS, Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import copied_piece, module_of
 from ckconv.formats.safetensors.checkpoint_rules import class_reasons, option_reasons
-from ckconv.formats.safetensors.checkpoint_tokenizer import TokenizerPlan, tokenizer_plan
+from ckconv.formats.safetensors.checkpoint_tokenizer import tokenizer_plan
 from ckconv.formats.safetensors.files import parts_beside
 from ckconv.formats.safetensors.rope_factors import scaling_of
-from ckconv.formats.safetensors.shards import Shards, lay_out
+from ckconv.formats.safetensors.shards import lay_out
 from ckconv.formats.safetensors.spec import SINGLE_NAME
+from ckconv.formats.safetensors.write import Checkpoint, container
 from ckconv.plan.pieces import Module
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
@@ -40,24 +41,6 @@ DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it na
 
 #: What another quantiser says about the types of a checkpoint, which are others in another.
 QUANTIZER_NAME = "hf_quant_config.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """What the writer needs besides the steps.
-
-    Attributes:
-        config_json: the bytes of ``config.json``; empty for none.
-        parameters: elements of all tensors.
-        carried: files of the source that are copied.
-        tokenizer: what is made of the tokenizer of a source that has no such files.
-    """
-
-    shards: Shards
-    config_json: bytes
-    parameters: int
-    carried: tuple[Path, ...]
-    tokenizer: TokenizerPlan
 
 
 class CheckpointPlanner(Planner):
@@ -335,7 +318,7 @@ class CheckpointPlanner(Planner):
             tuple(self.left_out),
             notes=tuple(self.notes),
             rope_layout="split" if self.family and self.family.rope else "",
-            details=Checkpoint(shards, document, parameters, carried, tokenizer),
+            contents=partial(container, Checkpoint(shards, document, parameters, carried, tokenizer)),
         )
 
     def _document(self, modules: Sequence[Module], kept: bool) -> bytes:

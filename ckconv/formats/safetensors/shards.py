@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ckconv.core.documents import METADATA
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SUFFIX, encode_header, shard_name
+from ckconv.plan.container import Frame
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.steps import OutputFile
 
@@ -16,14 +18,26 @@ class Shards:
 
     Attributes:
         headers: what stands before the tensors of each file.
+        metadata: what each header says besides.
         index_name: what their index is called, empty where there is none.
         weight_map: tensor -> file.
     """
 
     files: tuple[OutputFile, ...]
     headers: tuple[bytes, ...]
+    metadata: Mapping[str, str]
     index_name: str
     weight_map: Mapping[str, str]
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """What stands around the tensors of each file."""
+        return tuple(Frame(header) for header in self.headers)
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """What every file says of itself."""
+        return {f"{METADATA}.{key}": value for key, value in self.metadata.items()}
 
     @property
     def nbytes(self) -> int:
@@ -61,6 +75,7 @@ def lay_out(
     return Shards(
         tuple(files),
         tuple(headers),
+        metadata,
         f"{stem}{SUFFIX}{INDEX_SUFFIX}" if indexed else "",
         dict(sorted(weight_map.items())),
     )

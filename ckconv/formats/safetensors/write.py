@@ -4,39 +4,57 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckconv.formats.safetensors.checkpoint import Checkpoint
+from ckconv.formats.safetensors.checkpoint_tokenizer import TokenizerPlan
 from ckconv.formats.safetensors.reference import check_opens
+from ckconv.formats.safetensors.shards import Shards
 from ckconv.formats.safetensors.tokenizer_files import tokenizer_files
 from ckconv.io.bytesource import open_source
 from ckconv.io.files import CHUNK
 from ckconv.output.streamed import SideFile, side_file
-from ckconv.plan.container import Container, Frame
-from ckconv.plan.steps import Plan
+from ckconv.plan.container import Container
 
 
-def container(plan: Plan) -> Container:
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What stands in and beside the files of a checkpoint.
+
+    Attributes:
+        config_json: the bytes of ``config.json``; empty for none.
+        parameters: elements of all tensors.
+        carried: files of the source that are copied.
+        tokenizer: what is made of the tokenizer of a source that has no such files.
+    """
+
+    shards: Shards
+    config_json: bytes
+    parameters: int
+    carried: tuple[Path, ...]
+    tokenizer: TokenizerPlan
+
+
+def container(checkpoint: Checkpoint) -> Container:
     """Everything in a checkpoint but its tensors.
 
     Raises:
         InputError: a file of the source that is carried cannot be read.
         OutputError: ``input.changed``, the source is not what it was.
     """
-    details = plan.details
-    assert isinstance(details, Checkpoint)
-    side = {path.name: _carried(path) for path in details.carried}
-    made, notes = tokenizer_files(details.tokenizer)
+    side = {path.name: _carried(path) for path in checkpoint.carried}
+    made, notes = tokenizer_files(checkpoint.tokenizer)
     side |= made
-    if details.config_json:
-        side["config.json"] = details.config_json
-    shards = details.shards
+    if checkpoint.config_json:
+        side["config.json"] = checkpoint.config_json
+    shards = checkpoint.shards
     if shards.index_name:
-        metadata = {"total_parameters": details.parameters, "total_size": shards.nbytes}
+        metadata = {"total_parameters": checkpoint.parameters, "total_size": shards.nbytes}
         side[shards.index_name] = _json({"metadata": metadata, "weight_map": shards.weight_map})
-    frames = tuple(Frame(header) for header in shards.headers)
-    return Container(frames, side_files=dict(sorted(side.items())), notes=notes, check=check_opens)
+    return Container(
+        shards.frames, side_files=dict(sorted(side.items())), keys=shards.keys, notes=notes, check=check_opens
+    )
 
 
 def _carried(path: Path) -> SideFile:
