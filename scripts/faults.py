@@ -63,6 +63,7 @@ CALLS: dict[str, set[str]] = {
 _LEFT = re.compile(r"\..+\.ckconv-[0-9a-f]{8}\.tmp|\.ckconv\.lock")
 
 LLAMA = "gguf/llama-tied-bf16.auto.gguf"
+QWEN2 = "hf/qwen2-tied-bf16"
 LORA = "lora/llama-r4-attn-mlp"
 
 
@@ -99,6 +100,8 @@ TARGETS: dict[str, Target] = {
     "bump4": Target(LLAMA, "m.bump", ("--bump-version", "4"), ("m.bump",)),
     "bump5": Target(LLAMA, "out/", ("--to", "bump", "--bump-version", "5", "--map"), ("out/weights.bump",)),
     "peft": Target(LORA, "out/", ("--to", "peft"), ("out/adapter_model.safetensors",)),
+    "copy": Target(QWEN2, "out/", ("--to", "safetensors", "--checksums", "--record"), ("out/model.safetensors",)),
+    "record": Target(LLAMA, "m.bump", ("--bump-version", "3", "--record"), ("m.bump",)),
     "lora": Target(LORA, "m.gguf", ("--to", "gguf", "--base", str(FIXTURES / LLAMA)), ("m.gguf",)),
 }
 

@@ -94,7 +94,7 @@ FORMATS: dict[str, str] = {
     "plan/applicable": "bump, gguf, gguf adapter, mlx, safetensors",
     "plan/choices": "bump, gguf",
     "plan/planner": "bump, gguf, mlx, safetensors",
-    "record/keep": "bump, gguf",
+    "record/keep": "bump",
     "record/read": "bump, gguf",
     "record/restore": "gguf",
     "record/schema": "bump, gguf, mlx, safetensors",

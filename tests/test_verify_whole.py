@@ -136,6 +136,20 @@ def test_without_a_source_record_the_conversion_record_of_a_bump_lies_beside_it(
     assert ckconv("verify", out, QWEN2).code == 3
 
 
+@pytest.mark.parametrize(("target", "name"), [("m.bump", "m.bump.ckconv.json"), ("m.gguf", "m.gguf.sha256")])
+def test_a_list_of_an_earlier_output_is_noted_and_noticed(target: str, name: str, tmp_path: Path, ckconv) -> None:
+    out = tmp_path / target
+    options = ("--record", "--checksums", "--no-source-record")
+    assert ckconv("convert", LLAMA, out, *options, "-q").code == 0
+    result = ckconv("convert", LLAMA, out, "--context", "32", "--force", "--record")
+    assert result.code == 0
+    assert f"{name} is there already, and does not belong to what is written: remove it" in result.out
+    assert ckconv("verify", out, LLAMA).code == 5
+    for path in (tmp_path / name, tmp_path / f"{target}.sha256"):
+        path.unlink(missing_ok=True)
+    assert ckconv("verify", out, LLAMA).code == 0
+
+
 def test_a_bump_of_a_bump_keeps_what_was_asked_for(tmp_path: Path, ckconv) -> None:
     first, second, third = (tmp_path / name / "m.bump" for name in "abc")
     for path in (first, second, third):

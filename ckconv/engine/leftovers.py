@@ -7,14 +7,18 @@ They are not ours to remove.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from ckconv.engine import checksums
 from ckconv.errors import OutputError, listed
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SUFFIX
+from ckconv.output.destination import Destination
 from ckconv.output.filesystem import failing
 from ckconv.plan.steps import Plan
+from ckconv.record import conversion
 
 #: What loaders look for in the directory of a checkpoint.
 _WEIGHTS = (f"model*{SUFFIX}", f"model*{SUFFIX}{INDEX_SUFFIX}")
@@ -49,6 +53,20 @@ def check_leftovers(plan: Plan, directory: Path, written: Collection[Path]) -> N
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         message = f"{left[0]}{more} would be there still, and loaders take it for part of what is written"
         raise OutputError("output.exists", message, path=directory, hint=hint, details=listed(left[1:]))
+
+
+def stale_lists(target: Destination, written: Collection[Path]) -> list[str]:
+    """What to say of lists of digests of an earlier output, which the new one does not agree with.
+
+    Args:
+        written: everything that is going to be written.
+    """
+    assert target.parent is not None
+    names = (checksums.IN_DIRECTORY, conversion.IN_DIRECTORY)
+    if not target.directory:
+        names = (f"{target.file_name}{checksums.SUFFIX}", f"{target.file_name}{conversion.SUFFIX}")
+    left = [path for path in (target.parent / name for name in names) if path not in written and os.path.lexists(path)]
+    return [f"{path.name} is there already, and does not belong to what is written: remove it" for path in left]
 
 
 def _among(name: str, patterns: Collection[str]) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ckconv.engine.entry import entry
-from ckconv.engine.leftovers import check_leftovers
+from ckconv.engine.leftovers import check_leftovers, stale_lists
 from ckconv.engine.pipeline import SMALLEST_HOLE
 from ckconv.engine.settle import NO_DIGEST, Late, Staged, Written, write_late
 from ckconv.engine.soundness import Soundness
@@ -122,6 +122,7 @@ def run(
         rooms = _rooms_of_late(late, paths, plan, side)
         rooms |= {path: Room(file.nbytes, tuple(_holes(file))) for path, file in zip(paths, plan.files, strict=True)}
         _check_apart([*side, *(item.path for item in late)], paths)
+        plan = replace(plan, notes=(*plan.notes, *stale_lists(target, [*rooms, *side])))
         last = entry(plan, paths, side)
         with Outputs(rooms, side, directory=target.directory, force=force, inputs=_inputs(plan), last=last) as outputs:
             look = partial(check_leftovers, plan, target.parent, [*rooms, *side])

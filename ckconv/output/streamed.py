@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 
+from ckconv.output.regular import read_at
+
 #: Bytes of a text that is held once it is made. Making a tokenizer of 150,000 words takes as long as reading 1 GB.
 HELD = 16 << 20
 
@@ -73,7 +75,7 @@ def is_in(fd: int, content: SideFile) -> bool:
     if os.fstat(fd).st_size != len(content):
         return False
     at, digest = 0, sha256()
-    while data := os.pread(fd, _CHUNK, at):
+    while data := read_at(fd, _CHUNK, at):
         if isinstance(content, bytes):
             if data != content[at : at + len(data)]:
                 return False
