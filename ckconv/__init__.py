@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ckconv.engine.run import Report as Report
     from ckconv.engine.verify import Verified as Verified
     from ckconv.errors import CkconvError as CkconvError
-    from ckconv.plan.steps import Options as Options
+    from ckconv.options import Options as Options
 
 _HOMES = {
     "CkconvError": "ckconv.errors",
     "Comparison": "ckconv.engine.compare",
     "Model": "ckconv.api",
     "ModelTensor": "ckconv.api",
-    "Options": "ckconv.plan.steps",
+    "Options": "ckconv.options",
     "Report": "ckconv.engine.run",
     "Verified": "ckconv.engine.verify",
     "convert": "ckconv.api",

@@ -17,9 +17,10 @@ from ckconv.engine.targets import make_plan
 from ckconv.errors import UsageError, counted, quoted
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files, readable
+from ckconv.options import Options
 from ckconv.output.destination import OUTPUTS, Destination, destination, says_nothing
 from ckconv.plan.choices import check_values, stores_float32
-from ckconv.plan.steps import Options, Plan
+from ckconv.plan.steps import Plan
 from ckconv.record.schema import record_path
 
 if TYPE_CHECKING:

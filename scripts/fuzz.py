@@ -148,7 +148,7 @@ def _describe(folder: Path, files: Files) -> None:
     from ckconv.engine.targets import make_plan
     from ckconv.formats.detect import open_index
     from ckconv.formats.safetensors.files import read_checkpoint_files
-    from ckconv.plan.steps import Options
+    from ckconv.options import Options
 
     main_file = next(iter(files))
     weights = [name for name in files if name.endswith((".gguf", ".bump", ".safetensors"))]

@@ -10,7 +10,7 @@ from conftest import FIXTURES
 
 from ckconv.api import convert
 from ckconv.errors import UsageError
-from ckconv.plan.steps import Options
+from ckconv.options import Options
 
 MODEL = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 ADAPTER = FIXTURES / "gguf-lora" / "llama-r4-attn-mlp.f32.gguf"

@@ -22,9 +22,9 @@ from ckconv.errors import OutputError
 from ckconv.formats import detect
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
+from ckconv.options import Options
 from ckconv.output import staging
 from ckconv.output.destination import destination
-from ckconv.plan.steps import Options
 
 MODEL = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 

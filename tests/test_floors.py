@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).parent.parent / "ckconv"
 #: each with a folder of its own, ``safetensors`` is the container of others.
 FLOORS = (
     ("errors",),
+    ("options",),
     ("system",),
     ("signals",),
     ("core",),
@@ -90,6 +91,7 @@ FORMATS: dict[str, str] = {
     "engine/targets": "bump, gguf, gguf adapter, mlx, mlx adapter, peft, safetensors",
     "engine/verify": "bump",
     "engine/whole": "bump, gguf",
+    "options": "gguf",
     "output/destination": "bump, gguf, mlx, peft, safetensors",
     "plan/applicable": "bump, gguf, gguf adapter, mlx, safetensors",
     "plan/choices": "bump, gguf",

@@ -17,7 +17,7 @@ from models import Model
 from ckconv.api import convert, diff
 from ckconv.errors import CkconvError, UnsupportedError, UsageError
 from ckconv.formats.detect import open_index
-from ckconv.plan.steps import Options
+from ckconv.options import Options
 
 #: GGUF -> the checkpoint that llama.cpp's converter made it of.
 ORIGINALS = [

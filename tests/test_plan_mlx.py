@@ -22,7 +22,7 @@ from test_plan_checkpoint import config_of, reasons, tensors_of, to_hf
 
 from ckconv.api import convert, diff
 from ckconv.errors import UnsupportedError
-from ckconv.plan.steps import Options
+from ckconv.options import Options
 
 LOGITS: dict[str, dict[str, list[float]]] = json.loads((FIXTURES / "logits" / "logits.json").read_text())
 

@@ -19,7 +19,7 @@ from ckconv.engine import reread
 from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.reread import ChecksumThread, Reread
 from ckconv.errors import VerifyError
-from ckconv.plan.steps import Options
+from ckconv.options import Options
 
 MODEL = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 

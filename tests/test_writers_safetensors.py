@@ -13,7 +13,7 @@ from mlx_vectors import raw_tensors
 from ckconv.api import convert
 from ckconv.formats.safetensors.shards import natural
 from ckconv.formats.safetensors.spec import encode_header
-from ckconv.plan.steps import Options
+from ckconv.options import Options
 
 GGUF = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 HF = FIXTURES / "hf" / "llama-tied-bf16"

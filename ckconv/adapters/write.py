@@ -19,11 +19,12 @@ from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import quoted
+from ckconv.options import Options
 from ckconv.plan.container import Container
 from ckconv.plan.pieces import Piece
 from ckconv.plan.planner import Planner
 from ckconv.plan.probe import SourceFacts
-from ckconv.plan.steps import Options, OutputFile, Plan
+from ckconv.plan.steps import OutputFile, Plan
 from ckconv.quant.convert import between, convertible, decodable
 
 _ASKED = {"f32": F32, "f16": F16, "bf16": BF16}

@@ -7,15 +7,13 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from ckconv.cli.settings import PATH, follow_links_option
+from ckconv.cli.settings import PATH
 from ckconv.errors import UsageError
-
-if TYPE_CHECKING:
-    from ckconv.plan.steps import Options
+from ckconv.options import OPTIONS, Option, Options, Takes
 
 FORMATS = ["gguf", "safetensors", "mlx", "bump", "peft"]
 
@@ -37,96 +35,50 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         return size
 
 
-_OPTIONS = (
-    click.option(
-        "--bump-version",
-        type=click.Choice(["auto", "3", "4", "5"]),
-        default="auto",
-        show_default=True,
-        help="auto: 3 if it holds the model without loss, else 5; the choice is printed.",
-    ),
-    click.option(
-        "--dtype",
-        type=click.Choice(["engine", "keep", "f32", "f16", "bf16"]),
-        default="engine",
-        show_default=True,
-        help="engine: what the target's engine loads, widened exactly where it must be;"
-        " keep: the same types or refuse.",
-    ),
-    click.option(
-        "--rope-layout",
-        type=click.Choice(["engine", "source", "split", "interleaved"]),
-        default="engine",
-        show_default=True,
-        help="Row order of Q and K in the output.",
-    ),
-    click.option(
-        "--dtype-codes",
-        type=click.Choice(["v3", "v4"]),
-        default="v3",
-        show_default=True,
-        help="Numbering of the bump 3 dtype table: v3 has Q4_K 6 and Q6_K 7, v4 has 7 and 8.",
-    ),
-    click.option("--dequantize", is_flag=True, help="Decode quantised matrices to --dtype."),
-    click.option(
-        "--decode", multiple=True, metavar="GLOB", help="Decode only the quantised matrices named; repeatable."
-    ),
-    click.option("--allow-lossy", is_flag=True, help="Let --dtype f16 or bf16 change values."),
-    click.option("--context", "context_length", type=click.IntRange(1, 1 << 30), help="Context length in the output."),
-    click.option(
-        "--drop", multiple=True, metavar="GLOB", help="Leave out tensors by canonical or source name; repeatable."
-    ),
-    click.option(
-        "--template",
-        type=click.Path(path_type=Path, exists=True, readable=False),
-        help="The engine's template of the architecture, or their directory, to embed (bump 5).",
-    ),
-    click.option(
-        "--adapter",
-        "adapters",
-        multiple=True,
-        metavar="PATH[=WEIGHT]",
-        help="Merge an adapter (PEFT, MLX or GGUF) into the float matrices of SRC,"
-        " its change times WEIGHT; repeatable.",
-    ),
-    click.option(
-        "--base",
-        type=PATH,
-        help="The model that an adapter was made for: any format, or a config.json.",
-    ),
-    follow_links_option,
-    click.option(
-        "--max-shard-size",
-        type=Size(),
-        metavar="SIZE",
-        help="Split the output into files of at most SIZE of tensors (5GB).",
-    ),
-    click.option("--set-meta", multiple=True, metavar="KEY=VALUE", help="Metadata of the output; repeatable."),
-    click.option(
-        "--drop-meta", multiple=True, metavar="GLOB", help="Metadata keys that the output does not have; repeatable."
-    ),
-    click.option(
-        "--fuse",
-        multiple=True,
-        type=click.Choice(["qkv", "gate-up"]),
-        help="Store these matrices as one (safetensors, MLX); repeatable.",
-    ),
-    click.option(
-        "--names",
-        type=click.Choice(["hf", "canonical", "gguf", "max"]),
-        default="hf",
-        show_default=True,
-        help="What tensors are called (safetensors, MLX); max: as MAX declares GPT-2.",
-    ),
-    click.option("--untie", is_flag=True, help="Store a tied output head as a tensor of its own."),
-    click.option("--tie", is_flag=True, help="Leave out an output head that is byte for byte the embedding."),
+_ADAPTER = click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    metavar="PATH[=WEIGHT]",
+    help="Merge an adapter (PEFT, MLX or GGUF) into the float matrices of SRC, its change times WEIGHT; repeatable.",
 )
+
+#: What :func:`click.option` is told of what stands behind a flag.
+_TAKES: dict[Takes, dict[str, Any]] = {
+    Takes.NOTHING: {"is_flag": True},
+    Takes.WORD: {"show_default": True},
+    Takes.WORDS: {"multiple": True},
+    Takes.GLOB: {"multiple": True, "metavar": "GLOB"},
+    Takes.PAIR: {"multiple": True, "metavar": "KEY=VALUE"},
+    Takes.SIZE: {"type": Size(), "metavar": "SIZE"},
+    Takes.PATH: {"type": PATH},
+    Takes.EXISTING: {"type": click.Path(path_type=Path, exists=True, readable=False)},
+}
+
+
+def flag(name: str) -> Callable[[Function], Function]:
+    """The flag of the table of options that has this name."""
+    return _flag(next(option for option in OPTIONS if option.flag == name))
+
+
+def _flag(option: Option) -> Callable[[Function], Function]:
+    attributes: dict[str, Any] = dict(_TAKES.get(option.takes, {}))
+    if option.words:
+        attributes["type"] = click.Choice(list(option.words))
+    if option.takes is Takes.WORD:
+        attributes["default"] = next(word for word, value in option.words.items() if value == option.default)
+    if option.takes is Takes.NUMBER:
+        attributes["type"] = click.IntRange(1, option.most)
+    return click.option(option.flag, help=option.help, **attributes)
 
 
 def conversion_options(function: Function) -> Function:
-    """Add them to a command."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
+    """Add those that `convert` and `verify` have to a command."""
+    for option in reversed(OPTIONS):
+        if option.takes is not Takes.NO_FLAG and option.name != "source_record":
+            function = _flag(option)(function)
+        if option.name == "base":  # what an adapter is for stands behind the adapter
+            function = _ADAPTER(function)
     return function
 
 
@@ -136,33 +88,24 @@ def options_of(flags: dict[str, Any]) -> Options:
     Raises:
         UsageError: flags that exclude each other, or a value that is none.
     """
-    from ckconv.plan.steps import Options
-
     if (flags["dequantize"] or flags["decode"]) and flags["dtype"] == "keep":
         raise UsageError("usage.dtype", "--dequantize, --decode and --dtype keep exclude each other")
     if flags["tie"] and flags["untie"]:
         raise UsageError("usage.flag", "--tie and --untie exclude each other")
-    return Options(
-        dtype=flags["dtype"],
-        rope_layout=flags["rope_layout"],
-        dequantize=flags["dequantize"],
-        decode=flags["decode"],
-        allow_lossy=flags["allow_lossy"],
-        context=flags["context_length"] or 0,
-        drop=flags["drop"],
-        bump_version=0 if flags["bump_version"] == "auto" else int(flags["bump_version"]),
-        dtype_codes=flags["dtype_codes"],
-        template=flags["template"],
-        created=_source_date(),
-        max_shard_bytes=flags["max_shard_size"] or 0,
-        set_meta=tuple(_key_value(text) for text in flags["set_meta"]),
-        drop_meta=flags["drop_meta"],
-        fuse=flags["fuse"],
-        names=flags["names"],
-        tie="tie" if flags["tie"] else "untie" if flags["untie"] else "",
-        base=flags["base"],
-        follow_links=flags["follow_links"],
-    )
+    values: dict[str, Any] = {"created": _source_date()}
+    for option in OPTIONS:
+        given = flags.get(option.flag.lstrip("-").replace("-", "_"))
+        if given:
+            values[option.name] = _value(option, given)
+    return Options(**values)
+
+
+def _value(option: Option, given: Any) -> Any:
+    if option.takes is Takes.NOTHING:
+        return option.gives
+    if option.takes is Takes.PAIR:
+        return tuple(_key_value(text) for text in given)
+    return option.words[given] if option.takes is Takes.WORD else given
 
 
 def adapters_of(flags: dict[str, Any]) -> list[tuple[Path, float]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckconv.cli.conversion import FORMATS, adapters_of, conversion_options, options_of
+from ckconv.cli.conversion import FORMATS, adapters_of, conversion_options, flag, options_of
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, settings_of
 from ckconv.errors import OutputError, UsageError
@@ -45,14 +45,7 @@ _MAP_NAME = "weights_manifest.map"
     help="Write DST.ckconv.json (in a directory: ckconv.json; of a bump file: into DST.source.zip):"
     " options and digests, for ckconv verify.",
 )
-@click.option(
-    "--no-source-record",
-    "source_record",
-    is_flag=True,
-    flag_value=False,
-    default=True,
-    help="Write no DST.source.zip, which makes SRC again byte for byte; and look at none beside SRC.",
-)
+@flag("--no-source-record")
 @click.option("--no-verify", is_flag=True, help="Do not read the output again to compare every tensor.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan with exact sizes; write nothing.")
 @click.option("-f", "--force", is_flag=True, help="Replace an existing output, atomically.")
@@ -65,8 +58,6 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     the target's engine wants that. What the target cannot hold exactly is refused (exit 4) before anything is written.
     DST may be - for stdout, or end in / for a directory.
     """
-    from dataclasses import replace
-
     from ckconv.api import prepare, side_files
     from ckconv.cli.report import print_plan
     from ckconv.engine.run import run
@@ -78,8 +69,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         raise UsageError("usage.target", "refusing to write a model to a terminal", hint="pipe it somewhere")
     if dst == STDOUT and sys.__stdout__ is None:  # closed by the caller; what is there instead takes everything
         raise OutputError("output.write", "stdout is closed, and the model was to go there")
-    options = replace(options_of(flags), source_record=flags["source_record"])
-    adapters = adapters_of(flags)
+    options, adapters = options_of(flags), adapters_of(flags)
     with interruptible(last=True):
         plan, target = prepare(
             src, dst, to=flags["to"], source_format=flags["source_format"], adapters=adapters, options=options
@@ -94,7 +84,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
                 target,
                 force=flags["force"],
                 verify=not flags["no_verify"],
-                places={name: flags[flag] for name, flag in _PLACES.items() if flags[flag]},
+                places={name: flags[key] for name, key in _PLACES.items() if flags[key]},
                 on_request=[_MAP_NAME] if flags["with_map"] else [],
                 late=side_files(plan, target, checksums=flags["checksums"], record=flags["record"], adapters=adapters),
                 stdout=sys.stdout.fileno() if dst == STDOUT else None,

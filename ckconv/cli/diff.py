@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckconv.cli.conversion import flag
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import print_json, print_lines
-from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, follow_links_option, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, settings_of
 from ckconv.errors import counted
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _SHOWN = 20
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
 @click.option("--base", type=PATH, help="The model that an adapter was made for.")
-@follow_links_option
+@flag("--follow-links")
 @click.option("--weights", is_flag=True, help="Compare the tensors alone: no configuration, no tokenizer, no metadata.")
 @common_options
 @click.pass_context

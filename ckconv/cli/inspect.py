@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from ckconv.cli.settings import CONTEXT, PATH, common_options, follow_links_option, settings_of
+from ckconv.cli.conversion import flag
+from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 
 
 @click.command("inspect", context_settings=CONTEXT)
@@ -27,7 +28,7 @@ from ckconv.cli.settings import CONTEXT, PATH, common_options, follow_links_opti
     help="The config.json of a bump file, if not beside it.",
 )
 @click.option("--base", type=PATH, help="The model that an adapter was made for.")
-@follow_links_option
+@flag("--follow-links")
 @common_options
 @click.pass_context
 def command(

@@ -69,12 +69,6 @@ def common_options(function: Function) -> Function:
     return function
 
 
-def follow_links_option(function: Function) -> Function:
-    """Add the option that a command takes which opens directories."""
-    text = "Read files of a model directory that are links to places outside of it."
-    return click.option("--follow-links", is_flag=True, help=text)(function)
-
-
 #: Every command: ``-h`` works as ``--help`` does.
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

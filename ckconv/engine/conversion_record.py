@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from ckconv.core.tensors import TensorIndex
@@ -12,10 +11,10 @@ from ckconv.core.version import __version__
 from ckconv.engine.settle import Late, Written
 from ckconv.engine.sums import FileDigests
 from ckconv.errors import UsageError
+from ckconv.options import Records, asked
 from ckconv.output.destination import Destination
-from ckconv.plan.choices import asked
 from ckconv.plan.steps import Plan
-from ckconv.record.conversion import IN_DIRECTORY, NOT_RECORDED, SCHEMA, SUFFIX, sealed
+from ckconv.record.conversion import IN_DIRECTORY, SCHEMA, SUFFIX, sealed
 
 #: The record, told the files that are written before it. Its size does not depend on their digests.
 Recorded = Callable[[Sequence[Written]], bytes]
@@ -30,7 +29,6 @@ def recorded(plan: Plan, place: Destination, adapters: Sequence[tuple[Path, floa
     if place.parent is None:
         raise UsageError("usage.side-file", "--record writes a file beside the model, and stdout has no place for it")
     parent, digests, options = place.parent, FileDigests(), plan.options
-    names = [field.name for field in fields(options) if field.name not in NOT_RECORDED]
 
     def content(files: Sequence[Written]) -> bytes:
         return sealed(
@@ -39,7 +37,11 @@ def recorded(plan: Plan, place: Destination, adapters: Sequence[tuple[Path, floa
                 "ckconv": __version__,
                 "format": plan.format,
                 "version": plan.version,
-                "options": {option.name: option.value for option in asked(options, names)},
+                "options": {
+                    given.option.name: given.value
+                    for given in asked(options)
+                    if given.option.records is not Records.NEITHER
+                },
                 "template": options.template.name if options.template else None,
                 "adapters": [{"name": path.name, "weight": weight} for path, weight in adapters],
                 "sources": [

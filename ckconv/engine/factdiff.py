@@ -19,7 +19,7 @@ from ckconv.errors import CkconvError
 from ckconv.families.huggingface_names import NAMES_KEY
 from ckconv.formats.bump.config import CONFIG_NAME
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
-from ckconv.plan.steps import Options
+from ckconv.options import Options
 from ckconv.tokenizer.vocabulary import adds_by_default
 
 #: Differences that are looked for: more say nothing more.

@@ -17,8 +17,9 @@ from ckconv.engine.targets import make_plan
 from ckconv.families.huggingface_names import NAMES_KEY
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+from ckconv.options import Options
 from ckconv.plan.planner import HEAD
-from ckconv.plan.steps import Options, Plan
+from ckconv.plan.steps import Plan
 
 _FLOATS = ("engine", "keep", "f32", "f16", "bf16")
 

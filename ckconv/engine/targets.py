@@ -9,10 +9,11 @@ from ckconv.core.key_table import CONSUMERS
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import listed
 from ckconv.formats.bump.engines import computed_by
+from ckconv.options import Options
 from ckconv.plan.applicable import check_options, check_version
 from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
-from ckconv.plan.steps import Options, Plan, Reason
+from ckconv.plan.steps import Plan, Reason
 
 #: Target -> module and class that plan for it; a module is imported when there is something to plan.
 PLANNERS: dict[str, tuple[str, str]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from ckconv.engine.sums import FileDigests, check_listed, check_sums
 from ckconv.engine.verify import Progress, Verified, verify_soundly
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.formats.bump.documents import check_documents
+from ckconv.options import Options, asked
 from ckconv.output.filesystem import holds
-from ckconv.plan.steps import Options, Plan
+from ckconv.plan.steps import Plan
 from ckconv.record.conversion import ConversionRecord, recorded_options, records_of
 from ckconv.record.read import OpenRecord, record_beside
 
@@ -76,12 +77,7 @@ class Beside:
             for flag in self.record.besides:
                 if not (adapters if flag.startswith("--adapter") else given.template):
                     raise UsageError("usage.flag", f"{self.record.path.name} says that {flag} was given: name it again")
-        defaults = Options()
-        changed = {
-            option.name: getattr(given, option.name)
-            for option in fields(given)
-            if getattr(given, option.name) != getattr(defaults, option.name)
-        }
+        changed = {found.option.name: found.value for found in asked(given)}
         return replace(self.record.options if self.record else self.kept, **changed)
 
 

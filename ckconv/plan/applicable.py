@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
-from ckconv.plan.choices import asked
+from ckconv.options import Options, asked
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
-from ckconv.plan.steps import Options, Plan
+from ckconv.plan.steps import Plan
 
 _CHECKPOINTS = ("safetensors", "mlx")
 _MODELS = ("bump", "gguf", *_CHECKPOINTS)
@@ -41,8 +41,8 @@ def check_options(index: TensorIndex, to: str, options: Options) -> None:
         UsageError: ``usage.flag``.
     """
     output = f"{to} adapter" if index.adapter is not None else to
-    for given in asked(options, _OUTPUTS):
-        outputs = _OUTPUTS[given.name]
+    for given in asked(options):
+        outputs = _OUTPUTS.get(given.option.name, (output,))
         if output not in outputs:
             raise UsageError("usage.flag", f"{given.flag} is for {_listed(outputs)}, and the output is {output}")
     if options.base is not None and index.adapter is None:
@@ -73,8 +73,8 @@ def check_version(plan: Plan) -> None:
     """
     if plan.format != "bump" or not plan.version:
         return
-    for given in asked(plan.options, _OUTPUTS):
-        versions = _BUMP_VERSIONS.get(given.name, (plan.version,))
+    for given in asked(plan.options):
+        versions = _BUMP_VERSIONS.get(given.option.name, (plan.version,))
         if plan.version not in versions:
             known = _listed([f"bump {version}" for version in versions])
             hint = " or ".join(f"--bump-version {version}" for version in versions)

@@ -4,75 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Protocol
 
 from ckconv.core.tensors import Extent, Tensor, TensorIndex, cut
 from ckconv.errors import UnsupportedError, counted, listed
+from ckconv.options import Options
 from ckconv.plan.container import Container, nothing
 from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.convert import Run as Run
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the user asked for; the defaults are what the target's engine loads and computes correctly.
-
-    Attributes:
-        dtype: ``engine``, ``keep``, ``f32``, ``f16`` or ``bf16``.
-        rope_layout: ``engine``, ``source``, ``split`` or ``interleaved``.
-        dequantize: decode quantised matrices.
-        decode: globs over canonical and source names of quantised matrices to decode.
-        allow_lossy: steps may change values.
-        context: context length in the output, 0 for the source's.
-        drop: globs over canonical and source names of tensors to leave out.
-        bump_version: 0 for the best that holds the model.
-        template: the engine's template, or a directory of them, to be embedded in a bump 5 file.
-        created: seconds since 1970 that a bump 5 file is dated with; ``None`` leaves it undated.
-        dtype_codes: numbering of the bump 3 dtype table, ``v3`` or ``v4``.
-        file_name: what the user calls the output file; empty where the output is a directory or standard output,
-            and files have the names that the format's readers look for.
-        max_shard_bytes: no output file holds more bytes of tensors than this, unless one tensor does; 0 for one file.
-        set_meta: (key, value) of metadata that the output has besides, or instead; GGUF values may name a type.
-        drop_meta: globs over keys of metadata that the output does not have.
-        fuse: which tensors are stored as one where the target may: ``qkv``, ``gate-up``.
-        names: ``hf``, ``canonical``, ``gguf`` or ``max``: what tensors are called in a safetensors or MLX output.
-        tie: ``untie`` stores a tied head as its own tensor, ``tie`` leaves out a head that is the embedding,
-            empty leaves it as it is.
-        source_record: write the record that makes the source of a bump file again, and use the one that lies beside
-            a bump file.
-        base: the model that an adapter was made for.
-        follow_links: files of a directory of safetensors files that are links to places outside of it are read.
-    """
-
-    dtype: str = "engine"
-    rope_layout: str = "engine"
-    dequantize: bool = False
-    decode: tuple[str, ...] = ()
-    allow_lossy: bool = False
-    context: int = 0
-    drop: tuple[str, ...] = ()
-    bump_version: int = 0
-    dtype_codes: str = "v3"
-    template: Path | None = None
-    created: int | None = None
-    file_name: str = ""
-    max_shard_bytes: int = 0
-    set_meta: tuple[tuple[str, str], ...] = ()
-    drop_meta: tuple[str, ...] = ()
-    fuse: tuple[str, ...] = ()
-    names: str = "hf"
-    tie: str = ""
-    source_record: bool = True
-    base: Path | None = None
-    follow_links: bool = False
-
-    def decodes(self, tensor: Tensor) -> bool:
-        """A flag asks for this tensor's blocks to be decoded."""
-        return self.dequantize or any(
-            fnmatchcase(name, glob) for name in (tensor.name, tensor.source) for glob in self.decode
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, quoted
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.io.json import Document, parse_object, read_document
+from ckconv.options import OPTIONS, Options, Records, Takes
 from ckconv.plan.choices import check_values
-from ckconv.plan.steps import Options
 from ckconv.record.read import OpenRecord
 
 IN_DIRECTORY = "ckconv.json"
@@ -29,11 +29,6 @@ SCHEMA = 1
 CODE = "record.conversion"
 
 _DOCUMENT = Document("the conversion record", CODE, CODE, 64 << 20)
-
-#: Options that say where something is, or what is written besides: nothing in the output's content.
-NOT_RECORDED = frozenset({"file_name", "source_record", "base", "template", "follow_links"})
-
-_LISTS = ("decode", "drop", "drop_meta", "fuse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +144,15 @@ def options_of(found: Mapping[str, Any]) -> Options:
         KeyError, TypeError: there is no such option, or its value is of another type.
         UsageError: its value is none of the option's.
     """
-    known = {field.name for field in fields(Options)} - NOT_RECORDED
+    known = {option.name: option for option in OPTIONS if option.records is not Records.NEITHER}
     values: dict[str, Any] = {}
     for name, value in found.items():
-        if name not in known:
-            raise KeyError(name)
-        values[name] = tuple(value) if name in _LISTS else value
-    if "set_meta" in values:
-        values["set_meta"] = tuple((key, text) for key, text in values["set_meta"])
+        takes = known[name].takes
+        if takes in (Takes.GLOB, Takes.WORDS):
+            value = tuple(value)
+        elif takes is Takes.PAIR:
+            value = tuple((key, text) for key, text in value)
+        values[name] = value
     options = replace(Options(), **values)
     check_values(options)
     return options

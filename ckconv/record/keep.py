@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import quoted
 from ckconv.io.files import Files, extent_pieces
 from ckconv.io.tied import head_is_embedding
+from ckconv.options import Options, Records, asked
 from ckconv.plan.planner import EMBEDDING, HEAD
-from ckconv.plan.steps import Options, Plan, Step
+from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.triples import triple_of
 from ckconv.record import zip as zipstore
@@ -33,9 +34,6 @@ from ckconv.record.write import Content, PendingRecord, content_of
 
 #: What a payload is called whose digest is not known yet.
 _NO_DIGEST = bytes(32)
-
-#: Options that decide what is in the bump; the others only where it lies or what its header says.
-_ASKED = ("dtype", "rope_layout", "dequantize", "decode", "allow_lossy", "context", "drop", "tie")
 
 
 class NoRecordError(Exception):
@@ -119,9 +117,7 @@ def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
 
 
 def _asked(options: Options) -> dict[str, object]:
-    defaults = Options()
-    names = (field.name for field in fields(options) if field.name in _ASKED)
-    return {name: getattr(options, name) for name in names if getattr(options, name) != getattr(defaults, name)}
+    return {given.option.name: given.value for given in asked(options) if given.option.records is Records.BOTH}
 
 
 def _side_files(index: TensorIndex) -> list[Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,17 +19,14 @@ from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import InputError, quoted
 from ckconv.formats.gguf.spec import ShardName, parse_shard_name
 from ckconv.formats.safetensors.reference import check_opens
-from ckconv.plan.choices import asked
+from ckconv.options import Options, asked
 from ckconv.plan.container import Container, Frame
-from ckconv.plan.steps import Options, OutputFile, Plan, Reason, Restored, Step
+from ckconv.plan.steps import OutputFile, Plan, Reason, Restored, Step
 from ckconv.quant.convert import Conversion, Run, between, convertible
 from ckconv.record.read import OpenRecord, record_beside
 from ckconv.record.schema import Run as Bytes
 from ckconv.record.schema import SourceFile, record_path
 from ckconv.record.skeleton import open_skeleton
-
-#: Options that have no say in what a source was.
-_NEUTRAL = frozenset({"file_name", "created", "source_record", "follow_links"})
 
 
 def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan | None, str]:
@@ -59,8 +56,7 @@ def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan 
 
 def _given(options: Options) -> list[str]:
     """Flags that ask for another output than the source was."""
-    names = [field.name for field in fields(options) if field.name not in _NEUTRAL]
-    return [option.flag for option in asked(options, names)]
+    return [given.flag for given in asked(options) if not given.option.neutral]
 
 
 def _names(opened: OpenRecord, file_name: str) -> dict[str, str] | None:

@@ -21,11 +21,12 @@ from ckconv.families.key_tables.fields import HEAD_SIZE, of_class, said, tensors
 from ckconv.formats.bump.placement import Geometry, geometry, place, slots_of
 from ckconv.formats.bump.slots import Slot, SlotTable, table_entries
 from ckconv.formats.bump.spec import TABLE_LENGTH
+from ckconv.options import Options
 from ckconv.plan.decoding import decoding_hint
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.source_rules import surplus_reasons
-from ckconv.plan.steps import Options, OutputFile, Plan, Step, missing_tensors
+from ckconv.plan.steps import OutputFile, Plan, Step, missing_tensors
 from ckconv.quant.convert import Conversion, convertible, decodable
 from ckconv.quant.triples import triple_of
 

@@ -17,8 +17,9 @@ from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.formats.bump.slots import LOADED_BY_V3, SLOTS_V3, Slot
 from ckconv.formats.bump.spec import ALIGN_ELEMENTS, HEADER_BYTES
 from ckconv.formats.bump.write3 import Bump3, container
+from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
-from ckconv.plan.steps import Options, Plan
+from ckconv.plan.steps import Plan
 
 _K_QUANT_BLOCK = 256
 

@@ -20,9 +20,10 @@ from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.formats.bump.slots import LOADED_BY_V5, LOADED_BY_V5_IN_LAYERS, SLOTS_V5, Slot, with_optional
 from ckconv.formats.bump.spec import EXTENDED_HEADER_BYTES
 from ckconv.formats.bump.write5 import Bump5, container
+from ckconv.options import Options
 from ckconv.plan.planner import HEAD
 from ckconv.plan.probe import SourceFacts
-from ckconv.plan.steps import Options, Plan
+from ckconv.plan.steps import Plan
 
 _QK_NORM = ("layers.{n}.attention.q_norm.weight", "layers.{n}.attention.k_norm.weight")
 _POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")

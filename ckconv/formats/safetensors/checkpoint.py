@@ -29,11 +29,12 @@ from ckconv.formats.safetensors.rope_factors import scaling_of
 from ckconv.formats.safetensors.shards import lay_out
 from ckconv.formats.safetensors.spec import SINGLE_NAME
 from ckconv.formats.safetensors.write import Checkpoint, container
+from ckconv.options import Options
 from ckconv.plan.pieces import Module
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.source_rules import surplus_reasons
-from ckconv.plan.steps import Options, Plan
+from ckconv.plan.steps import Plan
 from ckconv.quant.convert import Action, convertible, decodable
 from ckconv.quant.triples import triple_of
 

@@ -12,7 +12,8 @@ from ckconv.families.huggingface_classes import fit
 from ckconv.families.huggingface_names import GATE_UP
 from ckconv.families.key_tables.fields import said, tensors_said
 from ckconv.formats.safetensors.checkpoint_names import FUSIONS
-from ckconv.plan.steps import Options, Reason, missing_tensors
+from ckconv.options import Options
+from ckconv.plan.steps import Reason, missing_tensors
 
 #: Families whose class turns a part of every head only where the configuration says so.
 _TURNS_A_PART = frozenset({"phi3"})

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
-from ckconv.plan.steps import Options
+from ckconv.options import Options
 from ckconv.tokenizer.settings import generation_config
 from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
 

@@ -1,0 +1,331 @@
+"""What a conversion can be told: the options of a program, and the one table of what each is elsewhere.
+
+Read from that table: the flags of the command line, what a program may give, which outputs an option has a say in (with
+:mod:`ckconv.formats`), and what the records of a conversion keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Named(Protocol):
+    """A tensor, by both of its names."""
+
+    @property
+    def name(self) -> str:
+        """The canonical name."""
+
+    @property
+    def source(self) -> str:
+        """The name in its file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asked for; the defaults are what the target's engine loads and computes correctly.
+
+    Attributes:
+        dtype: ``engine``, ``keep``, ``f32``, ``f16`` or ``bf16``.
+        rope_layout: ``engine``, ``source``, ``split`` or ``interleaved``.
+        dequantize: decode quantised matrices.
+        decode: globs over canonical and source names of quantised matrices to decode.
+        allow_lossy: steps may change values.
+        context: context length in the output, 0 for the source's.
+        drop: globs over canonical and source names of tensors to leave out.
+        bump_version: 0 for the best that holds the model.
+        template: the engine's template, or a directory of them, to be embedded in a bump 5 file.
+        created: seconds since 1970 that a bump 5 file is dated with; ``None`` leaves it undated.
+        dtype_codes: numbering of the bump 3 dtype table, ``v3`` or ``v4``.
+        file_name: what the user calls the output file; empty where the output is a directory or standard output,
+            and files have the names that the format's readers look for.
+        max_shard_bytes: no output file holds more bytes of tensors than this, unless one tensor does; 0 for one file.
+        set_meta: (key, value) of metadata that the output has besides, or instead; GGUF values may name a type.
+        drop_meta: globs over keys of metadata that the output does not have.
+        fuse: which tensors are stored as one where the target may: ``qkv``, ``gate-up``.
+        names: naming scheme of a safetensors or MLX output: ``hf``, ``canonical``, ``gguf`` or ``max``.
+        tie: ``untie`` stores a tied head as its own tensor, ``tie`` leaves out a head that is the embedding,
+            empty leaves it as it is.
+        source_record: write the record that makes the source of a bump file again, and use the one that lies beside
+            a bump file.
+        base: the model that an adapter was made for.
+        follow_links: files of a directory of safetensors files that are links to places outside of it are read.
+    """
+
+    dtype: str = "engine"
+    rope_layout: str = "engine"
+    dequantize: bool = False
+    decode: tuple[str, ...] = ()
+    allow_lossy: bool = False
+    context: int = 0
+    drop: tuple[str, ...] = ()
+    bump_version: int = 0
+    dtype_codes: str = "v3"
+    template: Path | None = None
+    created: int | None = None
+    file_name: str = ""
+    max_shard_bytes: int = 0
+    set_meta: tuple[tuple[str, str], ...] = ()
+    drop_meta: tuple[str, ...] = ()
+    fuse: tuple[str, ...] = ()
+    names: str = "hf"
+    tie: str = ""
+    source_record: bool = True
+    base: Path | None = None
+    follow_links: bool = False
+
+    def decodes(self, tensor: Named) -> bool:
+        """A flag asks for this tensor's blocks to be decoded."""
+        return self.dequantize or any(
+            fnmatchcase(name, glob) for name in (tensor.name, tensor.source) for glob in self.decode
+        )
+
+
+class Takes(Enum):
+    """What stands behind a flag."""
+
+    NOTHING = "nothing: the flag alone gives its value"
+    WORD = "one of a few words"
+    WORDS = "one of a few words; repeatable"
+    GLOB = "a glob; repeatable"
+    PAIR = "KEY=VALUE; repeatable"
+    NUMBER = "a whole number"
+    SIZE = "a number of bytes"
+    PATH = "a path"
+    EXISTING = "a path that is there"
+    NO_FLAG = "there is no flag: what the output is called, or the environment, gives the value"
+
+
+class Records(Enum):
+    """Which records keep an option: they say what the output was made with, not where it lay."""
+
+    BOTH = "the conversion record, and a source record: it changes values, or leaves tensors out"
+    CONVERSION = "the conversion record"
+    NEITHER = "neither"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row: a field of :class:`Options`, and what it is on the command line, for an output and in a record.
+
+    Attributes:
+        name: the field. A field with two rows is two flags that exclude each other.
+        flag: as the command line has it.
+        help: what ``--help`` says.
+        words: each word that may follow the flag -> the value that it gives.
+        gives: the value that the flag alone gives.
+        most: of a number: the largest; the least is 0, which is the default and asks for nothing.
+        limited: it has a say only in outputs that list it (:mod:`ckconv.formats`).
+        neutral: it asks for no other content than the source of a bump file had.
+    """
+
+    name: str
+    flag: str
+    takes: Takes
+    help: str = ""
+    words: Mapping[str, Any] = field(default_factory=dict)
+    gives: Any = None
+    most: int = 0
+    limited: bool = False
+    records: Records = Records.CONVERSION
+    neutral: bool = False
+
+    @property
+    def default(self) -> Any:
+        """The field's."""
+        return getattr(_DEFAULTS, self.name)
+
+
+def _words(*words: str) -> dict[str, str]:
+    return {word: word for word in words}
+
+
+_DEFAULTS = Options()
+
+#: In the order of ``--help``.
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "bump_version",
+        "--bump-version",
+        Takes.WORD,
+        "auto: 3 if it holds the model without loss, else 5; the choice is printed.",
+        words={"auto": 0, "3": 3, "4": 4, "5": 5},
+        limited=True,
+    ),
+    Option(
+        "dtype",
+        "--dtype",
+        Takes.WORD,
+        "engine: what the target's engine loads, widened exactly where it must be; keep: the same types or refuse.",
+        words=_words("engine", "keep", "f32", "f16", "bf16"),
+        records=Records.BOTH,
+    ),
+    Option(
+        "rope_layout",
+        "--rope-layout",
+        Takes.WORD,
+        "Row order of Q and K in the output.",
+        words=_words("engine", "source", "split", "interleaved"),
+        limited=True,
+        records=Records.BOTH,
+    ),
+    Option(
+        "dtype_codes",
+        "--dtype-codes",
+        Takes.WORD,
+        "Numbering of the bump 3 dtype table: v3 has Q4_K 6 and Q6_K 7, v4 has 7 and 8.",
+        words=_words("v3", "v4"),
+        limited=True,
+    ),
+    Option(
+        "dequantize",
+        "--dequantize",
+        Takes.NOTHING,
+        "Decode quantised matrices to --dtype.",
+        gives=True,
+        records=Records.BOTH,
+    ),
+    Option(
+        "decode",
+        "--decode",
+        Takes.GLOB,
+        "Decode only the quantised matrices named; repeatable.",
+        records=Records.BOTH,
+    ),
+    Option(
+        "allow_lossy",
+        "--allow-lossy",
+        Takes.NOTHING,
+        "Let --dtype f16 or bf16 change values.",
+        gives=True,
+        records=Records.BOTH,
+    ),
+    Option(
+        "context",
+        "--context",
+        Takes.NUMBER,
+        "Context length in the output.",
+        most=1 << 30,
+        limited=True,
+        records=Records.BOTH,
+    ),
+    Option(
+        "drop",
+        "--drop",
+        Takes.GLOB,
+        "Leave out tensors by canonical or source name; repeatable.",
+        records=Records.BOTH,
+    ),
+    Option(
+        "template",
+        "--template",
+        Takes.EXISTING,
+        "The engine's template of the architecture, or their directory, to embed (bump 5).",
+        limited=True,
+        records=Records.NEITHER,
+    ),
+    Option(
+        "base",
+        "--base",
+        Takes.PATH,
+        "The model that an adapter was made for: any format, or a config.json.",
+        records=Records.NEITHER,
+    ),
+    Option(
+        "follow_links",
+        "--follow-links",
+        Takes.NOTHING,
+        "Read files of a model directory that are links to places outside of it.",
+        gives=True,
+        records=Records.NEITHER,
+        neutral=True,
+    ),
+    Option(
+        "max_shard_bytes",
+        "--max-shard-size",
+        Takes.SIZE,
+        "Split the output into files of at most SIZE of tensors (5GB).",
+        most=(1 << 63) - 1,
+        limited=True,
+    ),
+    Option("set_meta", "--set-meta", Takes.PAIR, "Metadata of the output; repeatable.", limited=True),
+    Option(
+        "drop_meta",
+        "--drop-meta",
+        Takes.GLOB,
+        "Metadata keys that the output does not have; repeatable.",
+        limited=True,
+    ),
+    Option(
+        "fuse",
+        "--fuse",
+        Takes.WORDS,
+        "Store these matrices as one (safetensors, MLX); repeatable.",
+        words=_words("qkv", "gate-up"),
+        limited=True,
+    ),
+    Option(
+        "names",
+        "--names",
+        Takes.WORD,
+        "What tensors are called (safetensors, MLX); max: as MAX declares GPT-2.",
+        words=_words("hf", "canonical", "gguf", "max"),
+        limited=True,
+    ),
+    Option(
+        "tie",
+        "--untie",
+        Takes.NOTHING,
+        "Store a tied output head as a tensor of its own.",
+        gives="untie",
+        limited=True,
+        records=Records.BOTH,
+    ),
+    Option(
+        "tie",
+        "--tie",
+        Takes.NOTHING,
+        "Leave out an output head that is byte for byte the embedding.",
+        gives="tie",
+        limited=True,
+        records=Records.BOTH,
+    ),
+    Option(
+        "source_record",
+        "--no-source-record",
+        Takes.NOTHING,
+        "Write no DST.source.zip, which makes SRC again byte for byte; and look at none beside SRC.",
+        gives=False,
+        records=Records.NEITHER,
+        neutral=True,
+    ),
+    Option("created", "SOURCE_DATE_EPOCH", Takes.NO_FLAG, neutral=True),
+    Option("file_name", "DST", Takes.NO_FLAG, records=Records.NEITHER, neutral=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An option that is not what it is by default."""
+
+    option: Option
+    value: Any
+
+    @property
+    def flag(self) -> str:
+        """As the command line has it."""
+        return self.option.flag
+
+
+def asked(options: Options) -> Iterator[Asked]:
+    """The options that somebody asked for, in the order of the fields."""
+    for item in fields(options):
+        value = getattr(options, item.name)
+        rows = [row for row in OPTIONS if row.name == item.name]
+        if value != rows[0].default:
+            yield Asked(next((row for row in rows if row.gives == value), rows[0]), value)
