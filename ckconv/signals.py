@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 from ckconv.errors import Interrupted
-
-#: The signals by which a person, a service manager or a lost terminal ends a program.
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from ckconv.system import ENDING
 
 #: Seconds in which a repeated signal counts as the same wish, so that an impatient second Ctrl-C does not break
 #: the unwinding that the first one began.

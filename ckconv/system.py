@@ -1,6 +1,219 @@
-"""What differs between operating systems."""
+"""What differs between operating systems. Nothing else in the package calls what only some of them have."""
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 #: Descriptors that are open at a time: a checkpoint may have hundreds of shards, a process 256 descriptors (macOS).
 MAX_OPEN = 48
+
+#: Flags for opening: no child inherits the descriptor; a FIFO does not wait; a link is an error; so is no directory.
+CLOEXEC: int = getattr(os, "O_CLOEXEC", 0)
+NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
+NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+DIRECTORY: int = getattr(os, "O_DIRECTORY", 0)
+
+#: The signals by which a person, a service manager or a lost terminal ends a program.
+ENDING: tuple[signal.Signals, ...] = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+
+#: What a file system says that has no locks of the kind of :func:`try_lock` (some network mounts).
+NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EBADF)
+
+#: What it says that cannot set blocks aside.
+_NO_ALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+# Positioned reading and writing
+
+
+def read_at(fd: int, nbytes: int, offset: int) -> bytes:
+    """``nbytes`` bytes from ``offset`` on, fewer at the end only: a system may give less than it is asked for."""
+    data = os.pread(fd, nbytes, offset)
+    parts = [data]
+    while data and (nbytes := nbytes - len(data)):
+        offset += len(data)
+        data = os.pread(fd, nbytes, offset)
+        parts.append(data)
+    return b"".join(parts) if len(parts) > 1 else data
+
+
+def read_into(fd: int, buffer: Buffer, offset: int) -> int:
+    """Read from ``offset`` on into ``buffer``; how many bytes came, which may be fewer than fit."""
+    return os.preadv(fd, [buffer], offset)
+
+
+def write_some(fd: int, content: Buffer, offset: int) -> int:
+    """Write at ``offset``; how many bytes the system took, which may be fewer than there are."""
+    return os.pwrite(fd, content, offset)
+
+
+def write_at(fd: int, content: bytes, offset: int) -> None:
+    """Write all of ``content``: a system may take less of it than it was given."""
+    view = memoryview(content)
+    while len(view):
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def wait_for_reader(fd: int) -> None:
+    """Return when a pipe that somebody made non-blocking takes bytes again."""
+    import select
+
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    poll.poll()
+
+
+def reads_in_order(fd: int) -> None:
+    """Tell the system that a file is going to be read from its beginning to its end."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+
+def reads_soon(fd: int, offset: int, nbytes: int) -> None:
+    """Have the system begin to read, where it can."""
+    if nbytes > 0 and hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+
+# Space
+
+
+def allocate(fd: int, nbytes: int, holes: Iterable[tuple[int, int]]) -> None:
+    """Take the blocks now: a full disk is found before the work, and not in the middle of it.
+
+    Args:
+        nbytes: the size that the file is going to have.
+        holes: (offset, bytes) in it that take no space, in order.
+
+    Raises:
+        OSError: there is no room, or the file would be larger than one may be.
+    """
+    if not hasattr(os, "posix_fallocate") or not nbytes:
+        return
+    at = 0
+    try:
+        for offset, length in [*holes, (nbytes, 0)]:
+            if offset > at:
+                if not at and not allocates(fd):
+                    return
+                os.posix_fallocate(fd, at, offset - at)
+            at = offset + length
+    except OSError as error:
+        if error.errno not in _NO_ALLOCATION:
+            raise
+
+
+def allocates(fd: int) -> bool:
+    """The file system can set blocks aside. Where it cannot, the C library would write to every one of them."""
+    os.posix_fallocate(fd, 0, 1)
+    if not hasattr(os, "SEEK_DATA"):
+        return True
+    try:
+        os.lseek(fd, 0, os.SEEK_DATA)
+    except OSError:  # no data before the end of the file: the block is only set aside
+        return True
+    return False
+
+
+def free_space(directory: Path) -> int | None:
+    """Bytes that a file in ``directory`` may take; ``None`` for a file system that does not say."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
+
+
+# The disk
+
+
+def sync(fd: int) -> None:
+    """Bring a file to the disk."""
+    os.fsync(fd)
+
+
+def syncs_data() -> bool:
+    """The system can bring the bytes of a file to the disk without its dates."""
+    return hasattr(os, "fdatasync")
+
+
+def sync_data(fd: int) -> None:
+    """Bring the bytes of a file to the disk, where :func:`syncs_data`."""
+    os.fdatasync(fd)
+
+
+def sync_file(path: Path) -> None:
+    """Bring a file that is closed already to the disk."""
+    fd = os.open(path, os.O_RDONLY | CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        _close(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Bring the names in a directory to the disk."""
+    try:
+        fd = os.open(path, os.O_RDONLY | CLOEXEC)
+    except PermissionError:  # one that may be written and not read: the names are there, and nobody can do more
+        return
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot, and then need not
+            raise
+    finally:
+        _close(fd)
+
+
+def _close(fd: int) -> None:
+    with suppress(OSError):
+        os.close(fd)
+
+
+# Processes and users
+
+
+def try_lock(fd: int) -> bool:
+    """Lock an open file or directory (``flock``), until the descriptor is closed or the process ends.
+
+    Returns:
+        ``False`` if somebody else has locked it.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_own(status: os.stat_result) -> bool:
+    """The file is one of the user who runs this process."""
+    return status.st_uid == os.geteuid()
+
+
+def peak_memory() -> int:
+    """Bytes that this process held at most."""
+    import resource
+
+    with suppress(OSError, ValueError, StopIteration):  # ru_maxrss begins with what the caller held before its exec
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

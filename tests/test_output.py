@@ -19,9 +19,10 @@ import pytest
 from outputs import descriptor, names, no_links, one_file, refused, write
 
 from ckconv.errors import Interrupted, OutputError
-from ckconv.output import filesystem, staging
 from ckconv.output import publish as output
+from ckconv.output import staging
 from ckconv.signals import interruptible
+from ckconv.system import allocates
 
 
 @pytest.fixture
@@ -356,7 +357,7 @@ def test_holes_need_no_space(main: Path) -> None:
 
 def test_the_blocks_are_taken_before_the_work(main: Path) -> None:
     with one_file({}, main=main, nbytes=8 << 20) as outputs:
-        if filesystem.allocates(descriptor(outputs)):
+        if allocates(descriptor(outputs)):
             assert os.fstat(descriptor(outputs)).st_blocks * 512 >= 8 << 20
 
 

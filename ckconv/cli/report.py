@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from typing import Any
 
 from ckconv.cli.render import count, print_json, print_lines, size
@@ -15,6 +14,7 @@ from ckconv.errors import MAX_LISTED, counted
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action
+from ckconv.system import peak_memory
 
 #: Tensors left out for one reason that are named before they are counted.
 _LEFT_OUT_SHOWN = 3
@@ -64,7 +64,7 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
                 ],
                 "verified": report.verified,
                 "seconds": round(report.seconds, 3),
-                "peak_memory": _peak_memory(),
+                "peak_memory": peak_memory(),
                 "changed_values": dict(report.changed),
                 "largest_changes": dict(report.merged),
                 **_plan_facts(plan),
@@ -94,7 +94,7 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
         *_left_out_lines(plan, settings),
         *(f"  note: {note}" for note in plan.notes),
         f"  {verified}{_digest(report, settings)}"
-        f"   {report.seconds:.1f} s   {rate}/s   peak memory {size(_peak_memory())}",
+        f"   {report.seconds:.1f} s   {rate}/s   peak memory {size(peak_memory())}",
     ]
     if len(report.files) > 1:
         lines.insert(1, f"  {report.files[0].path.name} to {report.files[-1].path.name}")
@@ -156,19 +156,6 @@ def _digest(report: Report, settings: Settings) -> str:
 
 def _short(digest: str, settings: Settings) -> str:
     return digest if settings.verbose or len(digest) < 32 else f"{digest[:12]}...{digest[-12:]}"
-
-
-def _peak_memory() -> int:
-    """Bytes that this process held at most."""
-    import resource
-    import sys
-    from pathlib import Path
-
-    with suppress(OSError, ValueError, StopIteration):  # ru_maxrss begins with what the caller held before its exec
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _container(index: TensorIndex) -> str:

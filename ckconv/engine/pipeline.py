@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import select
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +20,7 @@ from ckconv.errors import OutputError, unreadable
 from ckconv.io.files import READ_AHEAD, read_ahead
 from ckconv.output.filesystem import write_code
 from ckconv.signals import check, deferred
+from ckconv.system import read_into, wait_for_reader, write_some
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -122,7 +122,7 @@ class Pipeline:
                 read_ahead(fd, offset + asked, nbytes - asked)
             free = self.writable()[: nbytes - done]
             try:
-                got = os.preadv(fd, [free], offset + done)
+                got = read_into(fd, free, offset + done)
             except OSError as error:
                 doing = f"cannot be read at byte {offset + done:,}"
                 raise unreadable(error, path, doing=doing, tensor=tensor or None, offset=offset + done) from error
@@ -249,9 +249,9 @@ class Pipeline:
             while len(job) and not self._stopped:
                 at = self._base + position
                 try:
-                    wrote = os.pwrite(self._fd, job, at) if self._seekable else os.write(self._fd, job)
+                    wrote = write_some(self._fd, job, at) if self._seekable else os.write(self._fd, job)
                 except BlockingIOError:  # somebody made the pipe that we share non-blocking
-                    _wait_for_reader(self._fd)
+                    wait_for_reader(self._fd)
                     continue
                 job = job[wrote:]
                 position += wrote
@@ -274,9 +274,3 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
-
-
-def _wait_for_reader(fd: int) -> None:
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    poll.poll()

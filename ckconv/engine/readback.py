@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ckconv.errors import VerifyError
 from ckconv.io.files import CHUNK, Files, extent_pieces
-from ckconv.output.regular import read_at
 from ckconv.plan.container import Frame
 from ckconv.plan.steps import OutputFile, Plan
+from ckconv.system import read_at
 
 CODE = "verify.file"
 
@@ -110,7 +110,7 @@ class Meant:
             VerifyError: ``verify.file``.
         """
         stored, at = sha256(), 0
-        while data := os.pread(fd, CHUNK, at):
+        while data := read_at(fd, CHUNK, at):
             stored.update(data)
             at += len(data)
         if at != self.nbytes or stored.hexdigest() != self.sha256:

@@ -16,6 +16,7 @@ from ckconv.engine.workers import Stage
 from ckconv.errors import VerifyError, listed, unreadable
 from ckconv.output.regular import open_regular
 from ckconv.signals import check
+from ckconv.system import read_into
 
 #: Bytes that are read and hashed before threads have to agree again who may run Python.
 HASHED_AT_ONCE = 4 << 20
@@ -50,7 +51,7 @@ class FileHash:
         while self._hashed < until and not self.stopped:
             check()
             part = self._buffer[: until - self._hashed]
-            got = os.preadv(self._fd, [part], self.offset + self._hashed)
+            got = read_into(self._fd, part, self.offset + self._hashed)
             if not got:
                 return
             self._hash.update(part[:got])

@@ -14,10 +14,10 @@ from ckconv.engine.transfer import Digests, Watcher
 from ckconv.engine.workers import Stage
 from ckconv.errors import InputError, VerifyError
 from ckconv.output.destination import Destination
-from ckconv.output.filesystem import write_at
 from ckconv.output.publish import Outputs
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan
+from ckconv.system import sync, write_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,5 +209,5 @@ def write_late(item: Late, files: Sequence[Written], fd: int, *, verify: bool) -
         raise AssertionError(f"{item.path.name} has {at:,} bytes, {planned:,} were planned")
     if verify:
         meant.check(fd, item.path)
-    os.fsync(fd)
+    sync(fd)
     return Written(item.path, at, meant.sha256)

@@ -15,10 +15,11 @@ from ckconv.engine.rowmoves import moved_chunks, row_order
 from ckconv.engine.writeback import WriteBehind
 from ckconv.errors import OutputError, UnsupportedError, UsageError, listed
 from ckconv.io.files import Files
-from ckconv.output.filesystem import write_at, write_code
+from ckconv.output.filesystem import write_code
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import OutputFile, Plan, Step
 from ckconv.quant.convert import Action, Conversion
+from ckconv.system import write_at
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 
 from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError
 from ckconv.output.filesystem import write_code
+from ckconv.system import sync_data, syncs_data
 
 #: Bytes between two requests: what a disk is busy with for some tenths of a second.
 STEP = 64 << 20
@@ -28,7 +28,7 @@ class WriteBehind:
     def wrote(self, nbytes: int) -> None:
         """``nbytes`` more are written. Never waits; called by one thread only."""
         self._waiting += nbytes
-        if self._waiting < STEP or self._busy or not hasattr(os, "fdatasync"):
+        if self._waiting < STEP or self._busy or not syncs_data():
             return
         if self._stage is None:
             stage = Stage(self._sync, 0)
@@ -63,7 +63,7 @@ class WriteBehind:
     def _sync(self, job: memoryview | int, position: int) -> None:
         try:
             if not self._stopped:
-                os.fdatasync(self._fd)
+                sync_data(self._fd)
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # a device: there is nothing to bring
                 return

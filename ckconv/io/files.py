@@ -14,7 +14,7 @@ from ckconv.core.tensors import Extent, Identity, cut, identity
 from ckconv.errors import InputError, OutputError, unreadable
 from ckconv.output.regular import open_regular
 from ckconv.signals import check
-from ckconv.system import MAX_OPEN
+from ckconv.system import MAX_OPEN, read_into, reads_in_order, reads_soon
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -85,8 +85,7 @@ class Files:
             if self._known.setdefault(path, found) != found:
                 raise OutputError("input.changed", "the file is not the one whose header was read", path=path)
             self._seen[path] = status
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            reads_in_order(fd)
         self._open[path] = fd
         return fd
 
@@ -121,7 +120,7 @@ class Files:
         done = 0
         while done < len(view):
             try:
-                got = os.preadv(self.fd(path), [view[done:]], offset + done)
+                got = read_into(self.fd(path), view[done:], offset + done)
             except OSError as error:
                 doing = f"cannot be read at byte {offset + done:,}"
                 raise unreadable(error, path, doing=doing, offset=offset + done) from error
@@ -214,9 +213,7 @@ def _same(now: os.stat_result, before: os.stat_result) -> bool:
 
 def read_ahead(fd: int, offset: int, nbytes: int) -> None:
     """Have the system begin to read at most ``READ_AHEAD`` bytes from ``offset`` on, where it can."""
-    if nbytes > 0 and hasattr(os, "posix_fadvise"):
-        with suppress(OSError):
-            os.posix_fadvise(fd, offset, min(nbytes, READ_AHEAD), os.POSIX_FADV_WILLNEED)
+    reads_soon(fd, offset, min(nbytes, READ_AHEAD))
 
 
 def extent_pieces(extent: Extent) -> Iterator[Piece]:

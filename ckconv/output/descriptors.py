@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ckconv.output.filesystem import close_written, failing, sync_file
-from ckconv.system import MAX_OPEN
+from ckconv.output.filesystem import close_written, failing
+from ckconv.system import CLOEXEC, MAX_OPEN, sync, sync_file
 
 
 class Descriptors(Mapping[Path, int]):
@@ -33,14 +33,14 @@ class Descriptors(Mapping[Path, int]):
             place = self._places[output]
             self._make_room(MAX_OPEN - 1)
             with failing(output):
-                self._open[output] = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+                self._open[output] = os.open(place, os.O_RDWR | CLOEXEC)
         return self._open[output]
 
     def _make_room(self, most: int) -> None:
         while len(self._open) > most:
             output = next(iter(self._open))
             with failing(output):
-                os.fsync(self._open[output])
+                sync(self._open[output])
                 close_written(self._open.pop(output))
 
     def sync(self) -> None:
@@ -55,7 +55,7 @@ class Descriptors(Mapping[Path, int]):
                 if some_are_closed:
                     sync_file(place)
                 else:
-                    os.fsync(self._open[output])
+                    sync(self._open[output])
 
     def __iter__(self) -> Iterator[Path]:
         return iter(list(self._places))

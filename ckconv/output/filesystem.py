@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ckconv.errors import NO_RESOURCES, OutputError, VerifyError
 from ckconv.output.regular import close_unwritten
 from ckconv.output.streamed import SideFile, is_in, pieces_of
+from ckconv.system import CLOEXEC
 
 #: What a file system says that cannot make hard links (FAT, some network mounts).
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-
-#: What it says that cannot set blocks aside.
-_NO_ALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
-
 
 #: A pattern of the names that files have until they are complete.
 TEMPORARY = r"\..+\.ckconv-[0-9a-f]{8}\.tmp"
@@ -37,7 +34,7 @@ def temporary_name(parent: Path, name: str) -> Path:
 
 def create(path: Path) -> int:
     """A descriptor of a new file: never one that is there, and with the permissions that the user's mask leaves."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | CLOEXEC, 0o666)
 
 
 def write_file(path: Path, content: SideFile) -> None:
@@ -69,57 +66,12 @@ def close_written(fd: int) -> None:
         os.close(fd)
 
 
-def write_at(fd: int, content: bytes, offset: int) -> None:
-    """Write all of ``content``: a system may take less of it than it was given."""
-    view = memoryview(content)
-    while len(view):
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
-
-
 def holds(path: Path, content: SideFile) -> bool:
     """``path`` is a regular file with this very content."""
     with suppress(OSError):
         if path.is_file() and path.stat().st_size == len(content):
             with path.open("rb", buffering=0) as file:
                 return is_in(file.fileno(), content)
-    return False
-
-
-def allocate(fd: int, nbytes: int, holes: Iterable[tuple[int, int]]) -> None:
-    """Take the blocks now: a full disk is found before the work, and not in the middle of it.
-
-    Args:
-        nbytes: the size that the file is going to have.
-        holes: (offset, bytes) in it that take no space, in order.
-
-    Raises:
-        OSError: there is no room, or the file would be larger than one may be.
-    """
-    if not hasattr(os, "posix_fallocate") or not nbytes:
-        return
-    at = 0
-    try:
-        for offset, length in [*holes, (nbytes, 0)]:
-            if offset > at:
-                if not at and not allocates(fd):
-                    return
-                os.posix_fallocate(fd, at, offset - at)
-            at = offset + length
-    except OSError as error:
-        if error.errno not in _NO_ALLOCATION:
-            raise
-
-
-def allocates(fd: int) -> bool:
-    """The file system can set blocks aside. Where it cannot, the C library would write to every one of them."""
-    os.posix_fallocate(fd, 0, 1)
-    if not hasattr(os, "SEEK_DATA"):
-        return True
-    try:
-        os.lseek(fd, 0, os.SEEK_DATA)
-    except OSError:  # no data before the end of the file: the block is only set aside
-        return True
     return False
 
 
@@ -137,30 +89,6 @@ def removed(path: Path, what: str = "is left over") -> list[str]:
     except OSError as error:
         return [f"{path} {what}; it could not be removed: {error.strerror}"]
     return []
-
-
-def sync_file(path: Path) -> None:
-    """Bring a file that is closed already to the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        close_unwritten(fd)
-
-
-def sync_directory(path: Path) -> None:
-    """Bring the names in a directory to the disk."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except PermissionError:  # one that may be written and not read: the names are there, and nobody can do more
-        return
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot, and then need not
-            raise
-    finally:
-        close_unwritten(fd)
 
 
 def made_meanwhile(target: Path) -> OutputError:

@@ -5,8 +5,6 @@ A lock ends with the process that holds it, however that ends.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import time
 from collections.abc import Iterable
@@ -18,6 +16,7 @@ from ckconv.errors import OutputError
 from ckconv.output.filesystem import failing, removed, write_code
 from ckconv.output.regular import close_unwritten
 from ckconv.signals import check, deferred
+from ckconv.system import CLOEXEC, NO_LOCKS, NOFOLLOW, NONBLOCK, try_lock
 
 #: The file that is locked; it is there only as long as somebody holds it, or was killed holding it. Not the directory
 #: itself: people lock that for a command of their own (``flock DIR ckconv ...``), and not every file system can.
@@ -25,25 +24,6 @@ NAME = ".ckconv.lock"
 
 #: Seconds in which somebody else is through with naming files, which takes milliseconds.
 PATIENCE = 60.0
-
-#: What a file system says that has no such locks (some network mounts).
-_NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EBADF)
-
-
-def try_lock(fd: int) -> bool:
-    """Lock an open file or directory.
-
-    Returns:
-        ``False`` if somebody else has locked it.
-
-    Raises:
-        OSError: the file system has no locks.
-    """
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 class Locked:
@@ -93,7 +73,7 @@ class Locked:
                     close_unwritten(fd)
                     return False
             except OSError as error:
-                if error.errno not in _NO_LOCKS:
+                if error.errno not in NO_LOCKS:
                     left = removed(path) if locked else [f"{path} is left over"]
                     close_unwritten(fd)
                     raise OutputError(
@@ -117,7 +97,7 @@ class Locked:
 
 
 def _open(path: Path) -> int:
-    flags = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    flags = os.O_CREAT | CLOEXEC | NOFOLLOW | NONBLOCK
     try:
         return os.open(path, os.O_RDWR | flags, 0o666)
     except PermissionError:  # another user's, in a directory that both may write into

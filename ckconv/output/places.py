@@ -12,6 +12,7 @@ from pathlib import Path
 from ckconv.errors import OutputError
 from ckconv.output.filesystem import failing, holds, write_error
 from ckconv.output.streamed import SideFile
+from ckconv.system import free_space
 
 #: Side file -> the flag of ``convert`` that says where it goes.
 _PLACE_FLAGS = {"config.json": "--config-out", "weights_manifest.json": "--manifest"}
@@ -127,9 +128,8 @@ def check_room(needs: Iterable[tuple[Path, Path, int]]) -> None:
         so_far = per_device[device][2] if device in per_device else 0
         per_device[device] = (parent, target, so_far + nbytes)
     for parent, target, need in per_device.values():
-        filesystem = os.statvfs(parent)
-        free = filesystem.f_bavail * filesystem.f_frsize
-        if need > free and filesystem.f_blocks:  # 0: one that does not say
+        free = free_space(parent)
+        if free is not None and need > free:
             raise OutputError(
                 "output.space", f"needs {need:,} bytes, {free:,} are free", path=target, found=free, allowed=need
             )

@@ -15,13 +15,14 @@ from types import TracebackType
 
 from ckconv.errors import CkconvError, Interrupted, OutputError
 from ckconv.output.descriptors import Descriptors
-from ckconv.output.filesystem import failing, sync_directory, through_link, write_code
+from ckconv.output.filesystem import failing, through_link, write_code
 from ckconv.output.locks import Locked
 from ckconv.output.naming import Naming, keep_mode, replace
 from ckconv.output.places import check_apart, check_directory, check_links, check_room, check_target
 from ckconv.output.recovery import recover
 from ckconv.output.staging import File, Room, Small, Staging
 from ckconv.signals import LATE, LEFT, check, declare, deferred
+from ckconv.system import sync_directory
 
 __all__ = ["Outputs", "Room", "Small"]
 

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from ckconv.errors import OutputError
 from ckconv.output.filesystem import TEMPORARY
-from ckconv.output.locks import Locked, try_lock
+from ckconv.output.locks import Locked
 from ckconv.output.regular import close_unwritten
 from ckconv.output.staging import KEPT, remove_directory
+from ckconv.system import CLOEXEC, DIRECTORY, NOFOLLOW, is_own, try_lock
 
 _STAGING = re.compile(TEMPORARY, re.DOTALL)
 
@@ -45,12 +46,12 @@ def _leftovers(directory: Path) -> Iterator[Path]:
         for entry in entries:
             if not _STAGING.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
                 continue
-            if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+            if is_own(entry.stat(follow_symlinks=False)):
                 yield Path(entry.path)
 
 
 def _recover_if_dead(path: Path) -> list[str]:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | DIRECTORY | NOFOLLOW | CLOEXEC)
     try:
         return _Dead(path).recover() if try_lock(fd) else []  # OSError: no locks here, then nobody can know
     finally:

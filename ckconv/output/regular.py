@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ckconv.core.tensors import Identity, identity
 from ckconv.errors import InputError, OutputError, unreadable
+from ckconv.system import CLOEXEC, NONBLOCK
 
 #: What was opened since :func:`remembered` began.
 _OPENED: ContextVar[dict[Path, Identity] | None] = ContextVar("_OPENED", default=None)
@@ -36,7 +37,7 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
     """Open a regular file.
 
     The kind is asked twice: opening some devices has side effects, and the name may be replaced in between;
-    ``O_NONBLOCK`` keeps a FIFO that appears then from blocking the open.
+    ``NONBLOCK`` keeps a FIFO that appears then from blocking the open.
 
     Raises:
         InputError: ``input.missing``, ``input.directory``, ``input.special`` (a FIFO, socket or device) or
@@ -46,7 +47,7 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
     fd = -1
     try:
         _require_regular(path, path.stat())
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | CLOEXEC | NONBLOCK)
         status = os.fstat(fd)
         _require_regular(path, status)
         _remember(path, identity(status))
@@ -84,17 +85,6 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
         allowed="regular file",
         hint="save it to a file first; `ckconv inspect -` reads a pipe",
     )
-
-
-def read_at(fd: int, nbytes: int, offset: int) -> bytes:
-    """``nbytes`` bytes from ``offset`` on, fewer at the end only: a system may give less than it is asked for."""
-    data = os.pread(fd, nbytes, offset)
-    parts = [data]
-    while data and (nbytes := nbytes - len(data)):
-        offset += len(data)
-        data = os.pread(fd, nbytes, offset)
-        parts.append(data)
-    return b"".join(parts) if len(parts) > 1 else data
 
 
 def close_unwritten(fd: int) -> None:

@@ -14,21 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckconv.output.filesystem import (
-    allocate,
-    create,
-    failing,
-    holds,
-    made_meanwhile,
-    removed,
-    sync_directory,
-    sync_file,
-    temporary_name,
-    write_file,
-)
-from ckconv.output.locks import Locked, try_lock
+from ckconv.output.filesystem import create, failing, holds, made_meanwhile, removed, temporary_name, write_file
+from ckconv.output.locks import Locked
 from ckconv.output.regular import close_unwritten
 from ckconv.output.streamed import SideFile
+from ckconv.system import CLOEXEC, DIRECTORY, allocate, sync_directory, sync_file, try_lock
 
 #: Where in the directory the replaced files are kept while others get their names, each in a directory of its own.
 KEPT = ".old"
@@ -133,7 +123,7 @@ class Staging:
                 self.path = None
                 raise
             with suppress(OSError):  # no locks here, then nobody will take it for a dead one's
-                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._lock = os.open(self.path, os.O_RDONLY | DIRECTORY | CLOEXEC)
                 try_lock(self._lock)
         self._left = locked.left
         mode = stat.S_IMODE(self.path.stat().st_mode)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 
-from ckconv.output.regular import read_at
+from ckconv.system import read_at
 
 #: Bytes of a text that is held once it is made. Making a tokenizer of 150,000 words takes as long as reading 1 GB.
 HELD = 16 << 20
