@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from ckconv.core.version import __version__
 
 if TYPE_CHECKING:
-    from ckconv.api import Model as Model
-    from ckconv.api import ModelTensor as ModelTensor
     from ckconv.api import convert as convert
     from ckconv.api import diff as diff
     from ckconv.api import open_model as open_model
     from ckconv.api import verify as verify
     from ckconv.engine.compare import Comparison as Comparison
+    from ckconv.engine.model import Model as Model
+    from ckconv.engine.model import ModelTensor as ModelTensor
     from ckconv.engine.run import Report as Report
     from ckconv.engine.verify import Verified as Verified
     from ckconv.errors import CkconvError as CkconvError
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "CkconvError": "ckconv.errors",
     "Comparison": "ckconv.engine.compare",
-    "Model": "ckconv.api",
-    "ModelTensor": "ckconv.api",
+    "Model": "ckconv.engine.model",
+    "ModelTensor": "ckconv.engine.model",
     "Options": "ckconv.options",
     "Report": "ckconv.engine.run",
     "Verified": "ckconv.engine.verify",

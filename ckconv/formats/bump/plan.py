@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ckconv.core.config import ModelConfig, window_words
-from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType
+from ckconv.core.dtypes import DType
 from ckconv.core.names import parse, with_layer
 from ckconv.core.rope import MAX_FLOAT32, scaled
 from ckconv.core.tensors import Extent, Tensor, TensorIndex
@@ -21,14 +21,13 @@ from ckconv.families.key_tables.fields import HEAD_SIZE, of_class, said, tensors
 from ckconv.formats.bump.placement import Geometry, geometry, place, slots_of
 from ckconv.formats.bump.slots import Slot, SlotTable, table_entries
 from ckconv.formats.bump.spec import TABLE_LENGTH
+from ckconv.formats.bump.types import types_of
 from ckconv.options import Options
-from ckconv.plan.decoding import decoding_hint
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.source_rules import surplus_reasons
 from ckconv.plan.steps import OutputFile, Plan, Step, missing_tensors
-from ckconv.quant.convert import Conversion, convertible, decodable
-from ckconv.quant.triples import triple_of
+from ckconv.quant.convert import Conversion
 
 #: The smallest number above 0 that float32 has: the engine reads a smaller base as 0, which switches RoPE off.
 _LEAST_FLOAT32 = 2.0**-149
@@ -36,9 +35,6 @@ _LEAST_FLOAT32 = 2.0**-149
 #: The engine's headers have 32 bits with a sign for a context length.
 _MOST_POSITIONS = (1 << 31) - 1
 _FEWER_POSITIONS = "--context N sets a smaller one"
-
-#: What `inspect` says of an MLX model, whose scales and biases it does not read.
-_UNREAD = "if its blocks hold the numbers of every quantised group: convert --dry-run reads them and says so"
 
 #: What the file is called in a directory.
 MODEL_NAME = "weights.bump"
@@ -79,7 +75,7 @@ class BumpPlanner(Planner):
             layers = f"{bare:,} of {self.config.num_layers:,} layers{keys}"
             self.refuse(f"{layers} {'has' if bare == 1 else 'have'} no tensors")
             return self.refused()
-        types = self._types()
+        types = types_of(self)
         self._check_missing()
         interleaved = self._interleaved()
         if self.family.rope:
@@ -96,7 +92,7 @@ class BumpPlanner(Planner):
         """Reasons of this version's engine that follow from the architecture."""
 
     @abstractmethod
-    def _refused_type(self, source: DType, slot: Slot) -> str:
+    def refused_type(self, source: DType, slot: Slot) -> str:
         """Why the engine has no correct kernel for blocks of this type in a slot; empty if it has one."""
 
     def _check_types(self, types: Mapping[str, DType]) -> None:
@@ -212,96 +208,6 @@ class BumpPlanner(Planner):
         if asked == "source":
             return any(tensor.layout.interleaved for tensor in self.tensors.values())
         return self._rotates_pairs() if asked == "engine" else asked == "interleaved"
-
-    def _types(self) -> dict[str, DType]:
-        """Slot name -> type; a refused one stands for itself so that planning goes on to find every reason."""
-        types: dict[str, DType] = {}
-        refused: dict[str, list[Tensor]] = {}
-        mixed: dict[str, list[list[Tensor]]] = {}
-        kept: set[str] = set()
-        for slot, layer in slots_of(self.table, self.config.num_layers):
-            name = with_layer(slot.name, layer)
-            here = [self.tensors[c] for part in slot.parts if (c := with_layer(part.canonical, layer)) in self.tensors]
-            chosen = []
-            for tensor in here:
-                if triple_of(tensor.dtype) and self.options.dtype == "engine" and not self.decoded(tensor):
-                    dtype, why = self._repacked(here, tensor.dtype, slot)
-                else:
-                    dtype, why = self._type(tensor, slot)
-                if why:
-                    refused.setdefault(why, []).append(tensor)
-                elif tensor.dtype.block > 1 and not self.decoded(tensor):
-                    kept.add(tensor.source)
-                chosen.append(dtype)
-            types[name] = chosen[0] if chosen else F32
-            if len(set(chosen)) > 1:
-                mixed.setdefault(f"gate and up share one type in {slot.name}", []).append(here)
-        for why, tensors in refused.items():
-            self._refuse_blocks(why, tensors, kept, tensors[0].source)
-        for why, pairs in mixed.items():
-            both = " and ".join(f"{tensor.source} is {tensor.dtype}" for tensor in pairs[0])
-            tensors = [tensor for pair in pairs for tensor in pair if tensor.dtype.block > 1]
-            self._refuse_blocks(why, tensors, kept - {tensor.source for tensor in tensors}, both, len(pairs))
-        return types
-
-    def _refuse_blocks(self, why: str, tensors: Sequence[Tensor], kept: set[str], first: str, count: int = 0) -> None:
-        """Note a reason that decoding takes away, if any of ``tensors`` is quantised and not to be decoded already.
-
-        Args:
-            kept: names of quantised tensors that nothing speaks against.
-            first: what the reason names; ``count`` is how many there are of it, where that is not the tensors.
-        """
-        matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]  # nothing decodes a vector
-        blocks = [tensor.source for tensor in matrices if tensor.dtype.block > 1 and not self.decoded(tensor)]
-        decodes = blocks and self.options.dtype != "keep"
-        more = (count or len(tensors)) - 1
-        self.refuse(
-            f"{why}: {first}" + (f" and {more} more" if more else ""), decoding_hint(blocks, kept) if decodes else ""
-        )
-
-    def _type(self, tensor: Tensor, slot: Slot) -> tuple[DType, str]:
-        """(type in the output, reason to refuse or "")."""
-        asked, source = self.options.dtype, tensor.dtype
-        if slot.fp32:
-            return F32, "" if source in WIDENS_TO_F32 else f"{source} in an FP32 slot"
-        if source.block > 1 and self.decoded(tensor):
-            target = F32 if asked in ("engine", "keep") else DTYPES[asked.upper()]
-            return target, "" if decodable(source) else f"no decoder for {source}"
-        if asked == "keep":
-            known = getattr(source, f"bump_{self.numbering}") is not None
-            return source, "" if known else f"{source} has no code in the dtype table"
-        if source.block > 1:
-            return source, self._refused_type(source, slot)
-        target = F32 if asked == "engine" else DTYPES[asked.upper()]
-        if not convertible(source, target):
-            return source, f"{source} cannot become {target} exactly"
-        return target, ""
-
-    def _repacked(self, tensors: Sequence[Tensor], source: DType, slot: Slot) -> tuple[DType, str]:
-        """(block type of an MLX triple in the output, reason to refuse or ""): the smallest that holds every number.
-
-        Args:
-            tensors: all that share the slot, and so its type.
-        """
-        from ckconv.quant.repack import candidates
-
-        triple = triple_of(source)
-        assert triple is not None
-        blocks = [recipe.block for recipe in candidates(triple.quantization)]
-        loaded = [block for block in blocks if not self._refused_type(block, slot)]
-        if not loaded:
-            return source, self._refused_type(source, slot)
-        if _UNREAD not in self.notes and not any(tensor.name in self.source.misfits for tensor in tensors):
-            self.notes.append(_UNREAD)
-        counts: Counter[DType] = Counter()
-        for tensor in tensors:
-            counts.update(self.source.misfits.get(tensor.name, {}))
-        best = min(loaded, key=lambda block: (counts[block], block.size))
-        if counts[best]:
-            names = " or ".join(block.name for block in loaded)
-            have = "group has" if counts[best] == 1 else "groups have"
-            return source, f"{counts[best]:,} {have} numbers that no {names} block holds"
-        return best, ""
 
     def _check_missing(self) -> None:
         missing: Counter[str] = Counter()

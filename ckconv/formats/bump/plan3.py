@@ -62,7 +62,8 @@ class Bump3Planner(BumpPlanner):
                 "--context N sets the context length",
             )
 
-    def _refused_type(self, source: DType, slot: Slot) -> str:
+    def refused_type(self, source: DType, slot: Slot) -> str:
+        """See :meth:`BumpPlanner.refused_type`."""
         ok = source.name in LOADED_BY_V3
         return "" if ok else f"the engine loads F32, Q4_K and Q6_K matrices, not {source}"
 

@@ -69,7 +69,8 @@ class Bump5Planner(BumpPlanner):
     def _slides(self) -> bool:
         return self.config.family == "gemma3"
 
-    def _refused_type(self, source: DType, slot: Slot) -> str:
+    def refused_type(self, source: DType, slot: Slot) -> str:
+        """See :meth:`BumpPlanner.refused_type`."""
         in_layer = "{n}" in slot.name
         if source.name in LOADED_BY_V5 or (in_layer and source.name in LOADED_BY_V5_IN_LAYERS):
             return ""
