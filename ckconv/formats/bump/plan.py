@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ckconv.core.config import ModelConfig, window_words
+from ckconv.core.config import window_words
 from ckconv.core.dtypes import DType
 from ckconv.core.names import parse, with_layer
 from ckconv.core.rope import MAX_FLOAT32, scaled
@@ -57,9 +57,10 @@ class BumpPlanner(Planner):
     #: Float rows and heads are padded to this many elements.
     step: int
 
-    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, source: SourceFacts) -> None:
+    def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
-        self.config = config
+        assert index.config is not None
+        config = self.config = index.config
         self.family = FAMILIES[config.family]
         self.tensors: dict[str, Tensor] = {}
         self.geometry: Geometry = geometry(config, context=options.context or config.context_length, step=self.step)
