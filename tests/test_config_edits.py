@@ -21,7 +21,8 @@ from test_plan_checkpoint import config_of, tensors_of
 import ckconv
 from ckconv import Options
 from ckconv.errors import CkconvError, InputError, UnsupportedError
-from ckconv.families.architectures import Family
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.schema import load
 
 PLAIN, MOE = Decoder(), Decoder(experts=4, qk_norm=True)
 SLIDE, FULL = "sliding_attention", "full_attention"
@@ -496,4 +497,5 @@ def test_part_of_a_head_is_nothing_to_gpt2(tmp_path: Path) -> None:
 
 
 def test_a_new_family_is_not_admitted_to_bump_3_unless_somebody_thinks_of_it() -> None:
-    assert Family("new", "new", "new", "NewForCausalLM").rms_swiglu is False
+    assert "bump3" in FAMILIES["llama"].engines
+    assert "bump3" not in load(Path(__file__).parent / "families" / "granite.toml").engines

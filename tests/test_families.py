@@ -13,7 +13,7 @@ from checkpoints import Decoder, as_mixtral
 from conftest import FIXTURES
 from safetensors import safe_open
 
-from ckconv.families.axes import layout_of
+from ckconv.families.kinds import layout_of
 from ckconv.families.merge import FOLDER
 from ckconv.families.parameters import Values, write
 from ckconv.families.resolve import resolve
@@ -25,12 +25,13 @@ PAIRS = {
     "llama": ("llama-bias-f32", "llama-bias-f32.f32"),
     "qwen2": ("qwen2-tied-bf16", "qwen2-tied-bf16.auto"),
     "qwen3": ("qwen3-tied-bf16", "qwen3-tied-bf16.auto"),
-    "gemma3_text": ("gemma3-text-bf16", "gemma3-text-bf16.auto"),
+    "gemma3": ("gemma3-text-bf16", "gemma3-text-bf16.auto"),
     "phi3": ("phi3-bf16", "phi3-bf16.auto"),
     "gpt2": ("gpt2-hub-f32", "gpt2-f32.f32"),
 }
 FRAGMENTS = {"pretrained", "decoder", "moe"}
-FAMILIES = sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem not in FRAGMENTS)
+OWN = Path(__file__).parent / "families"
+FAMILIES = sorted(path.stem for folder in (FOLDER, OWN) for path in folder.glob("*.toml") if path.stem not in FRAGMENTS)
 
 
 class Document:
@@ -62,7 +63,7 @@ class Metadata(Document):
 
 
 def family(name: str) -> Family:
-    return load(FOLDER / f"{name}.toml")
+    return load(next(path for folder in (FOLDER, OWN) if (path := folder / f"{name}.toml").is_file()))
 
 
 def checkpoint(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -106,8 +107,8 @@ def shapes(tensors: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
 def test_every_shipped_file_is_sound_and_short(name: str) -> None:
     found = family(name)
 
-    assert found.huggingface.names
-    assert found.huggingface.classes
+    assert found.in_huggingface.names
+    assert found.in_huggingface.classes
     assert len(found.path.read_text().splitlines()) <= 90
 
 
@@ -176,12 +177,12 @@ def test_names_and_layouts_are_those_of_the_readers(name: str, format: str) -> N
         assert bool(place.value) == bool(own.shift)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3moe"])
 def test_experts_are_stacked_from_one_tensor_each(name: str) -> None:
     decoder = Decoder(experts=3, qk_norm=name != "mixtral")
     tensors = as_mixtral(decoder.tensors()) if name == "mixtral" else decoder.tensors()
     rows = family(name)
-    values = Values(rows, Document(decoder.config(name), shapes(tensors)))
+    values = Values(rows, Document(decoder.config(rows.model_type), shapes(tensors)))
 
     read = resolve(rows, values, "hf", list(tensors))
     assert (dict(read.missing), read.unknown) == ({}, ())
@@ -207,9 +208,9 @@ def test_a_single_expert_is_a_stack_too() -> None:
 def test_a_value_that_a_loader_takes_for_granted_is_held_against_it() -> None:
     """llama.cpp renormalises the weights of qwen3moe's experts; no key of a GGUF says it."""
     decoder = Decoder(experts=3, qk_norm=True)
-    document = Document(decoder.config("qwen3_moe", norm_topk_prob=False), shapes(decoder.tensors()))
+    document = Document(decoder.config("qwen3moe", norm_topk_prob=False), shapes(decoder.tensors()))
 
-    rows = family("qwen3_moe")
+    rows = family("qwen3moe")
     assert dict(write(rows, Values(rows, document), "gguf").refused) == {"norm_topk": (False, True)}
 
 

@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckconv.errors import InputError
-from ckconv.families.axes import AxesError, expanded, layout_of, move, of_part, parse
+from ckconv.families.axes import AxesError, expanded, move, of_part, parse
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.expressions import parse as expression
+from ckconv.families.kinds import layout_of
 from ckconv.families.merge import FOLDER, merged
 from ckconv.families.schema import load
 
-OLMO2 = (FOLDER / "olmo2.toml").read_text()
+OWN = Path(__file__).parent / "families"
+OLMO2 = (OWN / "olmo2.toml").read_text()
 
 
 def sentence(tmp_path: Path, text: str) -> str:
@@ -101,8 +103,8 @@ def test_a_relative_changes_one_field_of_a_row(tmp_path: Path) -> None:
 
 def test_engines_are_not_inherited(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
-    path.write_text('extends = "olmo2"\n')
-    assert load(FOLDER / "olmo2.toml").engines.keys() == {"llama_cpp", "mlx_lm", "transformers"}
+    path.write_text('extends = "llama"\n')
+    assert load(OWN / "olmo2.toml").engines.keys() == {"llama_cpp", "mlx_lm", "transformers"}
     assert load(path).engines == {}
 
 

@@ -19,7 +19,7 @@ from ckconv.core.config import PARAMETERS, ModelConfig
 from ckconv.core.key_kinds import Kind
 from ckconv.core.llama3_rope import rope_factors, rope_scaling_of
 from ckconv.errors import UnsupportedError
-from ckconv.families.architectures import FAMILIES
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.gguf_tables import GGUF_KEYS
 from ckconv.formats.gguf.rules import engine_reasons
 

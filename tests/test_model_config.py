@@ -73,8 +73,8 @@ CONTRADICTIONS = {
     "two stored names for one tensor": (
         {key.replace("llama.", "phi3."): value for key, value in KEYS.items()}
         | {"general.architecture": ("str", "phi3")},
-        {"blk.0.ffn_up.weight": (8, 24), "blk.1.ffn_up.weight": (8, 24)},
-        "'blk.0.ffn_gate.weight' and 'blk.0.ffn_up.weight' are both layers.0.ffn.gate.weight",
+        {f"blk.{n}.{name}.weight": dims for n in (0, 1) for name, dims in (("attn_qkv", (8, 16)), ("ffn_up", (8, 24)))},
+        "'blk.0.attn_q.weight' and 'blk.0.attn_qkv.weight' are both layers.0.attention.q.weight",
     ),
     "no base for the rotary positions": ({"llama.rope.freq_base": ("f32", 0.0)}, {}, "llama.rope.freq_base is 0"),
     "a layer beyond the count": (

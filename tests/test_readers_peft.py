@@ -19,7 +19,7 @@ from ckconv.adapters.names import families_of, gguf_name_of, gguf_stem_of, path_
 from ckconv.api import open_model
 from ckconv.core.adapters import Role
 from ckconv.errors import CkconvError, InputError, UnsupportedError
-from ckconv.families.architectures import FAMILIES
+from ckconv.families.catalogue import FAMILIES
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader

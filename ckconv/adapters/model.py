@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from ckconv.core.adapters import Adapter, AdapterModule, Role
 from ckconv.core.config import ModelConfig
-from ckconv.core.names import SHAPES, parse, with_layer
+from ckconv.core.names import PARTS, parse, with_layer
 from ckconv.core.tensors import Tensor, TensorIndex, cut
-from ckconv.families.architectures import FAMILIES, Family, dimensions
-from ckconv.families.huggingface_names import PARTS
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.kinds import canonical_shape
+from ckconv.families.schema import Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +32,13 @@ def matrix_shape(stem: str, config: ModelConfig) -> tuple[int, ...] | None:
     name = parse(stem)
     if name.layer is not None and name.layer >= config.num_layers:
         return None
-    dims = dimensions(config)
-    shapes = []
-    for part in PARTS.get(name.pattern, (name.pattern,)):
-        letters = SHAPES.get(f"{part}.weight")
-        if letters is None or not _has(part, config):
-            return None
-        shapes.append(tuple(dims[letter] for letter in letters))
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
-
-
-def _has(stem: str, config: ModelConfig) -> bool:
-    """The family has the module; only those of a layer are told apart, as there families differ."""
-    name = f"{stem}.weight".removeprefix("layers.{n}.")
-    optional = ("q_norm.weight", "k_norm.weight")
-    required = FAMILIES[config.family].required
-    return not stem.startswith("layers.") or not required or name in required or name.endswith(optional)
+    family = FAMILIES[config.family]
+    parts = [f"{part}.weight" for part in PARTS.get(name.pattern, (name.pattern,))]
+    shapes = [canonical_shape(family, config.scope, with_layer(part, name.layer)) for part in parts]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes):
+        return None
+    return (sum(shape[0] for shape in known), *known[0][1:])
 
 
 def changes_of(index: TensorIndex, name: str, config: ModelConfig) -> tuple[Change, ...]:
@@ -62,13 +54,12 @@ def changes_of(index: TensorIndex, name: str, config: ModelConfig) -> tuple[Chan
     own = index.adapter.modules.get(stem)
     if own is not None:
         found.append(Change(own, {role: index.tensors[f"{stem}.{role.value}"] for role in own.roles}))
-    dims = dimensions(config)
     for fused, parts in PARTS.items():
         whole = with_layer(fused, asked.layer)
         module = index.adapter.modules.get(whole)
         if module is None or asked.pattern not in parts:
             continue
-        heights = [dims[SHAPES[f"{part}.weight"][0]] for part in parts]
+        heights = [(matrix_shape(with_layer(part, asked.layer), config) or (0,))[0] for part in parts]
         at = parts.index(asked.pattern)
         first = sum(heights[:at])
         tensors = {}

@@ -5,43 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from ckconv.core.names import GGUF_NAMES, parse, with_layer
-from ckconv.families.architectures import FAMILIES, Family
-from ckconv.families.huggingface_names import NAMINGS, NESTED, PARTS
+from ckconv.core.names import PARTS, parse, with_layer
+from ckconv.families.catalogue import FAMILIES, families_of_gguf
+from ckconv.families.dialects import NESTED, decoder, fusion_names
+from ckconv.families.names import GGUF, HF, MLX, names_of
+from ckconv.families.schema import Family
 
 _WEIGHT = ".weight"
 
-#: Where transformers and MLX keep all modules but the output head, if not where the table says.
-_ROOTS: dict[tuple[str, str], str] = {("gpt2", "peft"): "transformer.", ("gpt2", "mlx"): "model."}
-_HEAD = "output"
+#: Adapters of these programs -> the format of the checkpoints that they change.
+_FORMATS = {"peft": HF, "mlx": MLX}
 
 
-def stem_of(path: str, families: Iterable[str] = NAMINGS) -> str | None:
+def stem_of(path: str, families: Iterable[str] | None = None) -> str | None:
     """The canonical stem of a module's path; ``None`` where the families have no rule, or differ.
 
     ``model.layers.3.self_attn.q_proj`` -> ``layers.3.attention.q``. One of many experts keeps its number:
     ``layers.3.ffn.experts.5.up``.
     """
-    found = {stem for family in families if (stem := _stem(path, family))}
+    asked = FAMILIES if families is None else families
+    found = {stem for family in asked if (stem := _stem(path, family))}
     return found.pop() if len(found) == 1 else None
 
 
 def _stem(path: str, family: str) -> str | None:
-    naming = NAMINGS[family]
-    for prefix, instead in (("", ""), *NESTED, *naming.prefixes):
+    stored = names_of(FAMILIES[family], HF).stored
+    for prefix, instead in (("", ""), *NESTED):
         if path.startswith(prefix):
             name = parse(f"{instead}{path[len(prefix) :]}{_WEIGHT}")
-            pattern = naming.names.get(name.pattern)
-            if pattern is not None:
-                stem = with_layer(pattern.removesuffix(_WEIGHT), name.layer)
+            found = stored.get(name.pattern)
+            if found is not None:
+                stem = with_layer(found.canonical.removesuffix(_WEIGHT), name.layer)
                 return stem if name.expert is None else stem.replace(".experts.", f".experts.{name.expert}.")
     return None
 
 
 def families_of(paths: Iterable[str]) -> tuple[str, ...]:
     """The families that have a rule for every path that any family has one for."""
-    known = [path for path in paths if any(_stem(path, family) for family in NAMINGS)]
-    return tuple(family for family in NAMINGS if all(_stem(path, family) for path in known))
+    known = [path for path in paths if any(_stem(path, family) for family in FAMILIES)]
+    return tuple(family for family in FAMILIES if all(_stem(path, family) for path in known))
 
 
 def path_of(stem: str, families: Iterable[str], dialect: str) -> str | None:
@@ -49,58 +51,51 @@ def path_of(stem: str, families: Iterable[str], dialect: str) -> str | None:
     name = parse(stem)
     found = set()
     for family in families:
-        pattern = _paths(family).get(name.pattern)
+        pattern = _paths(FAMILIES[family], _FORMATS[dialect]).get(name.pattern)
         if pattern is not None:
-            root = "" if stem == _HEAD else _ROOTS.get((family, dialect), "")
-            found.add(root + with_layer(pattern, name.layer))
+            found.add(with_layer(pattern, name.layer))
     return found.pop() if len(found) == 1 else None
 
 
 @cache
-def _paths(family: str) -> dict[str, str]:
-    """Canonical stem -> path, patterns both; of several spellings the first."""
-    paths: dict[str, str] = {}
-    for theirs, ours in NAMINGS[family].names.items():
-        if theirs.endswith(_WEIGHT):
-            paths.setdefault(ours.removesuffix(_WEIGHT), theirs.removesuffix(_WEIGHT))
-    return paths
+def _paths(family: Family, format: str) -> dict[str, str]:
+    """Canonical stem -> path, patterns both: of tensors that are written, and of those that are stored as one."""
+    names = names_of(family, format)
+    wholes = {name: found for whole in PARTS for name, found in fusion_names(family, format, whole).items()}
+    paths = {name: found.pattern for name, found in names.written.items() if len(found.parts) == 1}
+    paths |= {found.canonical: found.pattern for found in (*names.always_fused, *wholes.values())}
+    return {
+        ours.removesuffix(_WEIGHT): theirs.removesuffix(_WEIGHT)
+        for ours, theirs in paths.items()
+        if theirs.endswith(_WEIGHT)
+    }
 
 
 def gguf_stem_of(name: str, family: Family | None) -> str | None:
     """The canonical stem of a GGUF tensor (``blk.3.attn_q.weight``), of a fused one included."""
     parsed = parse(name)
-    pattern = GGUF_NAMES.get(parsed.pattern)
-    if pattern is None or not pattern.endswith(_WEIGHT):
+    found = names_of(family or decoder(), GGUF).stored.get(parsed.pattern)
+    if found is None or not found.canonical.endswith(_WEIGHT):
         return None
-    stem = pattern.removesuffix(_WEIGHT)
-    for fused in family.gguf_fused if family else ():
-        if fused.stem == stem:
-            stem = next(whole for whole, parts in PARTS.items() if parts == fused.parts)
-    return with_layer(stem, parsed.layer)
+    return with_layer(found.canonical.removesuffix(_WEIGHT), parsed.layer)
 
 
 def gguf_name_of(stem: str, family: Family) -> str | None:
     """The GGUF tensor that a module's matrix is in llama.cpp, ``None`` where there is none of its own."""
     parsed = parse(stem)
-    fused = {
-        next(whole for whole, parts in PARTS.items() if parts == item.parts): item.stem for item in family.gguf_fused
-    }
-    if any(parsed.pattern in PARTS[whole] for whole in fused):
+    names = names_of(family, GGUF)
+    whole = f"{parsed.pattern}{_WEIGHT}"
+    fused = next((found for found in names.always_fused if found.canonical == whole), None)
+    found = fused or names.written.get(whole)
+    if found is None or (fused is None and len(found.parts) > 1):
         return None
-    pattern = _gguf_names().get(fused.get(parsed.pattern, parsed.pattern))
-    if pattern is None or (parsed.pattern in PARTS and parsed.pattern not in fused):
-        return None
-    return with_layer(pattern, parsed.layer)
-
-
-@cache
-def _gguf_names() -> dict[str, str]:
-    return {ours.removesuffix(_WEIGHT): theirs for theirs, ours in GGUF_NAMES.items() if theirs.endswith(_WEIGHT)}
+    return with_layer(found.pattern, parsed.layer)
 
 
 def family_named(architecture: str) -> Family | None:
     """The family of a ``general.architecture``; where two share it the first, which is the dense one."""
-    return next((f for f in FAMILIES.values() if f.gguf and f.gguf == architecture), None)
+    found = families_of_gguf(architecture)
+    return next((family for family in found if not family.experts), found[0] if found else None)
 
 
 def local_path(module: str) -> str | None:

@@ -9,7 +9,6 @@ import click
 
 from ckconv.cli.conversion import flag
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
-from ckconv.formats import names
 
 
 @click.command("inspect", context_settings=CONTEXT)
@@ -17,7 +16,7 @@ from ckconv.formats import names
 @click.option(
     "--from",
     "source_format",
-    type=click.Choice(names()),
+    type=click.Choice(["gguf", "safetensors", "mlx", "bump", "peft"]),
     help="Read PATH as this format.",
 )
 @click.option("--tensors", metavar="GLOB", help="Only the tensors that match, by canonical or source name.")

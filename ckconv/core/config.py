@@ -130,7 +130,7 @@ class ModelConfig:
     """Canonical hyper-parameters; sizes in elements.
 
     Attributes:
-        family: the row of :data:`ckconv.families.architectures.FAMILIES` that the model belongs to.
+        family: the row of :data:`ckconv.families.catalogue.FAMILIES` that the model belongs to.
         model_type: what a Hugging Face ``config.json`` calls it.
         head_dim: elements of one attention head.
         rotary_dim: elements of a head that RoPE rotates.

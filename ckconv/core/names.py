@@ -1,87 +1,22 @@
-"""Canonical tensor names and each format's names for them, as tables of patterns.
+"""Canonical tensor names: patterns, and names taken apart.
 
-``{n}`` is the layer. A name is looked up by replacing its whole-number segments by ``{n}``, so a table costs one
-dictionary look-up a tensor, whatever its length. Shapes are given with the canonical names, outermost first:
-V vocabulary, E hidden, F feed-forward, H heads x head size, K key/value heads x head size, D head size, X experts,
-M feed-forward of one expert, C context.
+``{n}`` is the layer, ``{e}`` one of many experts. A name is looked up by replacing its whole-number segments, so a
+table of patterns costs one dictionary look-up a tensor, whatever its length.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: canonical pattern -> shape. The weight and the bias of one matrix stand together.
-SHAPES: dict[str, tuple[str, ...]] = {
-    "token_embedding.weight": ("V", "E"),
-    "position_embedding.weight": ("C", "E"),
-    "layers.{n}.attention_norm.weight": ("E",),
-    "layers.{n}.attention_norm.bias": ("E",),
-    "layers.{n}.ffn_norm.weight": ("E",),
-    "layers.{n}.ffn_norm.bias": ("E",),
-    "layers.{n}.attention.q.weight": ("H", "E"),
-    "layers.{n}.attention.q.bias": ("H",),
-    "layers.{n}.attention.k.weight": ("K", "E"),
-    "layers.{n}.attention.k.bias": ("K",),
-    "layers.{n}.attention.v.weight": ("K", "E"),
-    "layers.{n}.attention.v.bias": ("K",),
-    "layers.{n}.attention.output.weight": ("E", "H"),
-    "layers.{n}.attention.output.bias": ("E",),
-    "layers.{n}.attention.q_norm.weight": ("D",),
-    "layers.{n}.attention.k_norm.weight": ("D",),
-    "layers.{n}.post_attention_norm.weight": ("E",),
-    "layers.{n}.post_ffn_norm.weight": ("E",),
-    "layers.{n}.ffn.gate.weight": ("F", "E"),
-    "layers.{n}.ffn.gate.bias": ("F",),
-    "layers.{n}.ffn.up.weight": ("F", "E"),
-    "layers.{n}.ffn.up.bias": ("F",),
-    "layers.{n}.ffn.down.weight": ("E", "F"),
-    "layers.{n}.ffn.down.bias": ("E",),
-    "layers.{n}.ffn.router.weight": ("X", "E"),
-    "layers.{n}.ffn.experts.gate.weight": ("X", "M", "E"),
-    "layers.{n}.ffn.experts.up.weight": ("X", "M", "E"),
-    "layers.{n}.ffn.experts.down.weight": ("X", "E", "M"),
-    "output_norm.weight": ("E",),
-    "output_norm.bias": ("E",),
-    "output.weight": ("V", "E"),
-    "output.bias": ("V",),
+#: Tensors that may be stored as one, rows one after the other: stem of the whole -> stems of its parts, in order.
+PARTS: dict[str, tuple[str, ...]] = {
+    "layers.{n}.attention.qkv": ("layers.{n}.attention.q", "layers.{n}.attention.k", "layers.{n}.attention.v"),
+    "layers.{n}.ffn.gate_up": ("layers.{n}.ffn.gate", "layers.{n}.ffn.up"),
 }
+QKV, GATE_UP = PARTS
 
-#: GGUF pattern -> canonical pattern (llama.cpp's gguf-py tensor names).
-GGUF_NAMES: dict[str, str] = {
-    "token_embd.weight": "token_embedding.weight",
-    "position_embd.weight": "position_embedding.weight",
-    "output_norm.weight": "output_norm.weight",
-    "output_norm.bias": "output_norm.bias",
-    "output.weight": "output.weight",
-    "output.bias": "output.bias",
-    "rope_freqs.weight": "rope_frequencies",
-    "blk.{n}.attn_norm.weight": "layers.{n}.attention_norm.weight",
-    "blk.{n}.attn_norm.bias": "layers.{n}.attention_norm.bias",
-    "blk.{n}.ffn_norm.weight": "layers.{n}.ffn_norm.weight",
-    "blk.{n}.ffn_norm.bias": "layers.{n}.ffn_norm.bias",
-    "blk.{n}.attn_q_norm.weight": "layers.{n}.attention.q_norm.weight",
-    "blk.{n}.attn_k_norm.weight": "layers.{n}.attention.k_norm.weight",
-    "blk.{n}.post_attention_norm.weight": "layers.{n}.post_attention_norm.weight",
-    "blk.{n}.post_ffw_norm.weight": "layers.{n}.post_ffn_norm.weight",
-    "blk.{n}.ffn_gate_inp.weight": "layers.{n}.ffn.router.weight",
-    "blk.{n}.ffn_gate_exps.weight": "layers.{n}.ffn.experts.gate.weight",
-    "blk.{n}.ffn_up_exps.weight": "layers.{n}.ffn.experts.up.weight",
-    "blk.{n}.ffn_down_exps.weight": "layers.{n}.ffn.experts.down.weight",
-    **{
-        f"blk.{{n}}.{theirs}.{kind}": f"layers.{{n}}.{ours}.{kind}"
-        for theirs, ours in (
-            ("attn_q", "attention.q"),
-            ("attn_k", "attention.k"),
-            ("attn_v", "attention.v"),
-            ("attn_qkv", "attention.qkv"),
-            ("attn_output", "attention.output"),
-            ("ffn_gate", "ffn.gate"),
-            ("ffn_up", "ffn.up"),
-            ("ffn_down", "ffn.down"),
-        )
-        for kind in ("weight", "bias")
-    },
-}
+#: What the patterns of biases start with.
+_BIASED = ("layers.{n}.attention", "layers.{n}.ffn", "layers.{n}.cross_attn", "enc.", "output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +52,4 @@ def with_layer(pattern: str, layer: int | None) -> str:
 
 def is_bias(canonical: str) -> bool:
     """A tensor that is added to something, so that one of zeros is the same as none; some formats store such zeros."""
-    return canonical.endswith(".bias") and parse(canonical).pattern in SHAPES
+    return canonical.endswith(".bias") and parse(canonical).pattern.startswith(_BIASED)

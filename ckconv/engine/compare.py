@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,8 @@ from ckconv.core.rope import llama3_factors, same_factors
 from ckconv.core.tensors import Tensor, TensorIndex, require_tensors
 from ckconv.engine.factdiff import Facts, compare_facts
 from ckconv.errors import UnsupportedError, counted
-from ckconv.families.architectures import FAMILIES, norm_shift
+from ckconv.families.catalogue import FAMILIES, told_by_architecture
+from ckconv.families.names import shift_of
 from ckconv.io.files import Files, pieces
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.io.tied import head_is_embedding
@@ -116,7 +117,7 @@ def diff(a: TensorIndex, b: TensorIndex, *, weights: bool = False, progress: Pro
         tuple(row for row in equal if row[1] != row[2]),
         tuple(different),
         (tuple(n for n in ours if n not in theirs), tuple(n for n in theirs if n not in ours)),
-        {} if weights else _config(a, b),
+        {} if weights else differences(a, b),
         facts.different,
         facts.unknown,
         weights,
@@ -153,7 +154,7 @@ def _shift(index: TensorIndex, tensor: Tensor) -> int:
     """What has to be added to the stored values to hold them against another file's: gemma norms as 1 + w."""
     if index.config is None:
         return 0
-    return norm_shift(FAMILIES[index.config.family], tensor.name) - tensor.layout.shift
+    return shift_of(FAMILIES[index.config.family], tensor.name) - tensor.layout.shift
 
 
 def _compare(
@@ -251,10 +252,14 @@ def _ratio(squares: float, power: float) -> float:
     return math.sqrt(squares / power) if power else math.inf
 
 
-def _config(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
+def differences(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
+    """Hyper-parameters in which two models differ, as far as the format of each can say -> both values."""
     if a.config is None or b.config is None:
         return {}
-    return config_differences(a.config, b.config, same_words=a.same_words_as(b))
+    ours, theirs, same_words = a.config, b.config, a.same_words_as(b)
+    if not same_words:
+        ours, theirs = (replace(config, family=told_by_architecture(config.family)) for config in (ours, theirs))
+    return config_differences(ours, theirs, same_words=same_words)
 
 
 def require_comparable(a: TensorIndex, b: TensorIndex) -> None:

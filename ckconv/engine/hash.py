@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from ckconv.core.dtypes import F32, WIDENS_TO_F32
 from ckconv.core.names import is_bias
 from ckconv.core.tensors import Tensor, TensorIndex, require_tensors
-from ckconv.families.architectures import FAMILIES, norm_shift
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.names import shift_of
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.io.tied import head_is_embedding
@@ -64,7 +65,7 @@ def _hash_tensor(
     exact = tensor.dtype in WIDENS_TO_F32
     shift = 0
     if index.config is not None:
-        shift = norm_shift(FAMILIES[index.config.family], tensor.name) - tensor.layout.shift
+        shift = shift_of(FAMILIES[index.config.family], tensor.name) - tensor.layout.shift
     factor = tensor.layout.scale if exact else 1.0
     conversion = Conversion(tensor.dtype, F32 if exact else tensor.dtype, shift if exact else 0, factor=factor)
     shape = "x".join(map(str, tensor.shape))

@@ -14,7 +14,7 @@ from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import Kind
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.targets import make_plan
-from ckconv.families.huggingface_names import NAMES_KEY
+from ckconv.families.dialects import NAMES_KEY
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.options import Options

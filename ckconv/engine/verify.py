@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
-from ckconv.core.config import config_differences
 from ckconv.core.dtypes import F32
 from ckconv.core.names import is_bias
 from ckconv.core.rope import llama3_factors, same_factors
 from ckconv.core.tensors import Extent, Tensor, TensorIndex, plain_tensor, require_tensors
+from ckconv.engine.compare import differences
 from ckconv.engine.reread import ChecksumThread
 from ckconv.engine.rowmoves import moved_chunks, row_order
 from ckconv.engine.soundness import Soundness
@@ -162,11 +162,10 @@ class _Comparison:
         """What the output's configuration says else than the source's; the context length is a matter of choice."""
         if not self.configuration or self.source is None or self.out.config is None or self.source.config is None:
             return
-        same_words = self.out.same_words_as(self.source)
         chosen = {"context_length"}
         if self.out.format == "bump" and self.out.metadata.keys() <= {"model_type"}:
             chosen |= {"norm_eps", "rope_theta"}  # no document in or beside the file, and its header has no place
-        for name, pair in config_differences(self.out.config, self.source.config, same_words=same_words).items():
+        for name, pair in differences(self.out, self.source).items():
             if name not in chosen:
                 yield _Fault("verify.config", f"{name} is {pair[0]}, {pair[1]} in the source", None)
 

@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ckconv.core.layouts import Layout
 
 _TOKEN = re.compile(r"\s*([()|]|_?[A-Za-z]\w*|\d+)")
 
-#: Number of elements of an axis letter.
-Size = Callable[[str], int]
+#: Number of elements of an axis letter; half of an odd head is no number of elements, and twice it is one.
+Size = Callable[[str], float]
 
 
 class AxesError(ValueError):
@@ -163,18 +162,32 @@ def without_last(shape: Shape) -> Shape:
 
 
 def sizes(shape: Shape, size: Size) -> tuple[int, ...]:
-    """Elements along each axis."""
+    """Elements along each axis.
+
+    Raises:
+        AxesError: an axis that is no whole number of elements.
+    """
     return tuple(_size(product, size) for product in shape)
 
 
 def _size(product: Product, size: Size) -> int:
-    return math.prod(_term_size(term, size) for term in product)
+    return _whole(math.prod(_elements(term, size) for term in product), product)
 
 
-def _term_size(term: Term, size: Size) -> int:
+def _whole(value: float, what: object) -> int:
+    if value != int(value) or value < 1:
+        raise AxesError(f"axis {what} has {value:g} elements")
+    return int(value)
+
+
+def _elements(term: Term, size: Size) -> float:
     if isinstance(term, Segments):
         return sum(_size(part, size) for part in term.parts)
     return int(term) if term.isdigit() else size(term)
+
+
+def _term_size(term: Term, size: Size) -> int:
+    return _whole(_elements(term, size), term)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +214,14 @@ class Move:
     def in_order(self) -> bool:
         """Canonical order is stored order."""
         return self.order == tuple(sorted(self.order))
+
+    @property
+    def first_row(self) -> int:
+        """Stored row that is the first canonical one, where the tensor is a run of whole rows of the stored one."""
+        if self.cut is None:
+            return 0
+        axis, start, _ = self.cut
+        return start * math.prod(self.factors[axis + 1 :]) // math.prod(self.stored[1:])
 
     @property
     def run(self) -> int:
@@ -293,36 +314,6 @@ def _order(stored: list[str], canonical: list[str]) -> tuple[int, ...]:
     if any(stored[n] != "1" for n in left):
         raise AxesError(f"the canonical shape has no axis {next(stored[n] for n in left if stored[n] != '1')!r}")
     return (*left, *order)
-
-
-def layout_of(found: Move) -> Layout | None:
-    """The move as a layout of whole rows, or of a transposed matrix; ``None`` where it is neither."""
-    from ckconv.core.layouts import headed, plain, transposed
-
-    rows, cols = math.prod(found.canonical[:-1]), found.canonical[-1]
-    if len(found.canonical) == 1:
-        rows, cols = cols, 1
-    moved = [place for place in found.order if found.parts[place] > 1]
-    if moved == sorted(moved):
-        return plain(rows, cols) if found.cut is None or math.prod(found.factors[: found.cut[0]]) == 1 else None
-    if len(found.stored) == 2 and len(found.canonical) == 2 and _swapped(found):
-        return transposed(rows, cols, stored_cols=found.stored[1], column_offset=found.cut[1] if found.cut else 0)
-    heads = [found.parts[place] for place in found.order]
-    pair = next((n for n in range(1, len(heads)) if found.order[n] == found.order[n - 1] - 1), None)
-    if pair is None or found.cut is not None or heads[pair - 1] != 2 or found.order[pair - 1] != pair:
-        return None
-    rest = [*found.order[: pair - 1], *found.order[pair + 1 :]]
-    if rest != sorted(rest) or math.prod(heads[pair + 1 :]) != cols:
-        return None
-    return headed(math.prod(heads[: pair - 1]), 2 * heads[pair], cols, interleaved=True)
-
-
-def _swapped(found: Move) -> bool:
-    """Stored columns are the canonical rows, in order."""
-    split = next((n for n in range(1, len(found.order)) if found.order[n] < found.order[n - 1]), 0)
-    first, second = found.order[:split], found.order[split:]
-    width = math.prod(found.parts[place] for place in first)
-    return list(first) == sorted(first) and list(second) == sorted(second) and width == found.canonical[0]
 
 
 def expanded(text: str) -> list[str]:

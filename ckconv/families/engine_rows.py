@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ckconv.families.axes import expanded
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed, texts
 
@@ -54,6 +55,7 @@ class Engine:
         ignores: parameters that it does not look at, though the format has them.
         scaling: types of RoPE's scaling that it computes as transformers does; ``None`` for those of the engine.
         head_must_be_written: a tied output head is stored all the same.
+        optional: canonical names of tensors that it loads where they are, and does without.
     """
 
     name: str
@@ -64,9 +66,10 @@ class Engine:
     ignores: tuple[str, ...] = ()
     scaling: tuple[str, ...] | None = None
     head_must_be_written: bool = False
+    optional: tuple[str, ...] = ()
 
 
-_KNOWN = frozenset({"class", "right_if", "needs", "reads", "ignores", "scaling", "head_must_be_written"})
+_KNOWN = frozenset({"class", "right_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "optional"})
 
 
 def engine(path: Path, name: str, row: object) -> Engine:
@@ -84,6 +87,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         texts(fields.get("ignores")),
         None if scaling is None else texts(scaling),
         bool(fields.get("head_must_be_written")),
+        tuple(name for text in texts(fields.get("optional")) for name in expanded(text)),
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from ckconv.core.config import MAX_DIMENSION, ModelConfig
 from ckconv.core.typed import Value, array, scalar
-from ckconv.families.architectures import Family
 from ckconv.families.gemma3 import PERIOD, SLIDING, layers_of, local_theta_of, period_of, periodic
+from ckconv.families.schema import Family
 
 #: ``general.file_type`` by the type of most matrices (``enum llama_ftype`` of ``include/llama.h``, the medium mixes).
 FILE_TYPES: dict[str, int] = {

@@ -13,68 +13,41 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.key_table import MLX_LM
 from ckconv.core.names import parse
-from ckconv.families.architectures import Family
-
-_QKV = ("attention.q", "attention.k", "attention.v")
-_ATTENTION = (*_QKV, "attention.output")
-_MLP = ("ffn.gate", "ffn.up", "ffn.down")
-_QK_NORM = ("attention.q_norm.weight", "attention.k_norm.weight")
-
-_ENDS = ("token_embedding.weight", "output_norm.weight")
-
-
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """Stems of a layer that have a bias all together or not at all."""
-
-    key: str
-    stems: tuple[str, ...]
-
-
-ATTENTION_BIAS, MLP_BIAS = Switch("attention_bias", _ATTENTION), Switch("mlp_bias", _MLP)
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.key_tables import KEYS
+from ckconv.families.presence import always, expected, switches
+from ckconv.families.schema import Family
 
 
 @dataclass(frozen=True, slots=True)
 class ModelClass:
-    """What a family's class has besides the tensors that every model of the family has.
+    """What a family's class in mlx-lm is like.
 
     Attributes:
-        ends: tensors outside of the layers, the output head left out.
-        layer: further tensors of every layer, after ``layers.{n}.``.
-        switches: biases that the configuration switches on, in transformers.
-        mlx_switches: the same in mlx-lm.
-        fixed_head: the size of a head is hidden / heads, whatever the configuration says (mlx-lm).
-        head_of_its_own: mlx-lm's class can have an output head that is not the embedding.
-        scales_rope: mlx-lm's class reads ``rope_scaling``.
+        fixed_head: the size of a head is hidden / heads, whatever the configuration says.
+        head_of_its_own: it can have an output head that is not the embedding.
+        scales_rope: it reads ``rope_scaling``.
     """
 
-    ends: tuple[str, ...] = _ENDS
-    layer: tuple[str, ...] = ()
-    switches: tuple[Switch, ...] = ()
-    mlx_switches: tuple[Switch, ...] = ()
     fixed_head: bool = False
     head_of_its_own: bool = True
     scales_rope: bool = True
 
 
 CLASSES: Mapping[str, ModelClass] = {
-    "llama": ModelClass(switches=(ATTENTION_BIAS, MLP_BIAS), mlx_switches=(ATTENTION_BIAS, MLP_BIAS)),
+    "llama": ModelClass(),
     # Read by mlx-lm's llama class.
-    "mistral": ModelClass(mlx_switches=(ATTENTION_BIAS, MLP_BIAS)),
+    "mistral": ModelClass(),
     "mixtral": ModelClass(fixed_head=True, scales_rope=False),
-    "qwen2": ModelClass(layer=tuple(f"{stem}.bias" for stem in _QKV), fixed_head=True),
-    "qwen3": ModelClass(layer=_QK_NORM, switches=(ATTENTION_BIAS,)),
-    "qwen3moe": ModelClass(layer=_QK_NORM, switches=(ATTENTION_BIAS,), scales_rope=False),
-    "gemma3": ModelClass(layer=_QK_NORM, switches=(ATTENTION_BIAS,)),
+    "qwen2": ModelClass(fixed_head=True),
+    "qwen3": ModelClass(),
+    "qwen3moe": ModelClass(scales_rope=False),
+    "gemma3": ModelClass(),
     # Its class turns with the long factors whatever the length of the sequence, and knows no other scaling.
     "phi3": ModelClass(fixed_head=True, scales_rope=False),
-    "gpt2": ModelClass(
-        ends=(*_ENDS, "output_norm.bias", "position_embedding.weight"),
-        layer=tuple(f"{stem}.bias" for stem in (*_ATTENTION, "ffn.up", "ffn.down")),
-        fixed_head=True,
-        head_of_its_own=False,
-    ),
+    "gpt2": ModelClass(fixed_head=True, head_of_its_own=False),
 }
 
 
@@ -83,14 +56,30 @@ def class_of(config: ModelConfig) -> ModelClass | None:
     return CLASSES.get(config.model_type, CLASSES.get(config.family))
 
 
-def expected_of(family: Family, config: ModelConfig, switches: Mapping[str, bool], *, mlx: bool) -> dict[str, int]:
-    """Canonical pattern of every tensor that the class has, the output head left out -> how many of them."""
-    own = class_of(config)
-    assert own is not None
-    wanted = [*family.required, *own.layer]
-    known = own.mlx_switches if mlx else own.switches
-    wanted += [f"{stem}.bias" for switch in known if switches[switch.key] for stem in switch.stems]
-    return {**dict.fromkeys(own.ends, 1), **{f"layers.{{n}}.{tail}": config.num_layers for tail in wanted}}
+def switches_of(config: ModelConfig, consumer: str) -> dict[str, frozenset[str]]:
+    """Keys by which the consumer's class is told of biases -> canonical patterns of those biases."""
+    family = FAMILIES[config.family]
+    keys = KEYS.get(config.model_type, KEYS[family.model_type])
+    return {
+        key: patterns
+        for name, patterns in switches(family).items()
+        for key in (cell.key for cell in family.parameters[name].cells.get("hf", ()))
+        if keys.reads(key, consumer)
+    }
+
+
+def expected_of(config: ModelConfig, on: Mapping[str, bool], consumer: str) -> dict[str, int]:
+    """Canonical pattern of every tensor that the class has, the output head left out -> how many of them.
+
+    Args:
+        on: keys of :func:`switches_of` -> there are those biases.
+    """
+    family = FAMILIES[config.family]
+    told = {
+        name: any(on.get(cell.key, False) for cell in family.parameters[name].cells.get("hf", ()))
+        for name in switches(family)
+    }
+    return expected(family, "mlx" if consumer == MLX_LM else "hf", {**config.scope, **told})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,25 +97,18 @@ class Fit:
     surplus: Mapping[str, int] = field(default_factory=dict)
 
 
-def fit(family: Family, config: ModelConfig, present: Collection[str], *, mlx: bool) -> Fit:
+def fit(config: ModelConfig, present: Collection[str], consumer: str) -> Fit:
     """Hold canonical names, without the output head, against the class of a model."""
-    own = class_of(config)
-    assert own is not None
     counts = Counter(parse(name).pattern for name in present)
-    switches = own.mlx_switches if mlx else own.switches
-    on = {s.key: any(counts[f"layers.{{n}}.{stem}.bias"] for stem in s.stems) for s in switches}
-    expected = expected_of(family, config, on, mlx=mlx)
+    on = {key: any(counts[name] for name in names) for key, names in switches_of(config, consumer).items()}
+    wanted = expected_of(config, on, consumer)
     return Fit(
         on,
-        {pattern: n - counts[pattern] for pattern, n in expected.items() if counts[pattern] < n},
-        {pattern: n for pattern, n in counts.items() if pattern not in expected},
+        {pattern: n - counts[pattern] for pattern, n in wanted.items() if counts[pattern] < n},
+        {pattern: n for pattern, n in counts.items() if pattern not in wanted},
     )
 
 
-def needs(family: str, canonical: str) -> bool:
+def needs(family: Family, canonical: str) -> bool:
     """The family's class cannot do without this tensor, even if it is all zeros."""
-    own = CLASSES.get(family)
-    if own is None:
-        return True
-    pattern = parse(canonical).pattern
-    return pattern in own.ends or pattern.removeprefix("layers.{n}.") in own.layer
+    return "transformers" not in family.engines or parse(canonical).pattern in always(family, "hf")

@@ -7,17 +7,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import PARAMETERS, Fail, ModelConfig, build_config, checked_number, shortest_float32, words_of
+from ckconv.core.config import (
+    FIELD_OF,
+    PARAMETERS,
+    Fail,
+    ModelConfig,
+    build_config,
+    checked_number,
+    shortest_float32,
+    words_of,
+)
 from ckconv.core.key_kinds import Kind
 from ckconv.core.key_table import MLX_LM, TRANSFORMERS, Table
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
-from ckconv.families.architectures import FAMILIES, Family, family_of_model_type
+from ckconv.families.catalogue import family_of_model_type
 from ckconv.families.gemma3 import LOCAL_ROPE_THETA
 from ckconv.families.huggingface_defaults import DEFAULTS, GEMMA3_ATTENTION_SCALAR, TIED, TIED_BY_TENSORS
 from ckconv.families.huggingface_rope import read_rope
 from ckconv.families.huggingface_windows import read_windows
 from ckconv.families.key_tables import KEYS
+from ckconv.families.schema import Family
 
 _BY_FIELD = {parameter.field: parameter for parameter in PARAMETERS}
 
@@ -37,8 +47,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def huggingface_family(config: Mapping[str, Any]) -> Family | None:
     """The family that ``model_type`` names; ``None`` for one without rules."""
-    name = family_of_model_type(str(text_config(config).get("model_type", "")))
-    return FAMILIES[name] if name else None
+    return family_of_model_type(str(text_config(config).get("model_type", "")))
 
 
 def huggingface_config(
@@ -109,8 +118,20 @@ def huggingface_config(
         modifiers=tuple(modifiers),
         raw=config,
     )
+    made = replace(made, own=_sizes(own, family, fail))
     made = replace(made, layer_types=windows.layer_types, unread=(*unknown_keys(config), *unread), overruled=overruled)
     return _gemma3(own, made, consumer, fail) if family.name == "gemma3" else made
+
+
+def _sizes(document: Mapping[str, Any], family: Family, fail: Fail) -> dict[str, Any]:
+    """Numbers that sizes of tensors follow from and that no field of the configuration holds."""
+    expressions = (*family.axes.values(), *(stack.count for stack in family.stacks.values()))
+    found = {}
+    for name in {name for expression in expressions for name in expression.names} - FIELD_OF.keys() - {"n"}:
+        keys = [cell.key for cell in family.parameters[name].cells.get("hf", ()) if cell.key]
+        for key in (key for key in keys if document.get(key) is not None):
+            found[name] = checked_number(key, document[key], _BY_FIELD["hidden_size"], fail)
+    return found
 
 
 def unknown_keys(config: Mapping[str, Any]) -> list[str]:

@@ -24,8 +24,8 @@ Table = dict[str, Any]
 
 SECTIONS = frozenset(
     {
-        "extends", "without", "gguf", "huggingface", "prefix", "axes", "layers", "tensors", "parameters", "config",
-        "metadata", "engines",
+        "extends", "without", "gguf", "huggingface", "prefix", "axes", "layers", "stacks", "tensors", "fused",
+        "parameters", "config", "metadata", "engines",
     }
 )  # fmt: skip
 
@@ -105,7 +105,7 @@ def _remove(table: Table, patterns: object, path: Path) -> None:
         raise fault(path, "without is a list of patterns")
     for pattern in patterns:
         hit = False
-        for section in ("tensors", "parameters"):
+        for section in ("tensors", "parameters", "fused"):
             for name in [name for name in table.get(section, {}) if fnmatchcase(name, pattern)]:
                 del table[section][name]
                 hit = True
@@ -179,7 +179,7 @@ def _merge(into: Table, other: Mapping[str, Any]) -> None:
                 into[section][name] = _merged_row(before, row, PARAMETER_CELLS, "key")
         elif section in ("config", "metadata"):
             _merge_keys(into.setdefault(section, {}), value)
-        elif section in ("prefix", "engines", "axes", "layers"):
+        elif section in ("prefix", "engines", "axes", "layers", "stacks", "fused"):
             into[section] = {**into.get(section, {}), **value}
         else:
             into[section] = value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,9 +108,9 @@ class ParameterRows(Fields):
         value = self.expression(fields.get("value"))
         return Parameter(name, cells, self._defaults(fields.get("default")), value, bool(fields.get("optional")))
 
-    def check(self, parameters: Mapping[str, Parameter]) -> None:
-        """Rows against each other: no two write one key, and a required one has a key in every format."""
-        for format in ("hf", "gguf"):
+    def check(self, parameters: Mapping[str, Parameter], formats: Iterable[str]) -> None:
+        """Rows against each other: no two write one key, and a required one has a key in every format of the family."""
+        for format in formats:
             places: dict[str, str] = {}
             for name, parameter in parameters.items():
                 self.where = f"parameters.{name}"

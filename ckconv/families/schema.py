@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.names import PARTS
 from ckconv.families import axes as shapes
 from ckconv.families.engine_rows import Engine, engine
 from ckconv.families.expressions import Expression
@@ -19,6 +20,9 @@ from ckconv.families.key_rows import Document, KeyRows
 from ckconv.families.keys import Keys
 from ckconv.families.merge import FORMATS, merged
 from ckconv.families.parameter_rows import Parameter, ParameterRows
+
+#: Format of parameters -> the section that says of which models it is.
+_SECTIONS = {"hf": "huggingface", "gguf": "gguf"}
 
 #: Operations that change values: what is stored for a canonical x.
 VALUES = ("add_one", "neg_exp", "scale")
@@ -85,6 +89,21 @@ class TensorRow:
         """There is one in every layer of the kind."""
         return self.name.startswith("L.")
 
+    def in_stack(self, stacks: Mapping[str, Stack]) -> bool:
+        """There is one in every layer of the decoder, or of another stack."""
+        letter, dot, _ = self.name.partition(".")
+        return bool(dot) and (letter == "L" or letter in stacks)
+
+    @property
+    def optional(self) -> bool:
+        """There are models of the family without it."""
+        return self.when is not None or self.layers is not None
+
+    @property
+    def whole_name(self) -> bool:
+        """Its name is no module's: there is neither ``.weight`` nor ``.bias`` behind it."""
+        return any(cell.name.startswith("=") for cells in self.cells.values() for cell in cells)
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
@@ -96,21 +115,82 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """Layers besides the decoder's: rows whose names start with its letter are in each of them.
+
+    Attributes:
+        canonical: what the letter stands for in canonical names (``enc.layers.{n}.``).
+        count: how many layers there are.
+        prefixes: format -> what the letter stands for there.
+    """
+
+    canonical: str
+    count: Expression
+    prefixes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """Tensors that a checkpoint may hold as one, rows one after the other, though the family's classes do not.
+
+    Attributes:
+        name: row name of the whole (``L.attention.qkv``).
+        parts: those of the tensors, in order.
+        cells: format -> its name.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    cells: Mapping[str, str]
+
+
+@dataclass(frozen=True, eq=False)
 class Family:
-    """A family file."""
+    """A family file.
+
+    Attributes:
+        name: what ckconv calls the family: the file's name.
+    """
 
     name: str
     path: Path
-    gguf: Match
-    huggingface: Match
+    in_gguf: Match
+    in_huggingface: Match
     prefixes: Mapping[str, tuple[tuple[str, str], ...]]
     axes: Mapping[str, Expression]
     layers: Mapping[str, Expression]
+    stacks: Mapping[str, Stack]
     tensors: Mapping[str, TensorRow]
+    fused: Mapping[str, Fusion]
     parameters: Mapping[str, Parameter]
     document: Document
     metadata: Keys
     engines: Mapping[str, Engine]
+
+    @property
+    def gguf(self) -> str:
+        """The ``general.architecture`` that is written; empty for a family that GGUF does not have."""
+        return self.in_gguf.names[0] if self.in_gguf.names else ""
+
+    @property
+    def model_type(self) -> str:
+        """Hugging Face's ``model_type`` that is written."""
+        return self.in_huggingface.names[0]
+
+    @property
+    def hf_class(self) -> str:
+        """The class that is written to ``config.json``."""
+        return self.in_huggingface.classes[0]
+
+    @property
+    def experts(self) -> bool:
+        """A mixture of experts."""
+        return any(name.startswith("L.ffn.experts.") for name in self.tensors)
+
+    @property
+    def rope(self) -> bool:
+        """Positions are rotary; learned otherwise."""
+        return "rope_theta" in self.parameters
 
 
 def load(path: Path) -> Family:
@@ -131,7 +211,7 @@ class _Reader(Fields):
         """The family; every part of the table is looked at."""
         rows, keys = ParameterRows(self.path), KeyRows(self.path)
         parameters = {name: rows.row(name, row) for name, row in self.table.get("parameters", {}).items()}
-        rows.check(parameters)
+        rows.check(parameters, [format for format, section in _SECTIONS.items() if section in self.table])
         letters = {name: self.expression(text, "axes", name) for name, text in self.table.get("axes", {}).items()}
         kinds = {name: self.expression(text, "layers", name) for name, text in self.table.get("layers", {}).items()}
         return Family(
@@ -142,7 +222,9 @@ class _Reader(Fields):
             self._prefixes(),
             {k: v for k, v in letters.items() if v},
             {k: v for k, v in kinds.items() if v},
+            {letter: self._stack(letter, row) for letter, row in self.table.get("stacks", {}).items()},
             {name: self._tensor(name, row, kinds) for name, row in self.table.get("tensors", {}).items()},
+            {name: self._fusion(name, row) for name, row in self.table.get("fused", {}).items()},
             parameters,
             keys.document(self.path.stem, self.table.get("config", {}), list(parameters.values())),
             keys.metadata(self.path.stem, self.table.get("metadata", {}), list(parameters.values())),
@@ -164,6 +246,26 @@ class _Reader(Fields):
             pairs = [self.fields(item, frozenset({"root", "layer"})) for item in listed(row)]
             found[name] = tuple((pair.get("root", ""), pair["layer"]) for pair in pairs)
         return found
+
+    def _stack(self, letter: str, row: object) -> Stack:
+        self.where = f"stacks.{letter}"
+        fields = self.fields(row, frozenset({"canonical", "count", *FORMATS}))
+        count = self.expression(fields.get("count"))
+        if count is None or not isinstance(fields.get("canonical"), str):
+            raise self.fault("canonical and count are not said")
+        return Stack(fields["canonical"], count, {key: fields[key] for key in FORMATS if key in fields})
+
+    def _fusion(self, name: str, row: object) -> Fusion:
+        self.where = f"fused.{name}"
+        fields = self.fields(row, frozenset(FORMATS))
+        known = {whole.replace("layers.{n}.", "L."): parts for whole, parts in PARTS.items()}
+        if name not in known:
+            raise self.fault(f"there is no tensor of several that is called so (known: {', '.join(known)})")
+        parts = tuple(part.replace("layers.{n}.", "L.") for part in known[name])
+        for part in parts:
+            if part not in self.table.get("tensors", {}):
+                raise self.fault(f"there is no tensor {part!r}")
+        return Fusion(name, parts, dict(fields))
 
     # Tensors
 

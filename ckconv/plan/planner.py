@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import quoted
-from ckconv.families.architectures import FAMILIES
+from ckconv.families.catalogue import FAMILIES
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Left, Plan, Reason

@@ -6,15 +6,14 @@ transformers ignores them with a warning at most; a target's engine would comput
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from ckconv.core.key_table import CONSUMERS, MLX_LM
+from ckconv.core.key_table import CONSUMERS
 from ckconv.core.names import parse
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import counted
-from ckconv.families.architectures import FAMILIES
 from ckconv.families.gguf_metadata import own_document
-from ckconv.families.huggingface_classes import Switch, class_of, expected_of
+from ckconv.families.huggingface_classes import class_of, expected_of, switches_of
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Reason
 
@@ -25,10 +24,8 @@ def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterato
     own = class_of(config) if config is not None else None
     if config is None or consumer is None or own is None:
         return
-    document, mlx = own_document(config), consumer == MLX_LM
-    switches = own.mlx_switches if mlx else own.switches
-    on = {switch.key: document.get(switch.key) is True for switch in switches}
-    expected = expected_of(FAMILIES[config.family], config, on, mlx=mlx)
+    document, switches = own_document(config), switches_of(config, consumer)
+    expected = expected_of(config, {key: document.get(key) is True for key in switches}, consumer)
     found: dict[str, list[str]] = defaultdict(list)
     for tensor in index.tensors.values():
         surplus = tensor.name != HEAD and parse(tensor.name).pattern not in expected
@@ -44,8 +41,6 @@ def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterato
         )
 
 
-def _switch(switches: tuple[Switch, ...], name: str) -> str:
-    for switch in switches:
-        if name.endswith(tuple(f".{stem}.bias" for stem in switch.stems)):
-            return f" unless {switch.key} is true"
-    return ""
+def _switch(switches: Mapping[str, frozenset[str]], name: str) -> str:
+    pattern = parse(name).pattern
+    return next((f" unless {key} is true" for key, patterns in switches.items() if pattern in patterns), "")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from ckconv.core.config import ModelConfig, gguf_words, words_of
-from ckconv.families.architectures import FAMILIES
+from ckconv.core.config import FIELD_OF, ModelConfig, gguf_words, words_of
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.key_tables import KEYS
 
 #: The fields that the size of a head follows from.
@@ -41,3 +41,9 @@ def tensors_said(config: ModelConfig, *, format: str) -> str:
     """The keys that say which tensors a model has, in brackets."""
     experts = ("num_experts",) if FAMILIES[config.family].experts else ()
     return said(config, "num_layers", *experts, "family", format=format)
+
+
+def said_of(config: ModelConfig, format: str = "") -> Callable[..., str]:
+    """:func:`said` of parameters, by the names of family files; ``family`` is no parameter."""
+    fields = {**FIELD_OF, "family": "family"}
+    return lambda *names: said(config, *(fields[name] for name in names if name in fields), format=format)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckconv.core.config import PARAMETERS, Fail, ModelConfig, build_config, checked_number, shortest_float32
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.families.architectures import family_of_model_type
+from ckconv.families.catalogue import family_of_model_type
 from ckconv.families.gemma3 import periodic
 from ckconv.io.json import Document, read_object, shown
 
@@ -64,12 +64,12 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
     family = family_of_model_type(model_type)
     if family is None:
         raise UnsupportedError("model.architecture", f"model_type {quoted(model_type)} has no rules", path=path)
-    model = build_config(family, model_type, values, names, fail, vocab_size=header["vocab_size"], rope=True)
+    model = build_config(family.name, model_type, values, names, fail, vocab_size=header["vocab_size"], rope=True)
     if model.head_dim != header["head_dim"]:
         raise fail(f"head_dim is {model.head_dim}, the file's header says {header['head_dim']}")
     if not model.ffn_size:
         raise fail(f"{names['ffn_size']} is missing")
-    return _gemma3(config, model, fail) if family == "gemma3" else model
+    return _gemma3(config, model, fail) if family.name == "gemma3" else model
 
 
 def _gemma3(config: Mapping[str, Any], model: ModelConfig, fail: Fail) -> ModelConfig:

@@ -15,7 +15,7 @@ from typing import Any
 from ckconv.core.config import PARAMETERS
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import VerifyError, listed
-from ckconv.families.architectures import FAMILIES
+from ckconv.families.catalogue import FAMILIES
 from ckconv.formats.bump.beside import document_beside
 from ckconv.formats.bump.config import CONFIG_NAME, load_config
 from ckconv.formats.bump.header5 import read_bump5

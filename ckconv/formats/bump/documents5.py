@@ -14,7 +14,8 @@ from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.version import __version__
-from ckconv.families.architectures import FAMILIES, Family
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.schema import Family
 from ckconv.formats.bump.gemma3 import carried
 from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.slots import CONTENT_WORDS, TYPE_WORDS

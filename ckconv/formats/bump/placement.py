@@ -12,7 +12,8 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.layouts import Layout, column_blocks, headed, plain, shifted
 from ckconv.core.names import with_layer
-from ckconv.families.architectures import Family, norm_shift
+from ckconv.families.names import shift_of
+from ckconv.families.schema import Family
 from ckconv.formats.bump.slots import Part, Slot, SlotTable
 from ckconv.formats.bump.spec import align
 
@@ -166,7 +167,7 @@ class _Kind:
 
 def _kind(part: Part, dtype: DType, g: Geometry, interleaved: bool, family: Family | None) -> _Kind:
     layout = LAYOUTS[part.layout](g, dtype, interleaved)
-    shift = norm_shift(family, part.canonical) if family else 0
+    shift = shift_of(family, part.canonical) if family else 0
     shape = (layout.rows,) if part.layout in _VECTORS else (layout.rows, layout.cols)
     return _Kind(shifted(layout, shift) if shift else layout, shape, dtype.nbytes(layout.elements))
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from ckconv.core.config import window_words
+from ckconv.core.config import ModelConfig, window_words
 from ckconv.core.dtypes import DType
 from ckconv.core.names import parse, with_layer
 from ckconv.core.rope import MAX_FLOAT32, scaled
 from ckconv.core.tensors import Extent, Tensor, TensorIndex
-from ckconv.families.architectures import FAMILIES
+from ckconv.families.catalogue import FAMILIES, told_by_architecture
 from ckconv.families.gemma3 import unusual
 from ckconv.families.key_tables.fields import HEAD_SIZE, of_class, said, tensors_said
 from ckconv.formats.bump.placement import Geometry, geometry, place, slots_of
@@ -57,10 +58,10 @@ class BumpPlanner(Planner):
     #: Float rows and heads are padded to this many elements.
     step: int
 
-    def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
+    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
-        assert index.config is not None
-        config = self.config = index.config
+        # Its documents name the architecture, as a GGUF does.
+        self.config = config = replace(config, family=told_by_architecture(config.family))
         self.family = FAMILIES[config.family]
         self.tensors: dict[str, Tensor] = {}
         self.geometry: Geometry = geometry(config, context=options.context or config.context_length, step=self.step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.bump.engines import computed_by
@@ -35,15 +36,15 @@ class Bump3Planner(BumpPlanner):
     data_start = HEADER_BYTES
     step = ALIGN_ELEMENTS
 
-    def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
-        super().__init__(index, options, source)
+    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, source: SourceFacts) -> None:
+        super().__init__(index, config, options, source)
         self.numbering = options.dtype_codes
 
     def _check_engine(self) -> None:
         c = self.config
         if self.options.template:
             self.refuse("bump 3 has no place for an engine template")
-        if not self.family.rms_swiglu:
+        if "bump3" not in self.family.engines:
             self.refuse(f"{c.family} is not an RMSNorm + SwiGLU decoder, which is all this engine computes")
         if self.family.experts:
             self.refuse(f"{c.num_experts} experts per layer; the format holds dense models")

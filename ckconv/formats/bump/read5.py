@@ -10,7 +10,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, quoted
-from ckconv.families.architectures import FAMILIES, family_of_model_type
+from ckconv.families.catalogue import FAMILIES, family_of_model_type
 from ckconv.formats.bump.config import CONFIG_NAME, model_config
 from ckconv.formats.bump.engines import FOR_V7_AND_V8
 from ckconv.formats.bump.flavours import PAIRWISE_FAMILIES, D, Flavour
@@ -128,7 +128,8 @@ def _merged(
 
 def _family(config: Mapping[str, Any]) -> str:
     """The family that a configuration names, empty where it names none that is known."""
-    return family_of_model_type(str(config.get("model_type", ""))) or ""
+    found = family_of_model_type(str(config.get("model_type", "")))
+    return found.name if found else ""
 
 
 def _guess(resolved: Resolved) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ckconv.core.dtypes import BUMP_CODES, F32, DType
 from ckconv.core.names import with_layer
-from ckconv.families.architectures import Family
+from ckconv.families.schema import Family
 from ckconv.formats.bump.flavours import Flavour
 from ckconv.formats.bump.header5 import Bump5File
 from ckconv.formats.bump.manifest import MANIFEST_NAME, Manifest, mismatch_error, relocated, slots_named

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.families.architectures import FAMILIES
+from ckconv.families.catalogue import FAMILIES
 from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.spec import HEADER_BYTES, TABLE_LENGTH, HeaderV3, align, fields_of
 from ckconv.plan.container import Container, Frame

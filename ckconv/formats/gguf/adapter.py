@@ -15,12 +15,14 @@ from ckconv.adapters.names import family_named, gguf_stem_of
 from ckconv.adapters.read import Collected, Collector, Part, Shape
 from ckconv.adapters.stored import GGUF_A, GGUF_ALORA_KEY, GGUF_ALPHA_KEY, GGUF_B, GGUF_TYPE_KEY, HEAD_KEYS
 from ckconv.core.adapters import Adapter, Role, effective_scale
-from ckconv.core.config import ModelConfig
+from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.layouts import headed
 from ckconv.core.names import parse
 from ckconv.core.tensors import StoredTensor, Tensor, TensorIndex
 from ckconv.errors import InputError, quoted
-from ckconv.families.architectures import FAMILIES, ROTATED, Family
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.names import heads_of, interleaves
+from ckconv.families.schema import Family
 from ckconv.formats.gguf.read import GgufFile
 from ckconv.formats.safetensors.adapter_base import Opener, check_fits, find_base
 from ckconv.io.json import shown
@@ -54,8 +56,8 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
         unsupported.append(f"{GGUF_ALORA_KEY}: it is active only after certain tokens")
     collected, unknown = _collect(file, path, alpha, family)
     unsupported += [f"no rule for tensor {quoted(tensor.name)}" for tensor in unknown]
-    if family and family.interleaved_gguf:
-        collected, lost = _in_order(collected, file, model, architecture, path)
+    if family and interleaves(family):
+        collected, lost = _in_order(collected, file, model, family, path)
         if lost:
             unsupported.append(
                 f"rows of {len(lost)} lora_b ({lost[0]}, ...) are in the order of the base's heads, and nothing here "
@@ -111,16 +113,16 @@ def _collect(
 
 
 def _in_order(
-    collected: Collected, file: GgufFile, model: ModelConfig | None, architecture: str, path: Path
+    collected: Collected, file: GgufFile, model: ModelConfig | None, family: Family, path: Path
 ) -> tuple[Collected, list[str]]:
     """Give the rows of q and k the order that llama.cpp's converter stores them in; the names of those it cannot."""
     tensors = dict(collected.tensors)
     lost: list[str] = []
     for name in collected.modules:
-        field = ROTATED.get(f"{parse(name).pattern}.weight")
+        field = FIELD_OF.get(heads_of(family, f"{parse(name).pattern}.weight") or "")
         if field is None:
             continue
-        heads = getattr(model, field) if model else _heads(file, field, architecture)
+        heads = getattr(model, field) if model else _heads(file, field, family.gguf)
         tensor = tensors[f"{name}.{Role.B.value}"]
         if heads is None:
             lost.append(tensor.source)

@@ -13,12 +13,14 @@ from ckconv.adapters.names import family_named, gguf_name_of
 from ckconv.adapters.stored import GGUF_A, GGUF_ALPHA_KEY, GGUF_B, GGUF_KIND, GGUF_TYPE_KEY, HEAD_KEYS
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, power_of_two
 from ckconv.core.adapters import AdapterModule, Role, effective_scale, float32
+from ckconv.core.config import FIELD_OF
 from ckconv.core.layouts import headed, plain
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor
 from ckconv.core.typed import Value, scalar
 from ckconv.errors import quoted
-from ckconv.families.architectures import ROTATED, Family
+from ckconv.families.names import heads_of, interleaves
+from ckconv.families.schema import Family
 from ckconv.formats.gguf.keys import copied, dropped, with_set
 from ckconv.formats.gguf.spec import DEFAULT_ALIGNMENT, align_up, header_bytes
 from ckconv.formats.gguf.write import container
@@ -46,8 +48,8 @@ class GgufAdapterPlanner(AdapterPlanner):
         for module in self.modules:
             if ".experts." not in module.name and module.rank:
                 self._check_module(module, self.family)
-        rotated = [m for m in self.modules if _heads_field(m)]
-        if self.family.interleaved_gguf and rotated and self.adapter.base is None and self.index.format != "gguf":
+        rotated = [m for m in self.modules if _heads_field(m, self.family)]
+        if rotated and self.adapter.base is None and self.index.format != "gguf":
             self.refuse(f"the rows of {quoted(rotated[0].path)} are stored by heads of the base model", _BASE_HINT)
 
     def _family(self) -> Family | None:
@@ -90,8 +92,8 @@ class GgufAdapterPlanner(AdapterPlanner):
     def _by_heads(self, name: str, module: AdapterModule, b: Tensor, scale: float) -> Entry:
         """``lora_b`` with its rows where the rows of the base's matrix are."""
         layout = plain(b.layout.rows, b.layout.cols)
-        field = _heads_field(module)
-        if field and self.family is not None and self.family.interleaved_gguf:
+        field = _heads_field(module, self.family)
+        if field:
             heads = getattr(self.adapter.base, field) if self.adapter.base else b.layout.heads
             layout = headed(heads, b.layout.rows // heads, b.layout.cols, interleaved=True)
         return Entry(name, b, replace(layout, scale=scale), b.shape)
@@ -113,14 +115,14 @@ class GgufAdapterPlanner(AdapterPlanner):
             steps.append(piece.step(offset))
             offset = align_up(offset + piece.nbytes, alignment)
         file = OutputFile(self.options.file_name or _FILE_NAME, offset, tuple(steps))
-        rows = "interleaved" if self.family and self.family.interleaved_gguf else "split"
+        rows = "interleaved" if self.family and interleaves(self.family) else "split"
         return self.made((file,), partial(container, [file], [metadata], [alignment]), rope_layout=rows)
 
     def _metadata(self) -> dict[str, Value]:
         """The source's own keys if it is a GGUF, else those that llama.cpp needs; with what flags set and drop."""
         architecture = self.family.gguf if self.family else self.index.architecture
         found = copied(self.index.metadata) if self.index.format == "gguf" else self._made_metadata(architecture)
-        if self.family and self.family.interleaved_gguf:
+        if self.family and interleaves(self.family):
             found |= self._head_counts(architecture)
         return with_set(dropped(found, self.options.drop_meta, architecture), self.options.set_meta, architecture)
 
@@ -142,15 +144,16 @@ class GgufAdapterPlanner(AdapterPlanner):
         """What llama.cpp does not look at, and a reader needs to put the rows of q and k in order again."""
         counts = {}
         for module in self.modules:
-            field = _heads_field(module)
+            field = _heads_field(module, self.family)
             if field:
                 base = self.adapter.base
                 counts[field] = getattr(base, field) if base else self.tensor(module, Role.B).layout.heads
         return {HEAD_KEYS[field].format(arch=architecture): scalar("u32", n) for field, n in sorted(counts.items())}
 
 
-def _heads_field(module: AdapterModule) -> str | None:
-    return ROTATED.get(f"{parse(module.name).pattern}.weight")
+def _heads_field(module: AdapterModule, family: Family | None) -> str | None:
+    """The field that counts the heads of a matrix whose rows GGUF stores interleaved."""
+    return FIELD_OF.get(heads_of(family, f"{parse(module.name).pattern}.weight") or "") if family else None
 
 
 def _candidates(modules: Sequence[AdapterModule]) -> list[float]:

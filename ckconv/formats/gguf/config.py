@@ -9,9 +9,9 @@ from typing import Any
 from ckconv.core.config import PARAMETERS, Fail, ModelConfig, build_config, checked_number, shortest_float32
 from ckconv.core.key_kinds import Kind
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.families.architectures import Family
 from ckconv.families.gemma3 import FULL, LOCAL_ROPE_THETA, PERIOD, SLIDING, periodic, scalar_in_gguf
 from ckconv.families.gguf_tables import GGUF_KEYS
+from ckconv.families.schema import Family
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue
 
 _NUMBER = next(parameter for parameter in PARAMETERS if not parameter.integer)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
-from ckconv.core.layouts import Layout, headed, plain, shifted
-from ckconv.core.names import GGUF_NAMES, parse, with_layer
+from ckconv.core.layouts import Layout, plain, shifted
+from ckconv.core.names import parse, with_layer
 from ckconv.core.tensors import Tensor, TensorIndex, matrix_of, plain_tensor
-from ckconv.families.architectures import FAMILIES, ROTATED, Family, norm_shift
+from ckconv.families.axes import AxesError
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.key_tables.fields import of_class, said, tensors_said
-from ckconv.formats.gguf.rules import ends_required, known_patterns, layer_required
+from ckconv.families.kinds import kind_of
+from ckconv.families.names import names_of, shift_of
+from ckconv.families.schema import Family
+from ckconv.families.sizes import Sizes
+from ckconv.formats.gguf.rules import known_patterns, required_patterns
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER
 from ckconv.plan.steps import missing_tensors
@@ -91,15 +96,10 @@ def _check_needed(planner: Planner, canonical: tuple[str, ...]) -> None:
     """A flag may leave out what a model can do without, and nothing else."""
     config = planner.index.config
     family = FAMILIES[config.family] if config else None
-    needed = _required(family) if family else frozenset()
+    needed = required_patterns(family) if family else frozenset()
     for name in canonical:
         if family and parse(name).pattern in needed:
             planner.refuse(f"llama.cpp loads no {family.gguf} without {name}, which --drop leaves out")
-
-
-def _required(family: Family) -> frozenset[str]:
-    """Canonical patterns that must be there."""
-    return frozenset({*ends_required(family), *(f"layers.{{n}}.{name}" for name in layer_required(family))})
 
 
 def canonical_entries(planner: Planner, config: ModelConfig, family: Family, blank: frozenset[str]) -> list[Entry]:
@@ -113,19 +113,15 @@ def canonical_entries(planner: Planner, config: ModelConfig, family: Family, bla
         planner.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
     tensors = _selected(planner, family, blank)
     entries: dict[str, Entry] = {}
-    fused = {part: fusion for fusion in family.gguf_fused for part in fusion.parts}
+    written = names_of(family, "gguf").written
     for tensor in tensors.values():
         name = parse(tensor.name)
-        stem, _, kind = name.pattern.rpartition(".")
-        fusion = fused.get(stem)
-        wanted = fusion.parts if fusion else (stem,)
-        own = [with_layer(f"{part}.{kind}" if part else kind, name.layer) for part in wanted]
-        pattern = f"{fusion.stem}.{kind}" if fusion else name.pattern
+        own = [with_layer(part, name.layer) for part in written[name.pattern].names]
         there = [tensors[part] for part in own if part in tensors]
         if len(there) == len(own):
-            made = _entry(with_layer(_gguf_names()[pattern], name.layer), there, family, config)
+            made = _entry(with_layer(written[name.pattern].pattern, name.layer), there, family, config)
             entries.setdefault(made.name, made)
-        elif kind == "bias":
+        elif tensor.name.endswith(".bias"):
             absent = next(part for part in own if part not in tensors)
             planner.refuse(f"GGUF stores {tensor.name} in one tensor with {absent}, which is not there")
     _check_missing(planner, config, family, tensors)
@@ -138,9 +134,10 @@ def canonical_entries(planner: Planner, config: ModelConfig, family: Family, bla
 def _selected(planner: Planner, family: Family, blank: frozenset[str]) -> dict[str, Tensor]:
     """Canonical tensors that have a place and are not left out."""
     index, known = planner.index, known_patterns(family)
-    required = _required(family)
+    required = required_patterns(family)
     tensors: dict[str, Tensor] = {}
     homeless: Counter[str] = Counter()
+    unmapped: Counter[str] = Counter()
     for tensor in index.tensors.values():
         pattern = parse(tensor.name).pattern
         if planner.dropped(tensor.name, tensor.source):
@@ -157,10 +154,12 @@ def _selected(planner: Planner, family: Family, blank: frozenset[str]) -> dict[s
         if planner.dropped(stored.name):
             planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
         else:
-            homeless[parse(stored.name).pattern] += 1
-    for pattern, count in homeless.items():
+            unmapped[parse(stored.name).pattern] += 1
+    for pattern, count in (homeless + unmapped).items():
         more = f" ({count} tensors)" if count > 1 else ""
-        planner.refuse(f"llama.cpp's {family.gguf} has no place for {pattern}{more}{of_class(index.config)}")
+        glob = pattern.replace("{n}", "*").replace("{e}", "*")
+        hint = f"--drop '{glob}' leaves out what {family.name} does not have" if pattern in unmapped else ""
+        planner.refuse(f"llama.cpp's {family.gguf} has no place for {pattern}{more}{of_class(index.config)}", hint)
     return tensors
 
 
@@ -171,10 +170,10 @@ def _check_missing(planner: Planner, config: ModelConfig, family: Family, tensor
         words = said(config, "num_layers", format=planner.index.format)
         planner.refuse(f"{bare:,} of {config.num_layers:,} layers{words} {'has' if bare == 1 else 'have'} no tensors")
         return
-    missing = Counter(name for name in ends_required(family) if name not in tensors)
-    for name in layer_required(family):
-        pattern = f"layers.{{n}}.{name}"
-        missing[pattern] = sum(with_layer(pattern, n) not in tensors for n in range(config.num_layers))
+    missing: Counter[str] = Counter()
+    for pattern in sorted(required_patterns(family)):
+        names = [with_layer(pattern, n) for n in range(config.num_layers)] if "{n}" in pattern else [pattern]
+        missing[pattern] = sum(name not in tensors for name in names)
     planner.reasons += missing_tensors(missing, tensors_said(config, format=planner.index.format))
 
 
@@ -182,11 +181,14 @@ def _entry(name: str, parts: list[Tensor], family: Family, config: ModelConfig) 
     pattern = parse(parts[0].name).pattern
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if len(parts) > 1 else parts[0].shape
     rows, cols = matrix_of(shape, F32)
-    heads = ROTATED.get(pattern) if family.interleaved_gguf else None
-    layout = plain(rows, cols)
-    if heads and config.head_dim % 2 == 0:
-        layout = headed(getattr(config, heads), config.head_dim, cols, interleaved=True)
-    shift = norm_shift(family, pattern)
+    held = names_of(family, "gguf").written[pattern]
+    layout = None
+    if len(held.parts) == 1:
+        size = Sizes(family, config.scope).of(held.parts[0].row, parse(parts[0].name).layer)
+        with suppress(AxesError):
+            layout = kind_of(held.parts[0], size).layout
+    layout = layout or plain(rows, cols)
+    shift = shift_of(family, pattern)
     fp32 = len(shape) == 1 or pattern in _FP32_MATRICES or pattern == ROPE_FREQUENCIES
     canonical = parts[0].name if len(parts) == 1 else name
     return Entry(name, canonical, tuple(parts), shape, shifted(layout, shift) if shift else layout, fp32)
@@ -203,12 +205,6 @@ def frequencies_entry(content: bytes) -> Entry:
     """Llama 3's factors, which follow from the configuration."""
     count = len(content) // F32.size
     return Entry(FREQUENCIES_NAME, ROPE_FREQUENCIES, (), (count,), plain(count, 1), True, content)
-
-
-@cache
-def _gguf_names() -> dict[str, str]:
-    """Canonical pattern -> GGUF pattern."""
-    return {ours: theirs for theirs, ours in GGUF_NAMES.items()}
 
 
 def nbytes_of(entry: Entry, dtype: DType) -> int:

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.adapters.stored import GGUF_KIND
-from ckconv.core.names import GGUF_NAMES
 from ckconv.core.tensors import TensorIndex
-from ckconv.families.architectures import Canonical, Family, canonicalise_gguf, family_of_gguf
+from ckconv.families.canonical import Canonical, canonicalise, plain_item
+from ckconv.families.catalogue import family_of_gguf
+from ckconv.families.key_tables.fields import said_of
+from ckconv.families.names import names_of
+from ckconv.families.schema import Family
 from ckconv.formats.gguf.config import gguf_config, keys_of, value_of
 from ckconv.formats.gguf.read import GgufFile, read_gguf
 from ckconv.io.bytesource import ByteSource
@@ -48,7 +51,14 @@ def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
     config = gguf_config(file, architecture, family) if family else None
     canonical = Canonical({}, {}, (), file.tensors)
     if family and config:
-        canonical = canonicalise_gguf(file.tensors, family, config, GGUF_NAMES)
+        canonical = canonicalise(
+            (plain_item(stored) for stored in file.tensors),
+            family,
+            names_of(family, "gguf"),
+            config,
+            said_of(config, "gguf"),
+            layers=f"{architecture}.block_count",
+        )
     return TensorIndex(
         format="gguf",
         version=file.version,
@@ -74,5 +84,7 @@ def _facts(file: GgufFile, kind: str) -> dict[str, Any]:
 
 
 def _family(file: GgufFile, architecture: str) -> Family | None:
-    experts = next((v for key in keys_of(architecture, "expert_count") if (v := value_of(file.metadata, key))), 0)
-    return family_of_gguf(architecture, experts if isinstance(experts, int) else 0)
+    def has(name: str) -> bool:
+        return any(value_of(file.metadata, key) for key in keys_of(architecture, name))
+
+    return family_of_gguf(architecture, has)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 
 from ckconv.core.config import ModelConfig
@@ -10,8 +11,9 @@ from ckconv.core.dtypes import F32, DType
 from ckconv.core.rope import llama3_factors
 from ckconv.core.tensors import Extent, Tensor
 from ckconv.core.typed import Value, scalar
-from ckconv.families.architectures import FAMILIES
+from ckconv.families.catalogue import FAMILIES, told_by_architecture
 from ckconv.families.gguf_metadata import directory_name, display_name, general_keys, model_keys, size_label, type_keys
+from ckconv.families.names import interleaves
 from ckconv.formats.gguf.entries import Entry, canonical_entries, frequencies_entry, nbytes_of, stored_entries
 from ckconv.formats.gguf.keys import copied, dropped, with_set
 from ckconv.formats.gguf.rules import engine_reasons
@@ -76,7 +78,7 @@ class GgufPlanner(Planner):
             return self.refused()
         files, contents = self._laid_out(groups, metadata)
         interleaved = any(step.target.layout.interleaved for file in files for step in file.steps) or (
-            self._same_format and self._config is not None and FAMILIES[self._config.family].interleaved_gguf
+            self._same_format and self._config is not None and interleaves(FAMILIES[self._config.family])
         )
         rotary = self._config is not None and FAMILIES[self._config.family].rope
         return Plan(
@@ -95,9 +97,11 @@ class GgufPlanner(Planner):
     def _same_format(self) -> bool:
         return self.index.format == "gguf"
 
-    @property
+    @cached_property
     def _config(self) -> ModelConfig | None:
-        return self.index.config
+        """The source's, of the family that a reader of the output takes it for."""
+        config = self.index.config
+        return replace(config, family=told_by_architecture(config.family)) if config is not None else None
 
     @cached_property
     def _context(self) -> int:
@@ -132,7 +136,7 @@ class GgufPlanner(Planner):
     def _check_options(self) -> None:
         family = FAMILIES[self._config.family] if self._config else None
         asked = self.options.rope_layout
-        here = "interleaved" if family and family.interleaved_gguf else "split"
+        here = "interleaved" if family and interleaves(family) else "split"
         if family and family.rope and asked in ("split", "interleaved") and asked != here:
             self.refuse(
                 f"a GGUF does not say how its Q and K rows lie, so {family.gguf} files have to be {here}",

@@ -12,44 +12,18 @@ from typing import Any
 
 from ckconv.core.config import ModelConfig, window_words
 from ckconv.core.rope import LLAMA3_NUMBERS, MAX_FLOAT32, MIN_FLOAT32, positive_numbers, scaled
-from ckconv.families.architectures import FAMILIES, Family
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.gemma3 import SLIDING, layers_of, local_theta_of, scalar_in_gguf, scalar_of
 from ckconv.families.gguf_metadata import own_document
 from ckconv.families.key_tables.fields import HEAD_SIZE, said
 from ckconv.families.key_tables.rope import ROPE_KEYS
+from ckconv.families.presence import always, loaded
+from ckconv.families.schema import Family
+from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
 from ckconv.plan.steps import Reason
 
-#: Tensors outside the layers: those that must be there, and those that may.
-ENDS_REQUIRED = ("token_embedding.weight", "output_norm.weight")
-ENDS_OPTIONAL = ("output.weight",)
-
-
-def _biases(*stems: str) -> tuple[str, ...]:
-    return tuple(f"{stem}.bias" for stem in stems)
-
-
-_QKV = ("attention.q", "attention.k", "attention.v")
-_QK_NORM = ("attention.q_norm.weight", "attention.k_norm.weight")
-
-#: Family -> tensors of a layer, after ``layers.{n}.``, that llama.cpp wants besides :attr:`Family.required`.
-_WANTED: Mapping[str, tuple[str, ...]] = {
-    "qwen3": _QK_NORM,
-    "qwen3moe": _QK_NORM,
-    "gemma3": _QK_NORM,
-    "gpt2": _biases(*_QKV, "attention.output", "ffn.up", "ffn.down"),
-}
-
-#: Family -> tensors of a layer that it loads where they are, besides the biases of q, k and v, which it always does.
-_OPTIONAL: Mapping[str, tuple[str, ...]] = {
-    "llama": _biases("attention.output", "ffn.gate", "ffn.up", "ffn.down"),
-    "mixtral": _biases("attention.output"),
-}
-
-#: What a family has outside its layers besides.
-_ENDS: Mapping[str, tuple[str, ...]] = {"gpt2": ("output_norm.bias", "position_embedding.weight")}
-
-#: Families whose RoPE frequencies llama.cpp divides by ``rope_freqs.weight``.
-_DIVIDES_FREQUENCIES = frozenset({"llama", "mixtral"})
+#: Its row in the family files.
+LLAMA_CPP = "llama_cpp"
 
 #: Keys of a YaRN scaling that are said in GGUF or say what llama.cpp does anyway.
 _YARN_KEYS = frozenset({"rope_type", "type", "factor", "original_max_position_embeddings", "rope_theta"})
@@ -59,22 +33,14 @@ _YARN_KEYS = frozenset({"rope_type", "type", "factor", "original_max_position_em
 _YARN_FIXED: Mapping[str, float] = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 
-def layer_required(family: Family) -> tuple[str, ...]:
-    """Tensors of every layer, after ``layers.{n}.``."""
-    return (*family.required, *_WANTED.get(family.name, ()))
-
-
 def known_patterns(family: Family) -> frozenset[str]:
     """Every canonical pattern that llama.cpp loads for a family."""
-    layer = (*layer_required(family), *_biases(*_QKV), *_OPTIONAL.get(family.name, ()))
-    ends = (*ENDS_REQUIRED, *ENDS_OPTIONAL, *_ENDS.get(family.name, ()))
-    frequencies = ("rope_frequencies",) if family.name in _DIVIDES_FREQUENCIES else ()
-    return frozenset({*ends, *frequencies, *(f"layers.{{n}}.{name}" for name in layer)})
+    return always(family, "gguf") | loaded(family, LLAMA_CPP) | {HEAD}
 
 
-def ends_required(family: Family) -> tuple[str, ...]:
-    """Tensors outside the layers that must be there."""
-    return (*ENDS_REQUIRED, *_ENDS.get(family.name, ()))
+def required_patterns(family: Family) -> frozenset[str]:
+    """Canonical patterns of tensors without which it does not load a model of the family."""
+    return always(family, "gguf") - loaded(family, LLAMA_CPP)
 
 
 def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool) -> Iterator[Reason]:
@@ -124,7 +90,7 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
     if kind == "llama3":
         if dropped:
             return
-        if config.family not in _DIVIDES_FREQUENCIES:
+        if ROPE_FREQUENCIES not in known_patterns(FAMILIES[config.family]):
             yield Reason(f"{scaled(kind, config)}, which llama.cpp does not do for {FAMILIES[config.family].gguf}")
         elif positive_numbers(scaling, LLAMA3_NUMBERS) is None:
             yield Reason(f"{scaled(kind, config)} and lacks one of its numbers: " + ", ".join(LLAMA3_NUMBERS))

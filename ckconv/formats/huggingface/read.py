@@ -9,10 +9,11 @@ from typing import Any
 from ckconv.core.documents import joined_metadata
 from ckconv.core.key_table import CONSUMERS
 from ckconv.core.tensors import StoredTensor, TensorIndex
-from ckconv.families.architectures import Canonical
+from ckconv.families.canonical import Canonical, Item, canonicalise, plain_item
+from ckconv.families.dialects import NAMES_KEY, NESTED, OTHER_DIALECTS, dialect_names
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
-from ckconv.families.huggingface_names import NAMES_KEY
-from ckconv.families.huggingface_tensors import Item, canonicalise, foreign_quantizer, plain_item
+from ckconv.families.huggingface_tensors import foreign_quantizer
+from ckconv.families.key_tables.fields import said, said_of
 from ckconv.formats.safetensors.files import CheckpointFiles
 
 #: Stored arrays, ``config.json`` and the path, for errors -> the tensors that they are.
@@ -41,7 +42,16 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
         if family:
             consumer = CONSUMERS["mlx" if mlx else "safetensors"]
             model = huggingface_config(config, family, checkpoint.tensors, path, consumer=consumer)
-            canonical = canonicalise(items, family, model, path, mlx=mlx, dialect=dialect)
+            canonical = canonicalise(
+                items,
+                family,
+                dialect_names(family, dialect if dialect in OTHER_DIALECTS else "mlx" if mlx else "hf"),
+                model,
+                said_of(model),
+                path=path,
+                layers=f"the number of layers{said(model, 'num_layers')}",
+                nested=NESTED if isinstance(config.get("text_config"), dict) else (),
+            )
     return TensorIndex(
         format="mlx" if mlx else "safetensors",
         version=0,

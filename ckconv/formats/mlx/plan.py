@@ -9,9 +9,9 @@ from typing import Any
 from ckconv.core.config import window_words
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.tensors import Tensor
-from ckconv.families.architectures import Family
 from ckconv.families.gemma3 import layers_of, pattern_words, period_of
 from ckconv.families.huggingface_classes import CLASSES
+from ckconv.families.schema import Family
 from ckconv.formats.mlx.rope import rope_reasons
 from ckconv.formats.safetensors.checkpoint import DECODE, CheckpointPlanner
 from ckconv.plan.pieces import Module

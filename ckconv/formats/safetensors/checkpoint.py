@@ -15,12 +15,14 @@ from ckconv.core.key_table import CONSUMERS
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import UsageError
-from ckconv.families.architectures import FAMILIES, Family
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.dialects import FUSIONS, NAMES_KEY
 from ckconv.families.huggingface_classes import CLASSES, needs
-from ckconv.families.huggingface_names import NAMES_KEY, NAMINGS, PARTS
 from ckconv.families.key_tables.fields import of_class
+from ckconv.families.names import names_of
+from ckconv.families.schema import Family
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
-from ckconv.formats.safetensors.checkpoint_names import FUSIONS, Spelling
+from ckconv.formats.safetensors.checkpoint_names import Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import copied_piece, module_of
 from ckconv.formats.safetensors.checkpoint_rules import class_reasons, option_reasons
 from ckconv.formats.safetensors.checkpoint_tokenizer import tokenizer_plan
@@ -106,11 +108,10 @@ class CheckpointPlanner(Planner):
     def _fused_as_its_class(self) -> bool:
         """What the source stores as one tensor is what the family's class stores so."""
         assert self.family is not None
-        stems = {part for stem in NAMINGS[self.family.name].always_fused for part in PARTS[stem]}
-        fusible = {part for parts in PARTS.values() for part in parts}
+        written = names_of(self.family, "hf").written
         for canonical in self.index.canonical_of.values():
-            pattern = parse(canonical[0]).pattern.rpartition(".")[0] if canonical else ""
-            if pattern in fusible and (len(canonical) > 1) != (pattern in stems):
+            held = written.get(parse(canonical[0]).pattern) if canonical else None
+            if held is not None and (len(canonical) > 1) != (len(held.parts) > 1):
                 return False
         return True
 
@@ -148,7 +149,7 @@ class CheckpointPlanner(Planner):
         self._select()
         self._check_class(self.family)
         names = self.dialect if self.options.names == "hf" else self.options.names
-        spelling = Spelling(self.family.name, names, [FUSIONS[what] for what in self.options.fuse])
+        spelling = Spelling(self.family, names, [FUSIONS[what] for what in self.options.fuse])
         entries, nameless = spelling.entries(self.tensors, self.config.num_experts)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
         for name, tensor in self.tensors.items():
@@ -168,13 +169,14 @@ class CheckpointPlanner(Planner):
 
     def _select(self) -> None:
         """Every source tensor is written, or left out by a rule or a flag, or a reason to refuse."""
+        assert self.family is not None
         assert self.config is not None
         self.tensors = {}
         blank = placeholders(self.index)
         for tensor in self.index.tensors.values():
             if self.dropped(tensor.name, tensor.source):
                 self.leave_out(tensor.name, "--drop", tensor.nbytes)
-            elif tensor.name in blank and not needs(self.config.family, tensor.name):
+            elif tensor.name in blank and not needs(self.family, tensor.name):
                 self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name != ROPE_FREQUENCIES:
                 self.tensors[tensor.name] = tensor

@@ -14,7 +14,7 @@ from ckconv.core.config import ModelConfig, config_differences
 from ckconv.core.key_kinds import Kind
 from ckconv.core.key_table import CONSUMERS, MLX_LM, TRANSFORMERS
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.families.architectures import FAMILIES
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_config import huggingface_config
 from ckconv.families.key_tables import KEYS
 from ckconv.families.key_tables.rope import ROPE_KEYS

@@ -10,8 +10,9 @@ from typing import Any
 from ckconv.core.config import ModelConfig
 from ckconv.core.documents import document_of
 from ckconv.core.dtypes import DTYPES
+from ckconv.core.key_table import CONSUMERS, TRANSFORMERS
 from ckconv.core.tensors import TensorIndex
-from ckconv.families.architectures import FAMILIES
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_classes import CLASSES, class_of, fit
 from ckconv.formats.safetensors.checkpoint_agreement import agreeing
 from ckconv.formats.safetensors.document import Facts, build_document
@@ -28,6 +29,7 @@ _QUANTIZATION_KEYS = ("quantization", "quantization_config")
 _MLX_NEEDS: Mapping[str, tuple[str, ...]] = {
     "": ("rope_theta", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "vocab_size"),
     "llama": ("head_dim",),
+    "mistral": ("head_dim",),
     "qwen3": ("head_dim",),
     "mixtral": ("num_local_experts", "num_experts_per_tok"),
     # transformers 5 says num_local_experts.
@@ -114,7 +116,7 @@ def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
     }
     switches: Mapping[str, bool] = {}
     if config.family in CLASSES:
-        switches = fit(FAMILIES[config.family], config, said.present, mlx=False).switches
+        switches = fit(config, said.present, TRANSFORMERS).switches
     tokens = {} if document else special_tokens_of(index)
     ids: dict[str, int] = {
         key: tokens[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in tokens
@@ -155,7 +157,7 @@ def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> d
     """Biases that the source's reader starts at zero are none, and mlx-lm does not load a model that lacks them."""
     if class_of(config) is None:
         return {}
-    fitted = fit(FAMILIES[config.family], config, said.present, mlx=said.format == "mlx")
+    fitted = fit(config, said.present, CONSUMERS[said.format])
     return {key: there for key, there in fitted.switches.items() if document.get(key, False) != there}
 
 

@@ -1,7 +1,4 @@
-"""Canonical tensors -> the tensors of a checkpoint: what each is called there, and which are stored as one.
-
-The tables are those that the readers use (:mod:`ckconv.families.huggingface_names`), turned round.
-"""
+"""Canonical tensors -> the tensors of a checkpoint: what each is called there, and which are stored as one."""
 
 from __future__ import annotations
 
@@ -9,21 +6,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ckconv.core.names import parse, with_layer
-from ckconv.families.huggingface_names import GATE_UP, PARTS, QKV, naming_of
-
-#: What ``--fuse`` calls them -> stem of the fused tensor.
-FUSIONS: dict[str, str] = {"qkv": QKV, "gate-up": GATE_UP}
-
-# What stands before every name but the output head's, which transformers keeps outside of the model it belongs to.
-_PREFIXES: dict[tuple[str, str], str] = {
-    ("gpt2", "hf"): "transformer.",
-    ("gpt2", "max"): "transformer.",
-    ("gpt2", "mlx"): "model.",
-}
-_HEAD = "lm_head."
-
-#: What tells the two ways to store experts apart: one by one, as transformers has it, and stacked, as mlx-lm does.
-_ONE_BY_ONE, _STACKED = "{e}", ".switch_mlp."
+from ckconv.families.dialects import dialect_names, fusion_names
+from ckconv.families.kinds import is_transposed
+from ckconv.families.names import Stored
+from ckconv.families.schema import Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +37,14 @@ class Spelling:
     """How one family's tensors are named and put together in one kind of checkpoint.
 
     Args:
-        family: a row of :data:`ckconv.families.architectures.FAMILIES`.
-        dialect: ``hf``, ``mlx``, ``canonical``, ``gguf`` or ``max``.
-        fuse: stems of tensors to fuse besides those that the family always fuses.
+        dialect: ``hf``, ``mlx``, or one of :data:`ckconv.families.dialects.OTHER_DIALECTS`.
+        fuse: canonical stems of tensors to fuse besides those that the family always fuses.
     """
 
-    def __init__(self, family: str, dialect: str, fuse: Iterable[str] = ()) -> None:
-        naming = naming_of(family, "hf" if dialect == "mlx" else dialect)
-        other = _ONE_BY_ONE if dialect == "mlx" else _STACKED
-        self._names = {ours: theirs for theirs, ours in naming.names.items() if other not in theirs}
-        self._transposed = frozenset() if dialect == "mlx" else naming.transposed
-        self._prefix = _PREFIXES.get((family, dialect), "")
-        self._fused: dict[str, str] = {}
-        for stem in {**dict.fromkeys(naming.always_fused), **dict.fromkeys(fuse)}:
-            self._fused |= dict.fromkeys(PARTS[stem], stem)
+    def __init__(self, family: Family, dialect: str, fuse: Iterable[str] = ()) -> None:
+        self._written = dict(dialect_names(family, dialect).written)
+        for whole in fuse:
+            self._written |= fusion_names(family, dialect, whole)
 
     def entries(self, present: Collection[str], experts: int) -> tuple[list[Entry], list[str]]:
         """What a checkpoint of these canonical tensors holds, and the canonical names that it has no name for.
@@ -74,37 +54,24 @@ class Spelling:
         """
         found: dict[str, Entry] = {}
         nameless: list[str] = []
-        for name in present:
-            for entry in self._entries_of(name, present, experts):
+        for canonical in present:
+            name = parse(canonical)
+            stored = self._written.get(name.pattern)
+            if stored is None:
+                nameless.append(canonical)
+                continue
+            for entry in _entries_of(canonical, stored, name.layer, present, experts):
                 found.setdefault(entry.name, entry)
-            if self._pattern(name) is None:
-                nameless.append(name)
         return list(found.values()), nameless
 
-    def _fused_stem(self, pattern: str) -> tuple[str | None, str]:
-        stem, _, kind = pattern.rpartition(".")
-        return self._fused.get(stem), kind
 
-    def _pattern(self, canonical: str) -> str | None:
-        pattern = parse(canonical).pattern
-        stem, kind = self._fused_stem(pattern)
-        return self._names.get(f"{stem}.{kind}" if stem else pattern)
-
-    def _entries_of(self, canonical: str, present: Collection[str], experts: int) -> list[Entry]:
-        name = parse(canonical)
-        theirs = self._pattern(canonical)
-        if theirs is None:
-            return []
-        stored = with_layer(theirs if theirs.startswith(_HEAD) else self._prefix + theirs, name.layer)
-        stem, kind = self._fused_stem(name.pattern)
-        if stem:
-            whole = f"{stem}.{kind}"
-            parts = tuple(with_layer(f"{part}.{kind}", name.layer) for part in PARTS[stem])
-            missing = tuple(part for part in parts if part not in present)
-            ours = with_layer(whole, name.layer)
-            return [Entry(stored, ours, parts, missing, transposed=whole in self._transposed)]
-        if _ONE_BY_ONE in stored:
-            return [
-                Entry(stored.replace(_ONE_BY_ONE, str(n)), canonical, (canonical,), expert=n) for n in range(experts)
-            ]
-        return [Entry(stored, canonical, (canonical,), transposed=name.pattern in self._transposed)]
+def _entries_of(
+    canonical: str, stored: Stored, layer: int | None, present: Collection[str], experts: int
+) -> list[Entry]:
+    called = with_layer(stored.pattern, layer)
+    part = stored.parts[0]
+    if part.stack:
+        return [Entry(called.replace("{e}", str(n)), canonical, (canonical,), expert=n) for n in range(experts)]
+    parts = tuple(with_layer(name, layer) for name in stored.names)
+    missing = tuple(part for part in parts if part not in present) if len(parts) > 1 else ()
+    return [Entry(called, with_layer(stored.canonical, layer), parts, missing, transposed=is_transposed(part))]

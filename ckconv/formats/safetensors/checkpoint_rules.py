@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.names import GATE_UP
 from ckconv.core.rope import scaled
 from ckconv.core.tensors import TensorIndex
-from ckconv.families.architectures import FAMILIES
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.dialects import FUSIONS
 from ckconv.families.huggingface_classes import fit
-from ckconv.families.huggingface_names import GATE_UP
 from ckconv.families.key_tables.fields import said, tensors_said
-from ckconv.formats.safetensors.checkpoint_names import FUSIONS
 from ckconv.options import Options
 from ckconv.plan.steps import Reason, missing_tensors
 
@@ -33,7 +33,7 @@ def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) ->
     if any(FUSIONS[what] == GATE_UP for what in options.fuse):
         if family.experts:
             yield Reason("--fuse gate-up: experts are not fused")
-        elif "ffn.gate.weight" not in family.required:
+        elif "L.ffn.gate" not in family.tensors:
             yield Reason(f"--fuse gate-up: {family.name} has no gate")
     kind = (config.rope_scaling or {}).get("rope_type")
     if options.context not in (0, config.context_length) and kind in _FOLLOWS_CONTEXT:
@@ -57,7 +57,7 @@ def class_reasons(
         built: the configuration is made out of hyper-parameters, so that they all have to be there.
     """
     family = FAMILIES[config.family]
-    found = fit(family, config, present, mlx=loader == "mlx-lm")
+    found = fit(config, present, loader)
     yield from missing_tensors(found.missing, tensors_said(config, format=format))
     for pattern, count in found.surplus.items():
         also = f" ({count} tensors)" if count > 1 else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.families.architectures import FAMILIES
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.gemma3 import layers_of, local_theta_of, period_of, scalar_of
 
 #: ``pad_token_id`` of ``Phi3Config``.

@@ -1,0 +1,266 @@
+"""Stored tensors -> canonical ones, whatever the format: the rows of a family, read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckconv.core.config import ModelConfig
+from ckconv.core.dtypes import DType
+from ckconv.core.layouts import plain, shifted
+from ckconv.core.names import Name, parse, with_layer
+from ckconv.core.tensors import Dropped, Extent, StoredTensor, Tensor, matrix_of, plain_tensor
+from ckconv.errors import Faults, UnsupportedError, quoted
+from ckconv.families import axes as shapes
+from ckconv.families.kinds import Kind, kind_of
+from ckconv.families.names import Names, Part, Stored
+from ckconv.families.schema import Family
+from ckconv.families.sizes import Sizes
+
+#: What is added to a canonical value where the file stores another one.
+_SHIFTS: Mapping[str, int] = {"": 0, "add_one": 1}
+
+#: Parameters -> the keys of the source that they stand under, for people: `` (hidden_size)``.
+Said = Callable[..., str]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One tensor to be named: a stored one, or several stored arrays that are one (an MLX triple).
+
+    ``tensor`` is in stored order under its stored name; its shape is ``[out, in]`` in elements of the model.
+    """
+
+    tensor: Tensor
+    stored: tuple[StoredTensor, ...]
+
+
+def plain_item(stored: StoredTensor) -> Item:
+    """A stored tensor that stands for itself."""
+    return Item(plain_tensor(stored.name, stored), (stored,))
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """What the rows made of a file's tensors."""
+
+    tensors: Mapping[str, Tensor]
+    canonical_of: Mapping[str, tuple[str, ...]]
+    dropped: tuple[Dropped, ...]
+    unknown: tuple[StoredTensor, ...]
+
+
+def canonicalise(
+    items: Iterable[Item],
+    family: Family,
+    names: Names,
+    config: ModelConfig,
+    said: Said,
+    *,
+    path: Path | None = None,
+    layers: str = "the number of layers",
+    nested: tuple[tuple[str, str], ...] = (),
+) -> Canonical:
+    """Apply a family's rows.
+
+    Args:
+        names: those rows in the format of the items.
+        path: the model, for errors.
+        layers: what the file calls the number of layers.
+        nested: what may stand before every name, and what the rows have in its place.
+
+    Raises:
+        InputError: ``model.config`` where a tensor's shape, layer or expert contradicts the configuration, or two
+            tensors are one.
+        UnsupportedError: ``model.config``, values in an order that cannot be moved.
+    """
+    reading = _Reading(family, names, config, said, path, layers, nested)
+    for item in items:
+        reading.add(item)
+    return reading.finish()
+
+
+class _Reading:
+    def __init__(
+        self,
+        family: Family,
+        names: Names,
+        config: ModelConfig,
+        said: Said,
+        path: Path | None,
+        layers: str,
+        nested: tuple[tuple[str, str], ...],
+    ) -> None:
+        self.names, self.said, self.layers, self.nested = names, said, layers, nested
+        self.family, self.config = family, config
+        self.sizes = Sizes(family, config.scope)
+        self.tensors: dict[str, Tensor] = {}
+        self.canonical_of: dict[str, tuple[str, ...]] = {}
+        self.dropped: list[Dropped] = []
+        self.unknown: list[StoredTensor] = []
+        self.faults = Faults(path)
+        self.experts: dict[str, tuple[Part, dict[int, Item]]] = {}
+        self.beyond: dict[int, str] = {}
+        self._kinds: dict[tuple[int, int | None], Kind] = {}
+
+    def add(self, item: Item) -> None:
+        """Name one tensor, drop it by a rule, or leave it unknown."""
+        name, found = self._look_up(item.tensor.source)
+        if found is None:
+            why = self.names.dropped.get(name.pattern)
+            if why is not None:
+                self.dropped += [Dropped(stored, why) for stored in item.stored]
+            else:
+                self.unknown += item.stored
+        elif name.layer is not None and name.layer >= self.sizes.layers(found.parts[0].row):
+            self.beyond.setdefault(name.layer, item.tensor.source)
+        elif name.expert is not None:
+            canonical = with_layer(found.canonical, name.layer)
+            self.experts.setdefault(canonical, (found.parts[0], {}))[1][name.expert] = item
+        else:
+            self._place(item, found, name.layer)
+
+    def finish(self) -> Canonical:
+        """Stack what is stored one by one; report every fault found."""
+        if self.beyond:
+            named = f"layer{'s' if len(self.beyond) > 1 else ''} {', '.join(map(str, sorted(self.beyond)[:10]))}"
+            first = self.beyond[min(self.beyond)]
+            self._fault(f"{self.layers} is {self.config.num_layers}, tensors name {named} ({quoted(first)})", first)
+        for name, (part, members) in self.experts.items():
+            self._stack(name, part, members)
+        self.faults.check()
+        return Canonical(self.tensors, self.canonical_of, tuple(self.dropped), tuple(self.unknown))
+
+    def _fault(self, message: str, tensor: str) -> None:
+        self.faults.add("model.config", message, tensor=tensor)
+
+    def _look_up(self, stored: str) -> tuple[Name, Stored | None]:
+        for prefix, instead in (("", ""), *self.nested):
+            if stored.startswith(prefix):
+                name = parse(instead + stored[len(prefix) :])
+                found = self.names.stored.get(name.pattern)
+                if found is not None or name.pattern in self.names.dropped:
+                    return name, found
+        return parse(stored), None
+
+    def _put(self, tensor: Tensor) -> None:
+        if tensor.name in self.tensors:
+            other = self.tensors[tensor.name].source
+            self._fault(f"{quoted(other)} and {quoted(tensor.source)} are both {tensor.name}", tensor.source)
+        self.tensors[tensor.name] = tensor
+
+    def _place(self, item: Item, found: Stored, layer: int | None) -> None:
+        """A tensor, or the parts of one that holds several."""
+        try:
+            kinds = [self._kind(part, layer) for part in found.parts]
+        except shapes.AxesError as error:
+            raise UnsupportedError(
+                "model.config", f"{error}{self._said(found.parts)}", tensor=item.tensor.source
+            ) from None
+        whole = kinds[0].whole
+        if item.tensor.shape != whole:
+            source = item.tensor.source
+            made = f"the configuration makes it {list(whole)}{self._said(found.parts)}"
+            self._fault(f"tensor {quoted(source)} has shape {list(item.tensor.shape)}, {made}", source)
+            return
+        for part, kind in zip(found.parts, kinds, strict=True):
+            tensor = _placed(item.tensor, part, kind)
+            self._put(replace(tensor, name=with_layer(part.canonical, layer)))
+        for stored in item.stored:
+            self.canonical_of[stored.name] = tuple(with_layer(name, layer) for name in found.names)
+
+    def _kind(self, part: Part, layer: int | None) -> Kind:
+        key = id(part), self.sizes.number(part.row, layer)
+        known = self._kinds.get(key)
+        return known or self._kinds.setdefault(key, kind_of(part, self.sizes.of(part.row, layer)))
+
+    def _said(self, parts: Sequence[Part]) -> str:
+        """The keys that a shape follows from."""
+        found = (letter for part in parts for letter in shapes.letters(part.axes) if letter in self.family.axes)
+        named = (name for letter in found for name in sorted(self.family.axes[letter].names - {"n"}))
+        return self.said(*dict.fromkeys(named), "family")
+
+    def _stack(self, name: str, part: Part, members: Mapping[int, Item]) -> None:
+        """What is stored one by one becomes one tensor of several extents."""
+        count = self.sizes.of(part.row, None)(part.stack)
+        what = self.said(*sorted(self.family.axes[part.stack].names))
+        beyond = [n for n in sorted(members) if n >= count]
+        if beyond:
+            source = members[beyond[0]].tensor.source
+            self._fault(
+                f"the number of experts{what} is {count:,}, {quoted(source)} names expert {beyond[0]:,}", source
+            )
+            return
+        if len(members) < count:
+            missing = next(n for n in range(int(count)) if n not in members)
+            there = f"{len(members):,} of {count:,} experts{what} are there"
+            self._fault(f"{name}: {there}, expert {missing:,} is missing", next(iter(members.values())).tensor.source)
+            return
+        ordered = [members[n] for n in range(int(count))]
+        one = ordered[0].tensor
+        shape = self._kind(part, parse(name).layer).shape
+        for item in ordered:
+            if item.tensor.shape != shape or item.tensor.dtype is not one.dtype:
+                self._fault(
+                    f"tensor {quoted(item.tensor.source)} is {item.tensor.dtype} {list(item.tensor.shape)}, "
+                    f"the configuration and its fellows make it {one.dtype} {list(shape)}{self._said([part])}",
+                    item.tensor.source,
+                )
+                return
+        self._put(
+            Tensor(
+                name,
+                one.source,
+                one.dtype,
+                (len(ordered), *shape),
+                tuple(extent for item in ordered for extent in item.tensor.extents),
+                plain(len(ordered) * shape[0], shape[1]),
+                tuple(_serial([item.tensor.planes[i] for item in ordered]) for i in range(len(one.planes))),
+            )
+        )
+        for item in ordered:
+            for stored in item.stored:
+                self.canonical_of[stored.name] = (name,)
+
+
+def _placed(tensor: Tensor, part: Part, kind: Kind) -> Tensor:
+    """The part of a stored tensor, under its stored name."""
+    if kind.layout is None:
+        tensor = replace(tensor, shape=kind.shape)
+    elif kind.layout.in_order:
+        tensor = _cut(tensor, kind.shape, kind.first)
+    else:
+        rows, cols = matrix_of(kind.shape, tensor.dtype)
+        tensor = replace(tensor, shape=kind.shape, layout=replace(kind.layout, rows=rows, cols=cols))
+    shift = _SHIFTS[part.value]
+    return replace(tensor, layout=shifted(tensor.layout, shift)) if shift else tensor
+
+
+def _cut(tensor: Tensor, shape: tuple[int, ...], first: int) -> Tensor:
+    """Rows ``first`` and on of a stored tensor, as many as ``shape`` has."""
+    rows, cols = matrix_of(shape, tensor.dtype)
+    return replace(
+        tensor,
+        shape=shape,
+        extents=tuple(_rows_of(extent, tensor.dtype, cols, first, rows) for extent in tensor.extents),
+        layout=plain(rows, cols),
+        planes=tuple(_cut(plane, (rows, plane.shape[1]), first) for plane in tensor.planes),
+    )
+
+
+def _rows_of(extent: Extent, dtype: DType, cols: int, first: int, rows: int) -> Extent:
+    row_bytes = dtype.nbytes(cols)
+    return Extent(extent.path, extent.offset + first * row_bytes, rows * row_bytes)
+
+
+def _serial(planes: list[Tensor]) -> Tensor:
+    """Planes of several tensors, one after the other."""
+    rows = sum(plane.layout.rows for plane in planes)
+    cols = planes[0].layout.cols
+    return replace(
+        planes[0],
+        shape=(rows, cols),
+        extents=tuple(e for plane in planes for e in plane.extents),
+        layout=plain(rows, cols),
+    )

@@ -1,0 +1,98 @@
+"""The families that ckconv knows: the shipped files and a user's own, each read when it is asked for."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from ckconv.families.merge import FOLDER
+from ckconv.families.schema import Family, load
+
+
+@cache
+def _texts() -> dict[str, str]:
+    """Name of a shipped family -> its file; fragments, which are only extended, have no class of their own."""
+    texts = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.toml"))}
+    return {name: text for name, text in texts.items() if "\nhuggingface = " in text}
+
+
+@cache
+def _own_table(name: str) -> dict[str, Any]:
+    return tomllib.loads(_texts()[name])
+
+
+def _naming(word: str, section: str, key: str) -> list[str]:
+    """Families whose ``section.key`` is this word, or has it; only files that hold the word are parsed."""
+    quoted = f'"{word}"'
+    return [
+        name
+        for name, text in _texts().items()
+        if quoted in text and word in _words(_own_table(name).get(section, {}).get(key, []))
+    ]
+
+
+class Catalogue(Mapping[str, Family]):
+    """Families by name. Listing them reads no rows."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Family] = {}
+
+    def __getitem__(self, name: str) -> Family:
+        if name not in self._loaded:
+            if name not in _texts():
+                raise KeyError(name)
+            self._loaded[name] = load(FOLDER / f"{name}.toml")
+        return self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in _texts()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_texts())
+
+    def __len__(self) -> int:
+        return len(_texts())
+
+
+FAMILIES = Catalogue()
+
+
+def families_of_gguf(architecture: str) -> list[Family]:
+    """The families of a ``general.architecture``; several where it has dense models and mixtures of experts."""
+    return [FAMILIES[name] for name in _naming(architecture, "gguf", "arch")]
+
+
+def family_of_gguf(architecture: str, has: Callable[[str], bool]) -> Family | None:
+    """The family of a GGUF.
+
+    Args:
+        has: the metadata has this key, after the architecture's prefix, and it says something.
+    """
+    for family in families_of_gguf(architecture):
+        condition = family.in_gguf.condition
+        if condition is None or condition.value({"has": has}):
+            return family
+    return None
+
+
+def told_by_architecture(name: str) -> str:
+    """The family for which a file that names only the architecture is taken: Mistral's GGUFs are those of a Llama."""
+    family = FAMILIES[name]
+    condition = family.in_gguf.condition
+    if condition is None or any(condition.value({"has": lambda key, said=said: said}) for said in (True, False)):
+        return name
+    return next(
+        (f.name for f in families_of_gguf(family.gguf) if f is not family and f.experts == family.experts), name
+    )
+
+
+def family_of_model_type(model_type: str) -> Family | None:
+    """The family of a ``config.json``; a family's own name serves as well, as bump files have it."""
+    names = _naming(model_type, "huggingface", "model_type")
+    return FAMILIES[names[0]] if names else FAMILIES.get(model_type)
+
+
+def _words(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value

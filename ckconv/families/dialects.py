@@ -1,0 +1,109 @@
+"""Names of checkpoints: a family's own, and others under which the same rows may stand.
+
+``max``: GPT-2 with linear layers, its matrices ``[out, in]``. ``canonical`` and ``gguf``: other names only, rows and
+values as Hugging Face stores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+from ckconv.core.names import GATE_UP, PARTS, QKV
+from ckconv.families import axes as shapes
+from ckconv.families.merge import FOLDER
+from ckconv.families.names import GGUF, HF, MLX, Names, Part, Stored, names_of
+from ckconv.families.schema import Family, load
+
+#: The key of a file's ``__metadata__`` that says under which names its tensors are, where not under the family's own.
+NAMES_KEY = "ckconv.names"
+
+#: Where a configuration has a ``text_config``, its decoder's tensors are under one of these: transformers 5 and 4.
+NESTED = (("model.language_model.", "model."), ("language_model.", ""))
+
+#: What ``--fuse`` calls them -> canonical stem of the fused tensor.
+FUSIONS: dict[str, str] = {"qkv": QKV, "gate-up": GATE_UP}
+
+#: What names a checkpoint may have besides its family's own.
+OTHER_DIALECTS = ("max", "canonical", GGUF)
+
+
+@cache
+def dialect_names(family: Family, dialect: str) -> Names:
+    """The names of a family's checkpoints as ``hf`` or ``mlx`` have them, or in one of :data:`OTHER_DIALECTS`."""
+    if dialect in (HF, MLX):
+        return names_of(family, dialect)
+    own = names_of(family, HF)
+    if dialect == "max":
+        return Names(
+            {pattern: _in_order(found) for pattern, found in own.stored.items()},
+            {name: _in_order(found) for name, found in own.written.items()},
+            own.dropped,
+        )
+    names = _gguf_names(family) if dialect == GGUF else {name: name for name in own.written}
+    single = {
+        name: Stored(names[name], name, (_canonical(part),))
+        for found in own.written.values()
+        for part in found.parts
+        if (name := part.canonical) in names
+    }
+    wholes = []
+    for whole, stems in PARTS.items():
+        for kind in ("weight", "bias"):
+            parts = [single[f"{stem}.{kind}"].parts[0] for stem in stems if f"{stem}.{kind}" in single]
+            if len(parts) == len(stems):
+                called = f"{whole}.{kind}" if dialect == "canonical" else _gguf_whole(f"{whole}.{kind}")
+                wholes.append(Stored(called, f"{whole}.{kind}", _side_by_side(parts)))
+    return Names({found.pattern: found for found in (*single.values(), *wholes)}, single, {})
+
+
+def fusion_names(family: Family, dialect: str, whole: str) -> dict[str, Stored]:
+    """Canonical pattern of a tensor -> what it is written in where ``whole`` is stored as one."""
+    names = dialect_names(family, dialect)
+    found: dict[str, Stored] = {}
+    for stored in names.stored.values():
+        if stored.canonical.rpartition(".")[0] == whole:
+            for name in stored.names:
+                found.setdefault(name, stored)
+    return found
+
+
+def _in_order(found: Stored) -> Stored:
+    return replace(found, parts=_side_by_side([_canonical(part) for part in found.parts]))
+
+
+def _canonical(part: Part) -> Part:
+    """The part by itself, its values in canonical order."""
+    axes = part.row.axes[: len(part.axes)] if part.stack else part.axes
+    return replace(part, axes=axes, stored=axes, number=0, value="", stack="")
+
+
+def _side_by_side(parts: list[Part]) -> tuple[Part, ...]:
+    """Parts stored one after the other, by rows."""
+    if len(parts) == 1:
+        return tuple(parts)
+    rows: shapes.Product = (shapes.Segments(tuple(part.axes[0] for part in parts)),)
+    return tuple(replace(part, stored=(rows, *part.axes[1:]), number=n) for n, part in enumerate(parts))
+
+
+@cache
+def _gguf_names(family: Family) -> Mapping[str, str]:
+    """Canonical pattern -> GGUF's name of such a tensor alone, even where the family's GGUF stores several as one."""
+    own, common = names_of(family, GGUF).written, names_of(decoder(), GGUF).written
+    alone = {name: found.pattern for name, found in own.items() if len(found.parts) == 1 and found.pattern != _FACTORS}
+    return {name: found.pattern for name, found in common.items() if found.pattern != _FACTORS} | alone
+
+
+_FACTORS = "rope_freqs.weight"
+
+
+@cache
+def decoder() -> Family:
+    """What decoders share."""
+    return load(FOLDER / "decoder.toml")
+
+
+def _gguf_whole(canonical: str) -> str:
+    stored = names_of(decoder(), GGUF).stored
+    return next(pattern for pattern, found in stored.items() if found.canonical == canonical)

@@ -1,0 +1,97 @@
+"""What a part of a stored tensor is, in elements: shapes, and where its rows lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckconv.core.layouts import Layout, headed, plain, transposed
+from ckconv.core.names import parse
+from ckconv.families import axes as shapes
+from ckconv.families.names import Part, names_of
+from ckconv.families.schema import Family
+from ckconv.families.sizes import Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A part in one layer, or in all layers where sizes do not differ.
+
+    Attributes:
+        whole: shape of the stored tensor.
+        shape: shape of the canonical one.
+        first: stored row that is its first one, where it is a run of whole rows.
+        layout: where its rows lie in what it is cut to; ``None`` where stored and canonical order are the same.
+    """
+
+    whole: tuple[int, ...]
+    shape: tuple[int, ...]
+    first: int
+    layout: Layout | None
+
+
+def kind_of(part: Part, size: shapes.Size) -> Kind:
+    """The part with these sizes.
+
+    Raises:
+        AxesError: sizes that are no whole numbers, or values in an order that is not moved.
+    """
+    whole, shape = shapes.sizes(part.stored, size), shapes.sizes(part.axes, size)
+    if part.stored == part.axes:
+        return Kind(whole, shape, 0, None)
+    move = shapes.move(part.stored, part.axes, part.number, size)
+    layout = layout_of(move)
+    if layout is None:
+        raise shapes.AxesError("values in an order that is not moved")
+    return Kind(whole, shape, move.first_row, layout)
+
+
+def is_transposed(part: Part) -> bool:
+    """A matrix that is stored ``[in, out]``."""
+    own = shapes.of_part(part.stored, part.number) if shapes.segment_count(part.stored) > 1 else part.stored
+    return len(own) == 2 and own == part.axes[::-1] and own != part.axes
+
+
+def canonical_shape(family: Family, parameters: Mapping[str, Any], canonical: str) -> tuple[int, ...] | None:
+    """The shape of a canonical tensor; ``None`` for one that the family does not have.
+
+    Raises:
+        AxesError: the parameters give no sizes.
+    """
+    name = parse(canonical)
+    found = names_of(family, "hf").written.get(name.pattern)
+    part = next((part for part in found.parts if part.canonical == name.pattern), None) if found else None
+    if part is None:
+        return None
+    axes = (part.row.axes[0], *part.axes) if part.stack else part.axes
+    return shapes.sizes(axes, Sizes(family, parameters).of(part.row, name.layer))
+
+
+def layout_of(found: shapes.Move) -> Layout | None:
+    """The move as a layout of whole rows, or of a transposed matrix; ``None`` where it is neither."""
+    rows, cols = math.prod(found.canonical[:-1]), found.canonical[-1]
+    if len(found.canonical) == 1:
+        rows, cols = cols, 1
+    moved = [place for place in found.order if found.parts[place] > 1]
+    if moved == sorted(moved):
+        return plain(rows, cols) if found.cut is None or math.prod(found.factors[: found.cut[0]]) == 1 else None
+    if len(found.stored) == 2 and len(found.canonical) == 2 and _swapped(found):
+        return transposed(rows, cols, stored_cols=found.stored[1], column_offset=found.cut[1] if found.cut else 0)
+    heads = [found.parts[place] for place in found.order]
+    pair = next((n for n in range(1, len(heads)) if found.order[n] == found.order[n - 1] - 1), None)
+    if pair is None or found.cut is not None or heads[pair - 1] != 2 or found.order[pair - 1] != pair:
+        return None
+    rest = [*found.order[: pair - 1], *found.order[pair + 1 :]]
+    if rest != sorted(rest) or math.prod(heads[pair + 1 :]) != cols:
+        return None
+    return headed(math.prod(heads[: pair - 1]), 2 * heads[pair], cols, interleaved=True)
+
+
+def _swapped(found: shapes.Move) -> bool:
+    """Stored columns are the canonical rows, in order."""
+    split = next((n for n in range(1, len(found.order)) if found.order[n] < found.order[n - 1]), 0)
+    first, second = found.order[:split], found.order[split:]
+    width = math.prod(found.parts[place] for place in first)
+    return list(first) == sorted(first) and list(second) == sorted(second) and width == found.canonical[0]

@@ -1,0 +1,260 @@
+"""A family's tensor rows, compiled for one format: patterns of stored names, and what such a tensor holds.
+
+A name is looked up by replacing its whole-number segments by ``{n}`` and ``{e}`` (:func:`ckconv.core.names.parse`), so
+a model costs one dictionary look-up a tensor, whatever its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from ckconv.core.names import PARTS, parse
+from ckconv.families import axes as shapes
+from ckconv.families.schema import Cell, Family, Fusion, TensorRow
+
+#: Formats of the cells of a tensor row.
+HF, MLX, GGUF = "hf", "mlx", "gguf"
+
+#: The other format whose names a reader of the first takes too, where nothing but the name is different.
+_ALSO: Mapping[str, str] = {HF: MLX, MLX: HF}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One canonical tensor, or the share of one, that a stored tensor holds.
+
+    Attributes:
+        canonical: pattern of its name.
+        axes: its canonical shape; of a stack that is stored one by one, that of a single one.
+        stored: how the stored tensor's values lie.
+        number: which of the stored shape's segments it is.
+        value: the operation on values, "" for none.
+        stack: the axis of which every index is a stored tensor of its own, "" where there is none.
+        row: where this is said.
+    """
+
+    canonical: str
+    axes: shapes.Shape
+    stored: shapes.Shape
+    number: int
+    value: str
+    stack: str
+    row: TensorRow
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A kind of stored tensor.
+
+    Attributes:
+        pattern: of its name.
+        canonical: pattern of what it holds; of several tensors, of the whole, a name that none of them has.
+        parts: what it holds, in order.
+    """
+
+    pattern: str
+    canonical: str
+    parts: tuple[Part, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Canonical patterns of the parts."""
+        return tuple(part.canonical for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A family in one format.
+
+    Attributes:
+        stored: pattern of a stored name -> what such a tensor holds, in every spelling that is read.
+        written: canonical pattern of a tensor -> what it is written in: the first of its spellings.
+        dropped: pattern of a stored tensor that is no part of the model -> why it is not.
+    """
+
+    stored: Mapping[str, Stored]
+    written: Mapping[str, Stored]
+    dropped: Mapping[str, str]
+
+    @property
+    def always_fused(self) -> tuple[Stored, ...]:
+        """Tensors that hold several canonical ones, however they are asked for."""
+        return tuple({found.pattern: found for found in self.written.values() if len(found.parts) > 1}.values())
+
+
+@cache
+def names_of(family: Family, format: str) -> Names:
+    """The rows of ``family`` for ``hf``, ``mlx`` or ``gguf``."""
+    return _Compiler(family, format).names()
+
+
+def canonical_pattern(family: Family, row: str, kind: str) -> str:
+    """The canonical pattern of a row's tensor: ``L.attention.q`` -> ``layers.{n}.attention.q.weight``."""
+    letter, dot, tail = row.partition(".")
+    if dot and letter in family.stacks:
+        row = family.stacks[letter].canonical + tail
+    elif dot and letter == "L":
+        row = f"layers.{{n}}.{tail}"
+    return f"{row}.{kind}" if kind else row
+
+
+class _Compiler:
+    def __init__(self, family: Family, format: str) -> None:
+        self.family, self.format = family, format
+        self.stored: dict[str, Stored] = {}
+        self.written: dict[str, Stored] = {}
+        self.dropped: dict[str, str] = {}
+
+    def names(self) -> Names:
+        for row in self.family.tensors.values():
+            if (reason := row.dropped.get(self.format)) is not None:
+                self.dropped |= dict.fromkeys(self._spelled(row, reason[0]), reason[1])
+            for kind in _kinds(row):
+                for cell in row.cells[self.format]:
+                    for pattern in self._spelled(row, cell.name):
+                        self._add(self._stored(row, cell, _full(pattern, cell, kind), kind), write=True)
+                for cell in self._others(row):
+                    for pattern in self._spelled(row, cell.name):
+                        self._add(self._stored(row, cell, _full(pattern, cell, kind), kind), write=False)
+        for fusion in self.family.fused.values():
+            for found in self.fusions(fusion):
+                self._add(found, write=False)
+        return Names(self.stored, self.written, self.dropped)
+
+    def fusions(self, fusion: Fusion) -> Iterator[Stored]:
+        """What a fusion is stored as, the first spelling first; nothing where the parts are always stored as one."""
+        name = fusion.cells.get(self.format) or fusion.cells.get("hf" if self.format == "mlx" else self.format)
+        rows = [self.family.tensors[part] for part in fusion.parts]
+        alone = all(cell.parts == 1 for row in rows for cell in row.cells[self.format])
+        if name is None or not alone:
+            return
+        for kind in ("weight", "bias"):
+            if any(kind not in _kinds(row) for row in rows):
+                continue
+            for pattern in self._spelled(rows[0], name):
+                parts = tuple(
+                    replace(self._part(row, Cell(name), kind), number=n, stored=_segments(rows, kind))
+                    for n, row in enumerate(rows)
+                )
+                yield Stored(f"{pattern}.{kind}", canonical_pattern(self.family, fusion.name, kind), parts)
+
+    def _others(self, row: TensorRow) -> Sequence[Cell]:
+        """Stacks that the other format's programs store in another way."""
+        other = _ALSO.get(self.format)
+        own = {cell.stack for cell in row.cells[self.format]}
+        return [cell for cell in row.cells[other] if cell.stack not in own] if other else []
+
+    def _add(self, found: Stored, *, write: bool) -> None:
+        there = self.stored.get(found.pattern)
+        if there is not None and there.names != found.names and len(found.parts) == 1:
+            found = replace(there, parts=(*there.parts, *found.parts))
+            found = replace(found, canonical=self._whole(found))
+        self.stored[found.pattern] = found
+        for part in found.parts if write else ():
+            held = self.written.get(part.canonical)
+            if held is None or held.pattern == found.pattern:
+                self.written[part.canonical] = found
+
+    def _whole(self, found: Stored) -> str:
+        stems = tuple(name.rpartition(".")[0] for name in found.names)
+        kind = found.parts[0].canonical.rpartition(".")[2]
+        return next((f"{whole}.{kind}" for whole, parts in PARTS.items() if parts == stems), found.canonical)
+
+    def _stored(self, row: TensorRow, cell: Cell, pattern: str, kind: str) -> Stored:
+        part = self._part(row, cell, kind)
+        return Stored(pattern, part.canonical, (part,))
+
+    def _part(self, row: TensorRow, cell: Cell, kind: str) -> Part:
+        axes = row.axes[1:] if cell.stack else row.axes
+        stored = cell.axes or axes
+        if kind == "bias" and len(axes) > 1:
+            columns = axes[-1]
+            axes, stored = axes[:-1], tuple(product for product in stored if product != columns)
+        canonical = canonical_pattern(self.family, row.name, "" if row.whole_name else kind)
+        return Part(canonical, axes, stored, cell.part, cell.value, cell.stack, row)
+
+    def _spelled(self, row: TensorRow, name: str) -> list[str]:
+        """The pattern behind every prefix that is read, the written one first."""
+        name = name.removeprefix("=")
+        letter, dot, tail = name.partition(".")
+        if dot and letter in self.family.stacks:
+            prefixes = self.family.stacks[letter].prefixes
+            return [prefixes.get(self.format, prefixes.get("hf", "")) + _numbered(tail)]
+        found = []
+        for root, layer in self._prefixes():
+            start = root if letter == "M" else layer if letter == "L" else ""
+            found.append(_numbered(start + tail if dot and letter in ("M", "L") else name))
+        return list(dict.fromkeys(found))
+
+    def _prefixes(self) -> list[tuple[str, str]]:
+        prefixes, other = self.family.prefixes, _ALSO.get(self.format, "")
+        return [*(prefixes.get(self.format) or prefixes["hf"]), *prefixes.get(other, ())]
+
+
+def has_bias(row: TensorRow) -> bool:
+    """There may be a bias beside the weight."""
+    return row.bias is not None and not row.whole_name
+
+
+def _kinds(row: TensorRow) -> tuple[str, ...]:
+    return ("weight", "bias") if has_bias(row) else ("weight",)
+
+
+def _full(pattern: str, cell: Cell, kind: str) -> str:
+    return pattern if cell.name.startswith("=") else f"{pattern}.{kind}"
+
+
+def _numbered(name: str) -> str:
+    """The hole of a stack as :func:`ckconv.core.names.parse` calls it."""
+    start = name.find("{")
+    while start >= 0:
+        stop = name.index("}", start)
+        if name[start + 1 : stop] != "n":
+            return f"{name[:start]}{{e}}{name[stop + 1 :]}"
+        start = name.find("{", stop)
+    return name
+
+
+def _segments(rows: Sequence[TensorRow], kind: str) -> shapes.Shape:
+    """The shape of rows that are stored one after the other."""
+    parts = tuple(row.axes[0] for row in rows)
+    first: shapes.Product = (shapes.Segments(parts),)
+    return (first, *(rows[0].axes[1:] if kind == "weight" else ()))
+
+
+def heads_of(family: Family, canonical: str) -> str | None:
+    """The parameter that counts the heads of a tensor whose rows GGUF stores interleaved; ``None`` for any other.
+
+    Args:
+        canonical: pattern of the tensor's name.
+    """
+    found = names_of(family, GGUF).written.get(canonical)
+    if found is None or len(found.parts) > 1:
+        return None
+    part = found.parts[0]
+    own, stored = part.axes[0], part.stored[0]
+    if len(own) != 3 or own[1] != "2" or stored != (own[0], own[2], own[1]):
+        return None
+    letter = own[0]
+    return family.axes[letter].text if isinstance(letter, str) else None
+
+
+@cache
+def shifted(family: Family) -> frozenset[str]:
+    """Canonical patterns of tensors of which GGUF stores 1 more: the norms of Gemma."""
+    written = names_of(family, GGUF).written.values()
+    return frozenset(part.canonical for found in written for part in found.parts if part.value == "add_one")
+
+
+def shift_of(family: Family, canonical: str) -> int:
+    """What GGUF and bump add to the values of a canonical tensor: 1 to Gemma's norms, else 0."""
+    own = shifted(family)
+    return int(bool(own) and parse(canonical).pattern in own)
+
+
+@cache
+def interleaves(family: Family) -> bool:
+    """GGUF stores rows of heads with RoPE pairs as neighbours."""
+    return any(heads_of(family, name) for name in names_of(family, GGUF).written)

@@ -1,0 +1,89 @@
+"""Which tensors a family's models have: always, or where a parameter says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from ckconv.families.expressions import Expression
+from ckconv.families.names import canonical_pattern, has_bias
+from ckconv.families.schema import Family, TensorRow
+from ckconv.families.sizes import Scope, layers_of
+
+#: The output head, which a model has of its own or not whatever its class: rules of its own look at it.
+_HEAD = "output"
+
+
+@cache
+def always(family: Family, format: str) -> frozenset[str]:
+    """Canonical patterns of tensors that every model of the family has, in ``hf``, ``mlx`` or ``gguf``."""
+    constants = Scope(family, {})
+    found = set()
+    for row in family.tensors.values():
+        if row.cells[format] and not row.optional:
+            found.add(_pattern(family, row, "weight"))
+            if row.bias is not None and not _asks(family, row.bias) and row.bias.value(constants):
+                found.add(_pattern(family, row, "bias"))
+    return frozenset(found)
+
+
+def expected(family: Family, format: str, parameters: Mapping[str, Any]) -> dict[str, int]:
+    """Canonical pattern of every tensor that a model has, but for the output head -> how many of them there are."""
+    scope = Scope(family, parameters)
+    counts: dict[str, int] = {}
+    for row in family.tensors.values():
+        if not row.cells[format] or row.name == _HEAD or (row.when is not None and not row.when.value(scope)):
+            continue
+        count = _count(family, row, scope)
+        counts[_pattern(family, row, "weight")] = count
+        if row.bias is not None and row.bias.value(scope):
+            counts[_pattern(family, row, "bias")] = count
+    return {pattern: count for pattern, count in counts.items() if count}
+
+
+def switches(family: Family) -> dict[str, frozenset[str]]:
+    """Parameter that says whether there are biases -> canonical patterns of those biases."""
+    found: dict[str, set[str]] = {}
+    for row in family.tensors.values():
+        if has_bias(row) and row.bias is not None and row.name != _HEAD:
+            for name in _asks(family, row.bias):
+                found.setdefault(name, set()).add(_pattern(family, row, "bias"))
+    return {name: frozenset(patterns) for name, patterns in found.items()}
+
+
+def loaded(family: Family, engine: str) -> frozenset[str]:
+    """Canonical patterns that an engine loads where they are, besides those that it cannot do without."""
+    row = family.engines.get(engine)
+    patterns = (name.rpartition(".") for name in (row.optional if row else ()))
+    return frozenset(
+        canonical_pattern(family, stem, kind) if kind in ("weight", "bias") else canonical_pattern(family, whole, "")
+        for stem, dot, kind in patterns
+        for whole in (stem + dot + kind,)
+    )
+
+
+def _asks(family: Family, expression: Expression) -> Iterator[str] | frozenset[str]:
+    """The parameters that a value is in the end made of, those that are constants or derived taken apart."""
+    found: set[str] = set()
+    for name in expression.names:
+        parameter = family.parameters.get(name)
+        if parameter is not None and parameter.value is not None:
+            found |= set(_asks(family, parameter.value))
+        else:
+            found.add(name)
+    return frozenset(found)
+
+
+def _count(family: Family, row: TensorRow, scope: Scope) -> int:
+    if not row.in_stack(family.stacks):
+        return 1
+    count = layers_of(family, row, scope)
+    if row.layers is None:
+        return count
+    kinds = {name: kind.value(scope) for name, kind in family.layers.items()}
+    return sum(bool(row.layers.value({name: kind[n] for name, kind in kinds.items()})) for n in range(count))
+
+
+def _pattern(family: Family, row: TensorRow, kind: str) -> str:
+    return canonical_pattern(family, row.name, "" if row.whole_name else kind)
