@@ -54,7 +54,6 @@ SYSTEM_CALLS = {
 
 #: Module -> the families that it names.
 FAMILIES: dict[str, str] = {
-    "adapters/names": "gpt2",
     "core/config": "qwen2, qwen3, qwen3moe",
     "formats/bump/config": "gemma3, llama",
     "formats/bump/flavours": "llama",
@@ -64,12 +63,11 @@ FAMILIES: dict[str, str] = {
     "formats/bump/resolve": "gemma3, qwen3",
     "formats/gguf/config": "gemma3",
     "formats/gguf/plan": "gpt2, phi3",
-    "formats/gguf/rules": "gemma3, gpt2, llama, mixtral, phi3, qwen3, qwen3moe",
+    "formats/gguf/rules": "gemma3, gpt2, phi3, qwen3moe",
     "formats/mlx/plan": "gemma3, gpt2",
     "formats/peft/plan": "gpt2",
     "formats/safetensors/checkpoint_agreement": "gemma3",
     "formats/safetensors/checkpoint_config": "gemma3, gpt2, llama, mistral, mixtral, phi3, qwen3, qwen3moe",
-    "formats/safetensors/checkpoint_names": "gpt2",
     "formats/safetensors/checkpoint_rules": "gpt2, phi3",
     "formats/safetensors/document": "gemma3, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3moe",
     "formats/safetensors/rope_factors": "phi3",
