@@ -75,10 +75,8 @@ FAMILIES: dict[str, str] = {
 #: Module -> the formats that it names.
 FORMATS: dict[str, str] = {
     "adapters/names": "mlx, peft",
-    "adapters/write": "gguf",
     "api": "bump",
     "core/key_table": "mlx, safetensors",
-    "core/tensors": "bump, mlx, safetensors",
     "engine/content": "bump, mlx, mlx adapter, peft, safetensors",
     "engine/directions": "bump, gguf, mlx, peft",
     "engine/entry": "bump, gguf",
@@ -88,20 +86,16 @@ FORMATS: dict[str, str] = {
     "engine/run": "bump",
     "engine/settle": "mlx, mlx adapter, peft, safetensors",
     "engine/targets": "bump, gguf, gguf adapter, mlx, mlx adapter, peft, safetensors",
-    "engine/verify": "bump",
     "engine/whole": "bump, gguf",
     "options": "gguf",
     "output/destination": "bump, gguf, mlx, peft, safetensors",
     "plan/applicable": "bump, gguf, gguf adapter, mlx, safetensors",
     "plan/choices": "bump, gguf",
-    "plan/planner": "bump, gguf, mlx, safetensors",
     "record/keep": "bump",
     "record/read": "bump, gguf",
     "record/restore": "gguf",
     "record/schema": "bump, gguf, mlx, safetensors",
     "record/skeleton": "gguf",
-    "tokenizer/documents": "mlx, safetensors",
-    "tokenizer/source": "gguf, mlx, safetensors",
 }
 #: Files of more lines than they should have.
 LONG: set[str] = set()

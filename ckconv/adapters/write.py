@@ -17,7 +17,7 @@ from ckconv.adapters.names import families_of, family_named, path_of
 from ckconv.core.adapters import Adapter, AdapterModule, Role
 from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
-from ckconv.core.tensors import Tensor, TensorIndex
+from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import quoted
 from ckconv.options import Options
 from ckconv.plan.container import Container
@@ -50,6 +50,8 @@ class AdapterPlanner(Planner):
     what: str
     #: Roles that it has a place for.
     roles: frozenset[Role]
+    #: Quantised blocks are a type of tensor there.
+    holds_blocks = False
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
@@ -168,7 +170,7 @@ class AdapterPlanner(Planner):
         """Whole rows of blocks can stay what they are."""
         source = entry.source.layout
         alike = source.scale == entry.layout.scale and source.transposed == entry.layout.transposed
-        return self.format.startswith("gguf") and alike and self.options.dtype in ("engine", "keep")
+        return self.holds_blocks and alike and self.options.dtype in ("engine", "keep")
 
 
 _SAID = {
@@ -229,7 +231,7 @@ def paths_in(planner: Planner, index: TensorIndex, modules: Sequence[AdapterModu
         return {module.name: module.path for module in modules}
     if adapter.base is not None:
         families: tuple[str, ...] = (adapter.base.family,)
-    elif index.format == "gguf":
+    elif index.metadata_kind is MetadataKind.TYPED:
         family = family_named(index.architecture)
         families = (family.name,) if family else ()
     else:
@@ -237,7 +239,7 @@ def paths_in(planner: Planner, index: TensorIndex, modules: Sequence[AdapterModu
     paths = {}
     for module in modules:
         path = path_of(module.name, families, dialect)
-        if path is None and index.format == "gguf":
+        if path is None and index.metadata_kind is MetadataKind.TYPED:
             planner.refuse(f"no name is known for {quoted(module.path)} of {index.architecture!r}")
         paths[module.name] = path or module.path
     return paths

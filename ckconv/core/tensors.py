@@ -6,6 +6,7 @@ architecture's rules turn them into canonical :class:`Tensor` s. No tensor data 
 
 from __future__ import annotations
 
+import enum
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -172,8 +173,15 @@ class Checksum:
     stored: bytes
 
 
-#: Formats that share the kind of their configuration: Hugging Face's ``config.json``.
-_DOCUMENTS: dict[str, str] = {"safetensors": "config.json", "mlx": "config.json"}
+class MetadataKind(enum.Enum):
+    """What the metadata of a model is."""
+
+    #: The document ``config.json`` of Hugging Face; other documents lie beside it.
+    DOCUMENT = enum.auto()
+    #: Keys with values that say their type, the tokenizer's among them.
+    TYPED = enum.auto()
+    #: The fields of a header, and what the format keeps besides.
+    OWN = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +200,7 @@ class TensorIndex:
         canonical_of: stored name -> canonical names made from it.
         dropped: stored tensors that a rule allows to leave out.
         unknown: stored tensors without a rule; any of them stops a conversion across naming families.
+        metadata_kind: what ``metadata`` is.
         metadata: the format's own key/value pairs, lazily decoded where they are long.
         facts: what `inspect` prints about the container, in order.
         checksums: what the file says about its own bytes, for `verify`.
@@ -202,6 +211,7 @@ class TensorIndex:
         quantizer: what another quantiser made of the tensors, for people; such a model has no ``config``, and is only
             copied, hashed and compared.
         adapter: what changes another model, where the files hold no model of their own.
+        incomplete: why the tensors cannot be found, though there are some.
         identities: what ``files`` were when their headers were read, so that data of other files is not taken for
             theirs.
     """
@@ -214,6 +224,7 @@ class TensorIndex:
     config: ModelConfig | None
     stored: tuple[StoredTensor, ...]
     tensors: Mapping[str, Tensor]
+    metadata_kind: MetadataKind = MetadataKind.OWN
     canonical_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     dropped: tuple[Dropped, ...] = ()
     unknown: tuple[StoredTensor, ...] = ()
@@ -225,11 +236,12 @@ class TensorIndex:
     merged: tuple[str, ...] = ()
     quantizer: str = ""
     adapter: Adapter | None = None
+    incomplete: InputError | None = None
     identities: Mapping[Path, Identity] = field(default_factory=dict)
 
     def same_words_as(self, other: TensorIndex) -> bool:
-        """The configurations of both are documents of one kind."""
-        return _DOCUMENTS.get(self.format, self.format) == _DOCUMENTS.get(other.format, other.format)
+        """The configurations of both are of one kind."""
+        return self.metadata_kind is other.metadata_kind
 
     @property
     def everything(self) -> dict[str, Tensor]:
@@ -255,20 +267,24 @@ class TensorIndex:
         return sum(t.extent.nbytes for t in self.stored)
 
 
+def require_described(index: TensorIndex) -> None:
+    """Refuse a model whose tensors cannot be found.
+
+    Raises:
+        InputError: ``bump.config``, a bump file cannot be described for want of its configuration.
+    """
+    if index.incomplete is not None:
+        raise index.incomplete
+
+
 def require_tensors(index: TensorIndex) -> None:
     """Refuse a model of which no tensor can be read: nothing said of it would be about its weights.
 
     Raises:
-        InputError: ``bump.config``, a bump file cannot be described for want of its configuration.
+        InputError: ``bump.config``, as :func:`require_described`.
         UnsupportedError: ``model.no-tensors``, a file of metadata only.
     """
+    require_described(index)
     if index.stored:
         return
-    if index.format == "bump":
-        raise InputError(
-            "bump.config",
-            "without a config.json its tensors cannot be found: key/value heads and feed-forward size are only there",
-            path=index.path,
-            hint="put config.json beside it, or name one with --config",
-        )
     raise UnsupportedError("model.no-tensors", "it holds no tensors, only metadata", path=index.path)

@@ -14,7 +14,14 @@ from functools import partial
 from ckconv.core.dtypes import F32
 from ckconv.core.names import is_bias
 from ckconv.core.rope import llama3_factors, same_factors
-from ckconv.core.tensors import Extent, Tensor, TensorIndex, plain_tensor, require_tensors
+from ckconv.core.tensors import (
+    Extent,
+    MetadataKind,
+    Tensor,
+    TensorIndex,
+    plain_tensor,
+    require_described,
+)
 from ckconv.engine.compare import differences
 from ckconv.engine.reread import ChecksumThread
 from ckconv.engine.rowmoves import moved_chunks, row_order
@@ -67,8 +74,7 @@ def verify_index(
             found.
         InputError: ``bump.config``, if the output cannot be described for want of its configuration.
     """
-    if out.format == "bump":
-        require_tensors(out)
+    require_described(out)
     hashing = ChecksumThread(out.checksums, digests or {})
     try:
         with Files({**(source.identities if source else {}), **out.identities}) as files:
@@ -163,7 +169,7 @@ class _Comparison:
         if not self.configuration or self.source is None or self.out.config is None or self.source.config is None:
             return
         chosen = {"context_length"}
-        if self.out.format == "bump" and self.out.metadata.keys() <= {"model_type"}:
+        if self.out.metadata_kind is MetadataKind.OWN and self.out.metadata.keys() <= {"model_type"}:
             chosen |= {"norm_eps", "rope_theta"}  # no document in or beside the file, and its header has no place
         for name, pair in differences(self.out, self.source).items():
             if name not in chosen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from fnmatch import fnmatchcase
 
-from ckconv.core.tensors import Tensor, TensorIndex
+from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.options import Options
@@ -31,15 +31,17 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     if index.facts.get("kind", "model") != "model":
         return Reason(f"it is no model but {quoted(str(index.facts['kind']))}, which this version does not convert")
     what = f"architecture {index.architecture!r} has no rules" if index.architecture else "no architecture is named"
-    if index.format in ("safetensors", "mlx"):
+    if index.metadata_kind is MetadataKind.DOCUMENT:
         what += " (model_type)"
-    if index.format == "gguf" and index.architecture in {family.gguf for family in FAMILIES.values()}:
+    if index.metadata_kind is MetadataKind.TYPED and index.architecture in {
+        family.gguf for family in FAMILIES.values()
+    }:
         what = f"no {index.architecture} that is known has as many experts ({index.architecture}.expert_count)"
-    if index.format == "safetensors" and not index.metadata:
+    if index.metadata_kind is MetadataKind.DOCUMENT and not index.metadata:
         what = "no config.json beside the tensors names an architecture"
-    if index.format == "bump" and not index.architecture:
+    if index.metadata_kind is MetadataKind.OWN and not index.architecture:
         what = "no config.json beside it names an architecture"
-    hint = "--to safetensors copies it as it is" if index.format in ("safetensors", "mlx") else ""
+    hint = "--to safetensors copies it as it is" if index.metadata_kind is MetadataKind.DOCUMENT else ""
     return Reason(f"{what} (known: {known})", hint)
 
 
@@ -82,7 +84,7 @@ class Planner(ABC):
     def note_unread(self) -> None:
         """Name the source's keys that llama.cpp does not read, and that are nowhere in the output."""
         config = self.index.config
-        if config is not None and config.unread and self.index.format == "gguf":
+        if config is not None and config.unread and self.index.metadata_kind is MetadataKind.TYPED:
             shown = config.unread[:_SHOWN_KEYS]
             more = f" and {len(config.unread) - len(shown):,} more" if len(config.unread) > len(shown) else ""
             keys = ", ".join(key if key.isprintable() else quoted(key) for key in shown)

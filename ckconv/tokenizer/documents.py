@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.documents import document_of
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.json import Document, read_object
 from ckconv.tokenizer.files import TokenizerFiles
@@ -28,7 +28,7 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     Raises:
         InputError: ``tokenizer.json``, one of the documents is malformed; ``tokenizer.model``, it is too large.
     """
-    if index.format not in ("safetensors", "mlx"):
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
         return TokenizerFiles()
     root = index.path if index.path.is_dir() else index.path.parent
     settings = {**(_json(root / "special_tokens_map.json") or {}), **(_json(root / "tokenizer_config.json") or {})}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.json import Document, read_object
 from ckconv.tokenizer.bump import gguf_entries, huggingface_entries
@@ -42,7 +42,7 @@ def tokenizer_of(index: TensorIndex, vocab_size: int) -> dict[str, bytes] | None
         InputError: ``tokenizer.json``, the file is malformed.
         UnsupportedError: as :func:`ckconv.tokenizer.bump.tokenizer_entries`.
     """
-    if index.format == "gguf":
+    if index.metadata_kind is MetadataKind.TYPED:
         return gguf_entries(index.metadata, vocab_size)
     document = _beside(index, _TOKENIZER_FILE)
     return huggingface_entries(document, vocab_size) if document is not None else None
@@ -50,7 +50,7 @@ def tokenizer_of(index: TensorIndex, vocab_size: int) -> dict[str, bytes] | None
 
 def special_tokens_of(index: TensorIndex) -> dict[str, Any]:
     """Ids and switches of special tokens, under the manifest's names."""
-    if index.format == "gguf":
+    if index.metadata_kind is MetadataKind.TYPED:
         values = {ours: _value(index, f"tokenizer.ggml.{theirs}") for ours, (theirs, _) in _GGUF_SPECIAL.items()}
         return {
             key: _encodable(value) if isinstance(value, str) else value
@@ -70,7 +70,7 @@ def special_tokens_of(index: TensorIndex) -> dict[str, Any]:
 
 def texts_of(index: TensorIndex) -> dict[str, str]:
     """The chat template and what the model calls itself, where the source says."""
-    if index.format == "gguf":
+    if index.metadata_kind is MetadataKind.TYPED:
         found = {key: _value(index, theirs) for key, theirs in _GGUF_TEXTS.items()}
     else:
         found = {"chat_template": _default_template(index)}
@@ -80,7 +80,7 @@ def texts_of(index: TensorIndex) -> dict[str, str]:
 def _default_template(index: TensorIndex) -> object:
     """The chat template that transformers takes where nobody names one."""
     settings = _beside(index, _SETTINGS_FILE) or {}
-    if index.format not in ("safetensors", "mlx"):
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
         return None
     template = chat_template(index.path if index.path.is_dir() else index.path.parent, settings)
     named = template if isinstance(template, list) else []
@@ -99,7 +99,7 @@ def _encodable(text: str) -> str:
 
 def _beside(index: TensorIndex, name: str) -> Mapping[str, Any] | None:
     """A JSON document of a checkpoint, if it is there."""
-    if index.format not in ("safetensors", "mlx"):
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
         return None
     root = index.path if index.path.is_dir() else index.path.parent
     return _read(root / name)

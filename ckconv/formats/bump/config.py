@@ -83,3 +83,13 @@ def _gemma3(config: Mapping[str, Any], model: ModelConfig, fail: Fail) -> ModelC
     if isinstance(period, bool) or not isinstance(period, int) or period < 0:
         raise fail(f"sliding_window_pattern must be a whole number, got {shown(period)}")
     return replace(model, local_rope_theta=local or None, layer_types=periodic(model.num_layers, period))
+
+
+def without_config(path: Path) -> InputError:
+    """The error of whoever needs the tensors of a file that nothing describes."""
+    return InputError(
+        "bump.config",
+        "without a config.json its tensors cannot be found: key/value heads and feed-forward size are only there",
+        path=path,
+        hint="put config.json beside it, or name one with --config",
+    )

@@ -11,7 +11,7 @@ from ckconv.core.config import MAX_LAYERS
 from ckconv.core.dtypes import BUMP_CODES
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, listed, quoted
-from ckconv.formats.bump.config import CONFIG_NAME, model_config
+from ckconv.formats.bump.config import CONFIG_NAME, model_config, without_config
 from ckconv.formats.bump.engines import computed_by
 from ckconv.formats.bump.placement import Geometry, Placed, geometry, place
 from ckconv.formats.bump.slots import SLOTS_V3, table_entries
@@ -69,7 +69,19 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
     if config is None:
         if all(types_of(SLOTS_V3, codes, header.num_layers, numbering) is None for numbering in BUMP_CODES):
             raise code_error(path, SLOTS_V3, codes, header.num_layers, HEADER_BYTES + TABLE_LENGTH.size)
-        return TensorIndex("bump", 3, path, (path,), "", None, (), {}, facts=facts, checksums=checksums)
+        return TensorIndex(
+            "bump",
+            3,
+            path,
+            (path,),
+            "",
+            None,
+            (),
+            {},
+            facts=facts,
+            incomplete=without_config(path),
+            checksums=checksums,
+        )
     fields = ("num_layers", "hidden_size", "num_heads", "vocab_size", "context_length", "head_dim")
     model = model_config(path, config, {field: getattr(header, field) for field in fields})
     layout = _rope_layout(path, config)

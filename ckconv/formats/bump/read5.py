@@ -11,7 +11,7 @@ from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, quoted
 from ckconv.families.catalogue import FAMILIES, family_of_model_type
-from ckconv.formats.bump.config import CONFIG_NAME, model_config
+from ckconv.formats.bump.config import CONFIG_NAME, model_config, without_config
 from ckconv.formats.bump.engines import FOR_V7_AND_V8
 from ckconv.formats.bump.flavours import PAIRWISE_FAMILIES, D, Flavour
 from ckconv.formats.bump.header5 import Bump5File
@@ -45,7 +45,9 @@ def index_bump5(
     """
     facts: dict[str, Any] = {"header": file.header, "codes": file.codes, "size": file.size}
     if file.size is None:
-        return TensorIndex("bump", file.version, path, (path,), "", None, (), {}, facts=facts)
+        return TensorIndex(
+            "bump", file.version, path, (path,), "", None, (), {}, facts=facts, incomplete=without_config(path)
+        )
     checked = None
     if manifest is not None:
         checked = checked_manifest(manifest, path, start=file.start, end=file.end)

@@ -18,7 +18,7 @@ from ckconv.core.adapters import Adapter, Role, effective_scale
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.layouts import headed
 from ckconv.core.names import parse
-from ckconv.core.tensors import StoredTensor, Tensor, TensorIndex
+from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import InputError, quoted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.names import heads_of, interleaves
@@ -79,6 +79,7 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
         tensors=collected.tensors,
         canonical_of=collected.canonical_of,
         unknown=unknown,
+        metadata_kind=MetadataKind.TYPED,
         metadata=file.metadata,
         facts={**facts, **({"base": base_name} if base_name else {}), "data_offset": file.data_offset},
         adapter=adapter,

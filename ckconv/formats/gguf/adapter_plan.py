@@ -37,6 +37,7 @@ class GgufAdapterPlanner(AdapterPlanner):
     """Plans one GGUF."""
 
     format = "gguf adapter"
+    holds_blocks = True
     what = "GGUF"
     roles = frozenset({Role.A, Role.B})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.adapters.stored import GGUF_KIND
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.canonical import Canonical, canonicalise, plain_item
 from ckconv.families.catalogue import family_of_gguf
 from ckconv.families.key_tables.fields import said_of
@@ -71,6 +71,7 @@ def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
         canonical_of=canonical.canonical_of,
         dropped=canonical.dropped,
         unknown=canonical.unknown,
+        metadata_kind=MetadataKind.TYPED,
         metadata=file.metadata,
         facts=_facts(file, kind),
     )

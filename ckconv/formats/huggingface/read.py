@@ -8,7 +8,7 @@ from typing import Any
 
 from ckconv.core.documents import joined_metadata
 from ckconv.core.key_table import CONSUMERS
-from ckconv.core.tensors import StoredTensor, TensorIndex
+from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
 from ckconv.families.canonical import Canonical, Item, canonicalise, plain_item
 from ckconv.families.dialects import NAMES_KEY, NESTED, OTHER_DIALECTS, dialect_names
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
@@ -64,6 +64,7 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
         canonical_of=canonical.canonical_of,
         dropped=canonical.dropped,
         unknown=canonical.unknown,
+        metadata_kind=MetadataKind.DOCUMENT,
         metadata=_metadata(checkpoint),
         facts=_facts(checkpoint, config, quantizer),
         quantizer=quantizer,

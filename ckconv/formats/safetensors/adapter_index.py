@@ -8,7 +8,7 @@ from pathlib import Path
 from ckconv.adapters.read import Collected
 from ckconv.core.adapters import Adapter
 from ckconv.core.documents import joined_metadata
-from ckconv.core.tensors import StoredTensor, TensorIndex
+from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
 from ckconv.formats.safetensors.read import SafetensorsFile
 
 
@@ -43,6 +43,7 @@ def adapter_index(
         tensors=collected.tensors,
         canonical_of=collected.canonical_of,
         unknown=tuple(unknown),
+        metadata_kind=MetadataKind.DOCUMENT,
         metadata=joined_metadata(file.metadata, adapter.document),
         facts={**facts, **(more or {})},
         side_files=(config_path,),
