@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from ckconv.families.merge import FOLDER
+from ckconv.families.expressions import parse
+from ckconv.families.merge import FOLDER, read_file
 from ckconv.families.schema import Family, load
+
+_SUFFIX = ".toml"
 
 
 @cache
 def _texts() -> dict[str, str]:
     """Name of a shipped family -> its file; fragments, which are only extended, have no class of their own."""
-    texts = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.toml"))}
+    texts = {path.stem: path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix == _SUFFIX}
     return {name: text for name, text in texts.items() if "\nhuggingface = " in text}
 
 
-@cache
 def _own_table(name: str) -> dict[str, Any]:
-    return tomllib.loads(_texts()[name])
+    """What the family's own file says, without what it extends."""
+    return read_file(FOLDER / f"{name}{_SUFFIX}")
 
 
 def _naming(word: str, section: str, key: str) -> list[str]:
@@ -43,7 +45,7 @@ class Catalogue(Mapping[str, Family]):
         if name not in self._loaded:
             if name not in _texts():
                 raise KeyError(name)
-            self._loaded[name] = load(FOLDER / f"{name}.toml")
+            self._loaded[name] = load(FOLDER / f"{name}{_SUFFIX}")
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
@@ -70,10 +72,10 @@ def family_of_gguf(architecture: str, has: Callable[[str], bool]) -> Family | No
     Args:
         has: the metadata has this key, after the architecture's prefix, and it says something.
     """
-    for family in families_of_gguf(architecture):
-        condition = family.in_gguf.condition
-        if condition is None or condition.value({"has": has}):
-            return family
+    for name in _naming(architecture, "gguf", "arch"):
+        condition = _own_table(name)["gguf"].get("match")
+        if condition is None or parse(condition).value({"has": has}):
+            return FAMILIES[name]
     return None
 
 

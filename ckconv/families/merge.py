@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,9 @@ def fault(path: Path, message: str) -> InputError:
     return InputError("family.file", message, path=path)
 
 
+@cache
 def read_file(path: Path) -> Table:
-    """The file's own table, its sections checked.
+    """The file's own table, its sections checked; kept, and not to be changed.
 
     Raises:
         InputError: ``family.file``, it is no TOML, too long, or has a section that there is not.
@@ -77,7 +79,7 @@ def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0) -> Table:
     Raises:
         InputError: ``family.file``.
     """
-    own = read_file(path)
+    own = dict(read_file(path))
     if depth > _MAX_DEPTH:
         raise fault(path, "extends leads in a circle, or too deep")
     parents = own.pop("extends", [])
