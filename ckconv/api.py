@@ -15,11 +15,12 @@ from ckconv.engine.model import Model
 from ckconv.engine.run import Report, run
 from ckconv.engine.targets import make_plan
 from ckconv.errors import UsageError, counted, quoted
+from ckconv.formats import format_of, names
+from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
 from ckconv.io.files import readable
 from ckconv.options import Options
-from ckconv.output.destination import OUTPUTS, Destination, destination, says_nothing
-from ckconv.plan.choices import check_values, stores_float32
+from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Plan
 from ckconv.record.schema import record_path
 
@@ -63,20 +64,20 @@ def prepare(
     A directory without ``to`` gets what a bump file was made from, where its source record says that.
     """
     check_values(options)
-    if to is not None and to not in OUTPUTS:
-        raise UsageError("usage", f"to is {quoted(to)}, one of {', '.join(OUTPUTS)} expected")
+    if to is not None and to not in names():
+        raise UsageError("usage", f"to is {quoted(to)}, one of {', '.join(names())} expected")
     place = destination(target, to) if to or not says_nothing(target) else None
     index = open_index(Path(source), format=source_format, base=options.base, follow_links=options.follow_links)
     place = place or destination(target, _format_of_record(index, options))
     if adapters:
         index = _merged(index, adapters, options, place.format)
     # Beside standard output there is no place for a record.
-    record = options.source_record and (place.parent is not None or place.format != "bump")
+    record = options.source_record and (place.parent is not None or not format_of(place.format).keeps_source)
     options = replace(options, file_name=place.file_name, source_record=record)
     with readable(index.path):
         plan = make_plan(index, place.format, options)
     plan = replace(plan, notes=(*plan.notes, *_kept_blocks(plan)))
-    if place.format == "bump" and place.parent is not None and plan.files and plan.record is None:
+    if format_of(place.format).keeps_source and place.parent is not None and plan.files and plan.record is None:
         stale = record_path(place.parent / plan.files[0].name)
         if os.path.lexists(stale):
             note = f"{stale.name} is there already, and does not belong to what is written: remove it"
@@ -94,7 +95,7 @@ def _merged(index: TensorIndex, adapters: Sequence[tuple[StrPath, float]], optio
             raise UsageError("usage", f"the weight of {os.fspath(path)} is {weight}, which is no finite number")
     links = options.follow_links
     opened = [Adapting(open_index(Path(path), base=base, follow_links=links), weight) for path, weight in adapters]
-    unrounded = partial(stores_float32, to, options)
+    unrounded = partial(format_of(to).stores_float32, options)
     return merge_adapters(index, opened, decoded=options.decodes, unrounded=unrounded)
 
 
@@ -107,7 +108,7 @@ def _kept_blocks(plan: Plan) -> Iterator[str]:
 
 
 def _format_of_record(index: TensorIndex, options: Options) -> str | None:
-    if index.format != "bump" or not options.source_record:
+    if not (format_of(index.format).keeps_source and options.source_record):
         return None
     from ckconv.record.read import record_beside
 

@@ -6,17 +6,16 @@ import subprocess
 
 import pytest
 
-from ckconv.engine.targets import PLANNERS
 from ckconv.families.catalogue import FAMILIES
-from ckconv.formats.detect import READERS
+from ckconv.formats import FORMATS, names
 
 
 def test_directions(ckconv) -> None:
     lines = ckconv("formats").out.splitlines()
-    assert lines[1].split() == ["from", "bump", "3", "bump", "4", "bump", "5", "gguf", "safetensors", "mlx"]
+    assert lines[1].split() == ["from", "gguf", "safetensors", "mlx", "bump", "3", "bump", "4", "bump", "5"]
     table = {line.split()[0]: line.split()[1:] for line in lines[2:6]}
-    assert table["gguf"][0] == "2"  # Q4_K and Q6_K
-    assert table["gguf"][3] == "all"
+    assert table["gguf"][0] == "all"
+    assert table["gguf"][3] == "2"  # Q4_K and Q6_K
     assert table["safetensors"][0] == "-"
     assert "adapters: between peft, gguf, mlx, and merged into a model on its way" in lines
 
@@ -24,7 +23,10 @@ def test_directions(ckconv) -> None:
 def test_json(ckconv) -> None:
     document = ckconv("formats", "--json").json
     assert document["schema"] == 1
-    assert (document["reads"], document["writes"]) == (list(READERS), list(PLANNERS))
+    assert (document["reads"], document["writes"]) == (
+        names(),
+        [output.name for format in FORMATS for output in format.outputs],
+    )
     kept = {(d["from"], d["to"]): d["keeps_blocks"] for d in document["directions"]}
     assert kept["gguf", "bump 3"] == ["Q4_K", "Q6_K"]
     assert "Q4_1" in kept["mlx", "gguf"]

@@ -20,11 +20,11 @@ from ckconv.engine.targets import make_plan
 from ckconv.engine.verify import verify_index
 from ckconv.errors import OutputError
 from ckconv.formats import detect
+from ckconv.formats.destination import destination
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
 from ckconv.options import Options
 from ckconv.output import staging
-from ckconv.output.destination import destination
 
 MODEL = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 

@@ -78,7 +78,6 @@ FORMATS: dict[str, str] = {
     "api": "bump",
     "core/key_table": "mlx, safetensors",
     "engine/content": "bump, mlx, mlx adapter, peft, safetensors",
-    "engine/directions": "bump, gguf, mlx, peft",
     "engine/entry": "bump, gguf",
     "engine/factdiff": "bump, gguf",
     "engine/leftovers": "bump, mlx, safetensors",

@@ -15,8 +15,6 @@ from ckconv.cli.settings import PATH
 from ckconv.errors import UsageError
 from ckconv.options import OPTIONS, Option, Options, Takes
 
-FORMATS = ["gguf", "safetensors", "mlx", "bump", "peft"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckconv.cli.conversion import FORMATS, adapters_of, conversion_options, flag, options_of
+from ckconv.cli.conversion import adapters_of, conversion_options, flag, options_of
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, settings_of
 from ckconv.errors import OutputError, UsageError
+from ckconv.formats import names
 
 if TYPE_CHECKING:
     from ckconv.engine.run import Report
-
-TARGETS = ["gguf", "safetensors", "mlx", "bump", "peft"]
 
 #: Side file -> the flag that says where it goes.
 _PLACES = {"config.json": "config_out", "weights_manifest.json": "manifest"}
@@ -26,8 +25,8 @@ _MAP_NAME = "weights_manifest.map"
 @click.command("convert", context_settings=CONTEXT)
 @click.argument("src", type=PATH)
 @click.argument("dst")
-@click.option("--from", "source_format", type=click.Choice(FORMATS), help="Read SRC as this format.")
-@click.option("--to", type=click.Choice(TARGETS), help="Write this format, whatever DST is called.")
+@click.option("--from", "source_format", type=click.Choice(names()), help="Read SRC as this format.")
+@click.option("--to", type=click.Choice(names()), help="Write this format, whatever DST is called.")
 @conversion_options
 @click.option("--config-out", type=PATH, help="Where config.json goes, if not beside DST.")
 @click.option(
@@ -61,7 +60,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     from ckconv.api import prepare, side_files
     from ckconv.cli.report import print_plan
     from ckconv.engine.run import run
-    from ckconv.output.destination import STDOUT
+    from ckconv.formats.destination import STDOUT
     from ckconv.signals import deferred, interruptible
 
     settings = settings_of(context)

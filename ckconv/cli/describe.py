@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ckconv.cli.render import container
 from ckconv.core.config import SHARED_FIELDS
 from ckconv.core.tensors import StoredTensor, TensorIndex
-from ckconv.engine.targets import ADAPTERS, TARGETS, judged
+from ckconv.engine.targets import judged
+from ckconv.formats import Output, adapter_outputs, format_of, model_outputs
 from ckconv.formats.bump.spec import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
 from ckconv.io.tied import head_is_embedding
@@ -220,16 +221,16 @@ def describe(index: TensorIndex, *, tensors: str | None, hashes: Hashes | None, 
     """Gather what is to be shown; ``tensors`` is a glob over stored and canonical names."""
     shown = index.stored if tensors is None else tuple(t for t in index.stored if _matches(t, index, tensors))
     targets: tuple[Target, ...] = ()
-    if index.facts.get("kind", "model") == "model" and index.format != "bump":
+    if index.facts.get("kind", "model") == "model" and not format_of(index.format).keeps_source:
         source = SourceFacts(not piped and head_is_embedding(index))
-        targets = tuple(_target(index, name, source) for name in TARGETS)
+        targets = tuple(_target(index, output.name, output, source) for output in model_outputs() if output.judged)
     if index.adapter is not None:
-        targets = tuple(_target(index, name, SourceFacts()) for name in ADAPTERS)
+        targets = tuple(_target(index, name, output, SourceFacts()) for name, output in adapter_outputs().items())
     return Description(index, shown, targets, hashes)
 
 
-def _target(index: TensorIndex, name: str, source: SourceFacts) -> Target:
-    plan = judged(index, name, source)
+def _target(index: TensorIndex, name: str, output: Output, source: SourceFacts) -> Target:
+    plan = judged(index, output, source)
     return Target(name, plan.refusals, () if plan.refusals else plan.notes)
 
 

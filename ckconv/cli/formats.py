@@ -14,26 +14,26 @@ from ckconv.cli.settings import CONTEXT, common_options, settings_of
 def command(context: click.Context) -> None:
     """List the directions, architectures and tensor types of this build, from the tables it works with."""
     from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, Kind
-    from ckconv.engine.directions import MODEL_SOURCES, MODEL_TARGETS, kept_types
-    from ckconv.engine.targets import ADAPTERS, PLANNERS
+    from ckconv.engine.directions import kept_types, model_sources
     from ckconv.families.catalogue import FAMILIES
     from ckconv.families.names import interleaves
+    from ckconv.formats import FORMATS, adapter_outputs, model_outputs, names
     from ckconv.formats.bump.slots import LOADED_BY_V3, LOADED_BY_V5, LOADED_BY_V5_IN_LAYERS
-    from ckconv.formats.detect import READERS
     from ckconv.quant.convert import decodable
 
-    kept = {(source, target): kept_types(source, target) for source in MODEL_SOURCES for target in MODEL_TARGETS}
+    kept, adapters = kept_types(), list(adapter_outputs())
+    sources, targets = model_sources(), [output.name for output in model_outputs()]
 
     if settings_of(context).json:
         print_json(
             {
-                "reads": list(READERS),
-                "writes": list(PLANNERS),
+                "reads": names(),
+                "writes": [output.name for format in FORMATS for output in format.outputs],
                 "directions": [
                     {"from": source, "to": target, "keeps_blocks": list(types)}
                     for (source, target), types in kept.items()
                 ],
-                "adapters": list(ADAPTERS),
+                "adapters": adapters,
                 "architectures": [
                     {
                         "name": f.name,
@@ -63,14 +63,14 @@ def command(context: click.Context) -> None:
         return
     lines = [
         "models: floats go from every format to every other; so many block types go without being decoded",
-        "  from         " + "".join(f"{target:>12}" for target in MODEL_TARGETS),
+        "  from         " + "".join(f"{target:>12}" for target in targets),
     ]
-    for source in MODEL_SOURCES:
-        counts = ("all" if source == to else str(len(kept[source, to]) or "-") for to in MODEL_TARGETS)
+    for source in sources:
+        counts = ("all" if source == to else str(len(kept[source, to]) or "-") for to in targets)
         lines.append(f"  {source:<13}" + "".join(f"{n:>12}" for n in counts))
     lines += [
         f"  to mlx and back: {', '.join(kept['mlx', 'gguf'])}, where every number fits",
-        f"adapters: between {', '.join(ADAPTERS)}, and merged into a model on its way",
+        f"adapters: between {', '.join(adapters)}, and merged into a model on its way",
         "",
         "architectures",
     ]

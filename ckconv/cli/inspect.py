@@ -9,6 +9,7 @@ import click
 
 from ckconv.cli.conversion import flag
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
+from ckconv.formats import names
 
 
 @click.command("inspect", context_settings=CONTEXT)
@@ -16,7 +17,7 @@ from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 @click.option(
     "--from",
     "source_format",
-    type=click.Choice(["gguf", "safetensors", "mlx", "bump", "peft"]),
+    type=click.Choice(names()),
     help="Read PATH as this format.",
 )
 @click.option("--tensors", metavar="GLOB", help="Only the tensors that match, by canonical or source name.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckconv.engine.settle import Late, Written
 from ckconv.errors import UsageError
-from ckconv.output.destination import Destination
+from ckconv.formats.destination import Destination
 
 #: What the file is called in a directory, and what is added to the name of a model that is a file.
 IN_DIRECTORY = "SHA256SUMS"

@@ -11,8 +11,8 @@ from ckconv.core.version import __version__
 from ckconv.engine.settle import Late, Written
 from ckconv.engine.sums import FileDigests
 from ckconv.errors import UsageError
+from ckconv.formats.destination import Destination
 from ckconv.options import Records, asked
-from ckconv.output.destination import Destination
 from ckconv.plan.steps import Plan
 from ckconv.record.conversion import IN_DIRECTORY, SCHEMA, SUFFIX, sealed
 

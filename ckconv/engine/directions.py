@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from ckconv.core.dtypes import DTYPES, DType, Kind
-from ckconv.engine.targets import ADAPTERS, PLANNERS
-from ckconv.formats.bump.slots import LOADED_BY_V3, LOADED_BY_V5, LOADED_BY_V5_IN_LAYERS
-from ckconv.formats.detect import READERS
-from ckconv.quant.repack import BY_BLOCK
-from ckconv.quant.superblocks import RECIPES
-
-#: What models are converted to, and from; adapters go between the formats of :data:`ADAPTERS`.
-MODEL_TARGETS = tuple(name for name in PLANNERS if name not in ADAPTERS.values())
-MODEL_SOURCES = tuple(name for name in READERS if name != "peft")
-
-_LOADED = {"bump 3": LOADED_BY_V3, **dict.fromkeys(("bump 4", "bump 5"), (*LOADED_BY_V5, *LOADED_BY_V5_IN_LAYERS))}
+from ckconv.core.dtypes import DTYPES, Kind
+from ckconv.formats import FORMATS, Place, load, model_outputs
 
 
-def kept_types(source: str, target: str) -> tuple[str, ...]:
-    """Block types of a model in format ``source`` that ``target`` holds without decoding a block.
+def model_sources() -> list[str]:
+    """The formats that models are read from."""
+    return [format.name for format in FORMATS if format.read is not None]
+
+
+def kept_types() -> dict[tuple[str, str], tuple[str, ...]]:
+    """Source and target -> block types of a model that the target holds without decoding a block.
 
     Those of MLX are named by the GGUF type that has the same numbers. Floats go from every format to every other.
     """
-    return tuple(dtype.name for dtype in _blocks_in(source) if _holds(target, dtype))
+    return {
+        (source.name, target.name): tuple(name for name in _blocks(source.blocks) if name in _blocks(target.blocks))
+        for source in FORMATS
+        if source.read is not None
+        for target in model_outputs()
+    }
 
 
-def _blocks_in(source: str) -> list[DType]:
-    """Block types that a model in this format may have."""
-    blocks = [dtype for dtype in DTYPES.values() if dtype.kind is Kind.BLOCK and dtype.ggml is not None]
-    if source == "gguf":
-        return blocks
-    if source == "mlx":
-        return [dtype for dtype in blocks if dtype in BY_BLOCK]
-    return [dtype for dtype in blocks if dtype.bump_v4 is not None] if source == "bump" else []
-
-
-def _holds(target: str, dtype: DType) -> bool:
-    if target in _LOADED:
-        return dtype.name in _LOADED[target]
-    return target == "gguf" or (target == "mlx" and (dtype in BY_BLOCK or dtype in RECIPES))
+def _blocks(place: Place | None) -> list[str]:
+    """In the order of the table of types."""
+    held = load(place) if place is not None else ()
+    return [dtype.name for dtype in DTYPES.values() if dtype.kind is Kind.BLOCK and dtype.name in held]

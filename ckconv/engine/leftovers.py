@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ckconv.engine import checksums
 from ckconv.errors import OutputError, listed
+from ckconv.formats.destination import Destination
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SUFFIX
-from ckconv.output.destination import Destination
 from ckconv.output.filesystem import failing
 from ckconv.plan.steps import Plan
 from ckconv.record import conversion

@@ -16,8 +16,8 @@ from ckconv.engine.soundness import Soundness
 from ckconv.engine.transfer import Unwatched, Watcher, write_files, write_stdout
 from ckconv.errors import UsageError
 from ckconv.formats.bump.beside import place_beside
+from ckconv.formats.destination import Destination
 from ckconv.io.files import Files
-from ckconv.output.destination import Destination
 from ckconv.output.filesystem import failing
 from ckconv.output.places import check_parent
 from ckconv.output.publish import Outputs, Room, Small

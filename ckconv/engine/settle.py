@@ -13,7 +13,7 @@ from ckconv.engine.reread import FileHash
 from ckconv.engine.transfer import Digests, Watcher
 from ckconv.engine.workers import Stage
 from ckconv.errors import InputError, VerifyError
-from ckconv.output.destination import Destination
+from ckconv.formats.destination import Destination
 from ckconv.output.publish import Outputs
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan

@@ -1,1 +1,234 @@
-"""One folder a format."""
+"""The one table of formats: what each is recognised by, what reads it, and what plans each kind of its outputs.
+
+A new format is a folder beside this file and a row in :data:`FORMATS`. Everything else asks the table: detection, the
+command line, the choice of a planner, which options have a say, and what loaders of an output begin with.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ckconv.adapters.stored import CONFIG_NAME, MLX_NAME, PEFT_NAME, PEFT_PICKLE
+
+if TYPE_CHECKING:
+    from ckconv.core.tensors import Tensor
+    from ckconv.options import Options
+
+#: Module and name in it: imported when there is something for it to do.
+Place = tuple[str, str]
+
+#: Options that every model has a use for, and those of files that are loaded by names and metadata of their own.
+_ROWS = frozenset({"context", "rope_layout"})
+_FILES = _ROWS | {"max_shard_bytes", "set_meta", "drop_meta", "tie"}
+_CHECKPOINTS = _FILES | {"fuse", "names"}
+_BUMP = _ROWS | {"bump_version", "template"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What opens a path: headers only.
+
+    Attributes:
+        takes: what it is told besides the path: ``source`` (the bytes of a pipe), ``config_path``, ``base`` and
+            ``opener`` (of an adapter's base model), ``follow_links``.
+    """
+
+    place: Place
+    takes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One kind of output of a format: its models, those of one version, or its adapters.
+
+    Attributes:
+        name: ``bump 3``, ``gguf adapter``.
+        planner: a :class:`ckconv.plan.planner.Planner`.
+        version: 0 where the format has none.
+        adapter: it holds adapters, and no models.
+        options: those that have a say in it, of the ones that are ``limited`` in :mod:`ckconv.options`.
+        blocks: names of the block types that it holds without decoding one.
+        needs_config: it holds no model whose hyper-parameters are not known.
+        judged: `inspect` says of a model whether it can become this.
+    """
+
+    name: str
+    planner: Place
+    version: int = 0
+    adapter: bool = False
+    options: frozenset[str] = frozenset()
+    blocks: Place | None = None
+    needs_config: bool = False
+    judged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One row.
+
+    Attributes:
+        name: as ``--from`` and ``--to`` have it.
+        outputs: what can be written.
+        read: opens a model; ``None`` for a format of adapters.
+        read_adapter: opens an adapter, where :attr:`read` does not.
+        head: what the first 16 bytes of a file look like.
+        suffix: of the name of a file; empty for a format that is a directory.
+        further: other endings by which a file is known.
+        adapter_files: names of files that only its adapters have.
+        single: a model is one file, or several of which each opens the set. Of another format, loaders open a
+            directory or an index.
+        blocks: names of the block types that a model of this format may have.
+        choose: chooses among the versions where none is asked for.
+        keeps_source: beside an output lies the record that makes its source again.
+        widens: values of ``dtype`` with which matrices are stored as float32.
+        widens_vectors: the same for tensors of one dimension.
+    """
+
+    name: str
+    outputs: tuple[Output, ...]
+    read: Reader | None = None
+    read_adapter: Reader | None = None
+    head: re.Pattern[bytes] | None = None
+    suffix: str = ""
+    further: tuple[str, ...] = ()
+    adapter_files: tuple[str, ...] = ()
+    single: bool = False
+    blocks: Place | None = None
+    choose: Place | None = None
+    keeps_source: bool = False
+    widens: frozenset[str] = frozenset({"f32"})
+    widens_vectors: frozenset[str] = frozenset({"f32"})
+
+    def stores_float32(self, options: Options, tensor: Tensor) -> bool:
+        """A tensor of floats becomes float32, whatever the type of the source is."""
+        return options.dtype in (self.widens_vectors if len(tensor.shape) == 1 else self.widens)
+
+
+#: In the order of the command line.
+FORMATS: tuple[Format, ...] = (
+    Format(
+        "gguf",
+        (
+            Output(
+                "gguf",
+                ("ckconv.formats.gguf.plan", "GgufPlanner"),
+                options=_FILES,
+                blocks=("ckconv.formats.gguf.blocks", "BLOCKS"),
+            ),
+            Output(
+                "gguf adapter",
+                ("ckconv.formats.gguf.adapter_plan", "GgufAdapterPlanner"),
+                adapter=True,
+                options=frozenset({"set_meta", "drop_meta"}),
+            ),
+        ),
+        read=Reader(("ckconv.formats.gguf.index", "open_gguf"), frozenset({"source", "base", "opener"})),
+        head=re.compile(rb"GGUF"),
+        suffix=".gguf",
+        single=True,
+        blocks=("ckconv.formats.gguf.blocks", "BLOCKS"),
+        widens_vectors=frozenset({"engine", "f32", "f16", "bf16"}),
+    ),
+    Format(
+        "safetensors",
+        (Output("safetensors", ("ckconv.formats.safetensors.checkpoint", "CheckpointPlanner"), options=_CHECKPOINTS),),
+        read=Reader(("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "follow_links"})),
+        head=re.compile(rb".{8}\{", re.DOTALL),
+        suffix=".safetensors",
+        further=(".index.json",),
+    ),
+    Format(
+        "mlx",
+        (
+            Output(
+                "mlx",
+                ("ckconv.formats.mlx.plan", "MlxPlanner"),
+                options=_CHECKPOINTS,
+                blocks=("ckconv.formats.mlx.blocks", "HELD"),
+            ),
+            Output("mlx adapter", ("ckconv.formats.mlx.adapter_plan", "MlxAdapterPlanner"), adapter=True),
+        ),
+        read=Reader(("ckconv.formats.checkpoints", "open_mlx"), frozenset({"source", "follow_links"})),
+        read_adapter=Reader(
+            ("ckconv.formats.mlx.adapter", "open_mlx_adapter"), frozenset({"base", "opener", "follow_links"})
+        ),
+        adapter_files=(MLX_NAME,),
+        blocks=("ckconv.formats.mlx.blocks", "BLOCKS"),
+    ),
+    Format(
+        "bump",
+        (
+            Output(
+                "bump 3",
+                ("ckconv.formats.bump.plan3", "Bump3Planner"),
+                version=3,
+                options=_BUMP | {"dtype_codes"},
+                blocks=("ckconv.formats.bump.slots", "LOADED_BY_V3"),
+                needs_config=True,
+                judged=True,
+            ),
+            Output(
+                "bump 4",
+                ("ckconv.formats.bump.plan5", "Bump4Planner"),
+                version=4,
+                options=_BUMP,
+                blocks=("ckconv.formats.bump.slots", "LOADED_BY_V5_ANYWHERE"),
+                needs_config=True,
+            ),
+            Output(
+                "bump 5",
+                ("ckconv.formats.bump.plan5", "Bump5Planner"),
+                version=5,
+                options=_BUMP,
+                blocks=("ckconv.formats.bump.slots", "LOADED_BY_V5_ANYWHERE"),
+                needs_config=True,
+                judged=True,
+            ),
+        ),
+        read=Reader(("ckconv.formats.bump.read", "open_bump"), frozenset({"source", "config_path"})),
+        head=re.compile(rb"BUMPWGT[345]"),
+        suffix=".bump",
+        single=True,
+        blocks=("ckconv.formats.bump.slots", "BLOCKS"),
+        choose=("ckconv.formats.bump.versions", "choose"),
+        keeps_source=True,
+        widens=frozenset({"engine", "f32"}),
+        widens_vectors=frozenset({"engine", "keep", "f32", "f16", "bf16"}),
+    ),
+    Format(
+        "peft",
+        (Output("peft", ("ckconv.formats.peft.plan", "PeftPlanner"), adapter=True),),
+        read_adapter=Reader(("ckconv.formats.peft.read", "open_peft"), frozenset({"base", "opener", "follow_links"})),
+        adapter_files=(PEFT_NAME, PEFT_PICKLE, CONFIG_NAME),
+    ),
+)
+
+
+def names() -> list[str]:
+    """Of all formats."""
+    return [format.name for format in FORMATS]
+
+
+def format_of(name: str) -> Format:
+    """The row of a format, or of one of its outputs (``gguf adapter``)."""
+    return next(format for format in FORMATS if name in (format.name, *(output.name for output in format.outputs)))
+
+
+def model_outputs() -> list[Output]:
+    """What models are converted to."""
+    return [output for format in FORMATS for output in format.outputs if not output.adapter]
+
+
+def adapter_outputs() -> dict[str, Output]:
+    """Format -> what an adapter becomes in it; a format of adapters alone first."""
+    found = sorted(FORMATS, key=lambda format: format.read is not None)
+    return {format.name: output for format in found for output in format.outputs if output.adapter}
+
+
+def load(place: Place) -> Any:
+    """What is at a place."""
+    module, name = place
+    return getattr(import_module(module), name)

@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from ckconv.adapters.stored import CONFIG_NAME, MLX_NAME, PEFT_NAME, PEFT_PICKLE
+from ckconv.adapters.stored import CONFIG_NAME
 from ckconv.core.tensors import Identity, TensorIndex, identity
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, quoted
-from ckconv.formats.bump.spec import VERSIONS
-from ckconv.formats.gguf.spec import MAGIC as GGUF_MAGIC
+from ckconv.formats import FORMATS, Reader, format_of, load, names
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SUFFIX
 from ckconv.io.bytesource import ByteSource, open_source
 from ckconv.io.files import readable
 from ckconv.output.regular import remembered
 
-Reader = Callable[..., TensorIndex]
-
-#: Format -> module and function that read it; a module is imported when there is something for it to read.
-READERS: dict[str, tuple[str, str]] = {
-    "gguf": ("ckconv.formats.gguf.index", "open_gguf"),
-    "safetensors": ("ckconv.formats.checkpoints", "open_checkpoint"),
-    "mlx": ("ckconv.formats.checkpoints", "open_mlx"),
-    "bump": ("ckconv.formats.bump.read", "open_bump"),
-    "peft": ("ckconv.formats.peft.read", "open_peft"),
-}
-
-#: Files that only adapters have, in the order in which they tell what a directory is.
-_ADAPTER_FILES = {MLX_NAME: "mlx", PEFT_NAME: "peft", PEFT_PICKLE: "peft", CONFIG_NAME: "peft"}
-
-#: What reads an adapter of a format whose models have another reader.
-_MLX_ADAPTER = ("ckconv.formats.mlx.adapter", "open_mlx_adapter")
-
-#: File name endings, for content that no magic number names.
-SUFFIXES: dict[str, str] = {".gguf": "gguf", ".bump": "bump", ".safetensors": "safetensors"}
-
-#: Endings of models that are a file, or several of which each opens the set.
-FILES: dict[str, str] = {".gguf": "gguf", ".bump": "bump"}
+#: What a directory of safetensors files is, unless something in it says another.
+_CHECKPOINT = "safetensors"
 
 
 def detect(path: Path, source: ByteSource) -> str:
@@ -52,19 +31,17 @@ def detect(path: Path, source: ByteSource) -> str:
         InputError: ``input.format``, if neither its content nor its name says.
     """
     head = source.read_at(0, 16)
-    if head[:4] == GGUF_MAGIC:
-        return "gguf"
-    if head[:8] in VERSIONS:
-        return "bump"
-    if path.name.endswith(INDEX_SUFFIX) or head[8:9] == b"{":
-        return "safetensors"
-    named = SUFFIXES.get(path.suffix.lower())
-    if named:
-        return named
+    for format in FORMATS:
+        if format.head is not None and format.head.match(head):
+            return format.name
+    name = path.name.lower()
+    for format in FORMATS:
+        if format.suffix and name.endswith((format.suffix, *format.further)):
+            return format.name
     what = f"starts with {quoted(head[:8].decode('latin-1'))}, which" if head else "is empty, which"
     raise InputError(
         "input.format",
-        f"{what} is no format that ckconv reads ({', '.join(READERS)})",
+        f"{what} is no format that ckconv reads ({', '.join(names())})",
         path=path,
         hint="--from FORMAT reads it as one and says what is wrong with it",
     )
@@ -93,8 +70,8 @@ def open_index(
         UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
         UsageError: ``usage``, there is no such format.
     """
-    if format is not None and format not in READERS:
-        raise UsageError("usage", f"no format is called {quoted(format)}; one of {', '.join(READERS)} expected")
+    if format is not None and format not in names():
+        raise UsageError("usage", f"no format is called {quoted(format)}; one of {', '.join(names())} expected")
     try:
         with readable(path), remembered() as opened:
             index = _open(path, format, source, config_path, base, follow_links)
@@ -124,31 +101,40 @@ def _open(
     base: Path | None,
     follow_links: bool,
 ) -> TensorIndex:
-    opener = partial(_open_base, follow_links=follow_links)
+    given = {
+        "source": source,
+        "config_path": config_path,
+        "base": base,
+        "opener": partial(_open_base, follow_links=follow_links),
+        "follow_links": follow_links,
+    }
     adapter = adapter_format(path, format) if source is None else None
     if adapter:
-        reader = _load(*(READERS["peft"] if adapter == "peft" else _MLX_ADAPTER))
-        return reader(path, opener=opener, base=base, follow_links=follow_links)
+        return _read(format_of(adapter).read_adapter, path, given)
     if source is None and path.is_dir():
         model = _model_in(path, format)
         if model is not None:
             return open_index(model, format=format, config_path=config_path, base=base, follow_links=follow_links)
-        if config_path is not None:
-            raise _only_of_bump(path, "a checkpoint")
-        return _reader("mlx" if format == "mlx" else "safetensors")(path, follow_links=follow_links)
-    opened = source or open_source(path)
-    try:
-        name = format or detect(path, opened)
-    finally:
-        if source is None:
-            opened.close()
-    if name == "bump":
-        return _reader(name)(path, source=source, config_path=config_path)
-    if config_path is not None:
-        raise _only_of_bump(path, name)
-    if name == "gguf":
-        return _reader(name)(path, source=source, opener=opener, base=base)
-    return _reader(name)(path, source=source, follow_links=follow_links)
+        found, what = format_of(format or _CHECKPOINT), "a checkpoint"
+    else:
+        opened = source or open_source(path)
+        try:
+            found = format_of(format or detect(path, opened))
+        finally:
+            if source is None:
+                opened.close()
+        what = found.name
+    if found.read is None:
+        raise UsageError("usage", f"{found.name} is a directory, and {path} is none")
+    if config_path is not None and "config_path" not in found.read.takes:
+        raise UsageError("usage", f"--config names a bump file's configuration, and {path} is {what}")
+    return _read(found.read, path, given)
+
+
+def _read(reader: Reader | None, path: Path, given: Mapping[str, Any]) -> TensorIndex:
+    assert reader is not None
+    index: TensorIndex = load(reader.place)(path, **{name: given[name] for name in reader.takes})
+    return index
 
 
 def adapter_format(path: Path, format: str | None = None) -> str | None:
@@ -160,18 +146,21 @@ def adapter_format(path: Path, format: str | None = None) -> str | None:
         InputError: ``input.unreadable``, its names cannot be listed.
         OutputError: ``system``.
     """
-    if format not in (None, "peft", "mlx"):
+    files = {file: row.name for row in FORMATS for file in row.adapter_files}
+    if format is not None and format not in files.values():
         return None
+    alone = format if format is not None and format_of(format).read is None else None
     if not path.is_dir():
-        return _ADAPTER_FILES.get(path.name, "peft" if format == "peft" else None)
+        return files.get(path.name, alone)
     with readable(path):
         names = {entry.name for entry in path.iterdir()}
-    if format == "peft":
-        return "peft"
+    if alone:
+        return alone
     if any(fnmatchcase(name, "model*.safetensors*") for name in names):
         return None
-    found = next((kind for name, kind in _ADAPTER_FILES.items() if name in names), None)
-    if found or any(name.endswith((".safetensors", ".gguf", ".bump", ".bin")) for name in names):
+    found = next((kind for name, kind in files.items() if name in names), None)
+    suffixes = tuple(row.suffix for row in FORMATS if row.suffix)
+    if found or any(name.endswith((*suffixes, ".bin")) for name in names):
         return found
     return "peft" if any((path / name / CONFIG_NAME).is_file() for name in sorted(names)) else None
 
@@ -183,21 +172,12 @@ def _open_base(path: Path, *, follow_links: bool) -> TensorIndex:
     return open_index(path, follow_links=follow_links)
 
 
-def _reader(format: str) -> Reader:
-    return _load(*READERS[format])
-
-
-def _load(module: str, function: str) -> Reader:
-    reader: Reader = getattr(import_module(module), function)
-    return reader
-
-
 def _model_in(path: Path, format: str | None) -> Path | None:
     """The one model that is a file in the directory, ``None`` where the directory is a checkpoint."""
     with readable(path):
         names = sorted(entry.name for entry in path.iterdir())
-    if format in (None, "gguf", "bump"):
-        suffixes = [suffix for suffix, kind in FILES.items() if format in (None, kind)]
+    if format is None or format_of(format).single:
+        suffixes = [row.suffix for row in FORMATS if row.single and format in (None, row.name)]
         models = _model_files([name for name in names if name.endswith(tuple(suffixes))])
         if format is None and any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names):
             models = []
@@ -220,7 +200,3 @@ def _model_files(names: list[str]) -> list[str]:
         shard = parse_shard_name(name)
         models.setdefault((shard.stem, shard.count) if shard else name, name)
     return list(models.values())
-
-
-def _only_of_bump(path: Path, what: str) -> UsageError:
-    return UsageError("usage", f"--config names a bump file's configuration, and {path} is {what}")

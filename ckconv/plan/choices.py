@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError
 from ckconv.options import OPTIONS, Option, Options, Takes
 
@@ -42,15 +41,6 @@ def _choices(option: Option) -> list[object]:
     if option.words:
         return list(option.words.values())
     return sorted({option.default, *(row.gives for row in OPTIONS if row.name == option.name)})
-
-
-def stores_float32(to: str, options: Options, tensor: Tensor) -> bool:
-    """The target ``to`` holds a tensor of floats as float32, whatever the type of the source is."""
-    if to == "bump" and (options.dtype == "engine" or len(tensor.shape) == 1):
-        return True
-    if to == "gguf" and options.dtype != "keep" and len(tensor.shape) == 1:
-        return True
-    return options.dtype == "f32"
 
 
 def _fault(name: str, value: object, expected: str) -> UsageError:

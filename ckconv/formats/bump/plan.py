@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ckconv.core.config import ModelConfig, window_words
+from ckconv.core.config import window_words
 from ckconv.core.dtypes import DType
 from ckconv.core.names import parse, with_layer
 from ckconv.core.rope import MAX_FLOAT32, scaled
@@ -58,10 +58,11 @@ class BumpPlanner(Planner):
     #: Float rows and heads are padded to this many elements.
     step: int
 
-    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, source: SourceFacts) -> None:
+    def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
+        assert index.config is not None
         # Its documents name the architecture, as a GGUF does.
-        self.config = config = replace(config, family=told_by_architecture(config.family))
+        self.config = config = replace(index.config, family=told_by_architecture(index.config.family))
         self.family = FAMILIES[config.family]
         self.tensors: dict[str, Tensor] = {}
         self.geometry: Geometry = geometry(config, context=options.context or config.context_length, step=self.step)

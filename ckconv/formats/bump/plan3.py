@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.bump.engines import computed_by
@@ -36,8 +35,8 @@ class Bump3Planner(BumpPlanner):
     data_start = HEADER_BYTES
     step = ALIGN_ELEMENTS
 
-    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, source: SourceFacts) -> None:
-        super().__init__(index, config, options, source)
+    def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
+        super().__init__(index, options, source)
         self.numbering = options.dtype_codes
 
     def _check_engine(self) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.bump.engines import FOR_V7_AND_V8
@@ -46,9 +45,9 @@ class Bump5Planner(BumpPlanner):
     data_start = EXTENDED_HEADER_BYTES
     step = 1
 
-    def __init__(self, index: TensorIndex, config: ModelConfig, options: Options, source: SourceFacts) -> None:
-        super().__init__(index, config, options, source)
-        self.present = set(TEMPLATES.get(config.family, ()))
+    def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
+        super().__init__(index, options, source)
+        self.present = set(TEMPLATES.get(self.config.family, ()))
         head = index.tensors.get(HEAD)
         if head is not None and not source.head_is_embedding and not self.dropped(head.name, head.source):
             self.present.add(HEAD)

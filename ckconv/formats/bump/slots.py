@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from ckconv.core.dtypes import DTYPES, Kind
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -144,6 +146,10 @@ LOADED_BY_V3 = ("F32", "Q4_K", "Q6_K")
 #: Types that the version 5 engine was seen to compute rightly: anywhere, and in matrices of the layers only.
 LOADED_BY_V5 = ("F32", "Q8_0", "Q4_K", "Q6_K")
 LOADED_BY_V5_IN_LAYERS = ("Q5_0", "Q5_1", "Q5_K")
+LOADED_BY_V5_ANYWHERE = (*LOADED_BY_V5, *LOADED_BY_V5_IN_LAYERS)
+
+#: Block types that have a number in a dtype table.
+BLOCKS = tuple(dtype.name for dtype in DTYPES.values() if dtype.kind is Kind.BLOCK and dtype.bump_v4 is not None)
 
 #: The manifest's word for each type of :data:`ckconv.core.dtypes.DTYPES`; tokenizer content has its own.
 TYPE_WORDS: dict[str, str] = {

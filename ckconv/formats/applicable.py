@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UsageError
+from ckconv.formats import FORMATS, format_of
 from ckconv.options import Options, asked
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
 from ckconv.plan.steps import Plan
-
-_CHECKPOINTS = ("safetensors", "mlx")
-_MODELS = ("bump", "gguf", *_CHECKPOINTS)
-_FILES = ("gguf", *_CHECKPOINTS)
-
-#: Option -> the outputs that it changes, the versions of bump apart.
-_OUTPUTS: Mapping[str, tuple[str, ...]] = {
-    "bump_version": ("bump",),
-    "dtype_codes": ("bump",),
-    "template": ("bump",),
-    "context": _MODELS,
-    "rope_layout": _MODELS,
-    "max_shard_bytes": _FILES,
-    "set_meta": (*_FILES, "gguf adapter"),
-    "drop_meta": (*_FILES, "gguf adapter"),
-    "tie": _FILES,
-    "fuse": _CHECKPOINTS,
-    "names": _CHECKPOINTS,
-}
-
-#: Option that only some versions of bump have -> those.
-_BUMP_VERSIONS: Mapping[str, tuple[int, ...]] = {"dtype_codes": (3,)}
 
 
 def check_options(index: TensorIndex, to: str, options: Options) -> None:
@@ -42,13 +21,24 @@ def check_options(index: TensorIndex, to: str, options: Options) -> None:
     """
     output = f"{to} adapter" if index.adapter is not None else to
     for given in asked(options):
-        outputs = _OUTPUTS.get(given.option.name, (output,))
-        if output not in outputs:
+        outputs = _outputs_with(given.option.name)
+        if given.option.limited and output not in outputs:
             raise UsageError("usage.flag", f"{given.flag} is for {_listed(outputs)}, and the output is {output}")
     if options.base is not None and index.adapter is None:
         raise UsageError("usage.flag", f"--base is for an adapter to be converted, and {index.path.name} is a model")
     if index.adapter is None:
         _check_globs(index, options)
+
+
+def _outputs_with(option: str) -> list[str]:
+    """The outputs that an option has a say in, versions apart."""
+    found = (
+        output.name if output.adapter else format.name
+        for format in FORMATS
+        for output in format.outputs
+        if option in output.options
+    )
+    return list(dict.fromkeys(found))
 
 
 def _check_globs(index: TensorIndex, options: Options) -> None:
@@ -66,22 +56,21 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
 
 
 def check_version(plan: Plan) -> None:
-    """Refuse options that have no say in this version of bump.
+    """Refuse options that have a say in other versions of the output only.
 
     Raises:
         UsageError: ``usage.flag``.
     """
-    if plan.format != "bump" or not plan.version:
+    if not plan.version:
         return
+    outputs = format_of(plan.format).outputs
     for given in asked(plan.options):
-        versions = _BUMP_VERSIONS.get(given.option.name, (plan.version,))
-        if plan.version not in versions:
-            known = _listed([f"bump {version}" for version in versions])
-            hint = " or ".join(f"--bump-version {version}" for version in versions)
-            raise UsageError(
-                "usage.flag", f"{given.flag} is for {known}, and the output is bump {plan.version}", hint=hint
-            )
+        having = [output for output in outputs if given.option.name in output.options]
+        if given.option.limited and plan.version not in [output.version for output in having]:
+            hint = " or ".join(f"--{plan.format}-version {output.version}" for output in having)
+            message = f"{given.flag} is for {_listed([o.name for o in having])}, and the output is {plan.target_name}"
+            raise UsageError("usage.flag", message, hint=hint)
 
 
-def _listed(names: tuple[str, ...] | list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -7,18 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.errors import UsageError
+from ckconv.formats import FORMATS, format_of
 
 #: The name that writes to standard output.
 STDOUT = "-"
-
-#: File name endings -> output format.
-TARGET_SUFFIXES: dict[str, str] = {".bump": "bump", ".gguf": "gguf", ".safetensors": "safetensors"}
-
-#: What can be written.
-OUTPUTS = ("gguf", "safetensors", "mlx", "bump", "peft")
-
-#: Formats that may be a directory without its name ending in /: what their loaders open is one.
-_DIRECTORIES = frozenset({"safetensors", "mlx", "peft"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +57,8 @@ def destination(target: str, to: str | None) -> Destination:
     if "\0" in target:
         raise UsageError("usage.target", "a file name cannot hold a NUL character")
     path = Path(target)
-    named = TARGET_SUFFIXES.get(path.suffix.lower())
+    suffixes = {format.suffix: format.name for format in FORMATS if format.suffix}
+    named = suffixes.get(path.suffix.lower())
     if to is None:
         if says_nothing(target):
             raise UsageError(
@@ -74,7 +67,7 @@ def destination(target: str, to: str | None) -> Destination:
                 hint="--to names one, such as gguf or mlx",
             )
         if named is None:
-            known = ", ".join(TARGET_SUFFIXES)
+            known = ", ".join(suffixes)
             raise UsageError(
                 "usage.target", f"{path.name!r} ends in no known format ({known})", hint="name the format with --to"
             )
@@ -82,6 +75,6 @@ def destination(target: str, to: str | None) -> Destination:
     assert format is not None
     if target == STDOUT:
         return Destination(target, format)
-    if _is_directory(target) or format in ("mlx", "peft") or (format in _DIRECTORIES and named != format):
+    if _is_directory(target) or not (format_of(format).single or named == format):
         return Destination(target, format, directory=path)
     return Destination(target, format, file=path)
