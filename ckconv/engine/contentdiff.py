@@ -11,11 +11,11 @@ from typing import Any
 
 from ckconv.core.config import PARAMETERS
 from ckconv.core.typed import Value
-from ckconv.engine.content import Content
 from ckconv.errors import quoted
 from ckconv.formats.bump.map import MAP_NAME
 from ckconv.formats.bump.spec import FOOTER_NAME
 from ckconv.io.json import Document, parse_object
+from ckconv.plan.content import Content
 
 CODE = "side.json"
 _JSON = Document("the file", CODE, CODE, 1 << 30)

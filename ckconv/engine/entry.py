@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckconv.adapters.stored import CONFIG_NAME as ADAPTER_CONFIG
+from ckconv.formats import format_of
 from ckconv.formats.bump.write3 import CONFIG_NAME
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.output.publish import Small
@@ -23,7 +24,7 @@ def entry(plan: Plan, paths: Sequence[Path], side: Mapping[Path, Small]) -> list
         paths: files of tensors, in order.
         side: files beside them.
     """
-    if plan.format in ("gguf", "bump"):
+    if format_of(plan.format).single:
         return list(reversed(paths))
     indexes = [path for path, what in side.items() if what.name.endswith(INDEX_SUFFIX)]
     configs = [path for path, what in side.items() if what.name in (CONFIG_NAME, ADAPTER_CONFIG)]

@@ -17,6 +17,7 @@ from ckconv.engine.contentdiff import COVERED, SPELLING, Fact, differences
 from ckconv.engine.replan import plan_again
 from ckconv.errors import CkconvError
 from ckconv.families.dialects import NAMES_KEY
+from ckconv.formats import format_of
 from ckconv.formats.bump.config import CONFIG_NAME
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.options import Options
@@ -62,7 +63,7 @@ def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
         return Facts()
     if (a.config is None or b.config is None) and a.architecture != b.architecture:
         return Facts((Fact("architecture", a.architecture, b.architecture),))
-    if a.format == b.format and (a.format != "bump" or a.version == b.version):
+    if a.format == b.format and (format_of(a.format).choose is None or a.version == b.version):
         one, other = content_of_index(a), content_of_index(b)
         found = differences(one, other, people=False)
         return Facts(tuple(islice((fact for fact in found if _counts(fact, ruled=a.config is not None)), _ENOUGH)))

@@ -1,7 +1,5 @@
 """Files of an earlier output that loaders would take for part of the new one, which is then another model.
 
-transformers prefers ``model.safetensors`` to an index beside it; mlx-lm reads every ``model*.safetensors``
-(``mlx_lm.utils.load_model``); the bump engine loads by the ``weights_manifest.map`` that lies beside the weights.
 They are not ours to remove.
 """
 
@@ -14,14 +12,13 @@ from pathlib import Path
 
 from ckconv.engine import checksums
 from ckconv.errors import OutputError, listed
+from ckconv.formats import format_of, load
 from ckconv.formats.destination import Destination
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SUFFIX
 from ckconv.output.filesystem import failing
 from ckconv.plan.steps import Plan
 from ckconv.record import conversion
 
-#: What loaders look for in the directory of a checkpoint.
-_WEIGHTS = (f"model*{SUFFIX}", f"model*{SUFFIX}{INDEX_SUFFIX}")
+_HINT = "remove what is left over, or name another directory"
 
 
 def check_leftovers(plan: Plan, directory: Path, written: Collection[Path]) -> None:
@@ -34,17 +31,9 @@ def check_leftovers(plan: Plan, directory: Path, written: Collection[Path]) -> N
         OutputError: ``output.exists``, naming all of them.
     """
     names = {path.name for path in written if path.parent == directory}
-    patterns: tuple[str, ...] = ()
-    hint = "remove what is left over, or name another directory"
-    if plan.format in ("safetensors", "mlx") and any(_among(file.name, _WEIGHTS) for file in plan.files):
-        patterns = _WEIGHTS
-    elif plan.format == "bump" and plan.version > 3:
-        from ckconv.formats.bump.beside import other_bumps
-        from ckconv.formats.bump.map import MAP_NAME
-
-        if other_bumps(directory / plan.files[0].name, MAP_NAME):  # it may be theirs
-            return
-        patterns, hint = (MAP_NAME,), f"--map writes it anew; or {hint}"
+    taken = format_of(plan.format).takes_along
+    patterns, flag = load(taken)(plan, directory) if taken is not None else ((), "")
+    hint = f"{flag}; or {_HINT}" if flag else _HINT
     if not patterns or not directory.is_dir():  # it is going to be made
         return
     with failing(directory):

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import Kind
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.targets import make_plan
-from ckconv.families.dialects import NAMES_KEY
+from ckconv.formats import format_of, load
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.options import Options
@@ -22,9 +21,6 @@ from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan
 
 _FLOATS = ("engine", "keep", "f32", "f16", "bf16")
-
-#: A part of a fused tensor's name -> what ``--fuse`` calls it.
-_FUSED = {"qkv_proj": "qkv", "gate_up_proj": "gate-up"}
 
 
 def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:
@@ -57,15 +53,11 @@ def stores_alike(plan: Plan, out: TensorIndex) -> bool:
     """The plan writes tensors of these names, types and shapes, in as many files."""
     if len(plan.files) != len(out.files):
         return False
-    if out.format == "bump":
-        codes = plan.contents().keys["dtype table"]
-        return bytes(codes) == bytes(out.facts["codes"]) and plan.rope_layout == _rope_layout(plan, out)
+    own = format_of(out.format).stores_alike
+    if own is not None:
+        return bool(load(own)(plan, out))
     meant = {step.slot: (step.target.dtype.name, tuple(step.target.shape)) for step in plan.steps}
     return meant == {stored.name: (stored.dtype.name, tuple(stored.shape)) for stored in out.stored}
-
-
-def _rope_layout(plan: Plan, out: TensorIndex) -> str:
-    return str(out.facts.get("rope_layout", "")) if plan.rope_layout else ""
 
 
 def _file_name(out: TensorIndex) -> str:
@@ -86,23 +78,14 @@ def _candidates(source: TensorIndex, out: TensorIndex, options: Options) -> Iter
 
 def _seen(source: TensorIndex, out: TensorIndex, options: Options) -> dict[str, Any]:
     """Options that show in the output, unless they were given."""
-    seen: dict[str, Any] = {}
-    if out.format == "bump":
-        seen["bump_version"] = out.version
-        if out.version == 3:
-            seen["dtype_codes"] = out.facts.get("dtype_codes", options.dtype_codes)
-        if any(tensor.layout.interleaved for tensor in out.tensors.values()):
-            seen["rope_layout"] = "interleaved"
-    if out.format in ("safetensors", "mlx"):
-        seen["names"] = str(out.metadata.get(f"{METADATA}.{NAMES_KEY}", "hf"))
-        names = [stored.name for stored in out.stored]
-        before = [stored.name for stored in source.stored]
-        seen["fuse"] = tuple(
-            word
-            for part, word in _FUSED.items()
-            if any(part in name for name in names) and not any(part in name for name in before)
-        )
-    if out.adapter is None and out.format != "bump" and out.tensors and source.tensors:
+    row = format_of(out.format)
+    seen: dict[str, Any] = load(row.shown)(source, out) if row.shown is not None else {}
+    if (
+        out.adapter is None
+        and any("tie" in output.options for output in row.outputs)
+        and out.tensors
+        and source.tensors
+    ):
         has, had = HEAD in out.tensors, HEAD in source.tensors
         seen["tie"] = "untie" if has and not had else "tie" if had and not has else ""
     if len(out.files) > 1:

@@ -15,7 +15,7 @@ from ckconv.engine.settle import NO_DIGEST, Late, Staged, Written, write_late
 from ckconv.engine.soundness import Soundness
 from ckconv.engine.transfer import Unwatched, Watcher, write_files, write_stdout
 from ckconv.errors import UsageError
-from ckconv.formats.bump.beside import place_beside
+from ckconv.formats import format_of, load
 from ckconv.formats.destination import Destination
 from ckconv.io.files import Files
 from ckconv.output.filesystem import failing
@@ -200,8 +200,10 @@ def _side_files(
 
 
 def _beside(target: Destination, name: str, content: SideFile) -> Path | None:
-    if target.file is not None and target.format == "bump":
-        return place_beside(target.file, name, content)
+    own = format_of(target.format).place_beside
+    if target.file is not None and own is not None:
+        place: Path = load(own)(target.file, name, content)
+        return place
     return target.parent / name if target.parent is not None else None
 
 

@@ -13,6 +13,7 @@ from ckconv.engine.reread import FileHash
 from ckconv.engine.transfer import Digests, Watcher
 from ckconv.engine.workers import Stage
 from ckconv.errors import InputError, VerifyError
+from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.output.publish import Outputs
 from ckconv.plan.container import Container
@@ -183,7 +184,7 @@ class Staged:
 
     def _opened(self) -> Path:
         """What a reader of the format opens: a checkpoint's directory, its index, or the first file."""
-        if self._plan.format in ("safetensors", "mlx", "peft", "mlx adapter"):
+        if not format_of(self._plan.format).single:
             if self._target.directory is not None:
                 return self._outputs.staging
             if len(self._paths) > 1:

@@ -16,6 +16,7 @@ from ckconv.engine.replan import plan_again, restoring_again
 from ckconv.engine.sums import FileDigests, check_listed, check_sums
 from ckconv.engine.verify import Progress, Verified, verify_soundly
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
+from ckconv.formats import format_of
 from ckconv.formats.bump.documents import check_documents
 from ckconv.options import Options, asked
 from ckconv.output.filesystem import holds
@@ -93,7 +94,7 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
     """
     digests = FileDigests()
     kept = None
-    if out.format == "bump":
+    if format_of(out.format).keeps_source:
         with suppress(InputError):  # :func:`check_source_record` says so, after what is wrong with the output
             kept = record_beside(out)
     records = list(records_of(opened, out, kept))
@@ -120,7 +121,7 @@ def check_source_record(out: TensorIndex) -> OpenRecord | None:
             it lists.
         InputError: ``record.*``, it is malformed.
     """
-    if out.format != "bump":
+    if not format_of(out.format).keeps_source:
         return None
     try:
         found = record_beside(out)
@@ -191,7 +192,8 @@ def _plan(out: TensorIndex, source: TensorIndex, asked: Asked) -> Plan:
 
 
 def _faults(out: TensorIndex, source: TensorIndex, asked: Asked, plan: Plan) -> list[str]:
-    if source.format == "bump" and out.format != "bump" and _is_restored(out, source, asked):
+    keeps = format_of(source.format).keeps_source and not format_of(out.format).keeps_source
+    if keeps and _is_restored(out, source, asked):
         return []
     meant = content_of_plan(plan.contents())
     return [str(fact) for fact in islice(differences(content_of_index(out, asked.named), meant), _ENOUGH)]
@@ -204,7 +206,7 @@ def _is_restored(out: TensorIndex, source: TensorIndex, asked: Asked) -> bool:
         if not plan.restores or plan.refusals or len(plan.files) != len(out.files):
             return False
         container = plan.contents()
-        paths = sorted(out.files) if out.format != "gguf" else list(out.files)
+        paths = list(out.files) if format_of(out.format).single else sorted(out.files)
         for path, file, frame in zip(paths, plan.files, container.frames, strict=True):
             with path.open("rb", buffering=0) as opened:
                 check_frame(file, frame, b"", opened.fileno(), path)

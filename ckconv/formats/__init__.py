@@ -83,6 +83,11 @@ class Format:
         blocks: names of the block types that a model of this format may have.
         choose: chooses among the versions where none is asked for.
         keeps_source: beside an output lies the record that makes its source again.
+        content: of an open model and the places of its side files: a :class:`ckconv.plan.content.Content`.
+        shown: of a source and an open output: the options that show in the output.
+        stores_alike: of a plan and an open output: it stores the same, where names, types and shapes do not say so.
+        takes_along: of a plan and its directory: names of files there that loaders would read besides.
+        place_beside: of an output file and the name of a side file: where that goes, if not beside it.
         widens: values of ``dtype`` with which matrices are stored as float32.
         widens_vectors: the same for tensors of one dimension.
     """
@@ -99,6 +104,11 @@ class Format:
     blocks: Place | None = None
     choose: Place | None = None
     keeps_source: bool = False
+    content: Place = ("ckconv.formats.safetensors.content", "content")
+    shown: Place | None = None
+    stores_alike: Place | None = None
+    takes_along: Place | None = None
+    place_beside: Place | None = None
     widens: frozenset[str] = frozenset({"f32"})
     widens_vectors: frozenset[str] = frozenset({"f32"})
 
@@ -130,6 +140,7 @@ FORMATS: tuple[Format, ...] = (
         suffix=".gguf",
         single=True,
         blocks=("ckconv.formats.gguf.blocks", "BLOCKS"),
+        content=("ckconv.formats.gguf.content", "content"),
         widens_vectors=frozenset({"engine", "f32", "f16", "bf16"}),
     ),
     Format(
@@ -139,6 +150,8 @@ FORMATS: tuple[Format, ...] = (
         head=re.compile(rb".{8}\{", re.DOTALL),
         suffix=".safetensors",
         further=(".index.json",),
+        shown=("ckconv.formats.safetensors.again", "shown"),
+        takes_along=("ckconv.formats.safetensors.shards", "takes_along"),
     ),
     Format(
         "mlx",
@@ -157,6 +170,8 @@ FORMATS: tuple[Format, ...] = (
         ),
         adapter_files=(MLX_NAME,),
         blocks=("ckconv.formats.mlx.blocks", "BLOCKS"),
+        shown=("ckconv.formats.safetensors.again", "shown"),
+        takes_along=("ckconv.formats.safetensors.shards", "takes_along"),
     ),
     Format(
         "bump",
@@ -195,6 +210,11 @@ FORMATS: tuple[Format, ...] = (
         blocks=("ckconv.formats.bump.slots", "BLOCKS"),
         choose=("ckconv.formats.bump.versions", "choose"),
         keeps_source=True,
+        content=("ckconv.formats.bump.content", "content"),
+        shown=("ckconv.formats.bump.again", "shown"),
+        stores_alike=("ckconv.formats.bump.again", "stores_alike"),
+        takes_along=("ckconv.formats.bump.again", "takes_along"),
+        place_beside=("ckconv.formats.bump.beside", "place_beside"),
         widens=frozenset({"engine", "f32"}),
         widens_vectors=frozenset({"engine", "keep", "f32", "f16", "bf16"}),
     ),

@@ -9,6 +9,7 @@ from ckconv.core.typed import Value
 from ckconv.formats.gguf.keys import SPLIT_KEYS
 from ckconv.formats.gguf.spec import VERSION, Record, align_up, header
 from ckconv.plan.container import Container, Frame
+from ckconv.plan.content import numbered
 from ckconv.plan.steps import OutputFile
 
 
@@ -31,11 +32,6 @@ def keys_of(metadata: Sequence[Mapping[str, Value]]) -> dict[str, Any]:
     for number, own in enumerate(metadata):
         keys |= {numbered(key, number): value for key, value in own.items() if not key.startswith(SPLIT_KEYS)}
     return keys
-
-
-def numbered(key: str, number: int) -> str:
-    """Only the first file of a set says anything of the model."""
-    return key if number == 0 else f"file {number + 1}: {key}"
 
 
 def prologue(file: OutputFile, metadata: Mapping[str, Value], alignment: int) -> bytes:

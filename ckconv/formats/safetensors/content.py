@@ -1,0 +1,38 @@
+"""What a checkpoint or an adapter in safetensors files says besides its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckconv.adapters.stored import CONFIG_NAME
+from ckconv.core.documents import METADATA
+from ckconv.core.tensors import TensorIndex
+from ckconv.formats.safetensors.read import read_safetensors
+from ckconv.plan.content import Content, numbered
+
+
+def content(index: TensorIndex, _: Mapping[str, Path]) -> Content:
+    """The metadata of the headers, and the files beside them."""
+    keys = _header_keys(read_safetensors(path).metadata for path in index.files)
+    paths = {path.name: path for path in index.side_files}
+    return Content(keys, paths={**paths, **_beside(index)})
+
+
+def _header_keys(headers: Iterable[Mapping[str, str]]) -> dict[str, Any]:
+    """Every file of a checkpoint says the same; what one says else is its own."""
+    keys: dict[str, Any] = {}
+    first: Mapping[str, str] = {}
+    for number, header in enumerate(headers):
+        first = first if number else header
+        if number == 0 or header != first:
+            keys |= {numbered(f"{METADATA}.{key}", number): value for key, value in header.items()}
+    return keys
+
+
+def _beside(index: TensorIndex) -> dict[str, Path]:
+    if index.adapter is not None:
+        path = index.files[0].parent / CONFIG_NAME
+        return {path.name: path} if path.exists() else {}
+    return {index.shard_index.name: index.shard_index} if index.shard_index else {}
