@@ -2,7 +2,9 @@
 
 A key of a ``config.json`` or of a GGUF's metadata is added, removed or set to another value. What the source's own
 program (transformers, llama.cpp, mlx-lm) then computes is compared with what the target's computes of the output: all
-positions of a prompt. An edit that changes nothing for the source should be accepted, and a refusal names the key.
+positions of a prompt. Of the edits that are not sampled, the class that loads the output has to take its configuration,
+if the source's own class does. An edit that changes nothing for the source should be accepted, and a refusal names the
+key.
 
 An edit is known by the seed and its number: ``scripts/edits.py --seed 7 --only 1234``. Needs transformers, torch,
 mlx-lm, and ``LLAMA_CPP_LIBRARY``.
@@ -31,6 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import consumers  # noqa: E402
 import numpy as np  # noqa: E402
+from edit_classes import complaint  # noqa: E402
 from edit_draws import Draw, gguf_draw, huggingface_draw  # noqa: E402
 from edit_models import FAMILIES, MODEL_TYPES, Base, bases  # noqa: E402
 
@@ -46,6 +49,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "gguf": ("hf", "mlx"),
     "mlx": ("hf", "gguf"),
 }
+CONFIGURED = ("hf", "mlx")
 PROGRAMS = {"hf": "transformers", "gguf": "llama.cpp", "mlx": "mlx-lm"}
 
 #: The largest difference of two logits, where their standard deviation is 1. llama.cpp looks GELU up in a table of 16
@@ -159,7 +163,11 @@ def convert(bench: Bench, case: Case, base: Base, path: Path, place: Path, wante
     shutil.rmtree(target, ignore_errors=True)
     try:
         if wanted is None:
-            prepare(path, target, to=to, options=options)[0].check()
+            plan = prepare(path, target, to=to, options=options)[0]
+            plan.check()
+            if kind in CONFIGURED and (base.format not in CONFIGURED or not complaint(base.format, document_at(path))):
+                case.says = complaint(kind, json.loads(plan.details.config_json))
+                case.verdict = "wrong" if case.says else ""
         else:
             ckconv.convert(path, target, to=to, options=options, force=True)
             if kind == "bump":
@@ -187,6 +195,12 @@ def convert(bench: Bench, case: Case, base: Base, path: Path, place: Path, wante
     case.off = float(np.abs(found[:, :words] - wanted[:, :words]).max())
     allowed = (GELU if base.family in _GELU else EXACT) * max(1.0, float(wanted.std()))
     case.verdict = "right" if case.off <= allowed else "wrong"
+
+
+def document_at(path: Path) -> dict[str, Any]:
+    """The configuration of a checkpoint."""
+    document: dict[str, Any] = json.loads((path / "config.json").read_text())
+    return document
 
 
 def is_named(key: str, text: str, architecture: str) -> bool:
@@ -259,8 +273,8 @@ def report(found: Iterable[Case]) -> str:
             row[case.result] += 1
             row["judged"] += case.judged
             row["unnamed"] += case.result == "refused" and not case.named
+            row[case.verdict] += 1
             if case.judged:
-                row[case.verdict] += 1
                 row["unchanged"] += case.unchanged
                 row["over"] += case.unchanged and case.result == "refused"
     columns = ("accepted", "refused", "unnamed", "internal", "failed", "judged", "right", "wrong", "unchanged", "over")

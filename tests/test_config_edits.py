@@ -410,12 +410,25 @@ def test_another_context_leaves_the_rotation_as_it_is(tmp_path: Path, to: str) -
         assert config_of(out)["max_position_embeddings"] == 64
 
 
-@pytest.mark.parametrize("to", ["gguf", "safetensors", "mlx"])
+@pytest.mark.parametrize("to", ["safetensors", "mlx"])
 def test_a_scaling_that_follows_from_the_context_keeps_it(tmp_path: Path, to: str) -> None:
     source = model(tmp_path, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
 
     with pytest.raises(UnsupportedError, match="rope_type dynamic"):
         convert(source, to, context=64)
+
+
+@pytest.mark.parametrize(("to", "model_type"), [("gguf", "llama"), ("bump", "llama"), ("gguf", "qwen3")])
+@pytest.mark.parametrize("mlx", [False, True])
+def test_a_scaling_that_starts_behind_the_context_scales_nothing(
+    tmp_path: Path, to: str, model_type: str, mlx: bool
+) -> None:
+    source = model(tmp_path, model_type, mlx=mlx, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+
+    notes = ckconv.convert(source, f"{tmp_path}/out/", to=to, options=Options(context=64)).plan.notes
+    assert [note for note in notes if "dynamic" in note and "behind 128 tokens only" in note]
+    with pytest.raises(UnsupportedError, match="dynamic"):
+        convert(source, to, context=129)
 
 
 def test_llama3_scaling_without_an_original_context_starts_from_the_models_own(tmp_path: Path) -> None:
@@ -458,6 +471,7 @@ def test_a_value_of_another_type_is_named(tmp_path: Path, key: str, value: objec
     ("scaling", "said"),
     [
         ({"rope_type": "linear"}, "rope_scaling.factor is missing"),
+        ({"type": "yarn"}, "rope_scaling.factor is missing"),
         ({"rope_type": "linear", "factor": "2"}, "rope_scaling.factor must be a number above 0, got '2'"),
         ({**LLAMA3, "low_freq_factor": -1}, "rope_scaling.low_freq_factor must be a number above 0"),
         (

@@ -299,6 +299,15 @@ def test_experts_that_are_not_there_are_named(tmp_path: Path, to: str) -> None:
     )
 
 
+def test_the_number_of_tokens_is_counted_where_they_are_listed(tmp_path: Path) -> None:
+    """``llama_vocab::impl::load`` of llama.cpp reads the key only where there is no tokenizer."""
+    model = Model(extra_keys={"llama.vocab_size": 6}, tokens=tuple(map(str, range(96)))).write(tmp_path / "m.gguf")
+
+    out = ckconv.convert(model, f"{tmp_path}/out/", to="safetensors")
+    assert json.loads((tmp_path / "out/config.json").read_text())["vocab_size"] == Model().vocab
+    assert [note for note in out.plan.notes if "llama.vocab_size" in note]
+
+
 def test_factors_beside_another_scaling_are_refused(tmp_path: Path) -> None:
     keys: dict[str, object] = {"llama.rope.scaling.factor": 2.0}
     model = Model(extra_keys=keys, extra_tensors={"rope_freqs.weight": (8,)})

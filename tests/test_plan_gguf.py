@@ -199,8 +199,28 @@ def test_a_head_that_is_another_matrix_cannot_be_tied(tmp_path: Path) -> None:
         ckconv.convert(FIXTURES / "hf" / "llama-bias-f32", tmp_path / "m.gguf", options=Options(tie="tie"))
 
 
-def test_a_head_that_contradicts_the_configuration_is_refused(tmp_path: Path) -> None:
+def test_a_head_that_contradicts_the_configuration_is_the_head_as_for_transformers(tmp_path: Path) -> None:
+    """``tie_weights`` of transformers 5 ties no matrices that differ; 4 does, so a note says how to get that."""
     root = save(tmp_path / "hf", Decoder().config(tie_word_embeddings=True), Decoder().tensors())
+
+    notes = ckconv.convert(root, tmp_path / "m.gguf").plan.notes
+    assert [note for note in notes if "transformers 4 takes the embedding (--drop output.weight)" in note]
+    assert "output.weight" in tensors(tmp_path / "m.gguf")
+    ckconv.convert(root, tmp_path / "t.gguf", options=Options(drop=("output.weight",)))
+    assert "output.weight" not in tensors(tmp_path / "t.gguf")
+
+
+@pytest.mark.parametrize("to", ["mlx", "bump"])
+def test_a_head_that_contradicts_the_configuration_is_said_to_be_no_embedding(tmp_path: Path, to: str) -> None:
+    root = save(tmp_path / "hf", Decoder().config(tie_word_embeddings=True), Decoder().tensors())
+
+    ckconv.convert(root, f"{tmp_path}/out/", to=to)
+    assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
+
+
+def test_a_head_that_mlx_lm_takes_no_notice_of_is_refused(tmp_path: Path) -> None:
+    config = Decoder().config(tie_word_embeddings=True)
+    root = save(tmp_path / "mlx", config, Decoder().tensors(), metadata={"format": "mlx"})
 
     with pytest.raises(UnsupportedError, match="ties the output head") as info:
         ckconv.convert(root, tmp_path / "m.gguf")
@@ -270,7 +290,6 @@ def test_linear_and_yarn_scaling_are_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes", "reason"),
     [
-        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type dynamic"),
         ("qwen2", {"rope_scaling": LLAMA3}, "rope_type llama3 .*, which llama.cpp does not do for qwen2"),
         (
             "llama",

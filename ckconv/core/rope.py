@@ -26,6 +26,20 @@ def scaled(kind: str, config: ModelConfig) -> str:
 SCALING_KEYS = ("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
 
 
+def starts_behind(scaling: Mapping[str, Any], config: ModelConfig, context: int) -> bool:
+    """The scaling changes no angle within an output's context length.
+
+    A dynamic one starts behind the model's own (``dynamic_frequency_update`` of transformers, ``DynamicNTKScalingRoPE``
+    of mlx-lm).
+    """
+    return scaling.get("rope_type") == "dynamic" and 0 < context <= config.context_length
+
+
+def behind_note(config: ModelConfig) -> str:
+    """That a scaling is left out because it starts behind the output's context."""
+    return f"{scaled('dynamic', config)} behind {config.context_length:,} tokens only: nothing is scaled up to there"
+
+
 def positive_numbers(scaling: Mapping[str, Any], keys: Sequence[str]) -> list[float] | None:
     """The numbers under these keys, or ``None`` where one is missing, is none, or is not above 0 as a float32."""
     found = [scaling.get(key) for key in keys]

@@ -25,6 +25,7 @@ _FROM_CONTEXT = ("llama3", "yarn", "longrope")
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
+    "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 
@@ -120,12 +121,12 @@ def read_rope(own: Mapping[str, Any], model_type: str, consumer: str, context: i
     known = ROPE_KEYS.get(kind)
     unknown = tuple(f"{name}.{key}" for key in known.unknown(table)) if known else ()
     plain = kind == "default" or (consumer == MLX_LM and _is_plain_mrope(table, kind))
-    part, idle = _part(own, table, name, consumer, fail)
+    part, key, idle = _part(own, table, name, consumer, fail)
     if plain and model_type not in _TURNS_A_PART:
         return Rope(float(theta), 1.0, None, tuple(modifiers), unknown, tuple(overruled))
     if not 0 < part <= 1:
-        raise fail(f"partial_rotary_factor must be above 0 and at most 1, got {part:g}")
-    overruled += [f"{key}, because {name}.partial_rotary_factor is there" for key in idle]
+        raise fail(f"{key} must be above 0 and at most 1, got {part:g}")
+    overruled += [f"{other}, because {key} is there" for other in idle]
     if plain:
         return Rope(float(theta), part, None, tuple(modifiers), unknown, tuple(overruled))
     if known:
@@ -201,16 +202,16 @@ def _kind(table: Mapping[str, Any], name: str, consumer: str, fail: Fail) -> tup
 
 def _part(
     own: Mapping[str, Any], table: Mapping[str, Any], name: str, consumer: str, fail: Fail
-) -> tuple[float, list[str]]:
-    """The part of a head that the class turns, and keys that say another one; that of the table comes first."""
+) -> tuple[float, str, list[str]]:
+    """The part of a head that the class turns, its key, and keys that say another one; the table's comes first."""
     stated = {f"{name}.partial_rotary_factor": table.get("partial_rotary_factor")} if consumer == TRANSFORMERS else {}
     stated["partial_rotary_factor"] = own.get("partial_rotary_factor")
     found = {key: value for key, value in stated.items() if value is not None}
     for key, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise fail(f"{key} must be a number above 0 and at most 1, got {value!r}")
-    part = next(iter(found.values()), 1.0)
-    return float(part), [key for key, value in found.items() if value != part]
+    read, part = next(iter(found.items()), ("partial_rotary_factor", 1.0))
+    return float(part), read, [key for key, value in found.items() if value != part]
 
 
 def _completed(

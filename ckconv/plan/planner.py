@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from fnmatch import fnmatchcase
 
+from ckconv.core.key_table import CONSUMERS, TRANSFORMERS
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES
@@ -15,6 +16,11 @@ from ckconv.plan.steps import Left, Plan, Reason
 ROPE_FREQUENCIES = "rope_frequencies"
 HEAD = "output.weight"
 EMBEDDING = "token_embedding.weight"
+
+_OWN_HEAD = (
+    "tie_word_embeddings is true, and another matrix than the embedding is stored as the head: it is the head, as for "
+    "transformers 5; transformers 4 takes the embedding (--drop output.weight)"
+)
 
 #: Keys that a note lists by name.
 _SHOWN_KEYS = 8
@@ -89,6 +95,18 @@ class Planner(ABC):
             more = f" and {len(config.unread) - len(shown):,} more" if len(config.unread) > len(shown) else ""
             keys = ", ".join(key if key.isprintable() else quoted(key) for key in shown)
             self.notes.append(f"left out, as llama.cpp does not read them in a {self.index.architecture}: {keys}{more}")
+
+    def keeps_head(self) -> bool:
+        """A stored head is no embedding, and counts though the configuration ties it; a note says so.
+
+        transformers 5 ties no two matrices that differ (``PreTrainedModel.tie_weights``), mlx-lm does.
+        """
+        index = self.index
+        tied = index.config is not None and index.config.tied and HEAD in index.tensors and not index.merged
+        kept = tied and CONSUMERS.get(index.format) == TRANSFORMERS and not self.source.head_is_embedding
+        if kept and not self.dropped(HEAD, index.tensors[HEAD].source) and _OWN_HEAD not in self.notes:
+            self.notes.append(_OWN_HEAD)
+        return bool(kept)
 
     def leave_out(self, name: str, reason: str, nbytes: int) -> None:
         """Note a source tensor that is not written."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ckconv.core.config import window_words
 from ckconv.core.dtypes import DType
 from ckconv.core.names import parse, with_layer
-from ckconv.core.rope import MAX_FLOAT32, scaled
+from ckconv.core.rope import MAX_FLOAT32, behind_note, scaled, starts_behind
 from ckconv.core.tensors import Extent, Tensor, TensorIndex
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
 from ckconv.families.gemma3 import unusual
@@ -166,6 +166,8 @@ class BumpPlanner(Planner):
         if c.rope_scaling is not None and ROPE_FREQUENCIES not in self.index.tensors:
             if self.dropped(ROPE_FREQUENCIES):
                 self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
+            elif starts_behind(c.rope_scaling, c, g.context):
+                self.notes.append(behind_note(c))
             else:
                 self._refuse_scaling(scaled(str(c.rope_scaling.get("rope_type", "")), c))
         if c.sliding_window and c.sliding_window < g.context and not self._slides():
@@ -174,10 +176,11 @@ class BumpPlanner(Planner):
                 f"the engine attends to all {g.context:,}",
                 f"--context {c.sliding_window} makes them the same",
             )
-        if c.tied and HEAD in self.index.tensors and not self.source.head_is_embedding and not self.dropped(HEAD):
+        free = self.keeps_head() or self.source.head_is_embedding or self.dropped(HEAD)
+        if c.tied and HEAD in self.index.tensors and not free:
             self.refuse(
                 "tie_word_embeddings ties the output head to the embeddings, but another matrix is stored as the head",
-                "--drop output.weight ties it, as transformers 4 does; transformers 5 takes the stored one",
+                "--drop output.weight ties it",
             )
         if c.tied is False and HEAD not in self.index.tensors:
             self.refuse(

@@ -50,6 +50,9 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
     shapes = {tensor.name: tensor.shape for tensor in file.tensors}
     vocab = shapes.get("token_embd.weight", (0,))[0]
     _check_tokens(file, vocab, fail)
+    idle = _idle(file, vocab, values, names)
+    for field in idle:
+        del values[field]
     positions = shapes.get("position_embd.weight", (0,))[0]
     made = build_config(
         family.name,
@@ -62,7 +65,14 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
         rope=family.rope,
     )
     made = _classified(file, architecture, _window(file, architecture, made))
+    made = replace(made, unread=(*made.unread, *idle.values()))
     return _gemma3(file, made, fail) if family.name == "gemma3" else made
+
+
+def _idle(file: GgufFile, vocab: int, values: Mapping[str, float], names: Mapping[str, str]) -> dict[str, str]:
+    """Fields whose key says nothing here -> the key: llama.cpp counts listed tokens (``llama_vocab::impl::load``)."""
+    counted = "vocab_size" in values and values["vocab_size"] != vocab and _token_count(file) > 0
+    return {"vocab_size": names["vocab_size"]} if counted else {}
 
 
 def _window(file: GgufFile, architecture: str, config: ModelConfig) -> ModelConfig:

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
-from ckconv.core.rope import llama3_factors
+from ckconv.core.rope import behind_note, llama3_factors, starts_behind
 from ckconv.core.tensors import Extent, Tensor
 from ckconv.core.typed import Value, scalar
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
@@ -124,6 +124,8 @@ class GgufPlanner(Planner):
         rope_dropped = self.dropped(ROPE_FREQUENCIES)
         self.reasons += engine_reasons(config, self._context, rope_dropped=rope_dropped)
         self.reasons += surplus_reasons(self.index, self.dropped)
+        if config.rope_scaling and starts_behind(config.rope_scaling, config, self._context):
+            self.notes.append(behind_note(config))
         self._check_head(config)
         factors = llama3_factors(config)
         if factors and ROPE_FREQUENCIES not in self.index.tensors:
@@ -153,10 +155,11 @@ class GgufPlanner(Planner):
 
     def _check_head(self, config: ModelConfig) -> None:
         there = HEAD in self.index.tensors
-        if config.tied and there and not self.source.head_is_embedding and not self.dropped(HEAD):
+        free = self.keeps_head() or self.source.head_is_embedding or self.dropped(HEAD)
+        if config.tied and there and not free:
             self.refuse(
                 "tie_word_embeddings ties the output head to the embeddings, but another matrix is stored as the head",
-                "--drop output.weight ties it, as transformers 4 does; transformers 5 takes the stored one",
+                "--drop output.weight ties it",
             )
         if config.tied is False and not there and self.options.tie != "untie":
             self.refuse(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckconv.core.config import ModelConfig, window_words
-from ckconv.core.rope import LLAMA3_NUMBERS, MAX_FLOAT32, MIN_FLOAT32, positive_numbers, scaled
+from ckconv.core.rope import LLAMA3_NUMBERS, MAX_FLOAT32, MIN_FLOAT32, positive_numbers, scaled, starts_behind
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.gemma3 import SLIDING, layers_of, local_theta_of, scalar_in_gguf, scalar_of
 from ckconv.families.gguf_metadata import own_document
@@ -54,7 +54,7 @@ def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool) -> 
     own = own_document(config)
     for modifier in config.modifiers:
         yield Reason(f"{modifier} changes the computation, and llama.cpp computes {family.gguf} without it")
-    if config.rope_scaling is not None:
+    if config.rope_scaling is not None and not starts_behind(config.rope_scaling, config, context):
         yield from _scaling_reasons(config, config.rope_scaling, rope_dropped)
     if family.rope and config.head_dim % 2:
         yield Reason(f"heads of {config.head_dim} elements cannot form RoPE pairs{said(config, *HEAD_SIZE)}")
@@ -96,7 +96,8 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
             yield Reason(f"{scaled(kind, config)} and lacks one of its numbers: " + ", ".join(LLAMA3_NUMBERS))
         return
     if kind not in ("linear", "yarn"):
-        yield Reason(f"{scaled(kind, config)}, which this version does not write to GGUF")
+        hint = f"--context {config.context_length} is where it starts" if kind == "dynamic" else ""
+        yield Reason(f"{scaled(kind, config)}, which this version does not write to GGUF", hint)
         return
     if positive_numbers(scaling, ("factor",)) is None:
         yield Reason(f"{scaled(kind, config)} and names no factor")

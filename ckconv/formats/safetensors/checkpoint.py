@@ -206,7 +206,7 @@ class CheckpointPlanner(Planner):
                 "there is no output head, and the source says that it is not the embedding (tie_word_embeddings)",
                 '"tie_word_embeddings": true in config.json says that it is',
             )
-        elif head is not None and (asked == "tie" or (self.config.tied and asked != "untie")):
+        elif head is not None and (asked == "tie" or (self.config.tied and asked != "untie" and not self.keeps_head())):
             if self.source.head_is_embedding:
                 del self.tensors[HEAD]
                 self.leave_out(HEAD, "byte for byte the embedding: tied", head.nbytes)
