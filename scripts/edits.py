@@ -40,6 +40,7 @@ from edit_models import FAMILIES, MODEL_TYPES, Base, bases  # noqa: E402
 import ckconv  # noqa: E402
 from ckconv import Options  # noqa: E402
 from ckconv.api import prepare  # noqa: E402
+from ckconv.plan.steps import Plan  # noqa: E402
 
 PROMPT = tuple((7 * i * i + 3 * i + 5) % 384 for i in range(60))
 
@@ -166,7 +167,7 @@ def convert(bench: Bench, case: Case, base: Base, path: Path, place: Path, wante
             plan = prepare(path, target, to=to, options=options)[0]
             plan.check()
             if kind in CONFIGURED and (base.format not in CONFIGURED or not complaint(base.format, document_at(path))):
-                case.says = complaint(kind, json.loads(plan.details.config_json))
+                case.says = complaint(kind, json.loads(bytes_of(plan)))
                 case.verdict = "wrong" if case.says else ""
         else:
             ckconv.convert(path, target, to=to, options=options, force=True)
@@ -195,6 +196,13 @@ def convert(bench: Bench, case: Case, base: Base, path: Path, place: Path, wante
     case.off = float(np.abs(found[:, :words] - wanted[:, :words]).max())
     allowed = (GELU if base.family in _GELU else EXACT) * max(1.0, float(wanted.std()))
     case.verdict = "right" if case.off <= allowed else "wrong"
+
+
+def bytes_of(plan: Plan) -> bytes:
+    """The ``config.json`` of an output."""
+    found = plan.contents().side_files["config.json"]
+    assert isinstance(found, bytes)
+    return found
 
 
 def document_at(path: Path) -> dict[str, Any]:

@@ -296,10 +296,18 @@ def build_config(
     )
 
 
+#: Fields that only Gemma 3 has a key for.
+_OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
+    "local_rope_theta": ("rope_local_base_freq",),
+    "final_cap": ("final_logit_softcapping",),
+    "query_scalar": ("query_pre_attn_scalar",),
+}
+
+
 def words_of(field: str, keys: Table) -> list[str]:
     """What a family's configuration calls a field."""
-    parameter = next(parameter for parameter in PARAMETERS if parameter.field == field)
-    return [key for key in parameter.huggingface if key in keys.keys]
+    found = (key for parameter in PARAMETERS if parameter.field == field for key in parameter.huggingface)
+    return [key for key in (*found, *_OTHER_WORDS.get(field, ())) if key in keys.keys]
 
 
 def gguf_words(architecture: str, fields: Iterable[str]) -> list[str]:
@@ -323,6 +331,8 @@ def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> d
             is no difference, because the other may have no words for it.
     """
     found: dict[str, tuple[object, object]] = {}
+    if a.expert_ffn_size and b.expert_ffn_size:  # of a dense feed-forward, and no layer has one
+        a = replace(a, ffn_size=b.ffn_size)
     a, b = _windowed(a, b.context_length), _windowed(b, a.context_length)
     for name in (*SHARED_FIELDS, *_WORDED_FIELDS):
         ours, theirs = _comparable(getattr(a, name), a), _comparable(getattr(b, name), b)

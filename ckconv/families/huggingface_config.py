@@ -34,6 +34,8 @@ _BY_FIELD = {parameter.field: parameter for parameter in PARAMETERS}
 #: Keys that are true or false; classes take null for false.
 _SWITCHES = ("attention_bias", "mlp_bias", "norm_topk_prob", "tie_word_embeddings", "use_sliding_window")
 
+_EXPERTS = ("num_local_experts", "num_experts")
+
 #: Endings of the names of tables, in every dialect.
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "token_embedding.weight", "token_embd.weight")
 _POSITIONS = ("wpe.weight", "decoder.embed_positions.weight", "position_embd.weight")
@@ -187,7 +189,8 @@ def _of_experts(
     """Every layer has its experts, as many as are asked for."""
     used, count = int(values.get("experts_used", 0)), int(values.get("num_experts", 0))
     if not 0 < used <= count:
-        raise fail(f"{names['experts_used']} is {used:,}, {names['num_experts']} is {count:,}")
+        counted = dict.fromkeys([names["num_experts"], *(key for key in _EXPERTS if key in own)])
+        raise fail(f"{names['experts_used']} is {used:,}, {' or '.join(counted)} is {count:,}")
     step, dense = own.get("decoder_sparse_step", 1), own.get("mlp_only_layers") or []
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise fail(f"decoder_sparse_step must be a whole number above 0, got {step!r}")

@@ -5,7 +5,8 @@ transformers and mlx-lm look at different keys and take different defaults, so t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 from ckconv.core.config import ModelConfig, config_differences
 from ckconv.core.key_kinds import Kind
 from ckconv.core.key_table import CONSUMERS, MLX_LM, TRANSFORMERS
-from ckconv.errors import InputError, UnsupportedError
+from ckconv.errors import InputError, UnsupportedError, listed
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_config import huggingface_config
+from ckconv.families.huggingface_types import misfits
 from ckconv.families.key_tables import KEYS
+from ckconv.families.key_tables.fields import said
 from ckconv.families.key_tables.rope import ROPE_KEYS
 
 #: What the output says otherwise on purpose.
@@ -57,6 +60,36 @@ def agreeing(
     return made
 
 
+def fitting(document: Mapping[str, Any], built: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """The document without values that transformers' class does not take: mlx-lm's classes look at no types.
+
+    Args:
+        built: a document made of ``config`` alone, with what is there instead.
+    """
+    made = dict(document)
+    for key in misfits(document, config.model_type):
+        if built.get(key):
+            made[key] = built[key]
+        else:
+            del made[key]
+    return made
+
+
+def check_fit(document: Mapping[str, Any], config: ModelConfig) -> None:
+    """Raise ``plan.refused`` if transformers' class does not take the document."""
+    found = [f"{key} = {reprlib.repr(document[key])}" for key in misfits(document, str(document.get("model_type")))]
+    if found:
+        what = f"transformers' {config.model_type} does not take what config.json would say: {', '.join(found)}"
+        raise UnsupportedError("plan.refused", f"safetensors cannot hold this model: {what}")
+
+
+def unfit_notes(source: Mapping[str, Any], config: ModelConfig) -> Iterator[str]:
+    """What :func:`fitting` takes away, for people."""
+    names = listed([f"{key} = {reprlib.repr(source[key])}" for key in misfits(source, config.model_type)])
+    if names:
+        yield f"left out of config.json or put right, as transformers does not take it: {', '.join(names)}"
+
+
 def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str) -> list[str]:
     family = FAMILIES[config.family]
     kind = (config.rope_scaling or {}).get("rope_type")
@@ -70,4 +103,6 @@ def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str
     windowless = consumer == MLX_LM and config.family != "gemma3"
     same = {name: getattr(config, name) for name in (*_ON_PURPOSE, *(_WINDOW if windowless else ()))}
     found = config_differences(replace(config, modifiers=()), replace(read, **same), same_words=True)
-    return [f"{name} is {ours!r}, {consumer} reads {theirs!r}" for name, (ours, theirs) in found.items()]
+    return [
+        f"{name}{said(config, name)} is {ours!r}, {consumer} reads {theirs!r}" for name, (ours, theirs) in found.items()
+    ]

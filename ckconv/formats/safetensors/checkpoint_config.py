@@ -14,7 +14,7 @@ from ckconv.core.key_table import CONSUMERS, TRANSFORMERS
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_classes import CLASSES, class_of, fit
-from ckconv.formats.safetensors.checkpoint_agreement import agreeing
+from ckconv.formats.safetensors.checkpoint_agreement import agreeing, check_fit, fitting
 from ckconv.formats.safetensors.document import Facts, build_document
 
 CONFIG_NAME = "config.json"
@@ -33,7 +33,7 @@ _MLX_NEEDS: Mapping[str, tuple[str, ...]] = {
     "qwen3": ("head_dim",),
     "mixtral": ("num_local_experts", "num_experts_per_tok"),
     # transformers 5 says num_local_experts.
-    "qwen3moe": ("head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    "qwen3moe": ("head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "intermediate_size"),
     "gemma3": ("num_attention_heads", "head_dim", "rope_local_base_freq", "query_pre_attn_scalar", "sliding_window"),
     # transformers 5 says it in rope_parameters.
     "phi3": ("partial_rotary_factor",),
@@ -84,6 +84,8 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
     if config is None:
         return b""
     document = build_document(config, _facts(index, config, said))
+    if CONSUMERS[said.format] == TRANSFORMERS:
+        check_fit(document, config)
     if said.quantization:
         document |= {key: dict(said.quantization) for key in _QUANTIZATION_KEYS}
     return _encoded(document, index)
@@ -148,8 +150,13 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
         if said.format == "mlx":
             _complete(document, config, facts)
         document |= _switched(document, config, said)
-        if class_of(config) is not None:
-            document = agreeing(document, config, build_document(config, facts), said.format, index.format)
+        built = build_document(config, facts) if class_of(config) is not None else {}
+        if CONSUMERS[said.format] == TRANSFORMERS:
+            document = fitting(document, built, config)
+        if built:
+            document = agreeing(document, config, built, said.format, index.format)
+        if CONSUMERS[said.format] == TRANSFORMERS:
+            check_fit(document, config)
     return document
 
 
@@ -199,9 +206,15 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
             document[key] = built[key]
 
 
+def _text(document: Mapping[str, Any]) -> str:
+    """Equal for documents that say the same: 1 and 1.0 are not, for classes that want a float."""
+    return json.dumps(document, sort_keys=True)
+
+
 def _encoded(document: Mapping[str, Any], index: TensorIndex) -> bytes:
     """The document as bytes: the source's own file, if it says the same."""
-    if document == source_document(index):
+    source = source_document(index)
+    if source and _text(document) == _text(source):
         for path in index.side_files:
             if path.name == CONFIG_NAME:
                 return path.read_bytes()

@@ -1,0 +1,109 @@
+"""Values that transformers' configuration classes take, which mlx-lm's do not ask for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_config_edits import gemma3, model
+from test_plan_checkpoint import config_of
+
+import ckconv
+from ckconv.errors import UnsupportedError
+from ckconv.families.huggingface_types import misfits
+
+#: What scripts/record_config_types.py found.
+RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "config_types.json").read_text())
+
+#: Keys whose values are held to more than their type: torch's names, a share, labels by number, as many as layers.
+_NARROWER = frozenset({"dtype", "initializer_range", "id2label", "layer_types", "suppress_tokens"})
+
+#: Objects that have tables of their own, and what the text part of a model of several modalities is in.
+_ELSEWHERE = frozenset({"text_config", "vision_config", "quantization_config", "per_layer_config"})
+
+
+@pytest.mark.parametrize("model_type", sorted(set(RECORDED["refused"]) - {"gemma3"}))
+def test_what_a_class_does_not_take_is_known(model_type: str) -> None:
+    refused = {
+        (key, name)
+        for key, names in RECORDED["refused"][model_type].items()
+        for name in names.split()
+        if key not in _ELSEWHERE
+    }
+    keys = set(RECORDED["refused"][model_type]) - _ELSEWHERE
+    ours = {
+        (key, name) for key in keys for name, value in RECORDED["probes"].items() if misfits({key: value}, model_type)
+    }
+    assert refused - ours == set()
+    assert {key for key, _ in ours - refused} <= _NARROWER
+
+
+def as_mlx(root: Path, **changes: Any) -> Path:
+    return model(root, mlx=True, **changes)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention_dropout", "none"),
+        ("initializer_range", 1),
+        ("pad_token_id", 1.5),
+        ("id2label", ["a"]),
+        ("use_return_dict", True),
+    ],
+)
+def test_a_harmless_value_that_transformers_does_not_take_is_left_out(tmp_path: Path, key: str, value: object) -> None:
+    plan = ckconv.convert(as_mlx(tmp_path, **{key: value}), f"{tmp_path}/out/", to="safetensors").plan
+
+    assert key not in config_of(tmp_path / "out")
+    assert f"left out of config.json or put right, as transformers does not take it: {key} = {value!r}" in plan.notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "written"),
+    [
+        ({"use_cache": "yes"}, True),
+        ({"torch_dtype": "float"}, "float32"),
+        ({"rms_norm_eps": 1}, 1.0),
+        ({"tie_word_embeddings": None}, False),
+        ({"num_key_value_heads": 2}, 2),
+    ],
+)
+def test_a_number_of_another_type_is_written_as_transformers_takes_it(
+    tmp_path: Path, changes: dict[str, Any], written: object
+) -> None:
+    ckconv.convert(as_mlx(tmp_path, **changes), f"{tmp_path}/out/", to="safetensors")
+
+    (found,) = [config_of(tmp_path / "out")[key] for key in changes]
+    assert (found, type(found)) == (written, type(written))
+
+
+def test_a_number_that_transformers_does_not_take_at_all_is_refused(tmp_path: Path) -> None:
+    """``query_pre_attn_scalar`` is a whole number for ``Gemma3TextConfig``, and any for mlx-lm's class."""
+    hugging = gemma3(tmp_path)
+    ckconv.convert(hugging, f"{tmp_path}/mlx/", to="mlx")
+    path = tmp_path / "mlx" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "query_pre_attn_scalar": 16.5}))
+
+    with pytest.raises(UnsupportedError, match=r"does not take .* query_pre_attn_scalar = 16\.5"):
+        ckconv.convert(tmp_path / "mlx", f"{tmp_path}/out/", to="safetensors")
+
+
+@pytest.mark.parametrize("layers", [["full_attention"], "full", ["wide", "wide"]])
+def test_a_list_of_layers_that_mlx_lm_does_not_read_is_left_out(tmp_path: Path, layers: object) -> None:
+    source = model(tmp_path, "qwen2", mlx=True, layer_types=layers)
+
+    ckconv.convert(source, f"{tmp_path}/out/", to="safetensors")
+    assert "layer_types" not in config_of(tmp_path / "out")
+
+
+def test_mlx_lm_gets_what_its_class_cannot_do_without(tmp_path: Path) -> None:
+    """``ModelArgs`` of mlx_lm/models/qwen3_moe.py has no default; no layer of the model has that size."""
+    source = model(tmp_path, "qwen3_moe", norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
+    document = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({k: v for k, v in document.items() if k != "intermediate_size"}))
+
+    ckconv.convert(source, f"{tmp_path}/out/", to="mlx")
+    assert config_of(tmp_path / "out")["intermediate_size"] > 0
