@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckconv.core.key_table import Table
 from ckconv.core.rope import effective_scaling
 from ckconv.errors import InputError
 
@@ -294,26 +293,6 @@ def build_config(
         modifiers=modifiers,
         raw=raw or {},
     )
-
-
-#: Fields that only Gemma 3 has a key for.
-_OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
-    "local_rope_theta": ("rope_local_base_freq",),
-    "final_cap": ("final_logit_softcapping",),
-    "query_scalar": ("query_pre_attn_scalar",),
-}
-
-
-def words_of(field: str, keys: Table) -> list[str]:
-    """What a family's configuration calls a field."""
-    found = (key for parameter in PARAMETERS if parameter.field == field for key in parameter.huggingface)
-    return [key for key in (*found, *_OTHER_WORDS.get(field, ())) if key in keys.keys]
-
-
-def gguf_words(architecture: str, fields: Iterable[str]) -> list[str]:
-    """What a GGUF calls fields."""
-    keys = {parameter.field: parameter.gguf for parameter in PARAMETERS}
-    return [f"{architecture}.{key}" for field in fields for key in keys[field]]
 
 
 def window_words(config: ModelConfig) -> str:

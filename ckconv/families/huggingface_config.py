@@ -15,7 +15,6 @@ from ckconv.core.config import (
     build_config,
     checked_number,
     shortest_float32,
-    words_of,
 )
 from ckconv.core.key_kinds import Kind
 from ckconv.core.key_table import MLX_LM, TRANSFORMERS, Table
@@ -27,6 +26,7 @@ from ckconv.families.huggingface_defaults import DEFAULTS, GEMMA3_ATTENTION_SCAL
 from ckconv.families.huggingface_rope import read_rope
 from ckconv.families.huggingface_windows import read_windows
 from ckconv.families.key_tables import KEYS
+from ckconv.families.key_tables.fields import words_of
 from ckconv.families.schema import Family
 
 _BY_FIELD = {parameter.field: parameter for parameter in PARAMETERS}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from ckconv.core.config import FIELD_OF, ModelConfig, gguf_words, words_of
+from ckconv.core.config import FIELD_OF, PARAMETERS, ModelConfig
+from ckconv.core.key_table import Table
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.key_tables import KEYS
 
@@ -47,3 +48,23 @@ def said_of(config: ModelConfig, format: str = "") -> Callable[..., str]:
     """:func:`said` of parameters, by the names of family files; ``family`` is no parameter."""
     fields = {**FIELD_OF, "family": "family"}
     return lambda *names: said(config, *(fields[name] for name in names if name in fields), format=format)
+
+
+#: Fields that only Gemma 3 has a key for.
+_OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
+    "local_rope_theta": ("rope_local_base_freq",),
+    "final_cap": ("final_logit_softcapping",),
+    "query_scalar": ("query_pre_attn_scalar",),
+}
+
+
+def words_of(field: str, keys: Table) -> list[str]:
+    """What a family's configuration calls a field."""
+    found = (key for parameter in PARAMETERS if parameter.field == field for key in parameter.huggingface)
+    return [key for key in (*found, *_OTHER_WORDS.get(field, ())) if key in keys.keys]
+
+
+def gguf_words(architecture: str, fields: Iterable[str]) -> list[str]:
+    """What a GGUF calls fields."""
+    keys = {parameter.field: parameter.gguf for parameter in PARAMETERS}
+    return [f"{architecture}.{key}" for field in fields for key in keys[field]]

@@ -11,13 +11,12 @@ from typing import Any
 
 from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
-from ckconv.core.key_table import CONSUMERS, TRANSFORMERS
+from ckconv.core.key_table import CONSUMERS
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import UsageError
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.dialects import FUSIONS, NAMES_KEY
-from ckconv.families.gguf_metadata import own_document
 from ckconv.families.huggingface_classes import CLASSES, needs
 from ckconv.families.key_tables.fields import of_class
 from ckconv.families.names import names_of
@@ -301,8 +300,7 @@ class CheckpointPlanner(Planner):
             always_index=self.always_index and not o.file_name,
         )
         document = self._document(modules, kept)
-        if self.config and self.document and self.index.format != self.format and self._loader == TRANSFORMERS:
-            self.notes += unfit_notes(own_document(self.config), self.config)
+        self.notes += unfit_notes(self.index, self.format)
         left = {CONFIG_NAME} if kept else {CONFIG_NAME, QUANTIZER_NAME}
         carried = () if o.file_name else tuple(path for path in self.index.side_files if path.name not in left)
         if o.fuse or o.names in ("canonical", "gguf"):

@@ -14,8 +14,10 @@ from typing import Any
 from ckconv.core.config import ModelConfig, config_differences
 from ckconv.core.key_kinds import Kind
 from ckconv.core.key_table import CONSUMERS, MLX_LM, TRANSFORMERS
+from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, listed
 from ckconv.families.catalogue import FAMILIES
+from ckconv.families.gguf_metadata import own_document
 from ckconv.families.huggingface_config import huggingface_config
 from ckconv.families.huggingface_types import misfits
 from ckconv.families.key_tables import KEYS
@@ -83,8 +85,16 @@ def check_fit(document: Mapping[str, Any], config: ModelConfig) -> None:
         raise UnsupportedError("plan.refused", f"safetensors cannot hold this model: {what}")
 
 
-def unfit_notes(source: Mapping[str, Any], config: ModelConfig) -> Iterator[str]:
-    """What :func:`fitting` takes away, for people."""
+def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
+    """What :func:`fitting` takes away, for people.
+
+    Args:
+        target: format.
+    """
+    config = index.config
+    if config is None or index.format not in CONSUMERS or index.format == target or CONSUMERS[target] != TRANSFORMERS:
+        return
+    source = own_document(config)
     names = listed([f"{key} = {reprlib.repr(source[key])}" for key in misfits(source, config.model_type)])
     if names:
         yield f"left out of config.json or put right, as transformers does not take it: {', '.join(names)}"
