@@ -76,13 +76,9 @@ FAMILIES: dict[str, str] = {
 FORMATS: dict[str, str] = {
     "adapters/names": "mlx, peft",
     "core/key_table": "mlx, safetensors",
-    "engine/factdiff": "gguf",
     "options": "gguf",
-    "record/keep": "bump",
-    "record/read": "bump, gguf",
-    "record/restore": "gguf",
-    "record/schema": "bump, gguf, mlx, safetensors",
-    "record/skeleton": "gguf",
+    "record/read": "bump",
+    "record/schema": "bump",
 }
 #: Files of more lines than they should have.
 LONG: set[str] = set()

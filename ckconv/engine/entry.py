@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ckconv.adapters.stored import CONFIG_NAME as ADAPTER_CONFIG
 from ckconv.formats import format_of
 from ckconv.formats.bump.write3 import CONFIG_NAME
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX
 from ckconv.output.publish import Small
 from ckconv.plan.steps import Plan
 

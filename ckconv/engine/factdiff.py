@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from ckconv.core.documents import METADATA
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.core.typed import scalar
 from ckconv.engine.content import content_of_index, content_of_plan
 from ckconv.engine.contentdiff import COVERED, SPELLING, Fact, differences
@@ -95,7 +95,7 @@ def _planned(source: TensorIndex, other: TensorIndex) -> Facts:
     except CkconvError as error:
         return Facts(unknown=error.message)
     mine = content_of_index(other)
-    if other.format == "gguf":  # a flag that is not there is what llama.cpp takes for it
+    if other.metadata_kind is MetadataKind.TYPED:  # a flag that is not there is what llama.cpp takes for it
         taken = {key: scalar("bool", value) for key, value in adds_by_default(other.metadata).items()}
         mine = replace(mine, keys={**{key: value for key, value in taken.items() if key in meant.keys}, **mine.keys})
     worded, ruled = _TOKENS in mine.keys and _TOKENS in meant.keys, source.config is not None

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ckconv.adapters.stored import CONFIG_NAME, MLX_NAME, PEFT_NAME, PEFT_PICKLE
+from ckconv.formats.mlx.spec import MLX_NAME
+from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PICKLE
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
@@ -83,6 +85,8 @@ class Format:
         blocks: names of the block types that a model of this format may have.
         choose: chooses among the versions where none is asked for.
         keeps_source: beside an output lies the record that makes its source again.
+        of_headers: of a path, what is kept of the files that hold the tensors, and of ``config.json``: the index of a
+            source whose record is beside an output; ``None`` where no record holds such a source.
         content: of an open model and the places of its side files: a :class:`ckconv.plan.content.Content`.
         shown: of a source and an open output: the options that show in the output.
         stores_alike: of a plan and an open output: it stores the same, where names, types and shapes do not say so.
@@ -104,6 +108,7 @@ class Format:
     blocks: Place | None = None
     choose: Place | None = None
     keeps_source: bool = False
+    of_headers: Place | None = None
     content: Place = ("ckconv.formats.safetensors.content", "content")
     shown: Place | None = None
     stores_alike: Place | None = None
@@ -140,16 +145,18 @@ FORMATS: tuple[Format, ...] = (
         suffix=".gguf",
         single=True,
         blocks=("ckconv.formats.gguf.blocks", "BLOCKS"),
+        of_headers=("ckconv.formats.gguf.index", "index_of_headers"),
         content=("ckconv.formats.gguf.content", "content"),
         widens_vectors=frozenset({"engine", "f32", "f16", "bf16"}),
     ),
     Format(
         "safetensors",
-        (Output("safetensors", ("ckconv.formats.safetensors.checkpoint", "CheckpointPlanner"), options=_CHECKPOINTS),),
+        (Output("safetensors", ("ckconv.formats.huggingface.plan", "HuggingFacePlanner"), options=_CHECKPOINTS),),
         read=Reader(("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "follow_links"})),
         head=re.compile(rb".{8}\{", re.DOTALL),
         suffix=".safetensors",
         further=(".index.json",),
+        of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
         shown=("ckconv.formats.safetensors.again", "shown"),
         takes_along=("ckconv.formats.safetensors.shards", "takes_along"),
     ),
@@ -170,6 +177,7 @@ FORMATS: tuple[Format, ...] = (
         ),
         adapter_files=(MLX_NAME,),
         blocks=("ckconv.formats.mlx.blocks", "BLOCKS"),
+        of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
         shown=("ckconv.formats.safetensors.again", "shown"),
         takes_along=("ckconv.formats.safetensors.shards", "takes_along"),
     ),
@@ -222,7 +230,7 @@ FORMATS: tuple[Format, ...] = (
         "peft",
         (Output("peft", ("ckconv.formats.peft.plan", "PeftPlanner"), adapter=True),),
         read_adapter=Reader(("ckconv.formats.peft.read", "open_peft"), frozenset({"base", "opener", "follow_links"})),
-        adapter_files=(PEFT_NAME, PEFT_PICKLE, CONFIG_NAME),
+        adapter_files=(PEFT_NAME, PEFT_PICKLE, ADAPTER_CONFIG),
     ),
 )
 
@@ -230,6 +238,11 @@ FORMATS: tuple[Format, ...] = (
 def names() -> list[str]:
     """Of all formats."""
     return [format.name for format in FORMATS]
+
+
+def recorded() -> list[str]:
+    """Of the formats whose models a source record may hold."""
+    return [format.name for format in FORMATS if format.of_headers]
 
 
 def format_of(name: str) -> Format:

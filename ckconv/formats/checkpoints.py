@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ckconv.core.tensors import TensorIndex
@@ -9,7 +10,11 @@ from ckconv.formats.huggingface.read import index_checkpoint
 from ckconv.formats.mlx.read import is_mlx, mlx_items
 from ckconv.formats.safetensors.files import CheckpointFiles, read_checkpoint_files
 from ckconv.formats.safetensors.read import read_safetensors
+from ckconv.formats.safetensors.spec import MAX_JSON
 from ckconv.io.bytesource import ByteSource
+from ckconv.io.json import Document, parse_object
+
+_CONFIG = Document("configuration", "model.config", "model.config", MAX_JSON)
 
 
 def open_mlx(path: Path, *, source: ByteSource | None = None, follow_links: bool = False) -> TensorIndex:
@@ -49,3 +54,15 @@ def index_of(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = False) -> T
     names = (tensor.name for tensor in checkpoint.tensors)
     mlx = mlx or is_mlx(checkpoint.config, checkpoint.shards[0].metadata, names)
     return index_checkpoint(path, checkpoint, mlx_items if mlx else None)
+
+
+def index_of_headers(path: Path, sources: Sequence[ByteSource], config: ByteSource | None) -> TensorIndex:
+    """The index of a checkpoint of which only headers and ``config.json`` are there.
+
+    Raises:
+        InputError: ``st.*``, ``mlx.quant`` or ``model.config``.
+    """
+    shards = tuple(read_safetensors(source.path, source=source) for source in sources)
+    document = parse_object(config.read_at(0, config.size or 0), _CONFIG, config.path) if config else None
+    tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
+    return index_of(path, CheckpointFiles(path, None, shards, tensors, document, ()))

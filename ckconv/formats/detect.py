@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckconv.adapters.stored import CONFIG_NAME
 from ckconv.core.tensors import Identity, TensorIndex, identity
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, quoted
 from ckconv.formats import FORMATS, Reader, format_of, load, names
 from ckconv.formats.gguf.spec import parse_shard_name
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SUFFIX
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
 from ckconv.io.bytesource import ByteSource, open_source
 from ckconv.io.files import readable
 from ckconv.output.regular import remembered
@@ -162,7 +161,7 @@ def adapter_format(path: Path, format: str | None = None) -> str | None:
     suffixes = tuple(row.suffix for row in FORMATS if row.suffix)
     if found or any(name.endswith((*suffixes, ".bin")) for name in names):
         return found
-    return "peft" if any((path / name / CONFIG_NAME).is_file() for name in sorted(names)) else None
+    return "peft" if any((path / name / ADAPTER_CONFIG).is_file() for name in sorted(names)) else None
 
 
 def _open_base(path: Path, *, follow_links: bool) -> TensorIndex:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import quoted
+from ckconv.formats import format_of, recorded
 from ckconv.io.files import Files, extent_pieces
 from ckconv.io.tied import head_is_embedding
 from ckconv.options import Options, Records, asked
@@ -19,7 +20,6 @@ from ckconv.quant.triples import triple_of
 from ckconv.record import zip as zipstore
 from ckconv.record.schema import (
     DOCUMENTS,
-    FORMATS,
     MAX_DOCUMENT,
     MAX_KEPT,
     MAX_NAME_BYTES,
@@ -42,7 +42,7 @@ class NoRecordError(Exception):
 
 def with_record(plan: Plan) -> Plan:
     """A plan of a bump file with the record that makes its source again, or with a note that says why there is none."""
-    if plan.refusals or plan.format != "bump":
+    if plan.refusals or not format_of(plan.format).keeps_source:
         return plan
     try:
         return replace(plan, record=_prepare(plan))
@@ -56,7 +56,7 @@ def _prepare(plan: Plan) -> PendingRecord:
         raise NoRecordError("its name would be longer than file systems have them")
     with Files(index.identities) as files:
         returning = _Returning(plan, files)
-        if index.format not in FORMATS:
+        if index.format not in recorded():
             return _carried(plan, returning)
         name = Path(os.path.abspath(index.path)).name  # noqa: PTH100 - a link keeps its own name
         _check_names([name], [path.name for path in (*index.files, *_side_files(index))])

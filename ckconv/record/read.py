@@ -14,6 +14,7 @@ from typing import Any
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, quoted
+from ckconv.formats import format_of, recorded
 from ckconv.formats.safetensors.files import SIDE_FILES
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.bytesource import FileSource, open_source
@@ -24,7 +25,6 @@ from ckconv.record.schema import (
     CONVERSION_NAME,
     DOCUMENT_NAME,
     DOCUMENTS,
-    FORMATS,
     MAX_DOCUMENT,
     MAX_KEPT,
     SCHEMA,
@@ -203,14 +203,14 @@ class _Checks:
             raise InputError("record.json", message, path=self._path, hint="a newer ckconv may know it")
         bump = self._of(d, "bump", dict)
         format = self._of(d, "format", str)
-        if format not in FORMATS:
-            raise self._fault(f"format is {shown(format)}, one of {', '.join(FORMATS)} expected")
+        if format not in recorded():
+            raise self._fault(f"format is {shown(format)}, one of {', '.join(recorded())} expected")
         source = self._of(d, "source", str)
         if not plain_name(source):
             raise self._fault(f"the source is called {quoted(source)}, which is no plain file name", "record.files")
         files = tuple(self._file(item) for item in self._of(d, "files", list))
         for file in files:
-            if not file.tensors and (format == "gguf" or not _is_side_file(file.name)):
+            if not file.tensors and (format_of(format).single or not _is_side_file(file.name)):
                 raise self._fault(f"{quoted(file.name)} is no file that belongs to a model of {format}", "record.files")
         self._check_names(files)
         left_out, aliases = self._of(d, "left_out", list), self._of(d, "aliases", dict)

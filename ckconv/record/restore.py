@@ -17,6 +17,7 @@ from ckconv.core.dtypes import DTYPES
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import InputError, quoted
+from ckconv.formats import format_of
 from ckconv.formats.gguf.spec import ShardName, parse_shard_name
 from ckconv.formats.safetensors.reference import check_opens
 from ckconv.options import Options, asked
@@ -66,7 +67,7 @@ def _names(opened: OpenRecord, file_name: str) -> dict[str, str] | None:
         return {name: name for name in files}
     if len(files) == 1:
         return {files[0]: file_name}
-    if opened.record.format != "gguf":
+    if not format_of(opened.record.format).single:
         return None
     shard = parse_shard_name(file_name)
     stem = shard.stem if shard and shard.count == len(files) else file_name.removesuffix(".gguf")
@@ -226,4 +227,4 @@ def _bytes_at(extent: Extent, name: str) -> Tensor:
 def _container(format: str, files: int, side_files: Mapping[str, bytes]) -> Container:
     """What lies around the tensors: nothing but side files, as headers are steps like everything else."""
     made = Container(tuple(Frame(b"") for _ in range(files)), side_files=side_files)
-    return made if format == "gguf" else replace(made, check=check_opens)
+    return made if format_of(format).single else replace(made, check=check_opens)

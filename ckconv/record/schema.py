@@ -28,9 +28,6 @@ SCHEMA, SCHEMA_RECORDED = 1, 2
 MAX_KEPT = 64 << 20
 MAX_DOCUMENT = 16 << 20
 
-#: Formats of a source.
-FORMATS = ("gguf", "safetensors", "mlx")
-
 #: The member that says what the others are.
 DOCUMENT_NAME = "record.json"
 

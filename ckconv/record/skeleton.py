@@ -8,19 +8,11 @@ from pathlib import Path
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.formats.checkpoints import index_of
-from ckconv.formats.gguf.index import index_gguf
-from ckconv.formats.gguf.read import join_shards
-from ckconv.formats.gguf.read_header import read_header
-from ckconv.formats.safetensors.files import CONFIG_NAME, CheckpointFiles
-from ckconv.formats.safetensors.read import read_safetensors
-from ckconv.formats.safetensors.spec import MAX_JSON
+from ckconv.formats import format_of, load
+from ckconv.formats.safetensors.files import CONFIG_NAME
 from ckconv.io.bytesource import ByteSource
-from ckconv.io.json import Document, parse_object
 from ckconv.record.read import OpenRecord
 from ckconv.record.schema import Run
-
-_CONFIG = Document("configuration", "model.config", "model.config", MAX_JSON)
 
 #: More than any header has: what is asked for beyond the kept runs is zeros, made one by one.
 _LONGEST = 256 << 20
@@ -73,15 +65,10 @@ def open_skeleton(opened: OpenRecord) -> TensorIndex:
     weights = [sources[file.name] for file in record.files if file.tensors]
     path = Path(record.source)
     try:
-        if record.format == "gguf":
-            return index_gguf(path, join_shards(path, tuple(read_header(source) for source in weights)))
-        shards = tuple(read_safetensors(source.path, source=source) for source in weights)
-        config = None
-        if CONFIG_NAME in sources:
-            source = sources[CONFIG_NAME]
-            config = parse_object(source.read_at(0, source.size), _CONFIG, source.path)
-        tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
-        return index_of(path, CheckpointFiles(path, None, shards, tensors, config, ()))
+        place = format_of(record.format).of_headers
+        assert place is not None  # the record was checked
+        index: TensorIndex = load(place)(path, weights, sources.get(CONFIG_NAME))
+        return index
     except (InputError, UnsupportedError) as error:  # and no signal, which is an error too
         where = f"{quoted(error.path)}: " if error.path else ""
         message = f"what it keeps is no source: {where}{error.message}"

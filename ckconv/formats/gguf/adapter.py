@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ckconv.adapters.names import family_named, gguf_stem_of
 from ckconv.adapters.read import Collected, Collector, Part, Shape
-from ckconv.adapters.stored import GGUF_A, GGUF_ALORA_KEY, GGUF_ALPHA_KEY, GGUF_B, GGUF_TYPE_KEY, HEAD_KEYS
 from ckconv.core.adapters import Adapter, Role, effective_scale
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.layouts import headed
@@ -23,6 +22,7 @@ from ckconv.errors import InputError, quoted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import Family
+from ckconv.formats.gguf.adapter_spec import GGUF_A, GGUF_ALORA_KEY, GGUF_ALPHA_KEY, GGUF_B, GGUF_TYPE_KEY, HEAD_KEYS
 from ckconv.formats.gguf.read import GgufFile
 from ckconv.formats.safetensors.adapter_base import Opener, check_fits, find_base
 from ckconv.io.json import shown

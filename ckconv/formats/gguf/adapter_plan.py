@@ -10,7 +10,6 @@ from functools import partial
 
 from ckconv.adapters.model import family_of
 from ckconv.adapters.names import family_named, gguf_name_of
-from ckconv.adapters.stored import GGUF_A, GGUF_ALPHA_KEY, GGUF_B, GGUF_KIND, GGUF_TYPE_KEY, HEAD_KEYS
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, power_of_two
 from ckconv.core.adapters import AdapterModule, Role, effective_scale, float32
 from ckconv.core.config import FIELD_OF
@@ -21,6 +20,7 @@ from ckconv.core.typed import Value, scalar
 from ckconv.errors import quoted
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import Family
+from ckconv.formats.gguf.adapter_spec import GGUF_A, GGUF_ALPHA_KEY, GGUF_B, GGUF_KIND, GGUF_TYPE_KEY, HEAD_KEYS
 from ckconv.formats.gguf.keys import copied, dropped, with_set
 from ckconv.formats.gguf.spec import DEFAULT_ALIGNMENT, align_up, header_bytes
 from ckconv.formats.gguf.write import container

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckconv.adapters.stored import GGUF_KIND
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.canonical import Canonical, canonicalise, plain_item
 from ckconv.families.catalogue import family_of_gguf
 from ckconv.families.key_tables.fields import said_of
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family
+from ckconv.formats.gguf.adapter_spec import GGUF_KIND
 from ckconv.formats.gguf.config import gguf_config, keys_of, value_of
-from ckconv.formats.gguf.read import GgufFile, read_gguf
+from ckconv.formats.gguf.read import GgufFile, join_shards, read_gguf
+from ckconv.formats.gguf.read_header import read_header
 from ckconv.io.bytesource import ByteSource
 
 if TYPE_CHECKING:
@@ -37,6 +39,15 @@ def open_gguf(
 
         return gguf_adapter(file, path, opener=opener or open_gguf, base=base)
     return index_gguf(path, file)
+
+
+def index_of_headers(path: Path, sources: Sequence[ByteSource], config: ByteSource | None = None) -> TensorIndex:
+    """The index of a GGUF of whose files only headers are there.
+
+    Raises:
+        InputError: as :func:`open_gguf`.
+    """
+    return index_gguf(path, join_shards(path, tuple(read_header(source) for source in sources)))
 
 
 def index_gguf(path: Path, file: GgufFile) -> TensorIndex:

@@ -13,15 +13,16 @@ from typing import Any
 
 from ckconv.adapters.names import families_of, local_path, stem_of
 from ckconv.adapters.read import Collector, Part, Shape
-from ckconv.adapters.stored import CONFIG_NAME, MLX_NAME
 from ckconv.core.adapters import Adapter, Role, float32
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.formats.mlx.spec import MLX_NAME
 from ckconv.formats.safetensors.adapter_base import Opener, check_fits, find_base
 from ckconv.formats.safetensors.adapter_document import positive, read_adapter_document
 from ckconv.formats.safetensors.adapter_index import adapter_index
 from ckconv.formats.safetensors.files import regular_file
 from ckconv.formats.safetensors.read import read_safetensors
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG
 from ckconv.io.json import shown
 
 _ENDINGS = (
@@ -54,11 +55,11 @@ def open_mlx_adapter(
         UnsupportedError: ``adapter.unsupported``, no configuration or a method without rules.
     """
     root = path if path.is_dir() else path.parent
-    weights, config_path = (regular_file(root, name, follow_links=follow_links) for name in (MLX_NAME, CONFIG_NAME))
+    weights, config_path = (regular_file(root, name, follow_links=follow_links) for name in (MLX_NAME, ADAPTER_CONFIG))
     if weights is None:
         raise InputError("adapter.config", f"there is no {MLX_NAME}", path=root)
     if config_path is None:
-        message = f"there is no {CONFIG_NAME} beside the tensors, and only it holds the scale"
+        message = f"there is no {ADAPTER_CONFIG} beside the tensors, and only it holds the scale"
         raise UnsupportedError("adapter.unsupported", message, path=root)
     document = read_adapter_document(config_path)
     method = document.get("fine_tune_type", "lora")

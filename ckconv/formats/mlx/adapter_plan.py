@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from ckconv.adapters.names import local_path
-from ckconv.adapters.stored import MLX_NAME
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
 from ckconv.core.adapters import Role
 from ckconv.errors import quoted
+from ckconv.formats.mlx.spec import MLX_NAME
 from ckconv.formats.safetensors.adapter_files import container
 from ckconv.formats.safetensors.shards import lay_out
 from ckconv.plan.pieces import Piece

@@ -24,13 +24,10 @@ class MlxPlanner(CheckpointPlanner):
     """What mlx-lm's loader and classes want."""
 
     format = "mlx"
+    loader = "mlx-lm"
     dialect = "mlx"
     written_by = "mlx"
     always_index = True
-
-    @property
-    def _loader(self) -> str:
-        return "mlx-lm"
 
     def _keeps_names(self) -> bool:
         """What is MLX's already is copied; of an unknown architecture nobody knows what mlx-lm would compute."""

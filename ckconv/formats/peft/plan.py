@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from ckconv.adapters.names import families_of
-from ckconv.adapters.stored import PEFT_NAME, PEFT_PREFIX
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, paths_in
 from ckconv.core.adapters import AdapterModule, Role, effective_scale
+from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PREFIX
 from ckconv.formats.safetensors.adapter_files import container
 from ckconv.formats.safetensors.shards import lay_out
 from ckconv.plan.pieces import Piece

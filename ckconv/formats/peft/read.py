@@ -11,15 +11,16 @@ from pathlib import Path
 
 from ckconv.adapters.names import families_of, stem_of
 from ckconv.adapters.read import Collector, Part, Shape, vector
-from ckconv.adapters.stored import CONFIG_NAME, PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX
 from ckconv.core.adapters import Adapter, Role, effective_scale
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.peft.config import PeftConfig, read_peft_config
+from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX
 from ckconv.formats.safetensors.adapter_base import Opener, check_fits, find_base
 from ckconv.formats.safetensors.adapter_index import adapter_index
 from ckconv.formats.safetensors.files import regular_file
 from ckconv.formats.safetensors.read import pickle_refusal, read_safetensors
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG
 
 #: Ending of a tensor's name -> its role and whether it is the table that is looked up; the first that fits counts.
 _ENDINGS: tuple[tuple[str, Role, bool], ...] = (
@@ -54,7 +55,7 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None, follow_li
         UnsupportedError: ``adapter.unsupported``, no configuration or a method without rules; ``hf.pickle``.
     """
     root = _root(path)
-    weights, config_path = (regular_file(root, name, follow_links=follow_links) for name in (PEFT_NAME, CONFIG_NAME))
+    weights, config_path = (regular_file(root, name, follow_links=follow_links) for name in (PEFT_NAME, ADAPTER_CONFIG))
     if weights is None:
         if (root / PEFT_PICKLE).exists():
             raise pickle_refusal(root, f"there is only {PEFT_PICKLE}, a pickle")
@@ -62,7 +63,7 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None, follow_li
     if config_path is None:
         raise UnsupportedError(
             "adapter.unsupported",
-            f"there is no {CONFIG_NAME} beside the tensors, and only it holds rank and alpha",
+            f"there is no {ADAPTER_CONFIG} beside the tensors, and only it holds rank and alpha",
             path=root,
         )
     config = read_peft_config(config_path)
@@ -99,12 +100,12 @@ def _root(path: Path) -> Path:
     """The adapter's directory: the one given, or the only named adapter in it."""
     if not path.is_dir():
         return path.parent
-    if any((path / name).exists() for name in (CONFIG_NAME, PEFT_NAME, PEFT_PICKLE)):
+    if any((path / name).exists() for name in (ADAPTER_CONFIG, PEFT_NAME, PEFT_PICKLE)):
         return path
-    named = sorted(entry for entry in path.iterdir() if (entry / CONFIG_NAME).is_file())
+    named = sorted(entry for entry in path.iterdir() if (entry / ADAPTER_CONFIG).is_file())
     if len(named) != 1:
         names = ", ".join(quoted(entry.name) for entry in named[:5])
-        message = f"holds {len(named)} adapters: {names}" if named else f"holds no {CONFIG_NAME}"
+        message = f"holds {len(named)} adapters: {names}" if named else f"holds no {ADAPTER_CONFIG}"
         raise InputError("adapter.config", message, path=path, hint="name one of them" if named else None)
     return named[0]
 

@@ -6,15 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ckconv.adapters.stored import CONFIG_NAME
 from ckconv.formats.safetensors.reference import check_opens
 from ckconv.formats.safetensors.shards import Shards
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG
 from ckconv.plan.container import Container
 
 
 def container(shards: Shards, document: Mapping[str, Any]) -> Container:
     """One file of tensors, and the configuration beside it."""
-    files = {CONFIG_NAME: config_bytes(document)}
+    files = {ADAPTER_CONFIG: config_bytes(document)}
     return Container(shards.frames, side_files=files, keys=shards.keys, check=check_opens)
 
 

@@ -1,4 +1,4 @@
-"""Planning a checkpoint of safetensors as transformers loads it: names, types, files and configuration."""
+"""Planning a checkpoint of safetensors: what transformers and mlx-lm share."""
 
 from __future__ import annotations
 
@@ -48,14 +48,19 @@ QUANTIZER_NAME = "hf_quant_config.json"
 
 
 class CheckpointPlanner(Planner):
-    """A checkpoint in Hugging Face's names, or in others where they are asked for."""
+    """A checkpoint under the names of its loader, or under others where they are asked for.
 
-    format = "safetensors"
-    #: What ``--names hf`` means here.
-    dialect = "hf"
-    #: The value of ``format`` in the files' metadata.
-    written_by = "pt"
-    always_index = False
+    Attributes:
+        loader: what loads it.
+        dialect: what ``--names hf`` means here.
+        written_by: the value of ``format`` in the files' metadata.
+        always_index: a single file has an index, too.
+    """
+
+    loader: str
+    dialect: str
+    written_by: str
+    always_index: bool
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
@@ -257,20 +262,16 @@ class CheckpointPlanner(Planner):
         """The tensors are those that the class has which will load them; other names are for other loaders."""
         assert self.config is not None
         consumer = CONSUMERS.get(self.index.format)
-        if consumer not in (None, self._loader):
+        if consumer not in (None, self.loader):
             self.reasons += surplus_reasons(self.index, self.dropped)
             for modifier in self.config.modifiers:
-                self.refuse(f"{modifier} changes the computation; {self._loader} does not know it")
+                self.refuse(f"{modifier} changes the computation; {self.loader} does not know it")
         if family.name in CLASSES and self.options.names not in ("canonical", "gguf"):
             present = [name for name in self.tensors if name != HEAD]
             format, built = self.index.format, not self.document
             self.reasons += class_reasons(
-                format, self.config, present, self._loader, built=built, context=self.options.context
+                format, self.config, present, self.loader, built=built, context=self.options.context
             )
-
-    @property
-    def _loader(self) -> str:
-        return "transformers"
 
     # The plan
 
@@ -304,7 +305,7 @@ class CheckpointPlanner(Planner):
         left = {CONFIG_NAME} if kept else {CONFIG_NAME, QUANTIZER_NAME}
         carried = () if o.file_name else tuple(path for path in self.index.side_files if path.name not in left)
         if o.fuse or o.names in ("canonical", "gguf"):
-            self.notes.append(f"{self._loader} loads tensors under the names of --names hf, fused as its classes are")
+            self.notes.append(f"{self.loader} loads tensors under the names of --names hf, fused as its classes are")
         self.note_unread()
         parts = parts_beside(self.index.path) if carried else ()
         if parts:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.adapters.stored import CONFIG_NAME
 from ckconv.core.documents import METADATA
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.safetensors.read import read_safetensors
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG
 from ckconv.plan.content import Content, numbered
 
 
@@ -33,6 +33,6 @@ def _header_keys(headers: Iterable[Mapping[str, str]]) -> dict[str, Any]:
 
 def _beside(index: TensorIndex) -> dict[str, Path]:
     if index.adapter is not None:
-        path = index.files[0].parent / CONFIG_NAME
+        path = index.files[0].parent / ADAPTER_CONFIG
         return {path.name: path} if path.exists() else {}
     return {index.shard_index.name: index.shard_index} if index.shard_index else {}

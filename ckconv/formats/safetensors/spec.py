@@ -36,6 +36,8 @@ TOO_LARGE = 1 << 63
 FIELDS = ("dtype", "shape", "data_offsets")
 
 SUFFIX = ".safetensors"
+#: The configuration of an adapter, beside its tensors.
+ADAPTER_CONFIG = "adapter_config.json"
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 INDEX_SUFFIX = ".index.json"

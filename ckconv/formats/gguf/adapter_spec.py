@@ -1,18 +1,9 @@
-"""What adapters are stored as: file names, keys and tensor endings of peft, mlx-lm and llama.cpp.
+"""What an adapter is in a GGUF: keys and endings of names.
 
-Sources: ``peft/utils/save_and_load.py`` and ``peft/tuners/lora`` of peft 0.21, ``mlx_lm/tuner`` of mlx-lm 0.32,
-``src/llama-adapter.cpp`` and ``convert_lora_to_gguf.py`` of llama.cpp.
+Sources: ``src/llama-adapter.cpp`` and ``convert_lora_to_gguf.py`` of llama.cpp.
 """
 
 from __future__ import annotations
-
-CONFIG_NAME = "adapter_config.json"
-PEFT_NAME = "adapter_model.safetensors"
-PEFT_PICKLE = "adapter_model.bin"
-MLX_NAME = "adapters.safetensors"
-
-#: What every tensor's name begins with: the base model inside of a PeftModel.
-PEFT_PREFIX = "base_model.model."
 
 #: Keys of an adapter's GGUF.
 GGUF_KIND = "adapter"
