@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ckconv.errors import InputError
 from ckconv.families.axes import AxesError, expanded, move, of_part, parse
+from ckconv.families.catalogue import families_of_engine, family_without_name
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.expressions import parse as expression
 from ckconv.families.kinds import layout_of
@@ -217,3 +218,28 @@ def test_braces_go_in_step() -> None:
     with pytest.raises(AxesError, match="braces with different counts"):
         expanded("{a,b}.{x,y,z}")
     assert of_part(parse("(A D|R D) H"), 1) == parse("(R D) H")
+
+
+def test_an_engine_may_be_known_to_have_nothing_for_a_family(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('extends = "llama"\nengines = { bump3 = "absent", bump5 = { tensors = ["L.{a,b}.weight"] } }')
+    engines = load(path).engines
+    assert engines["bump3"].absent
+    assert not engines["bump5"].absent
+    assert engines["bump5"].tensors == ("L.a.weight", "L.b.weight")
+
+
+def test_the_engine_of_bump_5_has_a_template_for_four_families() -> None:
+    assert {family.name for family in families_of_engine("bump5")} == {"llama", "qwen2", "qwen3", "gemma3"}
+
+
+NORMS = [f"layers.{{n}}.attention.{x}_norm.weight" for x in "qk"]
+POST = [f"layers.{{n}}.post_{x}_norm.weight" for x in ("attention", "ffn")]
+
+
+@pytest.mark.parametrize(
+    ("present", "family"), [([], "llama"), (NORMS, "qwen3"), ([*NORMS, *POST], "gemma3"), (POST, "gemma3")]
+)
+def test_a_bump_file_that_names_no_family_is_taken_for_the_one_with_its_norms(present: list[str], family: str) -> None:
+    assert family_without_name("bump5", ["output.weight", *present]) == family
+    assert family_without_name("bump3", []) == "llama"

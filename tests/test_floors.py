@@ -55,12 +55,6 @@ SYSTEM_CALLS = {
 #: Module -> the families that it names.
 FAMILIES: dict[str, str] = {
     "core/config": "qwen2, qwen3, qwen3moe",
-    "formats/bump/config": "gemma3, llama",
-    "formats/bump/flavours": "llama",
-    "formats/bump/gemma3": "gemma3",
-    "formats/bump/plan5": "gemma3, llama, qwen2, qwen3",
-    "formats/bump/read5": "gemma3, llama, qwen3",
-    "formats/bump/resolve": "gemma3, qwen3",
     "formats/gguf/config": "gemma3",
     "formats/gguf/plan": "gpt2, phi3",
     "formats/gguf/rules": "gemma3, gpt2, phi3, qwen3moe",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 from ckconv.families.expressions import parse
 from ckconv.families.merge import FOLDER, read_file
+from ckconv.families.presence import used
 from ckconv.families.schema import Family, load
 
 _SUFFIX = ".toml"
@@ -88,6 +89,23 @@ def told_by_architecture(name: str) -> str:
     return next(
         (f.name for f in families_of_gguf(family.gguf) if f is not family and f.experts == family.experts), name
     )
+
+
+def families_of_engine(engine: str) -> list[Family]:
+    """The families that an engine computes; files that do not name the engine are not read."""
+    named = [FAMILIES[name] for name, text in _texts().items() if engine in text]
+    return [family for family in named if engine in family.engines and not family.engines[engine].absent]
+
+
+def family_without_name(engine: str, present: Collection[str]) -> str:
+    """The family for which a bump file is taken that names none.
+
+    Args:
+        present: canonical patterns of the file's tensors.
+    """
+    taken = [family for family in families_of_engine(engine) if family.engines[engine].unnamed]
+    tensors = {family.name: used(family, engine) for family in taken}
+    return max(tensors, key=lambda name: (len(tensors[name] & set(present)), -len(tensors[name] - set(present))))
 
 
 def family_of_model_type(model_type: str) -> Family | None:

@@ -1,7 +1,8 @@
 """Section ``[engines]`` of a family file: what an engine's loader does with the family.
 
 ``llama_cpp``, ``transformers`` and ``mlx_lm`` are rows, as are ``bump3`` and ``bump5``. No row: the engine is not known
-to compute the family, and the conversion is refused. Rows are not inherited.
+to compute the family, and the conversion is refused; ``absent``: the engine is known to have nothing for it. Rows
+are not inherited.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Engine:
     """One engine's row.
 
     Attributes:
+        absent: the engine is known to have nothing for the family.
         loader: name of the class that loads the family, where it is another's.
         right_if: what must hold; otherwise the engine computes something else.
         needs: keys of the document that its class cannot do without, or takes a default of its own for.
@@ -56,9 +58,15 @@ class Engine:
         scaling: types of RoPE's scaling that it computes as transformers does; ``None`` for those of the engine.
         head_must_be_written: a tied output head is stored all the same.
         optional: canonical names of tensors that it loads where they are, and does without.
+        tensors: of a bump engine: canonical names of tensors that its operations use besides those of a Llama; all
+            of them have to be there, and no others may.
+        interleaved: of a bump engine: it rotates interleaved rows of Q and K; otherwise split ones.
+        slides: of a bump engine: it computes the sliding window, in every layer alike, all rotated by one base.
+        unnamed: of a bump engine: a file that names no family and has these tensors is taken for this family's.
     """
 
     name: str
+    absent: bool = False
     loader: str = ""
     right_if: tuple[Condition, ...] = ()
     needs: tuple[str, ...] = ()
@@ -67,19 +75,27 @@ class Engine:
     scaling: tuple[str, ...] | None = None
     head_must_be_written: bool = False
     optional: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    interleaved: bool = False
+    slides: bool = False
+    unnamed: bool = False
 
 
 _KNOWN = frozenset({"class", "right_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "optional"})
+_OF_BUMP = frozenset({"tensors", "interleaved", "slides", "unnamed"})
 
 
 def engine(path: Path, name: str, row: object) -> Engine:
     """Read one row."""
     reader = Fields(path)
     reader.where = f"engines.{name}"
-    fields = reader.fields(row, _KNOWN)
+    if row == "absent":
+        return Engine(name, absent=True)
+    fields = reader.fields(row, _KNOWN | (_OF_BUMP if name.startswith("bump") else frozenset()))
     scaling = fields.get("scaling")
     return Engine(
         name,
+        False,
         fields.get("class", ""),
         tuple(_condition(reader, item) for item in listed(fields.get("right_if", []))),
         texts(fields.get("needs")),
@@ -87,8 +103,16 @@ def engine(path: Path, name: str, row: object) -> Engine:
         texts(fields.get("ignores")),
         None if scaling is None else texts(scaling),
         bool(fields.get("head_must_be_written")),
-        tuple(name for text in texts(fields.get("optional")) for name in expanded(text)),
+        _names(fields.get("optional")),
+        _names(fields.get("tensors")),
+        bool(fields.get("interleaved")),
+        bool(fields.get("slides")),
+        bool(fields.get("unnamed")),
     )
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(name for text in texts(value) for name in expanded(text))
 
 
 def _condition(reader: Fields, item: object) -> Condition:

@@ -55,7 +55,17 @@ def switches(family: Family) -> dict[str, frozenset[str]]:
 def loaded(family: Family, engine: str) -> frozenset[str]:
     """Canonical patterns that an engine loads where they are, besides those that it cannot do without."""
     row = family.engines.get(engine)
-    patterns = (name.rpartition(".") for name in (row.optional if row else ()))
+    return _patterns(family, row.optional if row else ())
+
+
+def used(family: Family, engine: str) -> frozenset[str]:
+    """Canonical patterns that a bump engine's operations use besides those of a Llama."""
+    row = family.engines.get(engine)
+    return _patterns(family, row.tensors if row else ())
+
+
+def _patterns(family: Family, names: tuple[str, ...]) -> frozenset[str]:
+    patterns = (name.rpartition(".") for name in names)
     return frozenset(
         canonical_pattern(family, stem, kind) if kind in ("weight", "bias") else canonical_pattern(family, whole, "")
         for stem, dot, kind in patterns

@@ -9,8 +9,9 @@ from typing import Any
 
 from ckconv.core.config import PARAMETERS, Fail, ModelConfig, build_config, checked_number, shortest_float32
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.families.catalogue import family_of_model_type
+from ckconv.families.catalogue import family_of_model_type, family_without_name
 from ckconv.families.gemma3 import periodic
+from ckconv.formats.bump.engines import GENERATED
 from ckconv.io.json import Document, read_object, shown
 
 CONFIG_NAME = "config.json"
@@ -60,7 +61,7 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
             values[field] = number
         elif "num_kv_heads" in header:
             values.setdefault(field, number)
-    model_type = str(config.get("model_type", "llama"))
+    model_type = str(config["model_type"] if "model_type" in config else family_without_name(GENERATED, ()))
     family = family_of_model_type(model_type)
     if family is None:
         raise UnsupportedError("model.architecture", f"model_type {quoted(model_type)} has no rules", path=path)
@@ -69,10 +70,10 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
         raise fail(f"head_dim is {model.head_dim}, the file's header says {header['head_dim']}")
     if not model.ffn_size:
         raise fail(f"{names['ffn_size']} is missing")
-    return _gemma3(config, model, fail) if family.name == "gemma3" else model
+    return _sliding(config, model, fail) if "local_theta" in family.parameters else model
 
 
-def _gemma3(config: Mapping[str, Any], model: ModelConfig, fail: Fail) -> ModelConfig:
+def _sliding(config: Mapping[str, Any], model: ModelConfig, fail: Fail) -> ModelConfig:
     """With what the documents say of the layers that slide."""
     local, period = config.get("rope_local_base_freq"), config.get("sliding_window_pattern")
     if local is not None:

@@ -16,8 +16,8 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.version import __version__
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.schema import Family
-from ckconv.formats.bump.gemma3 import carried
 from ckconv.formats.bump.placement import Geometry
+from ckconv.formats.bump.sliding import carried
 from ckconv.formats.bump.slots import CONTENT_WORDS, TYPE_WORDS
 from ckconv.formats.bump.spec import (
     EXTENDED_HEADER_BYTES,
@@ -68,7 +68,7 @@ class Facts:
         """Keys that manifest and ``config.json`` only have where there is something to say."""
         layout = {"rope_layout": self.own_rope_layout} if self.own_rope_layout else {}
         window = {"sliding_window": self.config.sliding_window} if self.config.sliding_window else {}
-        return {**layout, **window, **carried(self.config), **self.texts}
+        return {**layout, **window, **carried(self.config, self.family), **self.texts}
 
 
 def entries(steps: tuple[Step, ...]) -> list[dict[str, Any]]:

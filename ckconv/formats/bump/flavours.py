@@ -10,9 +10,6 @@ from dataclasses import dataclass
 
 from ckconv.formats.bump.slots import SLOTS_A, SLOTS_C, SLOTS_E, SLOTS_V5, SlotTable
 
-#: Families whose template rotates neighbouring rows (``rope_forward_qk_pairwise``); the others half against half.
-PAIRWISE_FAMILIES = frozenset({"llama"})
-
 
 @dataclass(frozen=True, slots=True)
 class Flavour:
@@ -24,8 +21,9 @@ class Flavour:
         numberings: those that its dtype table may be in.
         extended: 24 zero bytes stand before the dtype table.
         tokenizer_fields: two counts stand before the checksum.
-        pairwise: it was made from GGUF rows, which have RoPE pairs as neighbours in :data:`PAIRWISE_FAMILIES`; the
-            rows of the others are Hugging Face's, because their writer read those or their engine rotates those.
+        pairwise: it was made from GGUF rows, which have RoPE pairs as neighbours in families whose template rotates
+            those (``interleaved`` of their row); the rows of the others are Hugging Face's, because their writer read
+            those or their engine rotates those.
         table_by_slot: a byte of the dtype table belongs to a slot; else only the set of codes says something.
         own_q4_k: its Q4_K blocks are not ggml's (``q4_k_quantize.py`` packs them in the engine's first way).
     """

@@ -45,6 +45,8 @@ class BumpPlanner(Planner):
     """What the versions share.
 
     Attributes:
+        engine: the row of family files.
+        row: the family's, ``None`` where its file has none.
         version: the file's.
         table: the slots of this model, tokenizer content left out.
         numbering: of the dtype table: ``v3`` or ``v4``.
@@ -52,6 +54,7 @@ class BumpPlanner(Planner):
     """
 
     format = "bump"
+    engine: str
     table: SlotTable
     numbering: str
     data_start: int
@@ -64,6 +67,7 @@ class BumpPlanner(Planner):
         # Its documents name the architecture, as a GGUF does.
         self.config = config = replace(index.config, family=told_by_architecture(index.config.family))
         self.family = FAMILIES[config.family]
+        self.row = self.family.engines.get(self.engine)
         self.tensors: dict[str, Tensor] = {}
         self.geometry: Geometry = geometry(config, context=options.context or config.context_length, step=self.step)
 
@@ -93,6 +97,10 @@ class BumpPlanner(Planner):
     @abstractmethod
     def _check_engine(self) -> None:
         """Reasons of this version's engine that follow from the architecture."""
+
+    def unknown_to_us(self, engine: str) -> str:
+        """Why a family without a row is refused."""
+        return f"ckconv does not know what the engine computes of a {self.family.name}: its file has no row {engine}"
 
     @abstractmethod
     def refused_type(self, source: DType, slot: Slot) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.tensors import TensorIndex
-from ckconv.formats.bump.engines import computed_by
+from ckconv.formats.bump.engines import GENERATED, computed_by
 from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.formats.bump.slots import LOADED_BY_V3, SLOTS_V3, Slot
 from ckconv.formats.bump.spec import ALIGN_ELEMENTS, HEADER_BYTES
@@ -30,6 +30,7 @@ _POSITIONS_SHARE = 4
 class Bump3Planner(BumpPlanner):
     """The rules of the engine's first generated runtime."""
 
+    engine = GENERATED
     version = 3
     table = SLOTS_V3
     data_start = HEADER_BYTES
@@ -43,7 +44,9 @@ class Bump3Planner(BumpPlanner):
         c = self.config
         if self.options.template:
             self.refuse("bump 3 has no place for an engine template")
-        if "bump3" not in self.family.engines:
+        if self.row is None:
+            self.refuse(self.unknown_to_us(GENERATED))
+        elif self.row.absent:
             self.refuse(f"{c.family} is not an RMSNorm + SwiGLU decoder, which is all this engine computes")
         if self.family.experts:
             self.refuse(f"{c.num_experts} experts per layer; the format holds dense models")

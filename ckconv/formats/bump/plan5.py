@@ -12,10 +12,11 @@ from typing import Any
 
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.tensors import TensorIndex
-from ckconv.formats.bump.engines import FOR_V7_AND_V8
-from ckconv.formats.bump.flavours import PAIRWISE_FAMILIES
-from ckconv.formats.bump.gemma3 import engine_reasons
+from ckconv.families.catalogue import families_of_engine
+from ckconv.families.presence import used
+from ckconv.formats.bump.engines import FOR_V7_AND_V8, TEMPLATED
 from ckconv.formats.bump.plan import BumpPlanner
+from ckconv.formats.bump.sliding import engine_reasons
 from ckconv.formats.bump.slots import LOADED_BY_V5, LOADED_BY_V5_IN_LAYERS, SLOTS_V5, Slot, with_optional
 from ckconv.formats.bump.spec import EXTENDED_HEADER_BYTES
 from ckconv.formats.bump.write5 import Bump5, container
@@ -24,22 +25,11 @@ from ckconv.plan.planner import HEAD
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Plan
 
-_QK_NORM = ("layers.{n}.attention.q_norm.weight", "layers.{n}.attention.k_norm.weight")
-_POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")
-
-#: Families that the engine has a template for -> optional slots that its template's operations use, all of them and
-#: no others: an entry that no operation uses is a fault there, and so is one that is missing.
-TEMPLATES: dict[str, tuple[str, ...]] = {
-    "llama": (),
-    "qwen2": (),
-    "qwen3": _QK_NORM,
-    "gemma3": (*_QK_NORM, *_POST_NORMS),
-}
-
 
 class Bump5Planner(BumpPlanner):
     """The rules of the engine's template-driven runtime."""
 
+    engine = TEMPLATED
     version = 5
     numbering = "v4"
     data_start = EXTENDED_HEADER_BYTES
@@ -47,7 +37,8 @@ class Bump5Planner(BumpPlanner):
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
-        self.present = set(TEMPLATES.get(self.config.family, ()))
+        # An entry that no operation of the engine's template uses is a fault there, and so is one that is missing.
+        self.present = set(used(self.family, TEMPLATED))
         head = index.tensors.get(HEAD)
         if head is not None and not source.head_is_embedding and not self.dropped(head.name, head.source):
             self.present.add(HEAD)
@@ -59,14 +50,16 @@ class Bump5Planner(BumpPlanner):
             self._template = read_template(options.template, self.family.gguf)
 
     def _check_engine(self) -> None:
-        if self.config.family not in TEMPLATES:
-            self.refuse(f"the engine has no template for {self.config.family} (it has {', '.join(TEMPLATES)})")
-
-        if self.config.family == "gemma3":
+        if self.row is None:
+            self.refuse(self.unknown_to_us(TEMPLATED))
+        elif self.row.absent:
+            known = ", ".join(family.name for family in families_of_engine(TEMPLATED))
+            self.refuse(f"the engine has no template for {self.config.family} (ckconv knows those of {known})")
+        elif self.row.slides:
             self.reasons += engine_reasons(self.config, self.geometry.context)
 
     def _slides(self) -> bool:
-        return self.config.family == "gemma3"
+        return self.row is not None and self.row.slides
 
     def refused_type(self, source: DType, slot: Slot) -> str:
         """See :meth:`BumpPlanner.refused_type`."""
@@ -91,7 +84,7 @@ class Bump5Planner(BumpPlanner):
             )
 
     def _rotates_pairs(self) -> bool:
-        default = self.config.family in PAIRWISE_FAMILIES
+        default = self.row is not None and self.row.interleaved
         if self._template is None:
             return default
         from ckconv.formats.bump.template import template_interleaves

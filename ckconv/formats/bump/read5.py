@@ -10,21 +10,19 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, quoted
-from ckconv.families.catalogue import FAMILIES, family_of_model_type
+from ckconv.families.catalogue import FAMILIES, family_of_model_type, family_without_name
+from ckconv.families.presence import used
 from ckconv.formats.bump.config import CONFIG_NAME, model_config, without_config
-from ckconv.formats.bump.engines import FOR_V7_AND_V8
-from ckconv.formats.bump.flavours import PAIRWISE_FAMILIES, D, Flavour
+from ckconv.formats.bump.engines import FOR_V7_AND_V8, TEMPLATED
+from ckconv.formats.bump.flavours import D, Flavour
 from ckconv.formats.bump.header5 import Bump5File
 from ckconv.formats.bump.manifest import Manifest, checked_manifest
 from ckconv.formats.bump.metadata import Metadata, huggingface_config
-from ckconv.formats.bump.resolve import Resolved, resolve
+from ckconv.formats.bump.resolve import resolve
 from ckconv.formats.bump.spec import HeaderV4
 from ckconv.formats.bump.table import misfit, misfit_error, stored_of, tensor_of
 from ckconv.formats.bump.template import ROPE_WORDS, template_interleaves
 from ckconv.io.bytesource import ByteSource
-
-_POST_NORM = "layers.{n}.post_attention_norm.weight"
-_Q_NORM = "layers.{n}.attention.q_norm.weight"
 
 #: Keys that documents about one file must agree in, besides those that the header repeats.
 _AGREEING = ("rope_theta", "rms_norm_eps", "rope_layout")
@@ -53,8 +51,8 @@ def index_bump5(
         checked = checked_manifest(manifest, path, start=file.start, end=file.end)
     merged = _merged(path, config, file.metadata, checked)
     family = _family(merged)
-    resolved = resolve(path, source, file, checked, family)
-    merged.setdefault("model_type", family or _guess(resolved))
+    resolved = resolve(path, source, file, checked, used(FAMILIES[family], TEMPLATED) if family else frozenset())
+    merged.setdefault("model_type", family or family_without_name(TEMPLATED, resolved.present))
     model = model_config(path, merged, _header_fields(file.header))
     embedded = _template(file.metadata, checked)
     interleaved = _interleaved(path, merged, resolved.flavour, model, embedded)
@@ -134,13 +132,6 @@ def _family(config: Mapping[str, Any]) -> str:
     return found.name if found else ""
 
 
-def _guess(resolved: Resolved) -> str:
-    """The family that has the optional slots of the file, where no document names one."""
-    if _POST_NORM in resolved.present:
-        return "gemma3"
-    return "qwen3" if _Q_NORM in resolved.present else "llama"
-
-
 def _header_fields(h: HeaderV4) -> dict[str, int]:
     fields = ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "vocab_size", "context_length")
     return {field: getattr(h, field) for field in (*fields, "head_dim")}
@@ -161,7 +152,8 @@ def _interleaved(
     """How Q and K rows are stored: as the configuration says, else as the template rotates them, else as written."""
     word = config.get("rope_layout")
     if word is None:
-        return template_interleaves(template, flavour.pairwise and model.family in PAIRWISE_FAMILIES)
+        row = FAMILIES[model.family].engines.get(TEMPLATED)
+        return template_interleaves(template, flavour.pairwise and row is not None and row.interleaved)
     if not isinstance(word, str) or word not in ROPE_WORDS:
         raise InputError("model.config", f"rope_layout is {quoted(str(word))}, split or pairwise expected", path=path)
     return ROPE_WORDS[word]

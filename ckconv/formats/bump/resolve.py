@@ -27,7 +27,6 @@ from ckconv.tokenizer.bump import MERGE_BYTES
 _QK_NORM = ("layers.{n}.attention.q_norm.weight", "layers.{n}.attention.k_norm.weight")
 _POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")
 _HEAD = "output.weight"
-_FAMILIES_WITH_QK_NORM = frozenset({"qwen3", "gemma3"})
 
 #: Token strings are searched for their last NUL in pieces of this many bytes.
 _PIECE = 1 << 16
@@ -76,11 +75,13 @@ class Resolved:
         return placed if self.manifest is None else relocated(placed, self.manifest, self.path)
 
 
-def resolve(path: Path, source: ByteSource, file: Bump5File, manifest: Manifest | None, family: str) -> Resolved:
+def resolve(
+    path: Path, source: ByteSource, file: Bump5File, manifest: Manifest | None, expected: frozenset[str]
+) -> Resolved:
     """Decide what the file leaves open.
 
     Args:
-        family: of the model, where a document names it: what it has is tried first.
+        expected: optional slots of the family that a document names: with them is tried first.
 
     Raises:
         InputError: ``bump.metadata``, the manifest does not fit; ``bump.dtype-table`` or ``bump.extent``.
@@ -92,7 +93,7 @@ def resolve(path: Path, source: ByteSource, file: Bump5File, manifest: Manifest 
         resolved
         for flavour in file.flavours
         for present in _coded(flavour, file)
-        for resolved in _by_size(path, source, file, flavour, present, family)
+        for resolved in _by_size(path, source, file, flavour, present, expected)
     ]
     if tried:
         closest = min(tried, key=lambda choice: abs(choice.nbytes - (file.end - file.start)))
@@ -188,12 +189,12 @@ def _coded(flavour: Flavour, file: Bump5File) -> Iterator[set[str]]:
 
 
 def _by_size(
-    path: Path, source: ByteSource, file: Bump5File, flavour: Flavour, coded: set[str], family: str
+    path: Path, source: ByteSource, file: Bump5File, flavour: Flavour, coded: set[str], expected: frozenset[str]
 ) -> Iterator[Resolved]:
     """What the sizes leave possible, the likeliest first; at least one for each numbering that explains the table."""
     keys = {key_of(slot) for group in flavour.slots for slot in group if slot.optional and not slot.coded}
     norms = [set(_QK_NORM), set()] if set(_QK_NORM) <= keys else [set[str]()]
-    if family not in _FAMILIES_WITH_QK_NORM:
+    if not expected.issuperset(_QK_NORM):
         norms.reverse()
     for numbering, types in _numbered(flavour, with_optional(flavour.slots, coded | keys), file):
         made: list[Resolved] = []
