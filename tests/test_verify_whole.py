@@ -16,6 +16,8 @@ sys.path.insert(0, str(FIXTURES.parent / "scripts"))
 import bitflips
 import golden
 
+from ckconv.record.conversion import sealed
+
 LLAMA = FIXTURES / "gguf/llama-tied-bf16.auto.gguf"
 QWEN2 = FIXTURES / "hf/qwen2-tied-bf16"
 
@@ -236,6 +238,28 @@ def test_a_record_or_a_source_that_was_changed_is_noticed(tmp_path: Path, ckconv
     result = ckconv("verify", out, source)
     assert result.code == 5
     assert "source.gguf is not the file that was converted" in result.err
+
+
+HOSTILE = [
+    {"options": {"set_meta": ["a"]}}, {"options": {"set_meta": [["a", "b", "c"]]}}, {"options": {"set_meta": {"a": 1}}},
+    {"options": {"drop": "abc"}}, {"options": {"dequantize": "yes"}}, {"options": {"created": "x"}},
+    {"options": {"created": 10**30}}, {"options": {"no": 1}},
+    {"options": []}, {"options": {"file_name": "x"}}, {"template": 1}, {"adapters": [{"name": 1}]}, {"adapters": [1]},
+    {"outputs": [{"name": 1, "sha256": "0"}]}, {"outputs": {}}, {"outputs": None}, {"sources": [[]]}, {"schema": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", HOSTILE, ids=lambda change: json.dumps(change)[:40])
+def test_a_record_that_says_what_none_says_is_refused(change: dict[str, object], tmp_path: Path, ckconv) -> None:
+    out, record = tmp_path / "m.gguf", tmp_path / "m.gguf.ckconv.json"
+    out.write_bytes(LLAMA.read_bytes())
+    document = {"schema": 1, "options": {}, "template": None, "adapters": [], "sources": [], "outputs": []}
+    document["outputs"] = [{"name": "m.gguf", "sha256": hashlib.sha256(LLAMA.read_bytes()).hexdigest()}]
+    record.write_bytes(sealed(document))
+    assert ckconv("verify", out, LLAMA).code == 0
+    record.write_bytes(sealed({**document, **change}))
+    result = ckconv("verify", out, LLAMA)
+    assert (result.code, "[record.conversion]" in result.err) == (3, True), result.err
 
 
 def test_merged_adapters_are_named_again(tmp_path: Path, ckconv) -> None:

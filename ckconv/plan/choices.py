@@ -5,6 +5,9 @@ from __future__ import annotations
 from ckconv.errors import UsageError
 from ckconv.options import OPTIONS, Option, Options, Takes
 
+#: One more than the latest second that a file may be dated with, in the year 5138: one of eleven digits.
+_LATEST = 10**11
+
 
 def check_values(options: Options) -> None:
     """Refuse what no option can be.
@@ -14,6 +17,9 @@ def check_values(options: Options) -> None:
     """
     for option in OPTIONS:
         _check(option, getattr(options, option.name))
+    created = options.created
+    if created is not None and not (type(created) is int and 0 <= created < _LATEST):
+        raise _fault("created", created, "a whole number of seconds since 1970")
 
 
 def _check(option: Option, value: object) -> None:

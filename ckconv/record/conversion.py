@@ -115,13 +115,13 @@ def recorded_options(kept: OpenRecord) -> Options:
         return _parsed(inside, kept.path).options
     try:
         return options_of(kept.record.options or {})
-    except (KeyError, TypeError, UsageError) as error:
+    except (KeyError, TypeError, ValueError, UsageError) as error:
         raise InputError(CODE, f"its options are none: {error}", path=kept.path) from error
 
 
 def _parsed(data: bytes, path: Path) -> ConversionRecord:
     document = parse_object(data, _DOCUMENT, path)
-    if document.get("schema") != SCHEMA:
+    if document.get("schema") != SCHEMA or document["schema"] is True:
         message = f"schema is {document.get('schema')!r:.40}, {SCHEMA} expected"
         raise InputError(CODE, message, path=path, hint="a newer ckconv may know it")
     without = {key: value for key, value in document.items() if key != "sha256"}
@@ -130,9 +130,9 @@ def _parsed(data: bytes, path: Path) -> ConversionRecord:
     try:
         options = options_of(document["options"])
         sources, outputs = (_listed(document[key]) for key in ("sources", "outputs"))
-        besides = [f"--template {document['template']}"] if document["template"] else []
-        besides += [f"--adapter {item['name']}" for item in document["adapters"]]
-    except (KeyError, TypeError, AttributeError, UsageError) as error:
+        besides = [f"--template {_text(document['template'])}"] if document["template"] else []
+        besides += [f"--adapter {_text(item['name'])}" for item in document["adapters"]]
+    except (KeyError, TypeError, AttributeError, ValueError, UsageError) as error:
         raise InputError(CODE, f"lacks what a record has: {error}", path=path) from error
     return ConversionRecord(path, options, sources, outputs, tuple(besides))
 
@@ -141,13 +141,15 @@ def options_of(found: Mapping[str, Any]) -> Options:
     """The options that a record says.
 
     Raises:
-        KeyError, TypeError: there is no such option, or its value is of another type.
+        KeyError, TypeError, ValueError: there is no such option, or its value is of another type.
         UsageError: its value is none of the option's.
     """
     known = {option.name: option for option in OPTIONS if option.records is not Records.NEITHER}
     values: dict[str, Any] = {}
     for name, value in found.items():
         takes = known[name].takes
+        if takes in (Takes.GLOB, Takes.WORDS, Takes.PAIR) and not isinstance(value, list):
+            raise TypeError(f"{name} is no list")
         if takes in (Takes.GLOB, Takes.WORDS):
             value = tuple(value)
         elif takes is Takes.PAIR:
@@ -159,4 +161,10 @@ def options_of(found: Mapping[str, Any]) -> Options:
 
 
 def _listed(items: Any) -> tuple[tuple[str, str], ...]:
-    return tuple((str(item["name"]), str(item["sha256"])) for item in items)
+    return tuple((_text(item["name"]), _text(item["sha256"])) for item in items)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{str(value)[:40]} is no text")
+    return value
