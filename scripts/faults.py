@@ -76,12 +76,14 @@ class Target:
         to: where to, in the folder of the output.
         flags: of ``convert``.
         entry: files without which no loader takes the output.
+        through: what the source becomes first, if it is not converted as it is.
     """
 
     source: str
     to: str
     flags: tuple[str, ...]
     entry: tuple[str, ...]
+    through: str = ""
 
 
 TARGETS: dict[str, Target] = {
@@ -102,6 +104,8 @@ TARGETS: dict[str, Target] = {
     "peft": Target(LORA, "out/", ("--to", "peft"), ("out/adapter_model.safetensors",)),
     "copy": Target(QWEN2, "out/", ("--to", "safetensors", "--checksums", "--record"), ("out/model.safetensors",)),
     "record": Target(LLAMA, "m.bump", ("--bump-version", "3", "--record"), ("m.bump",)),
+    "made": Target(QWEN2, "m.gguf", (), ("m.gguf",)),
+    "back": Target(LLAMA, "m.gguf", (), ("m.gguf",), "m.bump"),
     "lora": Target(LORA, "m.gguf", ("--to", "gguf", "--base", str(FIXTURES / LLAMA)), ("m.gguf",)),
 }
 
@@ -132,14 +136,11 @@ class Bench:
         self.title = f"{name} --force" if force else name
         self.work = place / self.title.replace(" ", "")
         self.folder, self.before = self.work / "dst", self.work / "before"
-        source = self.work / "src" / Path(self.target.source).name
-        _copy(FIXTURES / self.target.source, source)
+        source = self._source("src")
         self.command = ["convert", str(source), f"{self.folder}/{self.target.to}", *self.target.flags]
         self.before.mkdir()
         if force:
-            older = self.work / "older" / source.name
-            _copy(FIXTURES / self.target.source, older)
-            _alter(older)
+            older = self._source("older", altered=True)
             self.reset()
             self._must([self.command[0], str(older), *self.command[2:], *self._others()])
             self.before.rmdir()
@@ -152,9 +153,21 @@ class Bench:
         self.reset()
         self.calls = self._count()
 
+    def _source(self, folder: str, *, altered: bool = False) -> Path:
+        """What is converted, in a folder of its own."""
+        source = self.work / folder / Path(self.target.source).name
+        _copy(FIXTURES / self.target.source, source)
+        if altered:
+            _alter(source)
+        if self.target.through:
+            made = source.parent / self.target.through
+            self._must(["convert", str(source), str(made)])
+            return made
+        return source
+
     def _others(self) -> list[str]:
         """Options of the older output, so that its configuration is another one, too."""
-        return [] if self.target.source == LORA else ["--context", "48"]
+        return [] if self.target.source == LORA or self.target.through else ["--context", "48"]
 
     def reset(self) -> None:
         """Put the folder back as it was before."""

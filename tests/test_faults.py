@@ -16,9 +16,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("targets", ["bump3,split,shards", "bump5,mlx,peft", "gguf,hf,lora"])
+@pytest.mark.parametrize("targets", ["bump3,split,shards", "bump5,mlx,peft", "gguf,hf,lora", "copy,record,back,made"])
 def test_after_any_fault_the_words_are_true_and_nothing_is_mixed(targets: str) -> None:
     command = [sys.executable, str(SCRIPT), "--sample", "16", "--seed", "11", "--only", targets]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, "WRONG" in done.stdout) == (0, False), done.stdout + done.stderr
     assert "16 of" in done.stdout
+
+
+def test_what_interrupts_a_call_changes_nothing() -> None:
+    """A close that is interrupted has closed the descriptor (Linux)."""
+    command = [sys.executable, str(SCRIPT), "--sample", "60", "--seed", "1", "--only", "copy", "--kinds", "EINTR"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, "WRONG" in done.stdout) == (0, False), done.stdout + done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckconv.errors import InputError
@@ -52,6 +52,7 @@ def opened(path: Path, data: bytes) -> Any:
 NAMES = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=20)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of the table of all characters, the first time
 @given(st.dictionaries(NAMES, st.binary(max_size=60), min_size=1, max_size=6))
 def test_an_archive_says_the_same_to_us_and_to_another_unpacker(members: dict[str, bytes]) -> None:
     data = packed(members)

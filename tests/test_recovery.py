@@ -273,3 +273,21 @@ def test_a_device_that_fails_once_is_no_fault_of_the_input_or_of_what_was_writte
         result = ckconv("convert", source, f"{out}/", "--to", "peft", "-q")
         assert result.code in (0, 6), (at, result.err)
         at += step
+
+
+@pytest.mark.parametrize("command", ["convert", "verify"])
+def test_a_record_that_cannot_be_looked_for_is_not_taken_for_missing(
+    command: str, ckconv: Ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith((".source.zip", ".ckconv.json", ".sha256")):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return real(path, *arguments, **options)
+
+    bump = tmp_path / "m.bump"
+    assert ckconv("convert", LLAMA, bump, "-q").code == 0
+    real = os.stat
+    monkeypatch.setattr(os, "stat", failing)
+    result = ckconv(command, bump, *([tmp_path / "back.gguf"] if command == "convert" else []))
+    assert (result.code, "[system]" in result.err) == (6, True), result.err
+    assert not (tmp_path / "back.gguf").exists()

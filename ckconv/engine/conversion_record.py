@@ -12,6 +12,7 @@ from ckconv.engine.settle import Late, Written
 from ckconv.engine.sums import FileDigests
 from ckconv.errors import UsageError
 from ckconv.formats.destination import Destination
+from ckconv.io.files import readable
 from ckconv.options import Records, asked
 from ckconv.plan.steps import Plan
 from ckconv.record.conversion import IN_DIRECTORY, SCHEMA, SUFFIX, sealed
@@ -45,7 +46,7 @@ def recorded(plan: Plan, place: Destination, adapters: Sequence[tuple[Path, floa
                 "template": options.template.name if options.template else None,
                 "adapters": [{"name": path.name, "weight": weight} for path, weight in adapters],
                 "sources": [
-                    {"name": path.name, "bytes": path.stat().st_size, "sha256": digests.of(path)}
+                    {"name": path.name, "bytes": _size(path), "sha256": digests.of(path)}
                     for path in _sources(plan.index)
                 ],
                 "outputs": [
@@ -62,6 +63,11 @@ def record_file(place: Destination, content: Recorded) -> Late:
     assert place.parent is not None
     path = place.parent / (IN_DIRECTORY if place.directory else f"{place.file_name}{SUFFIX}")
     return Late(path, lambda files: len(content(files)), lambda files: [content(files)])
+
+
+def _size(path: Path) -> int:
+    with readable(path):
+        return path.stat().st_size
 
 
 def _sources(index: TensorIndex) -> Iterator[Path]:

@@ -7,14 +7,13 @@ a large output when that is complete.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckconv.core.tensors import Checksum, Extent
 from ckconv.engine.workers import Stage
 from ckconv.errors import VerifyError, listed, unreadable
-from ckconv.output.regular import open_regular
+from ckconv.output.regular import opened_regular
 from ckconv.signals import check
 from ckconv.system import read_into
 
@@ -135,8 +134,8 @@ class ChecksumThread:
 
     def _digest(self, extent: Extent) -> bytes:
         try:
-            with os.fdopen(open_regular(extent.path)[0], "rb", buffering=0) as file:
-                self._reading = reading = FileHash(file.fileno(), extent.offset)
+            with opened_regular(extent.path) as fd:
+                self._reading = reading = FileHash(fd, extent.offset)
                 if self._stopped:  # before there was anything to stop
                     reading.stopped = True
                 reading.read_to(extent.nbytes)

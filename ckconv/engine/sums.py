@@ -13,6 +13,8 @@ from ckconv.engine.reread import FileHash
 from ckconv.errors import InputError, VerifyError, listed, quoted
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.io.bytesource import open_source
+from ckconv.io.files import readable
+from ckconv.output.regular import opened_regular, there
 
 CODE = "verify.checksum"
 
@@ -35,14 +37,13 @@ class FileDigests:
         """Of a whole file, as hex.
 
         Raises:
-            InputError: it cannot be read.
+            InputError: it is no regular file, or cannot be read.
+            OutputError: ``system``.
         """
         if path not in self._known:
-            with open_source(path):  # only a regular file is hashed
-                pass
-            with path.open("rb", buffering=0) as file:
-                whole = FileHash(file.fileno(), 0)
-                whole.read_to(os.fstat(file.fileno()).st_size)
+            with readable(path), opened_regular(path) as fd:
+                whole = FileHash(fd, 0)
+                whole.read_to(os.fstat(fd).st_size)
             self._known[path] = whole.digest.hex()
         return self._known[path]
 
@@ -83,7 +84,7 @@ def _lists(index: TensorIndex, opened: Path) -> Iterator[Path]:
         names.append(f"{shard.stem}.gguf{SUFFIX}")
     for name in dict.fromkeys((*names, IN_DIRECTORY)):
         path = first.parent / name
-        if os.path.lexists(path):
+        if there(path):
             yield path
 
 
@@ -112,7 +113,7 @@ def _pairs(path: Path, opened: Path) -> Iterator[tuple[str, str]]:
 
 
 def _fault(path: Path, digest: str, digests: FileDigests) -> str:
-    if not os.path.lexists(path):
+    if not there(path):
         return f"{path.name} is listed and missing"
     computed = digests.of(path)
     return "" if computed == digest else f"the SHA-256 of {path.name} is {computed}, {digest} is listed"

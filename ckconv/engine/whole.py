@@ -18,8 +18,10 @@ from ckconv.engine.verify import Progress, Verified, verify_soundly
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.formats import format_of
 from ckconv.formats.bump.documents import check_documents
+from ckconv.io.files import readable
 from ckconv.options import Options, asked
 from ckconv.output.filesystem import holds
+from ckconv.output.regular import opened_regular
 from ckconv.plan.steps import Plan
 from ckconv.record.conversion import ConversionRecord, recorded_options, records_of
 from ckconv.record.read import OpenRecord, record_beside
@@ -208,8 +210,8 @@ def _is_restored(out: TensorIndex, source: TensorIndex, asked: Asked) -> bool:
         container = plan.contents()
         paths = list(out.files) if format_of(out.format).single else sorted(out.files)
         for path, file, frame in zip(paths, plan.files, container.frames, strict=True):
-            with path.open("rb", buffering=0) as opened:
-                check_frame(file, frame, b"", opened.fileno(), path)
+            with readable(path), opened_regular(path) as fd:
+                check_frame(file, frame, b"", fd, path)
         check_kept(plan, paths, out.path)
     except CkconvError as error:
         if isinstance(error, InputError) and not error.code.startswith("record."):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ckconv.errors import NO_RESOURCES, OutputError, VerifyError
-from ckconv.output.regular import close_unwritten
+from ckconv.errors import NO_RESOURCES, CkconvError, OutputError, VerifyError
+from ckconv.output.regular import close_unwritten, opened_regular
 from ckconv.output.streamed import SideFile, is_in, pieces_of
 from ckconv.system import CLOEXEC
 
@@ -68,10 +68,10 @@ def close_written(fd: int) -> None:
 
 def holds(path: Path, content: SideFile) -> bool:
     """``path`` is a regular file with this very content."""
-    with suppress(OSError):
-        if path.is_file() and path.stat().st_size == len(content):
-            with path.open("rb", buffering=0) as file:
-                return is_in(file.fileno(), content)
+    with suppress(OSError, CkconvError):
+        if path.is_file():
+            with opened_regular(path) as fd:
+                return is_in(fd, content)
     return False
 
 

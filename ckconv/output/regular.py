@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -63,6 +64,34 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
             raise InputError("input.missing", "a file name cannot hold a NUL character", path=path) from None
         raise
     return fd, status
+
+
+@contextmanager
+def opened_regular(path: Path) -> Iterator[int]:
+    """A descriptor of a regular file while the block runs, as :func:`open_regular`."""
+    fd, _ = open_regular(path)
+    try:
+        yield fd
+    finally:
+        close_unwritten(fd)
+
+
+def there(path: Path) -> bool:
+    """Something has this name, a link to nothing too.
+
+    Raises:
+        InputError: ``input.unreadable``, the system does not tell.
+        OutputError: ``system``.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # nothing is called what holds a NUL
+        return False
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise unreadable(error, path) from None
+    return True
 
 
 def _remember(path: Path, found: Identity) -> None:

@@ -8,7 +8,6 @@ sources and of the output, but not of what it lies in. Its last field is the SHA
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -20,6 +19,7 @@ from ckconv.errors import InputError, UsageError, quoted
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.io.json import Document, parse_object, read_document
 from ckconv.options import OPTIONS, Options, Records, Takes
+from ckconv.output.regular import there
 from ckconv.plan.choices import check_values
 from ckconv.record.read import OpenRecord
 
@@ -74,11 +74,11 @@ def records_of(opened: Path, index: TensorIndex, kept: OpenRecord | None) -> Ite
     names += [f"{shard.stem}.gguf{SUFFIX}"] if shard else []
     for name in dict.fromkeys(names):
         path = first.parent / name
-        if os.path.lexists(path):
+        if there(path):
             yield _listing(index, read_record(path))
             return
     path = first.parent / IN_DIRECTORY
-    if os.path.lexists(path):
+    if there(path):
         record = read_record(path)
         if _lists(record, first):  # else it is about another model there
             yield record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import string
 import zlib
 from collections import Counter
@@ -20,6 +19,7 @@ from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.bytesource import FileSource, open_source
 from ckconv.io.files import CHUNK
 from ckconv.io.json import Document, parse_object, shown
+from ckconv.output.regular import there
 from ckconv.record import zip as zipstore
 from ckconv.record.schema import (
     CONVERSION_NAME,
@@ -147,7 +147,7 @@ def record_beside(index: TensorIndex) -> OpenRecord | None:
         InputError: ``record.*``: it is malformed, or belongs to another bump file.
     """
     path = record_path(index.path)
-    if not os.path.lexists(path):
+    if not there(path):
         return None
     opened = open_record(path)
     check_belongs(opened, index)

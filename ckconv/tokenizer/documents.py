@@ -9,6 +9,7 @@ from typing import Any
 from ckconv.core.documents import document_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
+from ckconv.io.bytesource import open_source
 from ckconv.io.json import Document, read_object
 from ckconv.tokenizer.files import TokenizerFiles
 
@@ -72,8 +73,8 @@ def _json(path: Path) -> Mapping[str, Any] | None:
 def _bytes(path: Path) -> bytes | None:
     if not path.is_file():
         return None
-    with open(path, "rb") as file:
-        data = file.read(_LIMIT + 1)
+    with open_source(path) as source:
+        data = source.read_at(0, _LIMIT + 1)
     if len(data) > _LIMIT:
         raise InputError("tokenizer.model", f"the file has more than {_LIMIT:,} bytes", path=path, allowed=_LIMIT)
     return data

@@ -6,23 +6,23 @@ Where two bump files share a directory and their documents differ, those of the 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ckconv.output.filesystem import holds
+from ckconv.output.regular import there
 from ckconv.output.streamed import SideFile
 
 
 def document_beside(bump: Path, name: str) -> Path:
     """Where the document ``name`` of a bump file is, if it has one."""
     own = _own(bump, name)
-    return own if os.path.lexists(own) else bump.with_name(name)
+    return own if there(own) else bump.with_name(name)
 
 
 def place_beside(bump: Path, name: str, content: SideFile) -> Path:
     """Where the document ``name`` of a bump file goes: never in the place of one that another bump file there needs."""
     own, shared = _own(bump, name), bump.with_name(name)
-    if os.path.lexists(own):  # it would be found first
+    if there(own):  # it would be found first
         return own
     return own if other_bumps(bump, name) and not holds(shared, content) else shared
 
@@ -32,7 +32,7 @@ def other_bumps(bump: Path, name: str) -> bool:
     if not bump.parent.is_dir():
         return False
     others = (path for path in bump.parent.glob("*.bump") if path.name != bump.name)
-    return any(not os.path.lexists(_own(other, name)) for other in others)
+    return any(not there(_own(other, name)) for other in others)
 
 
 def _own(bump: Path, name: str) -> Path:

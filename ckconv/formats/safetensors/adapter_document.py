@@ -9,7 +9,7 @@ from typing import Any
 
 from ckconv.errors import InputError
 from ckconv.formats.safetensors.spec import MAX_JSON
-from ckconv.io.json import Document, read_object
+from ckconv.io.json import Document, parse_object, read_document
 
 _DOCUMENT = Document("adapter configuration", "adapter.config", "adapter.config", MAX_JSON)
 
@@ -22,10 +22,11 @@ def read_adapter_document(path: Path) -> dict[str, Any]:
     Raises:
         InputError: ``adapter.config``, malformed; ``adapter.scale``, a scale that is NaN or infinite.
     """
+    data = read_document(path, _DOCUMENT)
     try:
-        return read_object(path, _DOCUMENT)
+        return parse_object(data, _DOCUMENT, path)
     except InputError as error:
-        found = _NOT_FINITE.search(path.read_bytes()) if error.code == _DOCUMENT.code else None
+        found = _NOT_FINITE.search(data) if error.code == _DOCUMENT.code else None
         if found:
             what, value = (group.decode() for group in found.groups())
             raise InputError("adapter.scale", f"{what} is {value}; it must be a number above 0", path=path) from None

@@ -16,6 +16,7 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_classes import CLASSES, class_of, fit
 from ckconv.formats.safetensors.checkpoint_agreement import agreeing, check_fit, fitting
 from ckconv.formats.safetensors.document import Facts, build_document
+from ckconv.io.bytesource import open_source
 
 CONFIG_NAME = "config.json"
 
@@ -217,5 +218,6 @@ def _encoded(document: Mapping[str, Any], index: TensorIndex) -> bytes:
     if source and _text(document) == _text(source):
         for path in index.side_files:
             if path.name == CONFIG_NAME:
-                return path.read_bytes()
+                with open_source(path) as file:
+                    return file.read_at(0, file.size or 0)
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
