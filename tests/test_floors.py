@@ -68,7 +68,6 @@ FAMILIES: dict[str, str] = {
 }
 #: Module -> the formats that it names.
 FORMATS: dict[str, str] = {
-    "adapters/names": "mlx, peft",
     "core/key_table": "mlx, safetensors",
     "options": "gguf",
     "record/read": "bump",

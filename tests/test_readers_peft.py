@@ -432,7 +432,7 @@ def test_names_there_and_back() -> None:
         for stem in ("layers.2.attention.q", "layers.2.attention.qkv", "layers.2.ffn.gate_up", "output"):
             name = gguf_name_of(stem, family)
             assert name is None or gguf_stem_of(name, family) == stem
-            for dialect in ("peft", "mlx"):
+            for dialect in ("hf", "mlx"):
                 path = path_of(stem, [family.name], dialect)
                 assert path is None or stem_of(path, [family.name]) == stem
     assert families_of(["transformer.h.0.attn.c_attn"]) == ("gpt2",)

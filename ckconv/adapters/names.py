@@ -8,13 +8,10 @@ from functools import cache
 from ckconv.core.names import PARTS, parse, with_layer
 from ckconv.families.catalogue import FAMILIES, families_of_gguf
 from ckconv.families.dialects import NESTED, decoder, fusion_names
-from ckconv.families.names import GGUF, HF, MLX, names_of
+from ckconv.families.names import GGUF, HF, names_of
 from ckconv.families.schema import Family
 
 _WEIGHT = ".weight"
-
-#: Adapters of these programs -> the format of the checkpoints that they change.
-_FORMATS = {"peft": HF, "mlx": MLX}
 
 
 def stem_of(path: str, families: Iterable[str] | None = None) -> str | None:
@@ -47,11 +44,15 @@ def families_of(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def path_of(stem: str, families: Iterable[str], dialect: str) -> str | None:
-    """The path of a module in ``dialect`` (``peft``, ``mlx``); ``None`` where families differ, or have no rule."""
+    """The path of a module, in the names of a :mod:`dialect <ckconv.families.dialects>`.
+
+    Returns:
+        ``None`` where families differ, or have no rule.
+    """
     name = parse(stem)
     found = set()
     for family in families:
-        pattern = _paths(FAMILIES[family], _FORMATS[dialect]).get(name.pattern)
+        pattern = _paths(FAMILIES[family], dialect).get(name.pattern)
         if pattern is not None:
             found.add(with_layer(pattern, name.layer))
     return found.pop() if len(found) == 1 else None

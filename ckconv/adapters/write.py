@@ -220,14 +220,14 @@ def best_scale(modules: Iterable[AdapterModule]) -> float:
     return max(scales, key=fit) if scales else 1.0
 
 
-def paths_in(planner: Planner, index: TensorIndex, modules: Sequence[AdapterModule], dialect: str) -> Mapping[str, str]:
+def paths_in(planner: AdapterPlanner, dialect: str, *, same: bool) -> Mapping[str, str]:
     """Module -> its path as ``dialect`` has it; modules without one are reasons to refuse.
 
-    A path of the same dialect, or one for which no rule is known, stays what it is.
+    Args:
+        same: the source is of the same format: paths stay what they are, as do those for which no rule is known.
     """
-    adapter = index.adapter
-    assert adapter is not None
-    if index.format == dialect:
+    adapter, index, modules = planner.adapter, planner.index, planner.modules
+    if same:
         return {module.name: module.path for module in modules}
     if adapter.base is not None:
         families: tuple[str, ...] = (adapter.base.family,)

@@ -11,6 +11,7 @@ from ckconv.adapters.names import local_path
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
 from ckconv.core.adapters import Role
 from ckconv.errors import quoted
+from ckconv.families.names import MLX
 from ckconv.formats.mlx.spec import MLX_NAME
 from ckconv.formats.safetensors.adapter_files import container
 from ckconv.formats.safetensors.shards import lay_out
@@ -42,7 +43,7 @@ class MlxAdapterPlanner(AdapterPlanner):
 
     def check(self) -> None:
         """One rank; embeddings that mean the same."""
-        self.paths = paths_in(self, self.index, self.modules, "mlx")
+        self.paths = paths_in(self, MLX, same=self.index.format == "mlx")
         ranks = sorted({module.rank for module in self.modules if module.rank})
         self.rank = ranks[-1] if ranks else 0
         if len(ranks) > 1:

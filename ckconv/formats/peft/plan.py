@@ -10,6 +10,7 @@ from typing import Any
 from ckconv.adapters.names import families_of
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, paths_in
 from ckconv.core.adapters import AdapterModule, Role, effective_scale
+from ckconv.families.names import HF
 from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PREFIX
 from ckconv.formats.safetensors.adapter_files import container
 from ckconv.formats.safetensors.shards import lay_out
@@ -32,7 +33,7 @@ class PeftPlanner(AdapterPlanner):
                 self.refuse(f"peft has no place for whole tensors of {len(whole)} modules", "--drop leaves tensors out")
             if any(Role.MAGNITUDE in m.roles and m.embedding for m in self.modules):
                 self.refuse("peft keeps the DoRA magnitudes of an embedding by columns, MLX by rows")
-        self.paths = paths_in(self, self.index, self.modules, "peft")
+        self.paths = paths_in(self, HF, same=self.index.format == "peft")
 
     def entries(self) -> list[Entry]:
         """Every tensor under its module's path."""
