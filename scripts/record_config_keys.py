@@ -2,8 +2,8 @@
 
     python scripts/record_config_keys.py
 
-The tables of ckconv/families/key_tables are held against the recording, so that no key of a class is left
-unclassified. Run it with the newest transformers and mlx-lm, look at what changed, and give every new key a row.
+The tables of ckconv/families are held against the recording, so that no key of a class is left unclassified. Run it
+with the newest transformers and mlx-lm, look at what changed, and give every new key a row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ckconv.families.key_tables import KEYS  # noqa: E402
+from ckconv.families.catalogue import FAMILIES  # noqa: E402
+
+KEYS = [name for family in FAMILIES.values() for name in family.in_huggingface.names]
 
 RECORDING = ROOT / "tests" / "config_keys.json"
 

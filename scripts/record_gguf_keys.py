@@ -2,8 +2,8 @@
 
     python scripts/record_gguf_keys.py SOURCES VERSION > tests/gguf_keys.json
 
-``SOURCES`` is a checkout of llama.cpp, ``VERSION`` what to call it. The tables of ``ckconv/families/gguf_tables.py``
-are held against the result.
+``SOURCES`` is a checkout of llama.cpp, ``VERSION`` what to call it. The tables of ``ckconv/families`` are
+held against the result.
 """
 
 from __future__ import annotations

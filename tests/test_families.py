@@ -30,8 +30,7 @@ PAIRS = {
     "gpt2": ("gpt2-hub-f32", "gpt2-f32.f32"),
 }
 FRAGMENTS = {"pretrained", "decoder", "moe"}
-OWN = Path(__file__).parent / "families"
-FAMILIES = sorted(path.stem for folder in (FOLDER, OWN) for path in folder.glob("*.toml") if path.stem not in FRAGMENTS)
+FAMILIES = sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem not in FRAGMENTS)
 
 
 class Document:
@@ -41,6 +40,9 @@ class Document:
 
     def __init__(self, document: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
         self._document, self._shapes = document, shapes
+
+    def has(self, key: str) -> bool:
+        return self.value(key) is not None
 
     def value(self, key: str) -> Any:
         found: Any = self._document
@@ -57,13 +59,16 @@ class Metadata(Document):
 
     format = "gguf"
 
+    def has(self, key: str) -> bool:
+        return self.value(key) is not None
+
     def value(self, key: str) -> Any:
         architecture = self._document["general.architecture"]
         return self._document.get(key[1:] if key.startswith("/") else f"{architecture}.{key}")
 
 
 def family(name: str) -> Family:
-    return load(next(path for folder in (FOLDER, OWN) if (path := folder / f"{name}.toml").is_file()))
+    return load(FOLDER / f"{name}.toml")
 
 
 def checkpoint(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -18,8 +18,7 @@ from ckconv.families.kinds import layout_of
 from ckconv.families.merge import FOLDER, merged
 from ckconv.families.schema import load
 
-OWN = Path(__file__).parent / "families"
-OLMO2 = (OWN / "olmo2.toml").read_text()
+OLMO2 = (FOLDER / "olmo2.toml").read_text()
 
 
 def sentence(tmp_path: Path, text: str) -> str:
@@ -105,7 +104,7 @@ def test_a_relative_changes_one_field_of_a_row(tmp_path: Path) -> None:
 def test_engines_are_not_inherited(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text('extends = "llama"\n')
-    assert load(OWN / "olmo2.toml").engines.keys() == {"llama_cpp", "mlx_lm", "transformers"}
+    assert load(FOLDER / "olmo2.toml").engines.keys() == {"llama_cpp", "mlx_lm", "transformers"}
     assert load(path).engines == {}
 
 

@@ -54,21 +54,12 @@ SYSTEM_CALLS = {
 
 #: Module -> the families that it names.
 FAMILIES: dict[str, str] = {
-    "core/config": "qwen2, qwen3, qwen3moe",
-    "formats/gguf/config": "gemma3",
     "formats/gguf/plan": "gpt2, phi3",
-    "formats/gguf/rules": "gemma3, gpt2, phi3, qwen3moe",
-    "formats/mlx/plan": "gemma3, gpt2",
     "formats/peft/plan": "gpt2",
-    "formats/safetensors/checkpoint_agreement": "gemma3",
-    "formats/safetensors/checkpoint_config": "gemma3, gpt2, llama, mistral, mixtral, phi3, qwen3, qwen3moe",
-    "formats/safetensors/checkpoint_rules": "gpt2, phi3",
-    "formats/safetensors/document": "gemma3, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3moe",
-    "formats/safetensors/rope_factors": "phi3",
+    "formats/safetensors/checkpoint_rules": "gpt2",
 }
 #: Module -> the formats that it names.
 FORMATS: dict[str, str] = {
-    "core/key_table": "mlx, safetensors",
     "options": "gguf",
     "record/read": "bump",
     "record/schema": "bump",
@@ -177,7 +168,7 @@ def families() -> set[str]:
             names = document.get(form, {}).get(key, [])
             found.update([names] if isinstance(names, str) else names)
         found.add(path.stem)
-    return found - {"decoder", "moe"}
+    return found - {"decoder", "moe", "pretrained"}
 
 
 def test_families_are_named_in_their_folder_only() -> None:

@@ -15,16 +15,18 @@ from models import Model
 
 import ckconv
 from ckconv import Options
-from ckconv.core.config import PARAMETERS, ModelConfig
-from ckconv.core.key_kinds import Kind
+from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.llama3_rope import rope_factors, rope_scaling_of
 from ckconv.errors import UnsupportedError
 from ckconv.families.catalogue import FAMILIES
-from ckconv.families.gguf_tables import GGUF_KEYS
+from ckconv.families.keys import Kind
 from ckconv.formats.gguf.rules import engine_reasons
 
 #: What scripts/record_gguf_keys.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "gguf_keys.json").read_text())
+
+#: Family -> what each key of its GGUFs is.
+KEYS = {name: family.metadata.keys for name, family in FAMILIES.items() if family.gguf}
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -69,23 +71,16 @@ def value(path: Path, key: str) -> Any:
 # The tables
 
 
-@pytest.mark.parametrize("architecture", GGUF_KEYS)
-def test_the_keys_that_llama_cpp_reads_are_those_of_the_table(architecture: str) -> None:
-    assert set(GGUF_KEYS[architecture]) == set(RECORDED["read"][architecture])
+@pytest.mark.parametrize("name", [name for name in KEYS if FAMILIES[name].gguf in RECORDED["read"]])
+def test_the_keys_that_llama_cpp_reads_are_those_of_the_table(name: str) -> None:
+    assert set(KEYS[name]) == set(RECORDED["read"][FAMILIES[name].gguf])
 
 
-def test_every_family_has_a_table_and_every_parameter_a_row() -> None:
-    assert {family.gguf for family in FAMILIES.values() if family.gguf} == set(GGUF_KEYS)
-    rows = {name for table in GGUF_KEYS.values() for name, key in table.items() if key.kind is Kind.PARAMETER}
-    assert {name for parameter in PARAMETERS for name in parameter.gguf} <= rows
-
-
-@pytest.mark.parametrize("architecture", GGUF_KEYS)
-def test_a_modifier_has_a_neutral_value_and_every_row_a_source(architecture: str) -> None:
-    for key in GGUF_KEYS[architecture].values():
-        assert key.source
+@pytest.mark.parametrize("name", KEYS)
+def test_a_modifier_has_a_neutral_value(name: str) -> None:
+    for key in KEYS[name].values():
         assert (key.kind is Kind.MODIFIER) == bool(key.neutral or key.same_as)
-        assert not key.same_as or key.same_as in ModelConfig.__dataclass_fields__
+        assert not key.same_as or key.same_as.names <= FIELD_OF.keys()
 
 
 def test_names_are_those_of_the_gguf_package() -> None:
@@ -97,7 +92,7 @@ def test_names_are_those_of_the_gguf_package() -> None:
         if isinstance(text, str) and text.startswith("{arch}.")
     }
     llama_cpp_only = {"classifier.pooling_type", "rope.scale_linear"}
-    assert {name for table in GGUF_KEYS.values() for name in table} - known <= llama_cpp_only
+    assert {name for table in KEYS.values() for name in table} - known <= llama_cpp_only
 
 
 # Modifiers, and keys that nobody reads

@@ -16,8 +16,8 @@ from recorded import PROMPT
 
 import ckconv
 from ckconv import Options
-from ckconv.core.key_kinds import Kind
-from ckconv.families.gguf_tables import GGUF_KEYS
+from ckconv.families.catalogue import families_of_gguf
+from ckconv.families.keys import Kind
 
 pytestmark = pytest.mark.skipif(
     not consumers.LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries"
@@ -78,7 +78,7 @@ def with_keys(source: Path, out: Path, keys: list[tuple[str, str, object]]) -> P
 def test_keys_that_no_table_has_or_that_are_harmless_change_nothing(
     architecture: str, llama_cpp: consumers.Consumer, tmp_path: Path
 ) -> None:
-    source, table = made(architecture, tmp_path / "m.gguf"), GGUF_KEYS[architecture]
+    source, table = made(architecture, tmp_path / "m.gguf"), families_of_gguf(architecture)[0].metadata.keys
     idle = [name for name in NAMES if name not in table or table[name].kind is Kind.HARMLESS]
     keys = [(f"{architecture}.{name}", *VALUES.get(name, ("u32", 2))) for name in idle]
     changed = with_keys(source, tmp_path / "k.gguf", keys)

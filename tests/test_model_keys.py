@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 from conftest import FIXTURES
 
-from ckconv.core.key_kinds import Kind
-from ckconv.core.key_table import MLX_LM, TRANSFORMERS, Table
-from ckconv.families.key_tables import KEYS
-from ckconv.families.key_tables.rope import ROPE_KEYS
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.keys import MLX_LM, TRANSFORMERS, Keys, Kind
+from ckconv.families.merge import FOLDER
+from ckconv.families.rope_keys import ROPE_KEYS
 
 #: What scripts/record_config_keys.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "config_keys.json").read_text())
 
+#: ``model_type`` -> keys of the family that has it.
+KEYS = {name: family.document.keys for family in FAMILIES.values() for name in family.in_huggingface.names}
+
 TABLES = [*KEYS.values(), *ROPE_KEYS.values()]
 
 
-@pytest.mark.parametrize("model_type", KEYS)
+@pytest.mark.parametrize("model_type", [name for name in KEYS if name in RECORDED["transformers"]])
 def test_every_key_of_a_class_of_transformers_is_classified(model_type: str) -> None:
     assert KEYS[model_type].unknown(RECORDED["transformers"][model_type]) == []
 
@@ -29,7 +32,7 @@ def test_every_key_of_a_class_of_transformers_is_classified(model_type: str) -> 
 def test_every_key_of_a_class_of_mlx_lm_is_classified_as_one_that_it_reads(model_type: str) -> None:
     table, fields = KEYS[model_type], RECORDED["mlx-lm"][model_type]
     read = [name for name, key in table.keys.items() if key.kind is not Kind.HARMLESS and MLX_LM in key.readers]
-    of_the_loader = {"quantization", "quantize_activations", "model_file"}
+    of_the_loader = {"text_config", "quantization", "quantize_activations", "model_file"}
     if model_type != "gemma3":  # whose class hands the text part to that of gemma3_text
         # What says how long a text may be, and what a class takes for granted.
         assert set(read) - of_the_loader <= {*fields, "max_position_embeddings", "n_inner"}
@@ -47,12 +50,21 @@ def test_every_key_of_the_parameters_of_rope_is_classified(kind: str) -> None:
     assert ROPE_KEYS[kind].unknown(RECORDED["rope"]) == []
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.model_type)
-def test_a_modifier_says_who_reads_it_what_changes_nothing_and_where_that_was_read(table: Table) -> None:
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_a_modifier_says_who_reads_it_and_what_changes_nothing(table: Keys) -> None:
     modifiers = [key for key in table.keys.values() if key.kind is Kind.MODIFIER]
-    assert all(key.readers and key.neutral and key.source for key in modifiers)
+    assert all(key.readers and key.neutral for key in modifiers)
     assert not any(key.neutral for key in table.keys.values() if key.kind is not Kind.MODIFIER)
-    assert all(key.source for key in table.keys.values() if key.kind is Kind.HARMLESS)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_file_says_beside_a_modifier_where_that_was_read(path: Path) -> None:
+    section = ""
+    for line in path.read_text().splitlines():
+        section = line if line.startswith("[") else section
+        if section.split("]")[0] in ("[config.modifiers", "[metadata.modifiers") and "=" in line:
+            said = "#" in line or "#" in section or '"absent"' in line
+            assert said, line
 
 
 def test_true_is_not_one_and_nothing_is_neutral() -> None:

@@ -117,14 +117,15 @@ def test_what_transformers_takes_for_granted_is_written_out(tmp_path: Path) -> N
     assert config_of(to_mlx(source, tmp_path / "out")).items() >= taken.items()
 
 
-def test_a_family_that_mlx_lm_lacks_is_noted(tmp_path: Path, ckconv) -> None:
+def test_a_family_that_nobody_looked_at_in_mlx_lm_is_refused(tmp_path: Path, ckconv) -> None:
     folder = FIXTURES / "hf/whisper-f32"
     names = json.loads((folder / "names.json").read_text())
     tensors = {name: np.zeros(shape, np.float32) for name, (_, shape) in names.items()}
     source = save(tmp_path / "hf", json.loads((folder / "config.json").read_text()), tensors)
 
     result = ckconv("convert", source, f"{tmp_path}/out/", "--to", "mlx")
-    assert (result.code, "ckconv knows no class of mlx-lm for whisper" in result.out) == (0, True)
+    what = "ckconv does not know what mlx-lm computes of a whisper (model_type)"
+    assert (result.code, what in result.err) == (4, True)
 
 
 # Quantised matrices

@@ -17,55 +17,38 @@ MAX_DIMENSION = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """One hyper-parameter: its canonical field, its GGUF key (after ``{arch}.``) and Hugging Face keys, in order."""
+class Number:
+    """A field that is a number, and whether no model is without it."""
 
     field: str
-    gguf: tuple[str, ...]
-    huggingface: tuple[str, ...]
     integer: bool = True
-    required: bool = True
+    required: bool = False
 
 
-# Sources: llama.cpp's gguf-py constants for GGUF; for Hugging Face the keys that C-Kernel-Engine's
-# src/ckernel_ir.c searches for, which are those of the transformers configuration classes.
-PARAMETERS: tuple[Parameter, ...] = (
-    Parameter("num_layers", ("block_count",), ("num_hidden_layers", "n_layer", "decoder_layers")),
-    Parameter("hidden_size", ("embedding_length",), ("hidden_size", "n_embd", "d_model")),
-    Parameter(
-        "ffn_size",
-        ("feed_forward_length",),
-        ("intermediate_size", "n_inner", "ffn_dim", "mlp_dim", "decoder_ffn_dim"),
-        required=False,
-    ),
-    Parameter(
-        "num_heads",
-        ("attention.head_count",),
-        ("num_attention_heads", "n_head", "num_heads", "decoder_attention_heads"),
-    ),
-    Parameter("num_kv_heads", ("attention.head_count_kv",), ("num_key_value_heads", "num_kv_heads"), required=False),
-    Parameter("head_dim", ("attention.key_length",), ("head_dim",), required=False),
-    Parameter("vocab_size", ("vocab_size",), ("vocab_size", "n_vocab"), required=False),
-    Parameter(
-        "context_length",
-        ("context_length",),
-        ("max_position_embeddings", "n_positions", "context_length", "seq_len", "max_target_positions"),
-        required=False,
-    ),
-    Parameter(
-        "norm_eps",
-        ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
-        ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
-        integer=False,
-        required=False,
-    ),
-    Parameter("rope_theta", ("rope.freq_base",), ("rope_theta", "rope_base"), integer=False, required=False),
-    Parameter("rotary_dim", ("rope.dimension_count",), (), required=False),
-    Parameter("sliding_window", ("attention.sliding_window",), ("sliding_window",), required=False),
-    Parameter("num_experts", ("expert_count",), ("num_local_experts", "num_experts"), required=False),
-    Parameter("experts_used", ("expert_used_count",), ("num_experts_per_tok",), required=False),
-    Parameter("expert_ffn_size", ("expert_feed_forward_length",), ("moe_intermediate_size",), required=False),
-)
+#: The fields that are numbers; what each format calls them the family files say.
+NUMBERS: Mapping[str, Number] = {
+    number.field: number
+    for number in (
+        Number("num_layers", required=True),
+        Number("hidden_size", required=True),
+        Number("ffn_size"),
+        Number("num_heads", required=True),
+        Number("num_kv_heads"),
+        Number("head_dim"),
+        Number("vocab_size"),
+        Number("context_length"),
+        Number("norm_eps", integer=False),
+        Number("rope_theta", integer=False),
+        Number("rotary_dim"),
+        Number("sliding_window"),
+        Number("num_experts"),
+        Number("experts_used"),
+        Number("expert_ffn_size"),
+    )
+}
+
+#: Any number that is no field of its own, and one that is whole.
+REAL, WHOLE = Number("", integer=False), Number("")
 
 #: llama.cpp's default where a GGUF names no base (llama-hparams / llama_model_loader).
 DEFAULT_ROPE_THETA = 10_000.0
@@ -211,12 +194,12 @@ def shortest_float32(value: float) -> float:
     return value
 
 
-def checked_number(name: str, value: object, parameter: Parameter, fail: Fail) -> int | float:
-    """``value`` as the parameter's type, or the error that says what is wrong with it."""
-    if parameter.integer:
+def checked_number(name: str, value: object, number: Number, fail: Fail) -> int | float:
+    """``value`` as the field's type, or the error that says what is wrong with it."""
+    if number.integer:
         if isinstance(value, bool) or not isinstance(value, int):
             raise fail(f"{name} must be a whole number, got {value!r}")
-        limit = MAX_LAYERS if parameter.field == "num_layers" else MAX_DIMENSION
+        limit = MAX_LAYERS if number.field == "num_layers" else MAX_DIMENSION
         if not 0 <= value <= limit:
             raise fail(f"{name} is {value:,}, outside 0 to {limit:,}")
         return value
@@ -248,12 +231,11 @@ def build_config(
     Raises:
         InputError: ``model.config``, with both numbers, for a missing or contradictory field.
     """
-    got = {**{p.field: 0 for p in PARAMETERS if p.integer}, **values}
-    for parameter in PARAMETERS:
-        if parameter.required and not got.get(parameter.field):
-            name = names[parameter.field]
+    got = {**{number.field: 0 for number in NUMBERS.values() if number.integer}, **values}
+    for name, number in NUMBERS.items():
+        if number.required and not got.get(name):
             needs = f", which a {model_type} (model_type) has" if raw else ""
-            raise fail(f"{name} is missing{needs}" if parameter.field not in values else f"{name} is 0")
+            raise fail(f"{names[name]} is missing{needs}" if name not in values else f"{names[name]} is 0")
     hidden, heads = int(got["hidden_size"]), int(got["num_heads"])
     kv_heads = int(got["num_kv_heads"]) or heads
     if heads % kv_heads:
@@ -293,13 +275,6 @@ def build_config(
         modifiers=modifiers,
         raw=raw or {},
     )
-
-
-def window_words(config: ModelConfig) -> str:
-    """Keys that make layers slide."""
-    if not config.raw or config.family not in ("qwen2", "qwen3", "qwen3moe"):
-        return "sliding_window"
-    return "sliding_window, use_sliding_window, max_window_layers, layer_types"
 
 
 def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> dict[str, tuple[object, object]]:

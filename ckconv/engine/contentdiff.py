@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import PARAMETERS
+from ckconv.core.config_keys import CONFIG_KEYS
 from ckconv.core.typed import Value
 from ckconv.errors import quoted
 from ckconv.formats.bump.map import MAP_NAME
@@ -26,7 +26,7 @@ FOR_PEOPLE = ("README.md", "LICENSE*")
 #: Keys of a configuration that the comparison of hyper-parameters covers, under whatever name: one of them may be
 #: missing where its value follows from the others.
 COVERED = frozenset(
-    {key for parameter in PARAMETERS for key in parameter.huggingface}
+    {key for keys in CONFIG_KEYS.values() for key in keys}
     | {"rope_scaling", "rope_parameters", "partial_rotary_factor"}
 )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckconv.core.key_table import CONSUMERS
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import listed
+from ckconv.families.keys import CONSUMERS
 from ckconv.formats import Output, adapter_outputs, format_of, load
 from ckconv.formats.applicable import check_options, check_version
 from ckconv.options import Options

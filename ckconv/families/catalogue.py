@@ -36,6 +36,10 @@ def _naming(word: str, section: str, key: str) -> list[str]:
     ]
 
 
+#: The file that families extend; no family of its own.
+_COMMON = "decoder"
+
+
 class Catalogue(Mapping[str, Family]):
     """Families by name. Listing them reads no rows."""
 
@@ -112,6 +116,20 @@ def family_of_model_type(model_type: str) -> Family | None:
     """The family of a ``config.json``; a family's own name serves as well, as bump files have it."""
     names = _naming(model_type, "huggingface", "model_type")
     return FAMILIES[names[0]] if names else FAMILIES.get(model_type)
+
+
+def hyperparameters(architecture: str) -> list[tuple[str, str]]:
+    """Parameter and key of everything that the metadata of an architecture says, without its prefix.
+
+    Of one that no family has, what every decoder has.
+    """
+    families = families_of_gguf(architecture) or [load(FOLDER / f"{_COMMON}.toml")]
+    return [
+        (name, cell.key)
+        for family in families
+        for name, row in family.parameters.items()
+        for cell in row.key_cells("gguf")
+    ]
 
 
 def _words(value: str | list[str]) -> list[str]:

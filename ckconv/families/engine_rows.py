@@ -26,11 +26,13 @@ class Condition:
 
     Attributes:
         sentence: why it does not where it does not hold; ``{name}`` stands for a parameter's value. Empty for none.
+        of: parameters whose keys are named behind the sentence.
         hint: what helps.
     """
 
     expression: Expression
     sentence: str = ""
+    of: tuple[str, ...] = ()
     hint: str = ""
 
     def said(self, values: Mapping[str, Any]) -> str:
@@ -116,8 +118,8 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _condition(reader: Fields, item: object) -> Condition:
-    row = reader.fields({"if": item} if isinstance(item, str) else item, frozenset({"if", "else", "hint"}))
+    row = reader.fields({"if": item} if isinstance(item, str) else item, frozenset({"if", "else", "of", "hint"}))
     expression = reader.expression(row.get("if"))
     if expression is None:
         raise reader.fault("a condition without 'if'")
-    return Condition(expression, str(row.get("else", "")), str(row.get("hint", "")))
+    return Condition(expression, str(row.get("else", "")), texts(row.get("of")), str(row.get("hint", "")))

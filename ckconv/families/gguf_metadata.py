@@ -6,15 +6,14 @@ loads a number only with the type that is given here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import MAX_DIMENSION, ModelConfig
+from ckconv.core.config import ModelConfig
 from ckconv.core.typed import Value, array, scalar
-from ckconv.families.gemma3 import PERIOD, SLIDING, layers_of, local_theta_of, period_of, periodic
+from ckconv.families.parameters import scope_of, write
 from ckconv.families.schema import Family
 
 #: ``general.file_type`` by the type of most matrices (``enum llama_ftype`` of ``include/llama.h``, the medium mixes).
@@ -56,8 +55,6 @@ _CACHED = "models--"
 
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"))
 
-Number = int | float | None
-
 
 def own_document(config: ModelConfig) -> Mapping[str, Any]:
     """The source's document with the decoder's part on top, for a model of several modalities."""
@@ -65,94 +62,26 @@ def own_document(config: ModelConfig) -> Mapping[str, Any]:
     return {**config.raw, **nested} if isinstance(nested, dict) else config.raw
 
 
-def _head_dim(config: ModelConfig) -> Number:
-    """Written where the source says it, or where it does not follow from the other sizes."""
-    follows = config.head_dim * config.num_heads == config.hidden_size
-    return None if follows and own_document(config).get("head_dim") is None else config.head_dim
+#: Hyper-parameters in the order of files that were written before; any other key comes behind them. Nothing depends on
+#: the order.
+_ORDER = (
+    "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
+    "attention.head_count_kv", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
+    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.freq_base", "rope.freq_base_swa",
+    "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "expert_count", "expert_used_count",
+    "expert_feed_forward_length", "attention.key_length", "attention.value_length", "vocab_size",
+    "rope.dimension_count", "attention.sliding_window", "final_logit_softcapping",
+)  # fmt: skip
 
 
-def _scaling(kind: str, *keys: str) -> Callable[[ModelConfig], Number]:
-    """A number of the scaling, where it is of this kind."""
-
-    def found(config: ModelConfig) -> Number:
-        scaling = config.rope_scaling or {}
-        numbers = (scaling.get(key) for key in keys) if kind in ("", scaling.get("rope_type")) else ()
-        return next((n for n in numbers if n is not None), None)
-
-    return found
-
-
-def _original_context(config: ModelConfig) -> Number:
-    scaling = config.rope_scaling or {}
-    return _tokens(scaling, config) if scaling.get("rope_type") == "yarn" else None
-
-
-def _phi3_context(config: ModelConfig) -> Number:
-    return _tokens(own_document(config), config)
-
-
-def _tokens(document: Mapping[str, Any], config: ModelConfig) -> int:
-    """The context length before scaling, else the model's."""
-    found = document.get("original_max_position_embeddings")
-    usable = isinstance(found, int) and not isinstance(found, bool) and 0 < found < MAX_DIMENSION
-    return found if usable and found is not None else config.context_length
-
-
-def _gemma3_window(config: ModelConfig) -> Number:
-    """None where no layer slides, as llama.cpp's converter has it."""
-    return config.sliding_window if SLIDING in layers_of(config) else None
-
-
-def _gemma3_pattern(config: ModelConfig) -> Value | None:
-    """Which layers slide, where it is not what llama.cpp takes without a word: a period, else every layer by itself."""
-    kinds = layers_of(config)
-    if SLIDING not in kinds or kinds == periodic(len(kinds), PERIOD):
-        return None
-    period = period_of(kinds)
-    return scalar("u32", period) if period else array("bool", [kind == SLIDING for kind in kinds])
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """One key after ``{arch}.``; it is left out where ``value`` gives ``None``. ``only`` names families, if not all."""
-
-    name: str
-    type: str
-    value: Callable[[ModelConfig], Number]
-    only: tuple[str, ...] = ()
-
-
-_LLAMA = ("llama", "mixtral")
-_RMS = ("llama", "mixtral", "qwen2", "qwen3", "qwen3moe", "gemma3", "phi3")
-
-_KEYS: tuple[_Key, ...] = (
-    _Key("block_count", "u32", lambda c: c.num_layers),
-    _Key("context_length", "u32", lambda c: c.context_length),
-    _Key("embedding_length", "u32", lambda c: c.hidden_size),
-    _Key("feed_forward_length", "u32", lambda c: c.ffn_size),
-    _Key("attention.head_count", "u32", lambda c: c.num_heads),
-    _Key("attention.head_count_kv", "u32", lambda c: c.num_kv_heads, _RMS),
-    _Key("rope.scaling.factor", "f32", _scaling("", "factor")),
-    _Key("rope.scaling.original_context_length", "u32", _original_context),
-    _Key("rope.scaling.original_context_length", "u32", _phi3_context, ("phi3",)),
-    _Key("rope.scaling.yarn_beta_fast", "f32", _scaling("yarn", "beta_fast")),
-    _Key("rope.scaling.yarn_beta_slow", "f32", _scaling("yarn", "beta_slow")),
-    _Key("rope.freq_base", "f32", lambda c: c.rope_theta, _RMS),
-    _Key("rope.freq_base_swa", "f32", local_theta_of, ("gemma3",)),
-    _Key("attention.layer_norm_rms_epsilon", "f32", lambda c: c.norm_eps, _RMS),
-    _Key("attention.layer_norm_epsilon", "f32", lambda c: c.norm_eps, ("gpt2",)),
-    _Key("expert_count", "u32", lambda c: c.num_experts or None),
-    _Key("expert_used_count", "u32", lambda c: c.experts_used or None),
-    _Key("expert_feed_forward_length", "u32", lambda c: c.expert_ffn_size or None, ("qwen3moe",)),
-    _Key("attention.key_length", "u32", _head_dim),
-    _Key("attention.value_length", "u32", _head_dim),
-    _Key("vocab_size", "u32", lambda c: c.vocab_size, _LLAMA),
-    _Key("rope.dimension_count", "u32", lambda c: c.rotary_dim, (*_LLAMA, "phi3")),
-    # llama.cpp's phi 3 wants the key, and 0 for a model that attends to everything.
-    _Key("attention.sliding_window", "u32", lambda c: c.sliding_window or 0, ("phi3",)),
-    _Key("attention.sliding_window", "u32", _gemma3_window, ("gemma3",)),
-    _Key("final_logit_softcapping", "f32", lambda c: c.final_cap or None, ("gemma3",)),
-)
+def stated_by(config: ModelConfig, family: Family) -> list[str]:
+    """Parameters that the source's own document says."""
+    document = own_document(config)
+    return [
+        name
+        for name, row in family.parameters.items()
+        if any(document.get(cell.key) is not None for cell in row.key_cells("hf"))
+    ]
 
 
 def model_keys(config: ModelConfig, family: Family, context: int) -> dict[str, Value]:
@@ -160,26 +89,22 @@ def model_keys(config: ModelConfig, family: Family, context: int) -> dict[str, V
 
     A scaling of RoPE must be one that :func:`ckconv.formats.gguf.rules.engine_reasons` does not refuse.
     """
-    keys = dict(_model_keys(config, family))
+    entries = dict(write(family, scope_of(family, config), "gguf", stated_by(config, family)).entries)
+    scaling = config.rope_scaling or {}
+    if scaling.get("rope_type") == "yarn":
+        for name in ("beta_fast", "beta_slow"):
+            if scaling.get(name) is not None:
+                entries[f"rope.scaling.yarn_{name}"] = "f32", scaling[name]
+    names = sorted(entries, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    keys = {f"{family.gguf}.{name}": _value(*entries[name]) for name in names}
     return {**keys, f"{family.gguf}.context_length": scalar("u32", context)}
 
 
-def _model_keys(config: ModelConfig, family: Family) -> Iterator[tuple[str, Value]]:
-    scaling = (config.rope_scaling or {}).get("rope_type")
-    named = scaling in ("linear", "yarn")
-    for key in _KEYS:
-        if key.only and family.name not in key.only:
-            continue
-        if key.name == "rope.scaling.factor":
-            if not named:
-                continue
-            yield f"{family.gguf}.rope.scaling.type", scalar("str", str(scaling))
-        value = key.value(config)
-        if value is not None:
-            yield f"{family.gguf}.{key.name}", scalar(key.type, float(value) if key.type == "f32" else int(value))
-    pattern = _gemma3_pattern(config) if family.name == "gemma3" else None
-    if pattern:
-        yield f"{family.gguf}.attention.sliding_window_pattern", pattern
+def _value(type: str, value: Any) -> Value:
+    """A value in its key's type, or a list of such."""
+    if isinstance(value, list | tuple):
+        return array("bool" if isinstance(value[0], bool) else type.removesuffix("[]"), list(value))
+    return scalar(type, float(value) if type == "f32" else value if type in ("bool", "str") else int(value))
 
 
 def general_keys(family: Family, name: str, size_label: str) -> dict[str, Value]:

@@ -13,58 +13,21 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.key_table import MLX_LM
 from ckconv.core.names import parse
 from ckconv.families.catalogue import FAMILIES
-from ckconv.families.key_tables import KEYS
+from ckconv.families.keys import MLX_LM
 from ckconv.families.presence import always, expected, switches
 from ckconv.families.schema import Family
-
-
-@dataclass(frozen=True, slots=True)
-class ModelClass:
-    """What a family's class in mlx-lm is like.
-
-    Attributes:
-        fixed_head: the size of a head is hidden / heads, whatever the configuration says.
-        head_of_its_own: it can have an output head that is not the embedding.
-        scales_rope: it reads ``rope_scaling``.
-    """
-
-    fixed_head: bool = False
-    head_of_its_own: bool = True
-    scales_rope: bool = True
-
-
-CLASSES: Mapping[str, ModelClass] = {
-    "llama": ModelClass(),
-    # Read by mlx-lm's llama class.
-    "mistral": ModelClass(),
-    "mixtral": ModelClass(fixed_head=True, scales_rope=False),
-    "qwen2": ModelClass(fixed_head=True),
-    "qwen3": ModelClass(),
-    "qwen3moe": ModelClass(scales_rope=False),
-    "gemma3": ModelClass(),
-    # Its class turns with the long factors whatever the length of the sequence, and knows no other scaling.
-    "phi3": ModelClass(fixed_head=True, scales_rope=False),
-    "gpt2": ModelClass(fixed_head=True, head_of_its_own=False),
-}
-
-
-def class_of(config: ModelConfig) -> ModelClass | None:
-    """The class that a model's configuration names; ``None`` for one without a row."""
-    return CLASSES.get(config.model_type, CLASSES.get(config.family))
 
 
 def switches_of(config: ModelConfig, consumer: str) -> dict[str, frozenset[str]]:
     """Keys by which the consumer's class is told of biases -> canonical patterns of those biases."""
     family = FAMILIES[config.family]
-    keys = KEYS.get(config.model_type, KEYS[family.model_type])
     return {
         key: patterns
         for name, patterns in switches(family).items()
         for key in (cell.key for cell in family.parameters[name].cells.get("hf", ()))
-        if keys.reads(key, consumer)
+        if family.document.keys.reads(key, consumer)
     }
 
 
@@ -111,4 +74,4 @@ def fit(config: ModelConfig, present: Collection[str], consumer: str) -> Fit:
 
 def needs(family: Family, canonical: str) -> bool:
     """The family's class cannot do without this tensor, even if it is all zeros."""
-    return "transformers" not in family.engines or parse(canonical).pattern in always(family, "hf")
+    return not family.known_classes or parse(canonical).pattern in always(family, "hf")

@@ -9,32 +9,34 @@ from typing import Any
 
 from ckconv.core.config import (
     FIELD_OF,
-    PARAMETERS,
+    NUMBERS,
+    REAL,
+    WHOLE,
     Fail,
     ModelConfig,
     build_config,
     checked_number,
     shortest_float32,
 )
-from ckconv.core.key_kinds import Kind
-from ckconv.core.key_table import MLX_LM, TRANSFORMERS, Table
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families.catalogue import family_of_model_type
-from ckconv.families.gemma3 import LOCAL_ROPE_THETA
-from ckconv.families.huggingface_defaults import DEFAULTS, GEMMA3_ATTENTION_SCALAR, TIED, TIED_BY_TENSORS
+from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_rope import read_rope
 from ckconv.families.huggingface_windows import read_windows
-from ckconv.families.key_tables import KEYS
-from ckconv.families.key_tables.fields import words_of
+from ckconv.families.keys import MLX_LM, TRANSFORMERS
+from ckconv.families.parameters import ParameterError, Values
 from ckconv.families.schema import Family
-
-_BY_FIELD = {parameter.field: parameter for parameter in PARAMETERS}
+from ckconv.families.words import document_words, written_words
 
 #: Keys that are true or false; classes take null for false.
 _SWITCHES = ("attention_bias", "mlp_bias", "norm_topk_prob", "tie_word_embeddings", "use_sliding_window")
 
-_EXPERTS = ("num_local_experts", "num_experts")
+#: Fields that rules of their own read, beside those of a family's rows.
+_BY_RULE = frozenset({"rope_theta", "rotary_dim"})
+
+#: What a consumer is called in family files.
+_READERS: Mapping[str, str] = {TRANSFORMERS: "transformers", MLX_LM: "mlx_lm"}
 
 #: Endings of the names of tables, in every dialect.
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "token_embedding.weight", "token_embd.weight")
@@ -75,40 +77,35 @@ def huggingface_config(
         return InputError("model.config", message, path=path / "config.json" if path.is_dir() else path)
 
     own = text_config(config)
-    model_type = str(own.get("model_type", ""))
-    keys = KEYS.get(model_type, KEYS[family.model_type])
-    values, names = _numbers(own, keys, consumer, fail)
-    _check_switches(own, keys, fail)
-    if family.name == "gpt2" and "hidden_size" in values and "ffn_size" not in values:
-        values["ffn_size"] = 4 * values["hidden_size"]  # transformers' meaning of n_inner: null
-    # A key that is null is not left out: classes take null kv heads for as many as there are heads, and a null window
-    # for none.
-    for field, default in DEFAULTS[consumer].get(keys.model_type, {}).items():
-        if not any(key in own for key in words_of(field, keys)):
-            values.setdefault(field, default)
+    keys, reader = family.document.keys, _READERS[consumer]
+    values, names = _numbers(own, family, consumer, fail)
+    _check_switches(own, family, fail)
+    values |= _defaults(own, family, reader, values)
     if own.get("encoder_layers") is not None:
-        checked_number("encoder_layers", own["encoder_layers"], _BY_FIELD["num_layers"], fail)
+        checked_number("encoder_layers", own["encoder_layers"], NUMBERS["num_layers"], fail)
     modifiers = [f"{key} = {own[key]!r}" for key in keys.active(own, consumer)]
-    scaling = None
+    scaling, local = None, None
     unread: tuple[str, ...] = ()
     overruled: tuple[str, ...] = ()
     if family.rope:
-        rope = read_rope(own, keys.model_type, consumer, int(values.get("context_length", 0)), fail)
-        values["rope_theta"], scaling = rope.theta, rope.scaling
+        theta = family.parameters["rope_theta"].defaults[reader].value({})
+        context = int(values.get("context_length", 0))
+        rope = read_rope(own, family.document.rope, theta, consumer, context, family.turns_a_part, fail)
+        values["rope_theta"], scaling, local = rope.theta, rope.scaling, rope.local
         unread, overruled = rope.unknown, rope.overruled
         modifiers += rope.modifiers
-        if keys.model_type == "phi3" and rope.part < 1:
+        if family.turns_a_part and rope.part < 1:
             values["rotary_dim"] = _rotary(values, rope.part, fail)
     size = values.pop("sliding_window", None)
-    layers = int(values.get("num_layers", 0))
-    windows = read_windows(own, keys.model_type, consumer, None if size is None else int(size), layers, fail)
+    known = {name: values[field] for name, field in FIELD_OF.items() if field in values}
+    windows = read_windows(own, family, consumer, None if size is None else int(size), known, fail)
     if windows.size is not None:
         values["sliding_window"] = windows.size
     if family.experts:
-        modifiers += _of_experts(own, values, names, layers, fail)
+        modifiers += _of_experts(own, family, values, names, fail)
     made = build_config(
         family.name,
-        model_type,
+        str(own.get("model_type", "")),
         values,
         names,
         fail,
@@ -116,62 +113,65 @@ def huggingface_config(
         position_rows=_rows(stored, _POSITIONS),
         rope=family.rope,
         rope_scaling=scaling,
-        tied=_tied(own, keys.model_type, consumer),
+        tied=_tied(own, family, consumer),
         modifiers=tuple(modifiers),
         raw=config,
     )
-    made = replace(made, own=_sizes(own, family, fail))
-    made = replace(made, layer_types=windows.layer_types, unread=(*unknown_keys(config), *unread), overruled=overruled)
-    return _gemma3(own, made, consumer, fail) if family.name == "gemma3" else made
-
-
-def _sizes(document: Mapping[str, Any], family: Family, fail: Fail) -> dict[str, Any]:
-    """Numbers that sizes of tensors follow from and that no field of the configuration holds."""
-    expressions = (*family.axes.values(), *(stack.count for stack in family.stacks.values()))
-    found = {}
-    for name in {name for expression in expressions for name in expression.names} - FIELD_OF.keys() - {"n"}:
-        keys = [cell.key for cell in family.parameters[name].cells.get("hf", ()) if cell.key]
-        for key in (key for key in keys if document.get(key) is not None):
-            found[name] = checked_number(key, document[key], _BY_FIELD["hidden_size"], fail)
-    return found
-
-
-def unknown_keys(config: Mapping[str, Any]) -> list[str]:
-    """Keys of the document that no class of its family reads, as far as anybody knows."""
-    own = text_config(config)
-    name = "gemma3" if isinstance(config.get("text_config"), dict) else str(own.get("model_type", ""))
-    return KEYS[name].unknown(own) if name in KEYS else []
+    unread = (*keys.unknown(own), *unread)
+    made = replace(made, layer_types=windows.layer_types, unread=unread, overruled=overruled)
+    return _completed(own, family, made, reader, local, fail)
 
 
 def _numbers(
-    own: Mapping[str, Any], keys: Table, consumer: str, fail: Fail
+    own: Mapping[str, Any], family: Family, consumer: str, fail: Fail
 ) -> tuple[dict[str, int | float], dict[str, str]]:
     """Field -> number, and field -> what the document calls it."""
     values: dict[str, int | float] = {}
     names: dict[str, str] = {}
-    for parameter in PARAMETERS:
-        words = words_of(parameter.field, keys)
-        # An older name of a key is read by fewer libraries than its own.
-        words.sort(key=lambda word: -len(keys.keys[word].readers))
-        names[parameter.field] = (words or [*parameter.huggingface, parameter.field])[0]
-        if parameter.field == "rope_theta":
-            continue
-        for key in words:
-            if own.get(key) is None or not keys.reads(key, consumer):
+    for field, number in NUMBERS.items():
+        words = document_words(family, field)
+        names[field] = written_words(family, field)[0] if words else field
+        for key in () if field in _BY_RULE else words:
+            if own.get(key) is None or not family.document.keys.reads(key, consumer):
                 continue
-            number = checked_number(key, own[key], parameter, fail)
-            if values.setdefault(parameter.field, number) != number:
-                raise fail(f"{names[parameter.field]} is {values[parameter.field]:,}, {key} is {number:,}")
-            names[parameter.field] = key
+            found = checked_number(key, own[key], number, fail)
+            if values.setdefault(field, found) != found:
+                raise fail(f"{names[field]} is {values[field]:,}, {key} is {found:,}")
+            names[field] = key
     return values, names
 
 
-def _check_switches(own: Mapping[str, Any], keys: Table, fail: Fail) -> None:
-    for key in _SWITCHES:
-        known = keys.keys.get(key)
-        if known is None or known.kind is Kind.HARMLESS:
+def _defaults(
+    own: Mapping[str, Any], family: Family, reader: str, values: Mapping[str, int | float]
+) -> dict[str, int | float]:
+    """What the class takes for numbers that are not said.
+
+    A key that is null is not left out: classes take null kv heads for as many as there are heads, and a null window
+    for none. What follows from other numbers is taken for null, too.
+    """
+    made: dict[str, int | float] = {}
+    rows = {name: row.defaults[reader] for name, row in family.parameters.items() if reader in row.defaults}
+    for name, default in sorted(rows.items(), key=lambda row: bool(row[1].names)):
+        field = FIELD_OF.get(name, "")
+        if field not in NUMBERS or field in _BY_RULE or field in values:
             continue
-        if own.get(key) is not None and not isinstance(own[key], bool):
+        if not default.names and any(key in own for key in document_words(family, field)):
+            continue
+        known = {name: {**values, **made}.get(field) for name, field in FIELD_OF.items()}
+        try:
+            found = default.value(known)
+        except ExpressionError:
+            continue  # of numbers that are missing, or 0, which is said where they are looked at
+        if not NUMBERS[field].integer or found == int(found):
+            made[field] = int(found) if NUMBERS[field].integer else float(found)
+    return made
+
+
+def _check_switches(own: Mapping[str, Any], family: Family, fail: Fail) -> None:
+    keys = family.document.keys
+    for key in _SWITCHES:
+        read = any(keys.reads(key, consumer) for consumer in (TRANSFORMERS, MLX_LM))
+        if read and own.get(key) is not None and not isinstance(own[key], bool):
             raise fail(f"{key} must be true or false, got {own[key]!r}")
 
 
@@ -184,32 +184,38 @@ def _rotary(values: Mapping[str, int | float], part: float, fail: Fail) -> int:
 
 
 def _of_experts(
-    own: Mapping[str, Any], values: Mapping[str, int | float], names: Mapping[str, str], layers: int, fail: Fail
+    own: Mapping[str, Any],
+    family: Family,
+    values: Mapping[str, int | float],
+    names: Mapping[str, str],
+    fail: Fail,
 ) -> Iterator[str]:
     """Every layer has its experts, as many as are asked for."""
     used, count = int(values.get("experts_used", 0)), int(values.get("num_experts", 0))
     if not 0 < used <= count:
-        counted = dict.fromkeys([names["num_experts"], *(key for key in _EXPERTS if key in own)])
+        counted = dict.fromkeys([names["num_experts"], *(k for k in document_words(family, "num_experts") if k in own)])
         raise fail(f"{names['experts_used']} is {used:,}, {' or '.join(counted)} is {count:,}")
-    step, dense = own.get("decoder_sparse_step", 1), own.get("mlp_only_layers") or []
+    keys = family.document.keys.keys
+    step = own.get("decoder_sparse_step", 1) if "decoder_sparse_step" in keys else 1
+    dense = (own.get("mlp_only_layers") or []) if "mlp_only_layers" in keys else []
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise fail(f"decoder_sparse_step must be a whole number above 0, got {step!r}")
     if not isinstance(dense, list):
         raise fail(f"mlp_only_layers must be a list, got {dense!r}")
-    if own.get("model_type") != "qwen3_moe":
-        return
     if step != 1:
         yield f"decoder_sparse_step = {step}"
-    if any(layer in dense for layer in range(layers)):
+    if any(layer in dense for layer in range(int(values.get("num_layers", 0)))):
         yield f"mlp_only_layers = {dense!r}"
 
 
-def _tied(own: Mapping[str, Any], model_type: str, consumer: str) -> bool | None:
+def _tied(own: Mapping[str, Any], family: Family, consumer: str) -> bool | None:
     """What the consumer takes for said; ``None`` where it asks the tensors."""
-    if consumer == MLX_LM and model_type in TIED_BY_TENSORS:
+    if not family.document.keys.reads("tie_word_embeddings", consumer):
         return None
-    stated = own.get("tie_word_embeddings")
-    return model_type in TIED[consumer] if "tie_word_embeddings" not in own else bool(stated)
+    if "tie_word_embeddings" in own:
+        return bool(own["tie_word_embeddings"])
+    default = family.parameters["tied"].defaults.get(_READERS[consumer])
+    return default is not None and bool(default.value({}))
 
 
 def _rows(stored: tuple[StoredTensor, ...], endings: tuple[str, ...]) -> int:
@@ -219,25 +225,55 @@ def _rows(stored: tuple[StoredTensor, ...], endings: tuple[str, ...]) -> int:
     return 0
 
 
-def _gemma3(own: Mapping[str, Any], config: ModelConfig, consumer: str, fail: Fail) -> ModelConfig:
-    """With what only Gemma 3 has (``Gemma3TextConfig`` of transformers 5)."""
+class _Document:
+    """The document as the rows of a family read it."""
 
-    def number(name: str, value: object, default: float) -> float:
-        return default if value is None else float(checked_number(name, value, _BY_FIELD["rope_theta"], fail))
+    format = "hf"
 
-    base = None
-    if consumer == TRANSFORMERS:
-        parameters = own.get("rope_parameters")
-        local = parameters.get("sliding_attention") if isinstance(parameters, dict) else None
-        base = local.get("rope_theta") if isinstance(local, dict) else None
-    base = own.get("rope_local_base_freq") if base is None else base
-    cap = own.get("final_logit_softcapping") if consumer == TRANSFORMERS else None
-    scalar = number("query_pre_attn_scalar", own.get("query_pre_attn_scalar"), GEMMA3_ATTENTION_SCALAR)
-    if scalar <= 0:
-        raise fail("query_pre_attn_scalar is 0")
-    return replace(
-        config,
-        local_rope_theta=shortest_float32(number("rope_local_base_freq", base, LOCAL_ROPE_THETA) or LOCAL_ROPE_THETA),
-        final_cap=number("final_logit_softcapping", cap, 0.0),
-        query_scalar=scalar,
-    )
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
+
+    def _found(self, key: str) -> tuple[bool, Any]:
+        found: Any = self._document
+        for part in key.split("."):
+            if not isinstance(found, dict) or part not in found:
+                return False, None
+            found = found[part]
+        return True, found
+
+    def has(self, key: str) -> bool:
+        return self._found(key)[0]
+
+    def value(self, key: str) -> Any:
+        return self._found(key)[1]
+
+    def shape(self, tensor: str) -> tuple[int, ...] | None:
+        return None
+
+
+def _completed(
+    own: Mapping[str, Any], family: Family, config: ModelConfig, reader: str, local: object, fail: Fail
+) -> ModelConfig:
+    """With what only some families have."""
+    rows = family.parameters
+    special = [name for name in ("final_cap", "query_scalar") if name in rows]
+    given = {name: value for name, value in config.scope.items() if name not in (*special, "local_theta")}
+    values = Values(family, _Document(own), reader, given)
+    try:
+        found = {FIELD_OF[name]: values[name] for name in special}
+        extra = {name: values[name] for name in family.own}
+        for name in extra.keys() & family.sizes:
+            if extra[name] is not None:
+                checked_number(document_words(family, name)[0], extra[name], WHOLE, fail)
+        if "local_theta" in rows:
+            local = values["local_theta"] if local is None else checked_number("rope_theta", local, REAL, fail)
+    except ParameterError as error:
+        raise fail(str(error)) from None
+    for name, value in found.items():
+        if value is not None and (value < 0 or (name == "query_scalar" and value == 0)):
+            key = document_words(family, name)[0]
+            raise fail(f"{key} is 0" if value == 0 else f"{key} must be a finite number, got {value!r}")
+    if "local_theta" in rows:
+        base: float = local if isinstance(local, float) and local else rows["local_theta"].defaults[reader].value({})
+        found["local_rope_theta"] = shortest_float32(float(base))
+    return replace(config, **found, own=extra)

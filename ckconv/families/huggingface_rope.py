@@ -10,13 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckconv.core.config import PARAMETERS, Fail, checked_number
-from ckconv.core.key_table import MLX_LM, TRANSFORMERS
-from ckconv.families.huggingface_defaults import ROPE_THETAS
-from ckconv.families.key_tables.rope import ROPE_KEYS
-
-_THETA = next(parameter for parameter in PARAMETERS if parameter.field == "rope_theta")
-_DEFAULT_THETA = 10_000.0
+from ckconv.core.config import REAL, Fail, checked_number
+from ckconv.families.key_rows import RopeStyle
+from ckconv.families.keys import MLX_LM, TRANSFORMERS
+from ckconv.families.rope_keys import ROPE_KEYS
 
 #: Types whose frequencies follow from the context length before scaling; the model's own, where none is said.
 _FROM_CONTEXT = ("llama3", "yarn", "longrope")
@@ -37,12 +34,6 @@ _OF_MLX: Mapping[str, Mapping[str, Any]] = {
 
 _UNSCALED: Mapping[str, Any] = {"rope_type": "default"}
 
-#: Model types whose class turns a part of every head where nothing is scaled; the others turn all of it.
-_TURNS_A_PART = frozenset({"phi3"})
-
-#: Classes of mlx-lm that turn by no scaling, and the one that looks for it in ``rope_parameters`` too.
-_MLX_UNSCALED, _MLX_NESTED = frozenset({"mixtral", "qwen3_moe"}), frozenset({"qwen3"})
-
 
 @dataclass(frozen=True, slots=True)
 class Rope:
@@ -50,6 +41,7 @@ class Rope:
 
     Attributes:
         theta: the base.
+        local: that of layers which slide, where the document has a table for them.
         part: of a head that is turned.
         scaling: every number that its type needs, under Hugging Face's keys; ``None`` where nothing is scaled.
         modifiers: what else changes the angles, as "key = value".
@@ -58,6 +50,7 @@ class Rope:
     """
 
     theta: float
+    local: object = None
     part: float = 1.0
     scaling: Mapping[str, Any] | None = None
     modifiers: tuple[str, ...] = ()
@@ -65,25 +58,33 @@ class Rope:
     overruled: tuple[str, ...] = ()
 
 
-def read_rope(own: Mapping[str, Any], model_type: str, consumer: str, context: int, fail: Fail) -> Rope:
+def read_rope(
+    own: Mapping[str, Any],
+    style: RopeStyle,
+    default: float,
+    consumer: str,
+    context: int,
+    turns_a_part: bool,
+    fail: Fail,
+) -> Rope:
     """Read both styles, ``rope_theta`` with ``rope_scaling`` and ``rope_parameters``, as the consumer does.
 
     Args:
+        default: the base that the class takes where none is said.
         context: the model's context length.
+        turns_a_part: the class turns a part of every head where nothing is scaled; others turn all of it.
     """
     scaling = _object(own.get("rope_scaling"), "rope_scaling", fail)
     nested = _object(own.get("rope_parameters"), "rope_parameters", fail)
-    gemma = model_type == "gemma3_text"
     local: Mapping[str, Any] = {}
-    if gemma:
+    if style.by_layer:
         local = _object(nested.get("sliding_attention"), "rope_parameters.sliding_attention", fail)
         full = nested.get("full_attention")
         # Gemma3TextConfig.convert_rope_params_to_dict has a type already: ``type`` of rope_scaling changes nothing.
         nested = _UNSCALED if full is None else _object(full, "rope_parameters.full_attention", fail)
-    where = "rope_parameters.full_attention" if gemma else "rope_parameters"
-    default = ROPE_THETAS[consumer].get(model_type, _DEFAULT_THETA)
+    where = "rope_parameters.full_attention" if style.by_layer else "rope_parameters"
     stated = {
-        name: checked_number(name, value, _THETA, fail)
+        name: checked_number(name, value, REAL, fail)
         for name, value in (
             ("rope_theta", own.get("rope_theta")),
             (f"{where}.rope_theta", nested.get("rope_theta")),
@@ -92,7 +93,7 @@ def read_rope(own: Mapping[str, Any], model_type: str, consumer: str, context: i
         if value is not None
     }
     found = _of_mlx if consumer == MLX_LM else _of_transformers
-    theta, table, name = found(own, model_type, scaling, nested, stated, default, where)
+    theta, table, name = found(own, style, scaling, nested, stated, default, where)
     if theta == 0:
         raise fail(f"{_said(stated, theta)} is 0")
     modifiers: list[str] = []
@@ -118,23 +119,24 @@ def read_rope(own: Mapping[str, Any], model_type: str, consumer: str, context: i
         slides, _ = _kind(local, "rope_parameters.sliding_attention", consumer, fail)
         if slides != "default":
             modifiers.append(f"rope_parameters.sliding_attention.rope_type = {slides!r}")
+    base = local.get("rope_theta") if consumer == TRANSFORMERS else None
     known = ROPE_KEYS.get(kind)
     unknown = tuple(f"{name}.{key}" for key in known.unknown(table)) if known else ()
     plain = kind == "default" or (consumer == MLX_LM and _is_plain_mrope(table, kind))
     part, key, idle = _part(own, table, name, consumer, fail)
-    if plain and model_type not in _TURNS_A_PART:
-        return Rope(float(theta), 1.0, None, tuple(modifiers), unknown, tuple(overruled))
+    if plain and not turns_a_part:
+        return Rope(float(theta), base, 1.0, None, tuple(modifiers), unknown, tuple(overruled))
     if not 0 < part <= 1:
         raise fail(f"{key} must be above 0 and at most 1, got {part:g}")
     overruled += [f"{other}, because {key} is there" for other in idle]
     if plain:
-        return Rope(float(theta), part, None, tuple(modifiers), unknown, tuple(overruled))
+        return Rope(float(theta), base, part, None, tuple(modifiers), unknown, tuple(overruled))
     if known:
         merged = table if part == 1 or kind == "longrope" else {**table, "partial_rotary_factor": part}
         modifiers += [f"{name}.{key} = {merged[key]!r}" for key in known.active(merged, consumer)]
     made = _completed(own, table, kind, name, consumer, context, fail)
     part = part if kind == "longrope" else 1.0
-    return Rope(float(theta), part, made, tuple(modifiers), unknown, tuple(overruled))
+    return Rope(float(theta), base, part, made, tuple(modifiers), unknown, tuple(overruled))
 
 
 def _is_plain_mrope(table: Mapping[str, Any], kind: str) -> bool:
@@ -147,12 +149,12 @@ Found = tuple[float, Mapping[str, Any], str]
 
 
 def _of_transformers(
-    own: Mapping[str, Any], model_type: str, scaling: Mapping[str, Any], nested: Mapping[str, Any],
+    own: Mapping[str, Any], style: RopeStyle, scaling: Mapping[str, Any], nested: Mapping[str, Any],
     stated: Mapping[str, float], default: float, where: str,
 ) -> Found:  # fmt: skip
-    """``rope_scaling`` takes the place of ``rope_parameters`` where it says anything; of gemma's it adds to them."""
+    """``rope_scaling`` replaces ``rope_parameters`` where it says anything; to tables by kind of layer it adds."""
     table: Mapping[str, Any]
-    if model_type == "gemma3_text":
+    if style.by_layer:
         table, name = {**nested, **scaling}, where
     else:
         table, name = (scaling, "rope_scaling") if scaling else (nested, where)
@@ -161,17 +163,17 @@ def _of_transformers(
 
 
 def _of_mlx(
-    own: Mapping[str, Any], model_type: str, scaling: Mapping[str, Any], nested: Mapping[str, Any],
+    own: Mapping[str, Any], style: RopeStyle, scaling: Mapping[str, Any], nested: Mapping[str, Any],
     stated: Mapping[str, float], default: float, where: str,
 ) -> Found:  # fmt: skip
-    """The keys at the top, which only qwen 3's class looks for in ``rope_parameters`` too."""
+    """The keys at the top, which few classes look for in ``rope_parameters`` too."""
     theta = stated.get("rope_theta")
-    if model_type in _MLX_NESTED and own.get("rope_theta") is None:
+    if style.mlx_lm == "rope_parameters" and own.get("rope_theta") is None:
         theta = stated.get(f"{where}.rope_theta")
     table, name = scaling, "rope_scaling"
-    if model_type in _MLX_NESTED and own.get("rope_scaling") is None:
+    if style.mlx_lm == "rope_parameters" and own.get("rope_scaling") is None:
         table, name = nested, where
-    return default if theta is None else theta, {} if model_type in _MLX_UNSCALED else table, name
+    return default if theta is None else theta, {} if style.mlx_lm == "nowhere" else table, name
 
 
 def _said(stated: Mapping[str, float], theta: float) -> str:

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckconv.core.config import Fail
-from ckconv.core.key_table import MLX_LM
-from ckconv.families.gemma3 import FULL, PERIOD, SLIDING, periodic
+from ckconv.families.functions import FULL, PERIOD, SLIDING, every
+from ckconv.families.keys import MLX_LM
+from ckconv.families.schema import Family
 
-#: Model types of transformers whose layers all slide, if any does.
-_ALL_OR_NONE = frozenset({"mistral", "mixtral", "phi3"})
-#: Those that slide only where ``use_sliding_window`` says so; those of them whose layers are told apart.
-_SWITCHED, _BY_LAYER = frozenset({"qwen2", "qwen3", "qwen3_moe"}), frozenset({"qwen2", "qwen3"})
 #: Layers below this one have full attention, where nothing is said (Qwen2Config, Qwen3Config).
 _MAX_WINDOW_LAYERS = 28
 
@@ -32,25 +29,28 @@ class Windows:
 
 
 def read_windows(
-    own: Mapping[str, Any], model_type: str, consumer: str, size: int | None, layers: int, fail: Fail
+    own: Mapping[str, Any], family: Family, consumer: str, size: int | None, values: Mapping[str, Any], fail: Fail
 ) -> Windows:
-    """Read the window.
+    """Read the window, by the rule that the family's file names for the consumer.
 
     Args:
         size: what ``sliding_window`` says, or the class takes for it; ``None`` for none.
+        values: parameters that are known, ``layers`` among them.
     """
-    if model_type == "gemma3_text":
-        return _of_gemma3(own, consumer, size, layers, fail)
-    if consumer == MLX_LM:
-        if model_type not in ("llama", "mistral"):
-            return Windows(None)
+    layers = int(values.get("layers", 0))
+    style = family.document.window
+    rule = style.mlx_lm if consumer == MLX_LM else style.transformers
+    types: tuple[str, ...] = ()
+    if rule == "period":
+        return _by_period(own, consumer, size, layers, fail)
+    if rule == "listed":
         types = _listed(own.get("layer_types"), layers, fail) or ()
-    elif model_type in _ALL_OR_NONE:
+    elif rule == "by_layer":
+        types = _listed(own.get("layer_types"), layers, fail) or _usual(family, {**values, "window": size})
+    elif rule == "all" or (rule == "switch" and own.get("use_sliding_window")):
         types = (SLIDING,) * layers
-    elif model_type in _SWITCHED and own.get("use_sliding_window"):
-        types = _of_qwen(own, model_type, size, layers, fail)
-    else:
-        return Windows(None)
+    elif rule == "switch_by_layer" and own.get("use_sliding_window"):
+        types = _from_a_layer_on(own, size, layers, fail)
     if size is None or SLIDING not in types:
         return Windows(None)
     if size == 0:
@@ -58,9 +58,13 @@ def read_windows(
     return Windows(size, types if FULL in types else None)
 
 
-def _of_qwen(own: Mapping[str, Any], model_type: str, size: int | None, layers: int, fail: Fail) -> tuple[str, ...]:
-    if model_type not in _BY_LAYER:
-        return (SLIDING,) * layers
+def _usual(family: Family, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the family's class takes for ``layer_types``."""
+    default = family.parameters["layer_types"].defaults["transformers"]
+    return tuple(default.value(values))
+
+
+def _from_a_layer_on(own: Mapping[str, Any], size: int | None, layers: int, fail: Fail) -> tuple[str, ...]:
     stated = _listed(own.get("layer_types"), layers, fail)
     if stated is not None:
         return stated
@@ -70,14 +74,14 @@ def _of_qwen(own: Mapping[str, Any], model_type: str, size: int | None, layers: 
     return tuple(SLIDING if size is not None and n >= first else FULL for n in range(layers))
 
 
-def _of_gemma3(own: Mapping[str, Any], consumer: str, size: int | None, layers: int, fail: Fail) -> Windows:
+def _by_period(own: Mapping[str, Any], consumer: str, size: int | None, layers: int, fail: Fail) -> Windows:
     """The class of transformers takes the list where there is one, and no notice of ``_sliding_window_pattern``."""
     types = None if consumer == MLX_LM else _listed(own.get("layer_types"), layers, fail)
     if types is None:
         period = own.get("sliding_window_pattern", PERIOD)
         if isinstance(period, bool) or not isinstance(period, int) or period <= 0:
             raise fail(f"sliding_window_pattern must be a whole number above 0, got {period!r}")
-        types = periodic(layers, period)
+        types = tuple(every(layers, period, SLIDING, FULL))
     if SLIDING in types and not size:
         said = "null" if own.get("sliding_window", 0) is None else own.get("sliding_window")
         keys = "layer_types, sliding_window_pattern, model_type"

@@ -12,7 +12,8 @@ from functools import cache
 
 from ckconv.core.names import PARTS, parse
 from ckconv.families import axes as shapes
-from ckconv.families.schema import Cell, Family, Fusion, TensorRow
+from ckconv.families.schema import Family, Fusion
+from ckconv.families.tensor_rows import Cell, TensorRow
 
 #: Formats of the cells of a tensor row.
 HF, MLX, GGUF = "hf", "mlx", "gguf"

@@ -1,4 +1,18 @@
-"""Section ``[parameters]`` of a family file: rows of hyper-parameters."""
+"""Section ``[parameters]`` of a family file: rows of hyper-parameters.
+
+``name = { hf, gguf, default, value, optional }``, or a plain constant of the family (``mlp_bias = false``). ``hf`` and
+``gguf`` are a cell or a list of cells: a key (``"hidden_size"``, ``"rope.freq_base:f32"``), or a table that has one of
+
+- ``key``: with ``read`` and ``write`` (expressions over ``it``), ``when`` (written only then), ``alias`` (read, never
+  written), ``unread`` (no engine looks at it), ``map`` (words to words), ``only`` (``transformers`` or ``mlx_lm``:
+  whose class reads it);
+- ``fixed``: the loader takes this value for granted, and another is refused with the sentence ``else``, unless it is
+  ``folded`` into the tensors;
+- ``present``, ``absent`` (a tensor's name), ``shape`` (a name and an axis): what tensors say.
+
+``default`` is what the class takes where nothing is said, an expression, for all or as a table of ``transformers``,
+``mlx_lm`` and ``llama_cpp``; ``value``: it follows from others. Neither, and not ``optional``: required.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +45,7 @@ class ParameterCell:
         when: written only then; ``stated`` are the names of the parameters that the source says itself.
         alias: read, never written.
         unread: written, but no engine looks at it.
+        sentence: of ``fixed``, what is said of another value.
         folded: another value than ``fixed`` is in the tensors (``scale``), and not refused.
         words: stored word -> the parameter's.
         readers: of a document's key, whose classes read it.
@@ -48,6 +63,7 @@ class ParameterCell:
     alias: bool = False
     unread: bool = False
     folded: bool = False
+    sentence: str = ""
     words: Mapping[str, Any] = field(default_factory=dict)
     readers: tuple[str, ...] = READERS["both"]
 
@@ -86,7 +102,7 @@ class Parameter:
 
 _CELL = frozenset(
     {
-        "key", "read", "write", "when", "alias", "unread", "map", "only", "fixed", "folded", "present",
+        "key", "read", "write", "when", "alias", "unread", "map", "only", "fixed", "folded", "else", "present",
         "absent", "shape",
     }
 )  # fmt: skip
@@ -137,6 +153,7 @@ class ParameterRows(Fields):
             "alias": bool(row.get("alias")),
             "unread": bool(row.get("unread")),
             "folded": bool(row.get("folded")),
+            "sentence": str(row.get("else", "")),
             "words": row.get("map", {}),
             "readers": self.word(row, "only", READERS, "both"),
         }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import struct
-from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ckconv.core.config import ModelConfig
 from ckconv.families.expressions import Expression, ExpressionError
+from ckconv.families.keys import READERS
 from ckconv.families.parameter_rows import Parameter, ParameterCell
 from ckconv.families.schema import Family
 
@@ -26,6 +28,9 @@ class Source(Protocol):
     def value(self, key: str) -> Any:
         """What stands under a key, ``None`` for nothing: a dotted path, or a metadata key after ``{arch}.``."""
 
+    def has(self, key: str) -> bool:
+        """The key is there, be it null."""
+
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         """The shape of a stored tensor, ``None`` where there is none."""
 
@@ -33,14 +38,20 @@ class Source(Protocol):
 class Values(Mapping[str, Any]):
     """The parameters of one model, each read when it is asked for.
 
+    Args:
+        reader: whose keys and defaults count (:data:`~ckconv.families.parameter_rows.TAKERS`).
+        given: parameters that are known.
+
     Attributes:
         stated: those that the source says itself.
     """
 
-    def __init__(self, family: Family, source: Source, taker: str = "") -> None:
+    def __init__(
+        self, family: Family, source: Source, reader: str = "", given: Mapping[str, Any] | None = None
+    ) -> None:
         self._family, self._source = family, source
-        self._taker = taker or ("transformers" if source.format == "hf" else "llama_cpp")
-        self._known: dict[str, Any] = {}
+        self._reader = reader or ("transformers" if source.format == "hf" else "llama_cpp")
+        self._known: dict[str, Any] = dict(given or {})
         self._open: list[str] = []
         self.stated: set[str] = set()
 
@@ -66,10 +77,11 @@ class Values(Mapping[str, Any]):
     def _read(self, parameter: Parameter) -> Any:
         if parameter.value is not None:
             return parameter.value.value(self)
+        cells = [cell for cell in parameter.cells.get(self._source.format, ()) if self._looks_at(cell)]
         found = {
             cell.key or cell.tensor: value
-            for cell in parameter.cells.get(self._source.format, ())
-            if cell.kind != "fixed" and not cell.unread and (value := self._cell(cell)) is not None
+            for cell in cells
+            if cell.kind != "fixed" and (value := self._cell(cell, parameter.kind)) is not None
         }
         distinct = list(found.items())
         for key, value in distinct[1:]:
@@ -78,17 +90,22 @@ class Values(Mapping[str, Any]):
         if distinct:
             self.stated.add(parameter.name)
             return distinct[0][1]
-        for cell in parameter.cells.get(self._source.format, ()):
+        for cell in cells:
             if cell.kind == "fixed" and cell.expression is not None:
                 return cell.expression.value(self)
-        if self._taker in parameter.defaults:
-            return parameter.defaults[self._taker].value(self)
+        if parameter.optional and any(cell.key and self._source.has(cell.key) for cell in cells):
+            return None
+        if self._reader in parameter.defaults:
+            return parameter.defaults[self._reader].value(self)
         if parameter.optional:
             return None
-        keys = " or ".join(cell.key for cell in parameter.cells.get(self._source.format, ()) if cell.key)
+        keys = " or ".join(cell.key for cell in cells if cell.key)
         raise ParameterError(f"{keys or parameter.name} is missing")
 
-    def _cell(self, cell: ParameterCell) -> Any:
+    def _looks_at(self, cell: ParameterCell) -> bool:
+        return not cell.unread and (self._reader == "llama_cpp" or READERS[self._reader][0] in cell.readers)
+
+    def _cell(self, cell: ParameterCell, kind: str) -> Any:
         """What one cell says, ``None`` for nothing."""
         if cell.kind in ("present", "absent"):
             return (self._source.shape(cell.tensor) is not None) == (cell.kind == "present")
@@ -102,27 +119,83 @@ class Values(Mapping[str, Any]):
             stored = [cell.words.get(item, item) for item in stored] if isinstance(stored, list) else (
                 cell.words.get(stored, stored)
             )  # fmt: skip
-        return _with_it(cell.read, stored, self) if cell.read is not None else stored
+        if cell.read is not None:
+            return _with_it(cell.read, stored, self)
+        return stored if isinstance(stored, list) else _checked(cell.key, stored, kind)
+
+
+#: Type of a parameter -> the numbers and words that it may be.
+_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "f32": ((int, float), "a finite number"),
+    "bool": ((bool,), "true or false"),
+    "str": ((str,), "a word"),
+    "u32": ((int,), "a whole number"),
+    "i32": ((int,), "a whole number"),
+    "u64": ((int,), "a whole number"),
+}
+
+
+def _checked(key: str, value: Any, kind: str) -> Any:
+    """``value`` as the parameter's type."""
+    if kind not in _TYPES:
+        return value
+    types, words = _TYPES[kind]
+    right: bool = isinstance(value, types) and (bool in types or not isinstance(value, bool))
+    if not right:
+        raise ParameterError(f"{key} must be {words}, got {value!r}")
+    if kind != "f32":
+        return value
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ParameterError(f"{key} must be {words}, got {value!r}")
+    return number
 
 
 def _with_it(expression: Expression, it: Any, values: Mapping[str, Any]) -> Any:
-    return expression.value(_It(it, values))
+    return expression.value(_With("it", it, values))
 
 
-class _It(Mapping[str, Any]):
-    """The parameters and ``it``."""
+class _With(Mapping[str, Any]):
+    """The parameters and one more name."""
 
-    def __init__(self, it: Any, values: Mapping[str, Any]) -> None:
-        self._it, self._values = it, values
+    def __init__(self, name: str, value: Any, values: Mapping[str, Any]) -> None:
+        self._name, self._value, self._values = name, value, values
 
     def __getitem__(self, name: str) -> Any:
-        return self._it if name == "it" else self._values[name]
+        return self._value if name == self._name else self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("it", *self._values))
+        return iter((self._name, *self._values))
 
     def __len__(self) -> int:
         return len(self._values) + 1
+
+
+def scope_of(family: Family, config: ModelConfig) -> Mapping[str, Any]:
+    """The parameters of a model; what its source does not say is what llama.cpp takes for it, else the default."""
+    return _Scope(family, config.scope)
+
+
+class _Scope(Mapping[str, Any]):
+    def __init__(self, family: Family, known: Mapping[str, Any]) -> None:
+        self._family, self._known = family, dict(known)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._family.parameters, *self._known)))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __getitem__(self, name: str) -> Any:
+        row = self._family.parameters.get(name)
+        if self._known.get(name) is None and row is not None:
+            taken = [cell.expression for cell in row.cells.get("gguf", ()) if cell.kind == "fixed"]
+            default = row.value or next(iter((*taken, row.defaults.get("llama_cpp"))), None)
+            self._known[name] = default.value(self) if default is not None else None
+        return self._known[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +222,13 @@ def write(family: Family, values: Mapping[str, Any], format: str, stated: Collec
     """
     entries: dict[str, tuple[str, Any]] = {}
     refused: dict[str, tuple[Any, Any]] = {}
-    scope = ChainMap({"stated": list(stated)}, dict(values))
+    scope = _With("stated", list(stated), values)
     for name, parameter in family.parameters.items():
-        value = values[name]
+        value = values[name] if parameter.cells.get(format) else None
         for cell in parameter.cells.get(format, ()):
             if cell.kind == "fixed" and cell.expression is not None and not cell.folded:
                 taken = cell.expression.value(scope)
-                if not _same(value, taken):
+                if differ(value, taken):
                     refused[name] = (value, taken)
             if cell.kind == "key" and not cell.alias and (cell.when is None or cell.when.value(scope)):
                 said = _stored(cell, value, scope)
@@ -173,14 +246,16 @@ def _stored(cell: ParameterCell, value: Any, values: Mapping[str, Any]) -> Any:
     return _with_it(cell.write, stored, values)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Equal, numbers as float32: the precision of the keys that hold them."""
+def differ(one: Any, other: Any) -> bool:
+    """Not equal, numbers as float32: the precision of the keys that hold them."""
     if isinstance(one, float) or isinstance(other, float):
         try:
-            return struct.pack("<f", one) == struct.pack("<f", other)
+            return struct.pack("<f", one) != struct.pack("<f", other)
         except (struct.error, OverflowError):
-            return bool(one == other)
-    return bool(one == other)
+            return bool(one != other)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return list(one) != list(other)
+    return bool(one != other)
 
 
 __all__ = ["ExpressionError", "ParameterError", "Source", "Values", "Written", "write"]

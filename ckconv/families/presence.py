@@ -8,8 +8,9 @@ from typing import Any
 
 from ckconv.families.expressions import Expression
 from ckconv.families.names import canonical_pattern, has_bias
-from ckconv.families.schema import Family, TensorRow
+from ckconv.families.schema import Family
 from ckconv.families.sizes import Scope, layers_of
+from ckconv.families.tensor_rows import TensorRow
 
 #: The output head, which a model has of its own or not whatever its class: rules of its own look at it.
 _HEAD = "output"

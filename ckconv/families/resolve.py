@@ -9,7 +9,8 @@ from typing import Any
 
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
-from ckconv.families.schema import Cell, Family, TensorRow
+from ckconv.families.schema import Family
+from ckconv.families.tensor_rows import Cell, TensorRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import ExpressionError
-from ckconv.families.schema import Family, TensorRow
+from ckconv.families.schema import Family
+from ckconv.families.tensor_rows import TensorRow
 
 
 class Scope(Mapping[str, Any]):

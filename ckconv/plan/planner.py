@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from fnmatch import fnmatchcase
 
-from ckconv.core.key_table import CONSUMERS, TRANSFORMERS
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES
+from ckconv.families.keys import CONSUMERS, TRANSFORMERS
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Left, Plan, Reason

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
-from ckconv.core.key_table import CONSUMERS
 from ckconv.core.names import parse
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import counted
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.gguf_metadata import own_document
-from ckconv.families.huggingface_classes import class_of, expected_of, switches_of
+from ckconv.families.huggingface_classes import expected_of, switches_of
+from ckconv.families.keys import CONSUMERS
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Reason
 
@@ -21,8 +22,7 @@ from ckconv.plan.steps import Reason
 def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterator[Reason]:
     """Tensors of a checkpoint that its reader's class has no place for, as the configuration sets its switches."""
     config, consumer = index.config, CONSUMERS.get(index.format)
-    own = class_of(config) if config is not None else None
-    if config is None or consumer is None or own is None:
+    if config is None or consumer is None or not FAMILIES[config.family].known_classes:
         return
     document, switches = own_document(config), switches_of(config, consumer)
     expected = expected_of(config, {key: document.get(key) is True for key in switches}, consumer)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import PARAMETERS, Fail, ModelConfig, build_config, checked_number, shortest_float32
+from ckconv.core.config import NUMBERS, REAL, Fail, ModelConfig, build_config, checked_number, shortest_float32
+from ckconv.core.config_keys import CONFIG_KEYS
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.catalogue import family_of_model_type, family_without_name
 from ckconv.families.gemma3 import periodic
@@ -47,12 +48,12 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
 
     values: dict[str, int | float] = {}
     names: dict[str, str] = {}
-    for parameter in PARAMETERS:
-        names[parameter.field] = parameter.huggingface[0] if parameter.huggingface else parameter.field
-        for key in parameter.huggingface:
+    for field, keys in CONFIG_KEYS.items():
+        names[field] = keys[0] if keys else field
+        for key in keys:
             if config.get(key) is not None:
-                names[parameter.field] = key
-                values[parameter.field] = checked_number(key, config[key], parameter, fail)
+                names[field] = key
+                values[field] = checked_number(key, config[key], NUMBERS[field], fail)
                 break
     for field, number in header.items():
         if field != "head_dim":
@@ -77,8 +78,7 @@ def _sliding(config: Mapping[str, Any], model: ModelConfig, fail: Fail) -> Model
     """With what the documents say of the layers that slide."""
     local, period = config.get("rope_local_base_freq"), config.get("sliding_window_pattern")
     if local is not None:
-        number = next(parameter for parameter in PARAMETERS if parameter.field == "rope_theta")
-        local = shortest_float32(float(checked_number("rope_local_base_freq", local, number, fail)))
+        local = shortest_float32(float(checked_number("rope_local_base_freq", local, REAL, fail)))
     if period is None:
         return replace(model, local_rope_theta=local or None)
     if isinstance(period, bool) or not isinstance(period, int) or period < 0:

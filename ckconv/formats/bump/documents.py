@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import PARAMETERS
+from ckconv.core.config_keys import CONFIG_KEYS
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalogue import FAMILIES
@@ -122,14 +122,13 @@ def _ours(metadata: Document | None) -> bool:
 def _unnamed(config: Document) -> Iterator[str]:
     """Parameters that the engine does not find. Its parser searches the text, wherever a key stands."""
     nested = [part for key in ("text_config", "rope_parameters") if isinstance(part := config.get(key), dict)]
-    for parameter in PARAMETERS:
-        names = parameter.huggingface
-        if parameter.field in _SOUGHT and not any(name in part for part in (config, *nested) for name in names):
+    for field, names in CONFIG_KEYS.items():
+        if field in _SOUGHT and not any(name in part for part in (config, *nested) for name in names):
             yield f"it has no {names[0]}"
 
 
 def _misspelt(config: Document, keys: tuple[str, ...]) -> Iterator[str]:
-    known = {name for parameter in PARAMETERS for name in parameter.huggingface} | set(keys)
+    known = {name for names in CONFIG_KEYS.values() for name in names} | set(keys)
     for key in keys:
         near = get_close_matches(key, [name for name in config if name not in known], 1, _ALIKE)
         if key not in config and near:

@@ -6,16 +6,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckconv.core.config import PARAMETERS, Fail, ModelConfig, build_config, checked_number, shortest_float32
-from ckconv.core.key_kinds import Kind
+from ckconv.core.config import (
+    FIELD_OF,
+    NUMBERS,
+    REAL,
+    WHOLE,
+    Fail,
+    ModelConfig,
+    build_config,
+    checked_number,
+    shortest_float32,
+)
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.families.gemma3 import FULL, LOCAL_ROPE_THETA, PERIOD, SLIDING, periodic, scalar_in_gguf
-from ckconv.families.gguf_tables import GGUF_KEYS
+from ckconv.families.keys import Kind
+from ckconv.families.parameters import ParameterError, Values
 from ckconv.families.schema import Family
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue
 
-_NUMBER = next(parameter for parameter in PARAMETERS if not parameter.integer)
-_WHOLE = next(parameter for parameter in PARAMETERS if parameter.field == "context_length")
+#: Fields that are no plain number under a key, or none that GGUF has.
+_SPECIAL = ("layer_types", "local_theta", "final_cap", "query_scalar")
 
 
 def value_of(metadata: Mapping[str, MetaValue], key: str) -> object:
@@ -38,14 +47,18 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
     """
     fail = _fail(file)
     values: dict[str, int | float] = {}
-    names: dict[str, str] = {}
-    for parameter in PARAMETERS:
-        names[parameter.field] = f"{architecture}.{parameter.gguf[0]}"
-        for key in (key for name in parameter.gguf for key in keys_of(architecture, name)):
+    names: dict[str, str] = dict.fromkeys(NUMBERS, "")
+    for name, row in family.parameters.items():
+        field = FIELD_OF.get(name, "")
+        if field not in NUMBERS:
+            continue
+        cells = row.key_cells("gguf")
+        names[field] = f"{architecture}.{cells[0].key}" if cells else field
+        for key in (key for cell in cells for key in keys_of(architecture, cell.key)):
             value = value_of(file.metadata, key)
             if value is not None:
-                names[parameter.field] = key
-                values[parameter.field] = checked_number(key, _uniform(file, key, value), parameter, fail)
+                names[field] = key
+                values[field] = checked_number(key, _uniform(file, key, value), NUMBERS[field], fail)
                 break
     shapes = {tensor.name: tensor.shape for tensor in file.tensors}
     vocab = shapes.get("token_embd.weight", (0,))[0]
@@ -64,9 +77,9 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
         position_rows=positions,
         rope=family.rope,
     )
-    made = _classified(file, architecture, _window(file, architecture, made))
+    made = _classified(file, architecture, family, _window(family, made))
     made = replace(made, unread=(*made.unread, *idle.values()))
-    return _gemma3(file, made, fail) if family.name == "gemma3" else made
+    return _completed(file, architecture, family, made, fail)
 
 
 def _idle(file: GgufFile, vocab: int, values: Mapping[str, float], names: Mapping[str, str]) -> dict[str, str]:
@@ -75,10 +88,10 @@ def _idle(file: GgufFile, vocab: int, values: Mapping[str, float], names: Mappin
     return {"vocab_size": names["vocab_size"]} if counted else {}
 
 
-def _window(file: GgufFile, architecture: str, config: ModelConfig) -> ModelConfig:
+def _window(family: Family, config: ModelConfig) -> ModelConfig:
     """Without the window that llama.cpp does not read for an architecture, unless the context never leaves it."""
-    key = GGUF_KEYS[architecture].get("attention.sliding_window")
-    read = key is not None and key.kind is Kind.PARAMETER
+    row = family.parameters.get("window")
+    read = row is not None and any(not cell.unread for cell in row.key_cells("gguf"))
     if read or not config.sliding_window or config.sliding_window >= config.context_length > 0:
         return config
     return replace(config, sliding_window=None)
@@ -111,9 +124,9 @@ def _check_tokens(file: GgufFile, vocab: int, fail: Any) -> None:
         raise fail(f"tokenizer.ggml.tokens has {tokens:,} entries, token_embd.weight {vocab:,} rows")
 
 
-def _classified(file: GgufFile, architecture: str, config: ModelConfig) -> ModelConfig:
+def _classified(file: GgufFile, architecture: str, family: Family, config: ModelConfig) -> ModelConfig:
     """With the keys that change the computation, those that llama.cpp does not read, and the scaling of RoPE."""
-    table, prefix = GGUF_KEYS.get(architecture, {}), f"{architecture}."
+    table, prefix, scope = family.metadata.keys, f"{architecture}.", config.scope
     modifiers, unread = [], []
     for name in file.metadata:
         key = table.get(name.removeprefix(prefix))
@@ -121,7 +134,7 @@ def _classified(file: GgufFile, architecture: str, config: ModelConfig) -> Model
             unread.append(name)
         elif key is not None and key.kind is Kind.MODIFIER:
             value = value_of(file.metadata, name)
-            neutral = (getattr(config, key.same_as),) if key.same_as else key.neutral
+            neutral = (key.same_as.value(scope),) if key.same_as else key.neutral
             if isinstance(value, ArrayRef):
                 modifiers.append(f"{name}, an array,")
             elif value not in neutral:
@@ -150,7 +163,7 @@ def _rope_scaling(file: GgufFile, architecture: str, config: ModelConfig) -> tup
 
     def number(name: str, integer: bool) -> float | None:
         key, value = found(name)
-        return None if value is None else checked_number(key, value, _WHOLE if integer else _NUMBER, _fail(file))
+        return None if value is None else checked_number(key, value, WHOLE if integer else REAL, _fail(file))
 
     factor = number("rope.scaling.factor", False)
     factor = number("rope.scale_linear", False) if factor is None else factor
@@ -166,34 +179,42 @@ def _rope_scaling(file: GgufFile, architecture: str, config: ModelConfig) -> tup
     return scaling, ""
 
 
-def _gemma3(file: GgufFile, config: ModelConfig, fail: Any) -> ModelConfig:
-    """With what only Gemma 3 has (``load_arch_hparams`` of llama.cpp's ``src/models/gemma3.cpp``)."""
+class _Metadata:
+    """The metadata as the rows of a family read it: every key behind the architecture's prefix, or without one."""
 
-    def number(name: str, default: float) -> float:
-        value = value_of(file.metadata, f"gemma3.{name}")
-        found = default if value is None else checked_number(f"gemma3.{name}", value, _NUMBER, fail)
-        return shortest_float32(float(found))
+    format = "gguf"
 
-    pattern = value_of(file.metadata, "gemma3.attention.sliding_window_pattern")
-    return replace(
-        config,
-        layer_types=_layer_types(pattern, config, fail),
-        local_rope_theta=number("rope.freq_base_swa", LOCAL_ROPE_THETA),
-        final_cap=number("final_logit_softcapping", 0.0),
-        query_scalar=float(scalar_in_gguf(config)),
-    )
+    def __init__(self, file: GgufFile, architecture: str) -> None:
+        self._file, self._architecture = file, architecture
+
+    def has(self, key: str) -> bool:
+        return self.value(key) is not None
+
+    def value(self, key: str) -> Any:
+        for name in keys_of(self._architecture, key):
+            found = value_of(self._file.metadata, name)
+            if found is not None:
+                return found.decode() if isinstance(found, ArrayRef) else found
+        return None
+
+    def shape(self, tensor: str) -> tuple[int, ...] | None:
+        return next((found.shape for found in self._file.tensors if found.name == tensor), None)
 
 
-def _layer_types(pattern: object, config: ModelConfig, fail: Any) -> tuple[str, ...]:
-    """A period, or for every layer whether it slides; layers behind the end of a list do not."""
-    if not config.sliding_window:
-        return periodic(config.num_layers, 1)
-    if isinstance(pattern, ArrayRef):
-        slides = [bool(item) for item in pattern.decode()[: config.num_layers]]
-        slides += [False] * (config.num_layers - len(slides))
-        return tuple(SLIDING if item else FULL for item in slides)
-    if pattern is None:
-        return periodic(config.num_layers, PERIOD)
-    if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 0:
-        raise fail(f"gemma3.attention.sliding_window_pattern must be a whole number or a list, got {pattern!r}")
-    return periodic(config.num_layers, pattern)
+def _completed(file: GgufFile, architecture: str, family: Family, config: ModelConfig, fail: Fail) -> ModelConfig:
+    """With what only some families have."""
+    special = [name for name in _SPECIAL if name in family.parameters]
+    given = {name: value for name, value in config.scope.items() if name not in special}
+    values = Values(family, _Metadata(file, architecture), given=given)
+    try:
+        found = {FIELD_OF[name]: _exact(values[name]) for name in special}
+        return replace(config, **found, own={name: _exact(values[name]) for name in family.own})
+    except ParameterError as error:
+        raise fail(f"{architecture}.{error}") from None
+
+
+def _exact(value: Any) -> Any:
+    """Lists as tuples, and numbers as the shortest decimals of their float32."""
+    if isinstance(value, list):
+        return tuple(value)
+    return shortest_float32(value) if isinstance(value, float) else value

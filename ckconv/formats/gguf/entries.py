@@ -15,11 +15,12 @@ from ckconv.core.names import parse, with_layer
 from ckconv.core.tensors import Tensor, TensorIndex, matrix_of, plain_tensor
 from ckconv.families.axes import AxesError
 from ckconv.families.catalogue import FAMILIES
-from ckconv.families.key_tables.fields import of_class, said, tensors_said
 from ckconv.families.kinds import kind_of
+from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import names_of, shift_of
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
+from ckconv.families.words import of_class, said, tensors_said
 from ckconv.formats.gguf.rules import known_patterns, required_patterns
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER
@@ -126,7 +127,9 @@ def canonical_entries(planner: Planner, config: ModelConfig, family: Family, bla
             planner.refuse(f"GGUF stores {tensor.name} in one tensor with {absent}, which is not there")
     _check_missing(planner, config, family, tensors)
     found = list(entries.values())
-    if planner.options.tie == "untie" and HEAD not in tensors and EMBEDDING in tensors:
+    row = family.engines.get(LLAMA_CPP.row)
+    wanted = planner.options.tie == "untie" or (row is not None and row.head_must_be_written)
+    if wanted and HEAD not in tensors and EMBEDDING in tensors:
         found.append(_head(index))
     return found
 

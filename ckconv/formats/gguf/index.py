@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.canonical import Canonical, canonicalise, plain_item
 from ckconv.families.catalogue import family_of_gguf
-from ckconv.families.key_tables.fields import said_of
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family
+from ckconv.families.words import said_of
 from ckconv.formats.gguf.adapter_spec import GGUF_KIND
 from ckconv.formats.gguf.config import gguf_config, keys_of, value_of
 from ckconv.formats.gguf.read import GgufFile, join_shards, read_gguf

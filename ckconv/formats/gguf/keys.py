@@ -7,9 +7,9 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from ckconv.core.config import PARAMETERS
 from ckconv.core.typed import STRING, VALUE_TYPES_BY_NAME, Value, ValueType, array, raw_array, scalar, string
 from ckconv.errors import UsageError, quoted
+from ckconv.families.catalogue import hyperparameters
 from ckconv.formats.gguf.spec import ALIGNMENT_KEY, LENGTH, VERSION
 from ckconv.formats.gguf.values import ArrayRef, MetaValue
 
@@ -17,10 +17,8 @@ ARCHITECTURE_KEY = "general.architecture"
 SPLIT_KEYS = "split."
 
 _TOKENS = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.merges")
-#: Fields of the configuration that follow from the tensors' shapes.
-_SHAPES = frozenset(
-    {"num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "num_experts"}
-)
+#: Parameters that follow from the tensors' shapes.
+_SHAPES = frozenset({"layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocabulary", "experts"})
 
 
 def copied(metadata: Mapping[str, MetaValue]) -> dict[str, Value]:
@@ -57,7 +55,7 @@ def dropped(metadata: Mapping[str, Value], globs: Sequence[str], architecture: s
 
 def _computing(architecture: str) -> Iterable[str]:
     """Keys of hyper-parameters."""
-    return (f"{prefix}{name}" for p in PARAMETERS for name in p.gguf for prefix in (f"{architecture}.", ""))
+    return (f"{prefix}{name}" for _, name in hyperparameters(architecture) for prefix in (f"{architecture}.", ""))
 
 
 def with_set(metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], architecture: str) -> dict[str, Value]:
@@ -66,7 +64,7 @@ def with_set(metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], ar
     Raises:
         UsageError: the key is one that the tensors decide, or the text is no value of the type.
     """
-    names = [name for p in PARAMETERS if p.field in _SHAPES for name in p.gguf]
+    names = [key for name, key in hyperparameters(architecture) if name in _SHAPES]
     decided = {ARCHITECTURE_KEY, ALIGNMENT_KEY, *(f"{prefix}{n}" for n in names for prefix in (f"{architecture}.", ""))}
     made = dict(metadata)
     for key, text in pairs:

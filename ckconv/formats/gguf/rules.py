@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckconv.core.config import ModelConfig, window_words
+from ckconv.core.config import ModelConfig
 from ckconv.core.rope import LLAMA3_NUMBERS, MAX_FLOAT32, MIN_FLOAT32, positive_numbers, scaled, starts_behind
 from ckconv.families.catalogue import FAMILIES
-from ckconv.families.gemma3 import SLIDING, layers_of, local_theta_of, scalar_in_gguf, scalar_of
-from ckconv.families.gguf_metadata import own_document
-from ckconv.families.key_tables.fields import HEAD_SIZE, said
-from ckconv.families.key_tables.rope import ROPE_KEYS
+from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.presence import always, loaded
+from ckconv.families.rope_keys import ROPE_KEYS
 from ckconv.families.schema import Family
+from ckconv.families.words import HEAD_SIZE, said
+from ckconv.plan.checks import row_reasons
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
 from ckconv.plan.steps import Reason
-
-#: Its row in the family files.
-LLAMA_CPP = "llama_cpp"
 
 #: Keys of a YaRN scaling that are said in GGUF or say what llama.cpp does anyway.
 _YARN_KEYS = frozenset({"rope_type", "type", "factor", "original_max_position_embeddings", "rope_theta"})
@@ -35,54 +32,40 @@ _YARN_FIXED: Mapping[str, float] = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 def known_patterns(family: Family) -> frozenset[str]:
     """Every canonical pattern that llama.cpp loads for a family."""
-    return always(family, "gguf") | loaded(family, LLAMA_CPP) | {HEAD}
+    return always(family, "gguf") | loaded(family, LLAMA_CPP.row) | {HEAD}
 
 
 def required_patterns(family: Family) -> frozenset[str]:
     """Canonical patterns of tensors without which it does not load a model of the family."""
-    return always(family, "gguf") - loaded(family, LLAMA_CPP)
+    return always(family, "gguf") - loaded(family, LLAMA_CPP.row)
 
 
-def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool) -> Iterator[Reason]:
+def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool, tied: bool = True) -> Iterator[Reason]:
     """Why llama.cpp would compute something else than the source's configuration says.
 
     Args:
         context: context length in the output.
         rope_dropped: a flag leaves Llama 3's scaling out.
+        tied: the output has no head of its own.
     """
     family = FAMILIES[config.family]
-    own = own_document(config)
     for modifier in config.modifiers:
         yield Reason(f"{modifier} changes the computation, and llama.cpp computes {family.gguf} without it")
     if config.rope_scaling is not None and not starts_behind(config.rope_scaling, config, context):
         yield from _scaling_reasons(config, config.rope_scaling, rope_dropped)
     if family.rope and config.head_dim % 2:
         yield Reason(f"heads of {config.head_dim} elements cannot form RoPE pairs{said(config, *HEAD_SIZE)}")
-    if family.rope and config.rotary_dim != config.head_dim and family.name != "phi3":
+    if family.rope and config.rotary_dim != config.head_dim and not family.turns_a_part:
         yield Reason(f"RoPE turns {config.rotary_dim} of {config.head_dim} elements of a head; llama.cpp turns all")
-    for what, number in (("rope_theta", config.rope_theta), ("the epsilon of norms", config.norm_eps or None)):
+    eps = said(config, "norm_eps")
+    for what, number in (("rope_theta", config.rope_theta), (f"the epsilon of norms{eps}", config.norm_eps or None)):
         if number is not None and not MIN_FLOAT32 <= number <= MAX_FLOAT32:
-            yield Reason(f"{what}{_named(config, what)} is {number:g}, which no float32 holds")
+            yield Reason(f"{what} is {number:g}, which no float32 holds")
     if not config.norm_eps:
-        yield Reason(f"the source names no epsilon for its norms{_named(config, 'the epsilon of norms')}")
+        yield Reason(f"the source names no epsilon for its norms{eps}")
     if not context:
         yield Reason("the source names no context length (max_position_embeddings)", "--context N sets one")
-    if family.name == "gemma3":
-        yield from _gemma3_reasons(config)
-    elif config.sliding_window and config.sliding_window < context:
-        yield Reason(
-            f"attention slides over {config.sliding_window:,} tokens ({window_words(config)}), "
-            f"llama.cpp attends to all {context:,}",
-            f"--context {config.sliding_window} makes them the same",
-        )
-    if family.name == "qwen3moe" and config.raw and own.get("norm_topk_prob") is not True:
-        yield Reason("the weights of the chosen experts are not renormalised (norm_topk_prob), which llama.cpp does")
-
-
-def _named(config: ModelConfig, what: str) -> str:
-    if what == "rope_theta" or not config.raw:
-        return ""
-    return " (layer_norm_epsilon)" if config.family == "gpt2" else " (rms_norm_eps)"
+    yield from row_reasons(config, LLAMA_CPP, context=context, tied=tied, format="" if config.raw else "gguf")
 
 
 def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: bool) -> Iterator[Reason]:
@@ -113,16 +96,3 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
             if scaling.get(key) not in (None, fixed):
                 family = FAMILIES[config.family].gguf
                 yield Reason(f"{scaled(kind, config)} with {key} = {scaling[key]!r}, llama.cpp's {family} {fixed:g}")
-
-
-def _gemma3_reasons(config: ModelConfig) -> Iterator[Reason]:
-    if config.sliding_window is None and SLIDING in layers_of(config):
-        yield Reason("the source names no sliding window, which every other part of gemma3 depends on")
-    scalar, taken = scalar_of(config), scalar_in_gguf(config)
-    if scalar != taken:
-        also = f" for {config.num_layers} layers" if taken != config.head_dim else ", the size of a head"
-        yield Reason(f"query_pre_attn_scalar = {scalar:g}, llama.cpp takes {taken:g}{also}")
-    numbers = {"rope_local_base_freq": local_theta_of(config), "final_logit_softcapping": config.final_cap or 0.0}
-    for name, number in numbers.items():
-        if number > MAX_FLOAT32:
-            yield Reason(f"{name} is {number:g}, which no float32 holds")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckconv.families.loaders import TRANSFORMERS
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 
 
@@ -9,7 +10,7 @@ class HuggingFacePlanner(CheckpointPlanner):
     """What the classes of transformers load."""
 
     format = "safetensors"
-    loader = "transformers"
+    loader = TRANSFORMERS
     dialect = "hf"
     written_by = "pt"
     always_index = False

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.documents import joined_metadata
-from ckconv.core.key_table import CONSUMERS
 from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
 from ckconv.families.canonical import Canonical, Item, canonicalise, plain_item
 from ckconv.families.dialects import NAMES_KEY, NESTED, OTHER_DIALECTS, dialect_names
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.huggingface_tensors import foreign_quantizer
-from ckconv.families.key_tables.fields import said, said_of
+from ckconv.families.keys import CONSUMERS
+from ckconv.families.words import said, said_of
 from ckconv.formats.safetensors.files import CheckpointFiles
 
 #: Stored arrays, ``config.json`` and the path, for errors -> the tensors that they are.

@@ -6,16 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ckconv.core.config import window_words
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.tensors import Tensor
-from ckconv.families.gemma3 import layers_of, pattern_words, period_of
-from ckconv.families.huggingface_classes import CLASSES
+from ckconv.families.loaders import MLX_LM
 from ckconv.families.schema import Family
 from ckconv.formats.mlx.rope import rope_reasons
 from ckconv.formats.safetensors.checkpoint import DECODE, CheckpointPlanner
+from ckconv.plan.checks import engine_of
 from ckconv.plan.pieces import Module
-from ckconv.plan.planner import HEAD
 from ckconv.quant.mlx import Quantization
 from ckconv.quant.triples import triple_of, triple_type
 
@@ -24,7 +22,7 @@ class MlxPlanner(CheckpointPlanner):
     """What mlx-lm's loader and classes want."""
 
     format = "mlx"
-    loader = "mlx-lm"
+    loader = MLX_LM
     dialect = "mlx"
     written_by = "mlx"
     always_index = True
@@ -81,56 +79,13 @@ class MlxPlanner(CheckpointPlanner):
         super()._check_class(family)
         config = self.config
         assert config is not None
-        own = CLASSES.get(family.name)
-        if own is None:
-            self.notes.append(
-                f"ckconv knows no class of mlx-lm for {family.name}: the tensors have the names of Hugging Face"
-            )
-        if own is None or self.options.names in ("canonical", "gguf"):
+        if self.options.names in ("canonical", "gguf"):
             return
-        if own.fixed_head and config.head_dim * config.num_heads != config.hidden_size:
-            self.refuse(f"mlx-lm's {family.name} takes hidden / heads for the size of a head, not {config.head_dim}")
-        if not own.head_of_its_own and HEAD in self.tensors:
-            hint = "--tie leaves it out, if it is the embedding" if HEAD in self.index.tensors else ""
-            self.refuse(f"mlx-lm's {family.name} has no output head of its own", hint)
         if not config.norm_eps:
             self.refuse("mlx-lm wants an epsilon above 0 for norms (rms_norm_eps, layer_norm_epsilon)")
-        if self.rope_scaling:
-            self.reasons += rope_reasons(config, self.rope_scaling, own)
-        if family.name == "gpt2":
-            self._check_gpt2()
-        if family.name == "gemma3":
-            self._check_gemma3()
-            return
-        context = self.options.context or config.context_length
-        if config.sliding_window and config.sliding_window < context:
-            self.refuse(
-                f"attention slides over {config.sliding_window:,} tokens ({window_words(config)}), "
-                f"mlx-lm attends to all {context:,}",
-                f"--context {config.sliding_window} makes them the same",
-            )
-
-    def _check_gpt2(self) -> None:
-        config = self.config
-        assert config is not None
-        if config.ffn_size != 4 * config.hidden_size:
-            self.refuse(f"mlx-lm's gpt2 has a feed-forward of 4 x hidden, not {config.ffn_size:,}")
-
-    def _check_gemma3(self) -> None:
-        """mlx-lm's Gemma 3 has full attention in every nth layer, whatever the configuration lists, and has an nth."""
-        config = self.config
-        assert config is not None
-        if config.final_cap:
-            self.refuse(
-                f"final_logit_softcapping = {config.final_cap:g} changes the computation; mlx-lm does not know it"
-            )
-        kinds = layers_of(config)
-        period = period_of(kinds)
-        keys = pattern_words(self.index.format)
-        if period is None:
-            self.refuse(f"mlx-lm's gemma3 has full attention in every nth layer, and this model has not ({keys})")
-        elif config.num_layers < period:
-            self.refuse(f"mlx-lm's gemma3 wants at least {period} layers, one of full attention among them ({keys})")
+        row = engine_of(family, MLX_LM)
+        if self.rope_scaling and row is not None:
+            self.reasons += rope_reasons(config, self.rope_scaling, row)
 
     def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
         """The most common quantisation, and by name the modules that have another."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.rope import scaled
-from ckconv.families.huggingface_classes import ModelClass
-from ckconv.families.key_tables.rope import ROPE_KEYS
+from ckconv.families.engine_rows import Engine
+from ckconv.families.rope_keys import ROPE_KEYS
 from ckconv.plan.steps import Reason
 
 #: Scaling that mlx-lm computes as transformers does -> the keys that it reads. ``longrope`` is none: mlx-lm takes the
@@ -31,10 +31,10 @@ _YARN_CONTEXT = 4096
 _NAMES = frozenset({"rope_type", "type", "rope_theta"})
 
 
-def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], own: ModelClass) -> Iterator[Reason]:
+def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], row: Engine) -> Iterator[Reason]:
     """Why mlx-lm would rotate by other angles than the configuration says."""
     kind = str(scaling.get("rope_type"))
-    if not own.scales_rope:
+    if row.scaling is not None and kind not in row.scaling:
         yield Reason(f"{scaled(kind, config)}, which mlx-lm's {config.family} does not do")
         return
     if kind not in _KEYS:

@@ -11,21 +11,22 @@ from typing import Any
 
 from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
-from ckconv.core.key_table import CONSUMERS
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import UsageError
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.dialects import FUSIONS, NAMES_KEY
-from ckconv.families.huggingface_classes import CLASSES, needs
-from ckconv.families.key_tables.fields import of_class
+from ckconv.families.huggingface_classes import needs
+from ckconv.families.keys import CONSUMERS
+from ckconv.families.loaders import Loader
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family
+from ckconv.families.words import of_class
 from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
 from ckconv.formats.safetensors.checkpoint_names import Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import copied_piece, module_of
-from ckconv.formats.safetensors.checkpoint_rules import class_reasons, option_reasons
+from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
 from ckconv.formats.safetensors.checkpoint_tokenizer import tokenizer_plan
 from ckconv.formats.safetensors.files import parts_beside
 from ckconv.formats.safetensors.rope_factors import scaling_of
@@ -57,7 +58,7 @@ class CheckpointPlanner(Planner):
         always_index: a single file has an index, too.
     """
 
-    loader: str
+    loader: Loader
     dialect: str
     written_by: str
     always_index: bool
@@ -255,22 +256,19 @@ class CheckpointPlanner(Planner):
 
     def _refuse_grouped(self, what: str, patterns: Sequence[str]) -> None:
         for pattern, count in Counter(patterns).items():
-            more = f" ({count} tensors)" if count > 1 else ""
-            self.refuse(f"{what} {pattern}{more}{of_class(self.config)}")
+            self.refuse(f"{what} {pattern}{f' ({count} tensors)' if count > 1 else ''}{of_class(self.config)}")
 
     def _check_class(self, family: Family) -> None:
         """The tensors are those that the class has which will load them; other names are for other loaders."""
         assert self.config is not None
-        consumer = CONSUMERS.get(self.index.format)
-        if consumer not in (None, self.loader):
+        if CONSUMERS.get(self.index.format) not in (None, self.loader.name):
             self.reasons += surplus_reasons(self.index, self.dropped)
             for modifier in self.config.modifiers:
-                self.refuse(f"{modifier} changes the computation; {self.loader} does not know it")
-        if family.name in CLASSES and self.options.names not in ("canonical", "gguf"):
-            present = [name for name in self.tensors if name != HEAD]
-            format, built = self.index.format, not self.document
-            self.reasons += class_reasons(
-                format, self.config, present, self.loader, built=built, context=self.options.context
+                self.refuse(f"{modifier} changes the computation; {self.loader.name} does not know it")
+        if self.options.names not in ("canonical", "gguf"):
+            context, built = self.options.context, not self.document
+            self.reasons += loader_reasons(
+                self.index, self.config, self.tensors, self.loader, target=self.format, built=built, context=context
             )
 
     # The plan
@@ -305,7 +303,8 @@ class CheckpointPlanner(Planner):
         left = {CONFIG_NAME} if kept else {CONFIG_NAME, QUANTIZER_NAME}
         carried = () if o.file_name else tuple(path for path in self.index.side_files if path.name not in left)
         if o.fuse or o.names in ("canonical", "gguf"):
-            self.notes.append(f"{self.loader} loads tensors under the names of --names hf, fused as its classes are")
+            who = self.loader.name
+            self.notes.append(f"{who} loads tensors under the names of --names hf, fused as its classes are")
         self.note_unread()
         parts = parts_beside(self.index.path) if carried else ()
         if parts:

@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, config_differences
-from ckconv.core.key_kinds import Kind
-from ckconv.core.key_table import CONSUMERS, MLX_LM, TRANSFORMERS
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, listed
-from ckconv.families.catalogue import FAMILIES
 from ckconv.families.gguf_metadata import own_document
 from ckconv.families.huggingface_config import huggingface_config
 from ckconv.families.huggingface_types import misfits
-from ckconv.families.key_tables import KEYS
-from ckconv.families.key_tables.fields import said
-from ckconv.families.key_tables.rope import ROPE_KEYS
+from ckconv.families.keys import CONSUMERS, MLX_LM, TRANSFORMERS, Kind
+from ckconv.families.rope_keys import ROPE_KEYS
+from ckconv.families.schema import Family
+from ckconv.families.words import family_of, said
 
 #: What the output says otherwise on purpose.
 _ON_PURPOSE = ("family", "context_length", "vocab_size")
@@ -43,7 +41,7 @@ def agreeing(
         UnsupportedError: ``plan.refused``, no change makes them agree.
     """
     reader, other = CONSUMERS[target], CONSUMERS[source]
-    keys = KEYS[FAMILIES[config.family].model_type if config.model_type not in KEYS else config.model_type]
+    keys = _family(config).document.keys
     ignored = set(keys.misread(document, other, reader))
     made = {key: value for key, value in document.items() if key not in ignored}
     if not _differences(made, config, reader):
@@ -101,7 +99,7 @@ def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
 
 
 def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str) -> list[str]:
-    family = FAMILIES[config.family]
+    family = _family(config)
     kind = (config.rope_scaling or {}).get("rope_type")
     if consumer == TRANSFORMERS and kind is not None and kind not in ROPE_KEYS:
         return [f"rope_scaling.type is {kind!r}, which is not known to be the same in transformers"]
@@ -109,10 +107,17 @@ def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str
         read = huggingface_config(document, family, (), Path("config.json"), consumer=consumer)
     except InputError as error:
         return [error.message]
-    # The plan holds a window against the context, and mlx-lm knows none but Gemma 3's.
-    windowless = consumer == MLX_LM and config.family != "gemma3"
+    # The plan holds a window against the context, and few classes of mlx-lm know one.
+    mlx = family.engines.get("mlx_lm")
+    windowless = consumer == MLX_LM and mlx is not None and "window" in mlx.ignores
     same = {name: getattr(config, name) for name in (*_ON_PURPOSE, *(_WINDOW if windowless else ()))}
     found = config_differences(replace(config, modifiers=()), replace(read, **same), same_words=True)
     return [
         f"{name}{said(config, name)} is {ours!r}, {consumer} reads {theirs!r}" for name, (ours, theirs) in found.items()
     ]
+
+
+def _family(config: ModelConfig) -> Family:
+    family = family_of(config)
+    assert family is not None
+    return family

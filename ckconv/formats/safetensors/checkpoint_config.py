@@ -10,13 +10,15 @@ from typing import Any
 from ckconv.core.config import ModelConfig
 from ckconv.core.documents import document_of
 from ckconv.core.dtypes import DTYPES
-from ckconv.core.key_table import CONSUMERS, TRANSFORMERS
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.catalogue import FAMILIES
-from ckconv.families.huggingface_classes import CLASSES, class_of, fit
+from ckconv.families.huggingface_classes import fit
+from ckconv.families.keys import CONSUMERS, TRANSFORMERS
+from ckconv.families.loaders import MLX_LM
 from ckconv.formats.safetensors.checkpoint_agreement import agreeing, check_fit, fitting
 from ckconv.formats.safetensors.document import Facts, build_document
 from ckconv.io.bytesource import open_source
+from ckconv.plan.checks import engine_of
 
 CONFIG_NAME = "config.json"
 
@@ -26,28 +28,8 @@ _TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 _QUANTIZATION_KEYS = ("quantization", "quantization_config")
 
-#: Keys that mlx-lm's classes cannot do without, or take a default of their own for; those of Hugging Face can.
-_MLX_NEEDS: Mapping[str, tuple[str, ...]] = {
-    "": ("rope_theta", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "vocab_size"),
-    "llama": ("head_dim",),
-    "mistral": ("head_dim",),
-    "qwen3": ("head_dim",),
-    "mixtral": ("num_local_experts", "num_experts_per_tok"),
-    # transformers 5 says num_local_experts.
-    "qwen3moe": ("head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "intermediate_size"),
-    "gemma3": ("num_attention_heads", "head_dim", "rope_local_base_freq", "query_pre_attn_scalar", "sliding_window"),
-    # transformers 5 says it in rope_parameters.
-    "phi3": ("partial_rotary_factor",),
-    "gpt2": ("n_ctx", "n_positions", "layer_norm_epsilon"),
-}
-
-#: Keys that mlx-lm's classes read, where those of Hugging Face go by another key if it is there.
-_MLX_READS: Mapping[str, tuple[str, ...]] = {"gemma3": ("rope_local_base_freq", "sliding_window_pattern")}
-
-#: What transformers' classes take for a key that is not there, where mlx-lm's want it to be there.
-_CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "qwen3moe": {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
-}
+#: Keys that every class of mlx-lm cannot do without, or takes a default of its own for; those of Hugging Face can.
+_MLX_NEEDS = ("rope_theta", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +92,15 @@ def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
     """What a document says that is built, out of what the source says elsewhere."""
     from ckconv.tokenizer.source import special_tokens_of
 
-    def value(key: str) -> Any:
-        return getattr(index.metadata.get(f"{index.architecture}.{key}"), "value", None)
-
     document = source_document(index)
-    source = {
-        "original_max_position_embeddings": value("rope.scaling.original_context_length"),
-    }
     switches: Mapping[str, bool] = {}
-    if config.family in CLASSES:
+    if FAMILIES[config.family].known_classes:
         switches = fit(config, said.present, TRANSFORMERS).switches
     tokens = {} if document else special_tokens_of(index)
     ids: dict[str, int] = {
         key: tokens[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in tokens
     }
-    return Facts(said.tied, widest(said.floats), switches, said.rope_scaling, ids, source, said.context)
+    return Facts(said.tied, widest(said.floats), switches, said.rope_scaling, ids, said.context)
 
 
 def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[str, Any]:
@@ -151,7 +127,7 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
         if said.format == "mlx":
             _complete(document, config, facts)
         document |= _switched(document, config, said)
-        built = build_document(config, facts) if class_of(config) is not None else {}
+        built = build_document(config, facts) if FAMILIES[config.family].known_classes else {}
         if CONSUMERS[said.format] == TRANSFORMERS:
             document = fitting(document, built, config)
         if built:
@@ -163,7 +139,7 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
 
 def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> dict[str, bool]:
     """Biases that the source's reader starts at zero are none, and mlx-lm does not load a model that lacks them."""
-    if class_of(config) is None:
+    if not FAMILIES[config.family].known_classes:
         return {}
     fitted = fit(config, said.present, CONSUMERS[said.format])
     return {key: there for key, there in fitted.switches.items() if document.get(key, False) != there}
@@ -193,16 +169,15 @@ def _with_numbers(table: Mapping[str, Any], kind: object, numbers: Mapping[str, 
 def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> None:
     """Add what mlx-lm needs and the document does not say in the words that mlx-lm reads."""
     built = build_document(config, facts)
-    for key in (*_MLX_NEEDS[""], *_MLX_NEEDS.get(config.family, ())):
+    row = engine_of(FAMILIES[config.family], MLX_LM)
+    for key in (*_MLX_NEEDS, *(row.needs if row else ())):
         if document.get(key) is None and built.get(key) is not None:
             document[key] = built[key]
-    for key, value in _CLASS_DEFAULTS.get(config.family, {}).items():
-        document.setdefault(key, value)
     if config.rope_scaling and not document.get("rope_scaling"):
         document["rope_scaling"] = dict(config.rope_scaling)
     elif not config.rope_scaling and document.get("rope_scaling"):
         del document["rope_scaling"]  # it scales nothing, and mlx-lm wants to know how
-    for key in _MLX_READS.get(config.family, ()):
+    for key in row.reads if row else ():
         if key in built:
             document[key] = built[key]
 

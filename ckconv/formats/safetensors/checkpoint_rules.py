@@ -11,12 +11,12 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.dialects import FUSIONS
 from ckconv.families.huggingface_classes import fit
-from ckconv.families.key_tables.fields import said, tensors_said
+from ckconv.families.loaders import Loader
+from ckconv.families.words import said, tensors_said
 from ckconv.options import Options
+from ckconv.plan.checks import row_reasons
+from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Reason, missing_tensors
-
-#: Families whose class turns a part of every head only where the configuration says so.
-_TURNS_A_PART = frozenset({"phi3"})
 
 #: Scaling whose angles follow from the model's context length (modeling_rope_utils.py).
 _FOLLOWS_CONTEXT = frozenset({"dynamic", "longrope"})
@@ -42,6 +42,32 @@ def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) ->
         )
     if options.context and not family.rope and options.context != config.context_length:
         yield Reason(f"the position table has {config.context_length:,} rows, --context says {options.context:,}")
+
+
+def loader_reasons(
+    index: TensorIndex,
+    config: ModelConfig,
+    tensors: Collection[str],
+    loader: Loader,
+    *,
+    target: str,
+    built: bool,
+    context: int,
+) -> Iterator[Reason]:
+    """Why the loader would make another model of the tensors, or none.
+
+    Args:
+        tensors: canonical names of those that are written.
+        target: format; a source of the same one was loaded as it is.
+        built: the configuration is made out of hyper-parameters, so that they all have to be there.
+        context: context length that is asked for, 0 for the source's.
+    """
+    if FAMILIES[config.family].known_classes:
+        present = [name for name in tensors if name != HEAD]
+        yield from class_reasons(index.format, config, present, loader.name, built=built, context=context)
+    if index.format != target:
+        length, tied = context or config.context_length, HEAD not in tensors
+        yield from row_reasons(config, loader, context=length, tied=tied, format=index.format)
 
 
 def class_reasons(
@@ -70,6 +96,6 @@ def class_reasons(
     if not (context or config.context_length):
         keys = said(config, "context_length", format=format)
         yield Reason(f"the source names no context length{keys}", "--context N sets one")
-    if config.rotary_dim != config.head_dim and family.name not in _TURNS_A_PART:
+    if config.rotary_dim != config.head_dim and not family.turns_a_part:
         turned = f"{config.rotary_dim} of {config.head_dim}{said(config, 'rotary_dim', format=format)}"
         yield Reason(f"RoPE turns {turned} elements of a head, which the {family.name} class does not")

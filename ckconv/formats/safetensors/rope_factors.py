@@ -9,12 +9,10 @@ from typing import Any
 from ckconv.core.config import ModelConfig
 from ckconv.core.rope import scaled
 from ckconv.core.tensors import TensorIndex
+from ckconv.families.words import family_of
 from ckconv.io.files import Files
 from ckconv.plan.planner import ROPE_FREQUENCIES
 from ckconv.plan.steps import Reason
-
-#: Families whose configuration class validates the type of scaling (``Phi3Config.validate_rope``).
-_LONGROPE_ONLY = frozenset({"phi3"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,7 @@ def scaling_of(index: TensorIndex, config: ModelConfig, *, drop: bool) -> Scalin
         drop: a flag leaves the tensor of factors out.
     """
     document, left_out = config.rope_scaling, ""
+    family = family_of(config)
     reasons: list[Reason] = []
     if ROPE_FREQUENCIES in index.tensors:
         if drop:
@@ -57,8 +56,10 @@ def scaling_of(index: TensorIndex, config: ModelConfig, *, drop: bool) -> Scalin
         changes = "changes the computation; no key of a config.json says it"
         reasons += [Reason(f"{modifier} {changes}") for modifier in config.modifiers]
         kind = document.get("rope_type") if document else None
-        if kind and config.family in _LONGROPE_ONLY:
-            reasons.append(Reason(f"{scaled(str(kind), config)}; transformers' phi3 knows longrope only"))
+        types = family.document.rope.types if family else ()
+        if kind and types and kind not in types:
+            known = f"transformers' {config.family} knows {', '.join(types)} only"
+            reasons.append(Reason(f"{scaled(str(kind), config)}; {known}"))
     elif index.format == "bump":
         reasons += [Reason(f"{modifier} changes the computation") for modifier in config.modifiers]
     return Scaling(document, left_out, tuple(reasons))

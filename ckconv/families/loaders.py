@@ -1,0 +1,32 @@
+"""Who loads what is written: the engines that have a row in family files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """An engine.
+
+    Attributes:
+        name: what people call it.
+        row: its row in a family file.
+        column: the cells of a parameter that it reads.
+        has: what it has of a family.
+    """
+
+    name: str
+    row: str
+    column: str
+    has: str = "class"
+
+    @property
+    def of_metadata(self) -> bool:
+        """It reads typed metadata; others a document."""
+        return self.column == "gguf"
+
+
+LLAMA_CPP = Loader("llama.cpp", "llama_cpp", "gguf", "architecture")
+MLX_LM = Loader("mlx-lm", "mlx_lm", "hf")
+TRANSFORMERS = Loader("transformers", "transformers", "hf")

@@ -1,0 +1,202 @@
+"""Section ``[tensors]`` of a family file: rows of tensors.
+
+A row is a module: ``axes`` is its shape, ``hf``, ``gguf`` and ``mlx`` its cells (a name, a table of ``name``, ``axes``,
+``value``, ``by`` and ``when``, a list of forms of which the first is written, or ``absent``), ``bias`` and ``when``
+say whether there is a bias, and whether it is there at all, ``layers`` which kind of layer has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckconv.families import axes as shapes
+from ckconv.families.expressions import Expression
+from ckconv.families.fields import Fields, listed
+from ckconv.families.merge import FORMATS
+
+#: Operations that change values: what is stored for a canonical x.
+VALUES = ("add_one", "neg_exp", "scale")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """How one format stores a tensor.
+
+    Attributes:
+        name: the module's name, with ``M.``, ``L.`` and ``{n}``, ``{E}``; with ``=`` in front the full name.
+        axes: the order in which the format stores the values; ``None`` for the canonical one.
+        part, parts: which of the segments of the stored tensor this one is, and how many tensors share it.
+        value: the operation on values, "" for none; ``by`` its factor.
+        when: the form is there only then.
+    """
+
+    name: str
+    axes: shapes.Shape | None = None
+    part: int = 0
+    parts: int = 1
+    value: str = ""
+    by: Expression | None = None
+    when: Expression | None = None
+
+    @property
+    def stack(self) -> str:
+        """The axis of which every index has a stored tensor of its own, "" where there is none."""
+        start = self.name.find("{")
+        while start >= 0:
+            letter = self.name[start + 1 : self.name.index("}", start)]
+            if letter != "n":
+                return letter
+            start = self.name.find("{", start + 1)
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One canonical tensor.
+
+    Attributes:
+        name: canonical module name; ``L.`` stands for one layer's.
+        axes: its canonical shape.
+        fused_axes: that of all tensors that share the row, which a cell with one name for all stores.
+        bias: whether there is a bias beside the weight.
+        when: the tensor is there only then.
+        layers: the kind of layer that has it, "" for all.
+        cells: format -> its forms, the first of which is written; empty where the format has none.
+        dropped: format -> full name of a stored tensor that is no part of the model, and why it is not.
+    """
+
+    name: str
+    axes: shapes.Shape
+    fused_axes: shapes.Shape
+    bias: Expression | None
+    when: Expression | None
+    layers: Expression | None
+    cells: Mapping[str, tuple[Cell, ...]]
+    dropped: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def in_layers(self) -> bool:
+        """There is one in every layer of the kind."""
+        return self.name.startswith("L.")
+
+    def in_stack(self, stacks: Mapping[str, Stack]) -> bool:
+        """There is one in every layer of the decoder, or of another stack."""
+        letter, dot, _ = self.name.partition(".")
+        return bool(dot) and (letter == "L" or letter in stacks)
+
+    @property
+    def optional(self) -> bool:
+        """There are models of the family without it."""
+        return self.when is not None or self.layers is not None
+
+    @property
+    def whole_name(self) -> bool:
+        """Its name is no module's: there is neither ``.weight`` nor ``.bias`` behind it."""
+        return any(cell.name.startswith("=") for cells in self.cells.values() for cell in cells)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Layers besides the decoder's: rows whose names start with its letter are in each of them.
+
+    Attributes:
+        canonical: what the letter stands for in canonical names (``enc.layers.{n}.``).
+        count: how many layers there are.
+        prefixes: format -> what the letter stands for there.
+    """
+
+    canonical: str
+    count: Expression
+    prefixes: Mapping[str, str]
+
+
+class TensorRows(Fields):
+    """Reads the section."""
+
+    def __init__(self, path: Path, letters: Collection[str]) -> None:
+        super().__init__(path)
+        self._letters = letters
+
+    def row(self, name: str, row: Mapping[str, Any], kinds: Mapping[str, Any]) -> TensorRow:
+        """One tensor, its fields merged."""
+        self.where = f"tensors.{name}"
+        fused = self._axes(row.get("axes"))
+        if fused is None:
+            raise self.fault("axes are not said")
+        axes = shapes.of_part(fused, row.get("part", 0))
+        cells: dict[str, tuple[Cell, ...]] = {}
+        dropped: dict[str, tuple[str, str]] = {}
+        for format in FORMATS:
+            cell = row.get(format, None if format != "mlx" else row.get("hf"))
+            if cell is None:
+                raise self.fault(f"{format} is not said ('absent' where the format has none)")
+            if isinstance(cell, dict) and "dropped" in cell:
+                dropped[format] = (cell["name"], cell["dropped"])
+            if format == "mlx" and isinstance(cell, dict) and "name" not in cell and isinstance(row.get("hf"), dict):
+                cell = {**{k: v for k, v in row["hf"].items() if k in ("name", "part", "parts")}, **cell}
+            forms = [] if cell == "absent" or format in dropped else listed(cell)
+            cells[format] = tuple(self._cell(form, axes, fused) for form in forms)
+        return TensorRow(
+            name,
+            axes,
+            fused,
+            self.expression(row.get("bias")),
+            self.expression(row.get("when")),
+            self._kind(row.get("layers"), kinds),
+            cells,
+            dropped,
+        )
+
+    def _kind(self, text: object, kinds: Mapping[str, Any]) -> Expression | None:
+        found = self.expression(text)
+        for name in found.names if found else ():
+            if name not in kinds:
+                raise self.fault(f"there is no layer kind {name!r} (known: {', '.join(kinds)})")
+        return found
+
+    def _cell(self, form: object, axes: shapes.Shape, fused: shapes.Shape) -> Cell:
+        known = frozenset({"name", "axes", "value", "by", "when", "part", "parts"})
+        row = self.fields({"name": form} if isinstance(form, str) else form, known)
+        value = row.get("value", "")
+        if not isinstance(row.get("name"), str):
+            raise self.fault("a cell without a name")
+        if value and value not in VALUES:
+            raise self.fault(f"there is no value operation {value!r} (known: {', '.join(VALUES)})")
+        stored = self._axes(row.get("axes"))
+        parts = row.get("parts", 1)
+        cell = Cell(
+            row["name"],
+            stored or (fused if parts > 1 else None),
+            row.get("part", 0),
+            parts,
+            value,
+            self.expression(row.get("by")),
+            self.expression(row.get("when")),
+        )
+        self._check_cell(cell, axes)
+        return cell
+
+    def _check_cell(self, cell: Cell, axes: shapes.Shape) -> None:
+        """The atoms of a cell are the tensor's own, an axis that is stacked left out."""
+        canonical = axes[1:] if cell.stack and axes and axes[0] == (cell.stack,) else axes
+        if cell.axes is None:
+            return
+        try:
+            shapes.move(cell.axes, canonical, cell.part if shapes.segment_count(cell.axes) > 1 else 0, lambda name: 1)
+        except shapes.AxesError as error:
+            raise self.fault(f"{cell.name}: {error}") from None
+
+    def _axes(self, text: object) -> shapes.Shape | None:
+        if text is None:
+            return None
+        try:
+            shape = shapes.parse(str(text))
+        except shapes.AxesError as error:
+            raise self.fault(str(error)) from None
+        for letter in shapes.letters(shape):
+            if not letter.isdigit() and not letter.startswith("_") and letter not in self._letters:
+                raise self.fault(f"there is no axis {letter!r}")
+        return shape

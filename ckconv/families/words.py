@@ -1,0 +1,90 @@
+"""Which keys of a source a field stands under, for messages that name them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ckconv.core.config import FIELD_OF, ModelConfig
+from ckconv.families.catalogue import FAMILIES, families_of_gguf, family_of_model_type
+from ckconv.families.schema import Family
+
+#: The fields that the size of a head follows from.
+HEAD_SIZE = ("head_dim", "hidden_size", "num_heads")
+
+_PARAMETER_OF = {field: name for name, field in FIELD_OF.items()}
+
+
+def family_of(config: ModelConfig) -> Family | None:
+    """The family file of a model: that of its own ``model_type``, else that of its family."""
+    return family_of_model_type(config.model_type) or FAMILIES.get(config.family)
+
+
+def document_words(family: Family, field: str) -> list[str]:
+    """What a family's configuration calls a field."""
+    parameter = family.parameters.get(_PARAMETER_OF.get(field, field))
+    cells = parameter.key_cells("hf") if parameter else ()
+    return [cell.key for cell in cells if "." not in cell.key and not cell.unread]
+
+
+def written_words(family: Family, field: str) -> list[str]:
+    """Those that its class goes by; others it understands."""
+    parameter = family.parameters.get(_PARAMETER_OF.get(field, field))
+    cells = parameter.key_cells("hf") if parameter else ()
+    own = [cell.key for cell in cells if "." not in cell.key and not cell.alias and not cell.unread]
+    return own or document_words(family, field)
+
+
+def gguf_words(architecture: str, fields: Iterable[str]) -> list[str]:
+    """What a GGUF calls fields."""
+    families = families_of_gguf(architecture)
+    found = []
+    for field in fields:
+        rows = [family.parameters.get(_PARAMETER_OF.get(field, field)) for family in families]
+        found += [f"{architecture}.{cell.key}" for row in rows if row for cell in row.key_cells("gguf")]
+    return list(dict.fromkeys(found))
+
+
+def window_words(config: ModelConfig) -> str:
+    """Keys that make layers slide."""
+    family = family_of(config) if config.raw else None
+    switched = family is not None and family.document.window.transformers.startswith("switch")
+    return "sliding_window, use_sliding_window, max_window_layers, layer_types" if switched else "sliding_window"
+
+
+def said(config: ModelConfig, *fields: str, format: str = "") -> str:
+    """`` (num_attention_heads, head_dim)``; empty for a model without a configuration document, but for a GGUF.
+
+    Args:
+        fields: of the configuration, or parameters; ``family`` is what says which class it is of.
+    """
+    names = dict.fromkeys(name for field in fields for name in _names(config, field, format))
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _names(config: ModelConfig, field: str, format: str) -> list[str]:
+    family = family_of(config)
+    if family is None or (format == "gguf" and field == "family"):
+        return []
+    if format == "gguf":
+        return gguf_words(family.gguf, [field])
+    if not config.raw:
+        return []
+    return ["model_type"] if field == "family" else document_words(family, field)
+
+
+def of_class(config: ModelConfig | None) -> str:
+    """`` of a llama (model_type)``: which class's tensors a sentence is about, where a document names one."""
+    return f" of a {config.model_type} (model_type)" if config is not None and config.raw else ""
+
+
+def tensors_said(config: ModelConfig, *, format: str) -> str:
+    """The keys that say which tensors a model has, in brackets."""
+    family = family_of(config)
+    experts = ("num_experts",) if family is not None and family.experts else ()
+    return said(config, "num_layers", *experts, "family", format=format)
+
+
+def said_of(config: ModelConfig, format: str = "") -> Callable[..., str]:
+    """:func:`said` of parameters, by the names of family files; ``family`` is no parameter."""
+    fields = {**FIELD_OF, "family": "family"}
+    return lambda *names: said(config, *(fields[name] for name in names if name in fields), format=format)

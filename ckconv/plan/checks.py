@@ -1,0 +1,136 @@
+"""What an engine's row in a family file says about a model: why the engine would compute something else.
+
+Defaults are closed: a family without a row for the engine is refused, and so is a parameter that the engine's format
+has no key for, or that its class does not look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckconv.core.config import FIELD_OF, ModelConfig
+from ckconv.core.rope import MAX_FLOAT32
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.engine_rows import Condition, Engine
+from ckconv.families.expressions import ExpressionError
+from ckconv.families.keys import READERS
+from ckconv.families.loaders import Loader
+from ckconv.families.parameter_rows import Parameter
+from ckconv.families.parameters import differ, scope_of
+from ckconv.families.schema import Family
+from ckconv.families.words import document_words, said, window_words
+from ckconv.plan.steps import Reason
+
+#: Sentences about these need more than a key and a value.
+_WINDOW = "window"
+
+
+def engine_of(family: Family, loader: Loader) -> Engine | None:
+    """The row; ``None`` where there is none."""
+    return family.engines.get(loader.row)
+
+
+def row_reasons(config: ModelConfig, loader: Loader, *, context: int, tied: bool, format: str = "") -> Iterator[Reason]:
+    """Why the engine would compute something else than the model.
+
+    Args:
+        context: context length in the output.
+        tied: the output has no head of its own.
+        format: the source's.
+    """
+    family = FAMILIES[config.family]
+    row = engine_of(family, loader)
+    if row is None or row.absent:
+        yield Reason(_unknown(family, loader, known=row is not None))
+        return
+    scope = {**scope_of(family, config), "context": context, "tied": tied}
+    for condition in row.right_if:
+        yield from _condition(condition, config, loader, scope, format)
+    for name, parameter in family.parameters.items():
+        value = scope[name] if _is_carried(name, family) else None
+        if name in row.ignores or _is_lost(name, parameter, family, loader):
+            yield from _ignored(name, parameter, family, config, loader, value, context)
+        yield from _assumed(name, parameter, family, loader, scope)
+        number = loader.of_metadata and parameter.kind == "f32" and name not in ("rope_theta", "norm_eps")
+        if number and isinstance(value, float) and abs(value) > MAX_FLOAT32:
+            yield Reason(f"{_key(name, family)} is {value:g}, which no float32 holds")
+
+
+def _unknown(family: Family, loader: Loader, *, known: bool) -> str:
+    if known:
+        return f"{loader.name} has no {loader.has} for {family.name} (model_type)"
+    return f"ckconv does not know what {loader.name} computes of a {family.name} (model_type)"
+
+
+def _condition(
+    condition: Condition, config: ModelConfig, loader: Loader, scope: Mapping[str, Any], format: str
+) -> Iterator[Reason]:
+    try:
+        if condition.expression.value(scope):
+            return
+    except ExpressionError as error:
+        yield Reason(f"{loader.name}: {error}")
+        return
+    names = condition.of
+    sentence = condition.said(scope)
+    if not sentence:
+        names = names or tuple(sorted(condition.expression.names))
+        values = ", ".join(f"{name} is {_shown(scope[name])}" for name in names if name in scope)
+        sentence = f"{loader.name} computes a {config.family} right only if {condition.expression}, and {values}"
+    yield Reason(f"{sentence}{said(config, *names, format=format)}", condition.hint)
+
+
+def _is_carried(name: str, family: Family) -> bool:
+    return name in FIELD_OF or name in family.own
+
+
+def _is_lost(name: str, parameter: Parameter, family: Family, loader: Loader) -> bool:
+    """The source may say it, and the engine's format or class has nothing for it."""
+    if parameter.value is not None or not (name in family.own or name in (_WINDOW, "final_cap", "query_scalar")):
+        return False
+    if loader.of_metadata:
+        cells = parameter.cells.get(loader.column, ())
+        return bool(parameter.cells.get("hf")) and all(cell.kind == "key" and cell.unread for cell in cells)
+    return not any(
+        set(READERS[loader.row]) & set(cell.readers) and not cell.unread for cell in parameter.key_cells("hf")
+    )
+
+
+def _ignored(
+    name: str, parameter: Parameter, family: Family, config: ModelConfig, loader: Loader, value: Any, context: int
+) -> Iterator[Reason]:
+    if name == _WINDOW:
+        if value and value < context:
+            yield Reason(
+                f"attention slides over {value:,} tokens ({window_words(config)}), "
+                f"{loader.name} attends to all {context:,}",
+                f"--context {value} makes them the same",
+            )
+        return
+    default = parameter.defaults.get(loader.row)
+    taken = default.value(config.scope) if default is not None else None
+    if value not in (None, 0, False) and (taken is None or differ(value, taken)):
+        yield Reason(f"{_key(name, family)} = {_shown(value)} changes the computation; {loader.name} does not know it")
+
+
+def _assumed(
+    name: str, parameter: Parameter, family: Family, loader: Loader, scope: Mapping[str, Any]
+) -> Iterator[Reason]:
+    """A value that the loader takes for granted, and the model has another."""
+    for cell in parameter.cells.get(loader.column, ()):
+        if cell.kind != "fixed" or cell.folded or cell.expression is None:
+            continue
+        value, taken = scope[name], cell.expression.value(scope)
+        if differ(value, taken):
+            said = f"{_key(name, family)} = {_shown(value)}, {loader.name} takes {_shown(taken)}"
+            yield Reason(cell.sentence or f"{said} ({cell.expression})")
+
+
+def _key(name: str, family: Family) -> str:
+    words = document_words(family, name)
+    return words[0] if words else name
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
