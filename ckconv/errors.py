@@ -144,9 +144,9 @@ def _rest(number: int) -> str:
     return f"... and {number:,} more"
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, several: str = "") -> str:
     """``1 tensor``, ``2,048 tensors``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {several or f'{noun}s'}"
 
 
 def quoted(text: str, limit: int = 120) -> str:

@@ -47,7 +47,7 @@ def test_equal_models_end_with_0(ckconv: Run, tmp_path: Path) -> None:
     assert (found.code, found.err) == (0, "")
     assert found.out.splitlines() == [
         f"{a}  {b}",
-        "  20 tensors equal (5 of them of another type)",
+        "  20 tensors equal (5 stored in another type)",
         "the same model",
     ]
 
@@ -252,7 +252,7 @@ def test_a_model_without_rules_is_refused_against_one_with_rules(ckconv: Run, tm
 
     assert (found.code, found.out) == (4, "")
     assert r"error[model.architecture]" in found.err
-    assert r"architecture 'x\x1b' has no rules" in found.err
+    assert r"ckconv does not know the architecture 'x\x1b'" in found.err
 
 
 def test_a_bump_whose_tensors_cannot_be_found_is_no_equal_of_anything(tmp_path: Path, ckconv: Run) -> None:

@@ -85,7 +85,7 @@ def test_untouched_output_passes(made: Case, ckconv) -> None:
     assert made.out.stat().st_size == max(at + size for at, size in made.slots.values())
     result = ckconv("verify", made.out, made.source)
     assert result.code == 0
-    assert "structure and padding right, payload sha256 " in result.out
+    assert "structure and padding are valid, payload sha256 " in result.out
     assert made.data[0x40:0x60].hex() in result.out
     assert ckconv("verify", made.out).code == 0
 

@@ -365,7 +365,7 @@ def test_a_file_without_rules_is_not_compared_with_one_that_has_them(tmp_path: P
             require_comparable(*pair)
         assert (caught.value.code, caught.value.exit_code) == ("model.architecture", 4)
         assert caught.value.path == str(tmp_path / "b")
-        assert "architecture 'other' has no rules" in caught.value.message
+        assert "ckconv does not know the architecture 'other'" in caught.value.message
     require_comparable(one, one)
     require_comparable(other, other)
 

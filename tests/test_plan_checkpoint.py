@@ -130,7 +130,7 @@ def test_types_that_are_not_floats_and_unknown_architectures_are_copied(tmp_path
 
 def test_an_unknown_architecture_is_refused_across_formats(tmp_path: Path) -> None:
     source = Model(arch="mamba").write(tmp_path / "m.gguf")
-    assert "architecture 'mamba' has no rules" in reasons(source, tmp_path)[0]
+    assert "ckconv does not know the architecture 'mamba'" in reasons(source, tmp_path)[0]
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("f32", "F32"), ("bf16", "BF16")])
@@ -155,8 +155,8 @@ def test_what_would_be_rounded_is_refused_unless_it_is_allowed(tmp_path: Path) -
 def test_blocks_are_refused_all_at_once_and_decoded_when_asked(tmp_path: Path) -> None:
     source = FIXTURES / "kquants" / "llama64.Q4_K_M.gguf"
     assert reasons(source, tmp_path) == [
-        "safetensors holds numbers, not blocks of Q8_0: output.weight and 2 more",
-        "safetensors holds numbers, not blocks of Q5_0: token_embd.weight and 12 more",
+        "safetensors has no Q8_0 type: output.weight and 2 more",
+        "safetensors has no Q5_0 type: token_embd.weight and 12 more",
     ]
 
     made = tensors_of(to_hf(source, tmp_path / "out", dequantize=True))
@@ -174,7 +174,7 @@ def test_blocks_are_refused_all_at_once_and_decoded_when_asked(tmp_path: Path) -
 
 def test_mlx_triples_are_decoded_as_mlx_decodes_them(tmp_path: Path) -> None:
     source = FIXTURES / "mlx" / "llama-tied-bf16.q4g64"
-    assert "blocks of MLX 4-bit group 64 BF16" in reasons(source, tmp_path)[0]
+    assert "matrices of MLX 4-bit group 64 BF16" in reasons(source, tmp_path)[0]
     out = to_hf(source, tmp_path / "out", dequantize=True, dtype="bf16")
 
     twin = FIXTURES / "mlx-dequantized" / "llama-tied-bf16.q4g64.dequantized"

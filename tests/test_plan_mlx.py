@@ -273,8 +273,10 @@ def test_float16_scales_are_what_mlx_itself_makes_of_a_gguf(tmp_path: Path) -> N
 def test_an_unknown_architecture_is_only_copied(tmp_path: Path) -> None:
     tensors = {"layers.0.w": np.ones((2, 4), np.float32), "ids": np.arange(3, dtype=np.int64)}
     source = save(tmp_path / "hf", {"model_type": "mamba"}, tensors)
-    assert "has no rules" in reasons(source, tmp_path, "mlx")[0], "mlx-lm may compute something else"
-    assert "has no rules" in reasons(source, tmp_path, "mlx", names="canonical")[0]
+    assert "ckconv does not know the architecture" in reasons(source, tmp_path, "mlx")[0], (
+        "mlx-lm may compute something else"
+    )
+    assert "ckconv does not know the architecture" in reasons(source, tmp_path, "mlx", names="canonical")[0]
 
     own = save(tmp_path / "mlx", {"model_type": "mamba"}, tensors, metadata={"format": "mlx"})
     out = to_mlx(own, tmp_path / "out")
@@ -289,8 +291,8 @@ def test_quantised_modules_of_an_unknown_architecture_are_only_copied(tmp_path: 
     unknown = save(tmp_path / "unknown", config, tensors, metadata={"format": "mlx"})
 
     assert tensors_of(to_mlx(unknown, tmp_path / "out")) == tensors_of(source)
-    assert "has no rules" in reasons(unknown, tmp_path)[0]
-    assert "has no rules" in reasons(unknown, tmp_path, "mlx", dequantize=True)[0]
+    assert "ckconv does not know the architecture" in reasons(unknown, tmp_path)[0]
+    assert "ckconv does not know the architecture" in reasons(unknown, tmp_path, "mlx", dequantize=True)[0]
 
 
 # What mlx-lm's classes do not compute

@@ -95,7 +95,7 @@ def test_model_type_without_rules(model_type: object, tmp_path: Path, ckconv) ->
     result = ckconv("inspect", beside(tmp_path, FILE, model_type=model_type))
     assert result.code == 4
     assert "error[model.architecture]" in result.err
-    assert "has no rules" in result.err
+    assert "ckconv does not know the model_type" in result.err
     assert "\x1b" not in result.err
 
 

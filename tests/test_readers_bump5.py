@@ -358,7 +358,7 @@ def test_configuration_contradicts(config: dict[str, Any], fragment: str, tmp_pa
 
 
 def test_architecture_without_rules(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="model_type 'qwen35' has no rules"):
+    with pytest.raises(UnsupportedError, match="ckconv does not know the model_type 'qwen35'"):
         open_bump(build("D").write(tmp_path, config={"model_type": "qwen35"}))
 
 

@@ -62,7 +62,7 @@ def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
         return
     if settings.quiet:
         return
-    retyped = f" ({len(found.retyped)} of them of another type)" if found.retyped else ""
+    retyped = f" ({len(found.retyped)} stored in another type)" if found.retyped else ""
     lines = [f"{a}  {b}", f"  {counted(found.equal, 'tensor')} equal{retyped}"]
     if settings.verbose:
         lines += [f"    {name}  {ours} | {theirs}" for name, ours, theirs in found.retyped]

@@ -122,10 +122,14 @@ def _left_out_lines(plan: Plan, settings: Settings) -> list[str]:
     lines = []
     for reason, names in groups.items():
         if len(names) > _LEFT_OUT_SHOWN and not settings.verbose:
-            lines.append(f"  left out {names[0]} and {len(names) - 1} more: {reason} (-v lists them)")
+            lines.append(f"  left out {names[0]} and {len(names) - 1} more{_why(reason)} (-v lists them)")
         else:
-            lines += [f"  left out {name}: {reason}" for name in names]
+            lines += [f"  left out {name}{_why(reason)}" for name in names]
     return lines
+
+
+def _why(reason: str) -> str:
+    return f" (asked for by {reason})" if reason.startswith("--") else f": {reason}"
 
 
 def _merged_lines(report: Report, settings: Settings) -> list[str]:
@@ -270,7 +274,8 @@ def _action_lines(plan: Plan) -> list[str]:
     ]
     zero = [step for step in plan.steps if step.blank]
     if zero:
-        lines.append(f"  {len(zero):>4}  zero    {size(sum(step.nbytes for step in zero))} of placeholders")
+        nbytes = size(sum(step.nbytes for step in zero))
+        lines.append(f"  {len(zero):>4}  zero    {nbytes}, for tensors that the model does not have")
     content = [step for step in plan.steps if step.content is not None]
     if content:
         lines.append(f"  {len(content):>4}  content {size(sum(step.nbytes for step in content))} that is no tensor")

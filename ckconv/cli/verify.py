@@ -90,12 +90,12 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     tensors = counted(found.tensors, "tensor")
     against = f"verified {found.tensors:,}/{tensors} against {src}" if src else tensors
     rounded = f", {found.rounded:,} of them rounded" if found.rounded else ""
-    blank = f", {counted(found.blank, 'placeholder')} zero" if found.blank else ""
-    checks = "structure and padding right"
+    blank = f", {counted(found.blank, 'zero-filled entry', 'zero-filled entries')}" if found.blank else ""
+    checks = "structure and padding are valid"
     if found.payload_sha256:
         checks += f", payload sha256 {found.payload_sha256}"
     elif not checked.sums and not checked.record:
-        checks += ", the format has no checksum"
+        checks += f"; {out.format} stores no checksum" + ("" if src else ": compare with SRC or a .sha256")
     checks += f", {MAP_NAME} fits" if mapped else ""
     if source is not None and not flags["weights"]:
         checks += ", metadata and side files as the source makes them"

@@ -277,6 +277,7 @@ def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
         if one.config is None and other.config is not None:
             raise UnsupportedError(
                 "model.architecture",
-                f"architecture {one.architecture!r} has no rules, so its tensors cannot be matched with {other.path}",
+                f"ckconv does not know the architecture {one.architecture!r},"
+                f" so its tensors cannot be matched with {other.path}",
                 path=one.path,
             )

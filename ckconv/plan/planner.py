@@ -36,7 +36,11 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         )
     if index.facts.get("kind", "model") != "model":
         return Reason(f"it is no model but {quoted(str(index.facts['kind']))}, which this version does not convert")
-    what = f"architecture {index.architecture!r} has no rules" if index.architecture else "no architecture is named"
+    what = (
+        f"ckconv does not know the architecture {index.architecture!r}"
+        if index.architecture
+        else "no architecture is named"
+    )
     if index.metadata_kind is MetadataKind.DOCUMENT:
         what += " (model_type)"
     if index.metadata_kind is MetadataKind.TYPED and index.architecture in {

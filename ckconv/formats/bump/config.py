@@ -65,7 +65,9 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
     model_type = str(config["model_type"] if "model_type" in config else family_without_name(GENERATED, ()))
     family = family_of_model_type(model_type)
     if family is None:
-        raise UnsupportedError("model.architecture", f"model_type {quoted(model_type)} has no rules", path=path)
+        raise UnsupportedError(
+            "model.architecture", f"ckconv does not know the model_type {quoted(model_type)}", path=path
+        )
     model = build_config(family.name, model_type, values, names, fail, vocab_size=header["vocab_size"], rope=True)
     if model.head_dim != header["head_dim"]:
         raise fail(f"head_dim is {model.head_dim}, the file's header says {header['head_dim']}")

@@ -150,7 +150,8 @@ class GgufPlanner(Planner):
             self.refuse("positions of gpt2 are learned: --context cannot change how many there are")
         if family is None and self._same_format and self.options.dtype in ("f16", "bf16"):
             self.refuse(
-                f"architecture {self.index.architecture!r} has no rules: which tensors must stay FP32 is not known"
+                f"ckconv does not know the architecture {self.index.architecture!r},"
+                " nor which of its tensors must stay FP32"
             )
         if self.options.tie == "tie" and HEAD in self.index.tensors and not self.source.head_is_embedding:
             self.refuse("--tie: the output head is not byte for byte the embedding")

@@ -43,7 +43,7 @@ def find_base(base: Path | None, named: str, opener: Opener) -> Base | None:
     if base is not None:
         found = _read(base, opener)
         if found is None:
-            raise UnsupportedError("model.architecture", "its architecture has no rules", path=base)
+            raise UnsupportedError("model.architecture", "ckconv does not know its architecture", path=base)
         return found
     # The name is the training machine's: here it may be one that may not be read, or is too long for this system.
     try:

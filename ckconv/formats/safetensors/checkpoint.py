@@ -246,7 +246,8 @@ class CheckpointPlanner(Planner):
         return target
 
     def _block_type(self, tensor: Tensor) -> DType:
-        self._fault(f"{self.format} holds numbers, not blocks of {tensor.dtype}", DECODE, tensor.source)
+        what = f"matrices of {tensor.dtype}" if triple_of(tensor.dtype) else f"{tensor.dtype} type"
+        self._fault(f"{self.format} has no {what}", DECODE, tensor.source)
         return tensor.dtype
 
     # Reasons

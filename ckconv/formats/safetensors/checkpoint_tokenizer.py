@@ -37,7 +37,7 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
     if index.format != "gguf":
         return TokenizerPlan(notes=(left_out("a bump file has no whole one"),))
     if options.file_name:
-        return TokenizerPlan(notes=(left_out("they lie in a directory, and DST is one file"),))
+        return TokenizerPlan(notes=("DST is a single file, so tokenizer files were not written; use DST/ to get them",))
     config = index.config
     size, context = (config.vocab_size, options.context or config.context_length) if config else (0, 0)
     generation = generation_config(special_ids(index.metadata), ending_ids(index.metadata), size)
@@ -49,7 +49,7 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
         return TokenizerPlan(None, context, generation, (left_out(reason),))
     notes = []
     if found.pre and found.pre.composed:
-        notes.append("the tokenizer composes characters first (NFC), as Qwen's does; llama.cpp does not")
+        notes.append("the tokenizer NFC-normalises text first, as Qwen's does; llama.cpp does not")
     if found.pre and found.pre.approximate:
         notes.append(f"llama.cpp cuts text with combining marks otherwise than the tokenizer ({found.pre.name})")
     return TokenizerPlan(found, context, generation, tuple(notes))
