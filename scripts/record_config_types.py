@@ -17,7 +17,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ckconv.families.key_tables import KEYS  # noqa: E402
+from ckconv.families.catalogue import FAMILIES  # noqa: E402
+
+#: ``model_type`` -> keys of the family that has it.
+KEYS = {name: family.document.keys for family in FAMILIES.values() for name in family.in_huggingface.names}
 
 RECORDING = ROOT / "tests" / "config_types.json"
 
