@@ -53,11 +53,7 @@ SYSTEM_CALLS = {
 }
 
 #: Module -> the families that it names.
-FAMILIES: dict[str, str] = {
-    "formats/gguf/plan": "gpt2, phi3",
-    "formats/peft/plan": "gpt2",
-    "formats/safetensors/checkpoint_rules": "gpt2",
-}
+FAMILIES: dict[str, str] = {}
 #: Module -> the formats that it names.
 FORMATS: dict[str, str] = {
     "options": "gguf",

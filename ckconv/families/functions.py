@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -30,13 +30,13 @@ def every(count: int, period: int, one: Any, other: Any) -> list[Any]:
     return [one if (n + 1) % period else other for n in range(count)]
 
 
-def period_of(kinds: list[str]) -> int | None:
+def period_of(kinds: Sequence[str]) -> int | None:
     """The period that gives these layers: above their number where all slide, ``None`` where there is none."""
     period = kinds.index(FULL) + 1 if FULL in kinds else max(PERIOD, len(kinds) + 1)
     return period if list(kinds) == every(len(kinds), period, SLIDING, FULL) else None
 
 
-def slide_pattern(kinds: list[str]) -> int | list[bool] | None:
+def slide_pattern(kinds: Sequence[str]) -> int | list[bool] | None:
     """Which layers slide, where it is not what llama.cpp takes without a word: a period, else every layer by itself."""
     if SLIDING not in kinds or list(kinds) == every(len(kinds), PERIOD, SLIDING, FULL):
         return None

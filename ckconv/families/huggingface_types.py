@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ckconv.families.catalogue import family_of_model_type
+
 Accepts = Callable[[Any], bool]
 
 
@@ -126,6 +128,7 @@ _OWN: Mapping[str, Mapping[str, Accepts]] = {
         **_rows(_count, "head_dim", "num_key_value_heads"),
         **_rows(_or_null(_number), "attention_dropout"),
     },
+    "gemma2": _rows(_count, "head_dim", "num_key_value_heads"),
     "phi3": _rows(_number, "partial_rotary_factor"),
     "gpt2": _rows(_flag, "add_cross_attention"),
     "whisper": _rows(_flag, "is_encoder_decoder"),
@@ -147,7 +150,7 @@ _WHOLE_HEADS = frozenset({"llama", "gemma3_text"})
 
 def misfits(document: Mapping[str, Any], model_type: str) -> list[str]:
     """Keys whose values the class of transformers does not take."""
-    own = {**TYPES, **_OWN.get(model_type, {})}
+    own = {**TYPES, **_of_rows(model_type), **_OWN.get(model_type, {})}
     found = [key for key, value in document.items() if key in own and not own[key](value)]
     layers = document.get("num_hidden_layers", document.get("n_layer"))
     found += [key for key in _LAYERS if document.get(key) is not None and not _lists(key, document[key], layers)]
@@ -155,6 +158,14 @@ def misfits(document: Mapping[str, Any], model_type: str) -> list[str]:
     if model_type in _WHOLE_HEADS and _count(hidden) and _count(heads) and (not heads or hidden % heads):
         found.append("num_attention_heads")
     return found
+
+
+def _of_rows(model_type: str) -> dict[str, Accepts]:
+    """Numbers that only the family's own file knows; of a class's field that may be null nothing is said."""
+    family = family_of_model_type(model_type)
+    names = [name for name in family.own if not family.parameters[name].optional] if family else []
+    rows = [family.parameters[name] for name in names if family]
+    return {cell.key: _number for row in rows if row.kind == "f32" for cell in row.key_cells("hf")}
 
 
 def _lists(key: str, kinds: Any, layers: Any) -> bool:

@@ -54,6 +54,11 @@ def is_transposed(part: Part) -> bool:
     return len(own) == 2 and own == part.axes[::-1] and own != part.axes
 
 
+def has_transposed(family: Family) -> bool:
+    """Hugging Face stores matrices of the family ``[in, out]`` (Conv1D)."""
+    return any(is_transposed(part) for stored in names_of(family, "hf").written.values() for part in stored.parts)
+
+
 def canonical_shape(family: Family, parameters: Mapping[str, Any], canonical: str) -> tuple[int, ...] | None:
     """The shape of a canonical tensor; ``None`` for one that the family does not have.
 

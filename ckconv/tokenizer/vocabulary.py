@@ -49,7 +49,9 @@ ENDS_BY_TEXT = frozenset(
 _LLAMA_SPECIAL = {"bos": 1, "eos": 2}
 
 #: Models whose name holds one of these have special tokens that swallow the white space behind them, but for these.
-_PHI3_NAMES = ("phi-3", "phi3")
+PHI3_NAMES = ("phi-3", "phi3")
+#: Words that llama.cpp looks up in their vocabulary, without asking whether they are there.
+PHI3_TOKENS = frozenset({"</s>", "<unk>", "<s>", "<|endoftext|>"})
 KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
@@ -113,7 +115,7 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         added[0],
         added[1],
         _flag(metadata, "add_space_prefix", True),
-        any(word in name for word in _PHI3_NAMES),
+        any(word in name for word in PHI3_NAMES),
         _chat_template(metadata),
         tokens,
         _array(metadata, "token_type", "i32", tokens.count),

@@ -11,7 +11,7 @@ from ckconv.core.config import NUMBERS, REAL, Fail, ModelConfig, build_config, c
 from ckconv.core.config_keys import CONFIG_KEYS
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.catalogue import family_of_model_type, family_without_name
-from ckconv.families.gemma3 import periodic
+from ckconv.families.sliding import periodic
 from ckconv.formats.bump.engines import GENERATED
 from ckconv.io.json import Document, read_object, shown
 

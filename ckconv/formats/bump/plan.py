@@ -16,7 +16,7 @@ from ckconv.core.names import parse, with_layer
 from ckconv.core.rope import MAX_FLOAT32, behind_note, scaled, starts_behind
 from ckconv.core.tensors import Extent, Tensor, TensorIndex
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
-from ckconv.families.gemma3 import unusual
+from ckconv.families.sliding import unusual
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said, window_words
 from ckconv.formats.bump.placement import Geometry, geometry, place, slots_of
 from ckconv.formats.bump.slots import Slot, SlotTable, table_entries

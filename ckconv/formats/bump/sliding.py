@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.families.gemma3 import (
+from ckconv.families.schema import Family
+from ckconv.families.sliding import (
     FULL,
     LOCAL_ROPE_THETA,
     PERIOD,
@@ -19,7 +20,6 @@ from ckconv.families.gemma3 import (
     period_of,
     periodic,
 )
-from ckconv.families.schema import Family
 from ckconv.formats.bump.engines import TEMPLATED
 from ckconv.plan.steps import Reason
 

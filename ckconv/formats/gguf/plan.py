@@ -39,16 +39,13 @@ from ckconv.plan.steps import OutputFile, Plan, Step
 from ckconv.quant.convert import Conversion, Run
 from ckconv.tokenizer.documents import tokenizer_files
 from ckconv.tokenizer.gguf import TokenizerKeys, tokenizer_keys
+from ckconv.tokenizer.vocabulary import PHI3_NAMES, PHI3_TOKENS
 
 #: What the file is called in a directory.
 MODEL_NAME = "model.gguf"
 _SUFFIX = ".gguf"
 
 _FILE_TYPE_KEY = "general.file_type"
-
-#: Words that llama.cpp looks up in the vocabulary of a model whose name holds "phi3", without asking whether they are
-#: there (``llama_vocab::impl::load``).
-_PHI3_NAMES, _PHI3_TOKENS = ("phi-3", "phi3"), frozenset({"</s>", "<unk>", "<s>", "<|endoftext|>"})
 
 
 class GgufPlanner(Planner):
@@ -146,8 +143,8 @@ class GgufPlanner(Planner):
                 f"a GGUF does not say how its Q and K rows lie, so {family.gguf} files have to be {here}",
                 "--rope-layout engine is what every reader of GGUF takes them for",
             )
-        if family and family.name == "gpt2" and self._context != (self._config.context_length if self._config else 0):
-            self.refuse("positions of gpt2 are learned: --context cannot change how many there are")
+        if family and not family.rope and self._context != (self._config.context_length if self._config else 0):
+            self.refuse(f"positions of {family.name} are learned: --context cannot change how many there are")
         if family is None and self._same_format and self.options.dtype in ("f16", "bf16"):
             self.refuse(
                 f"ckconv does not know the architecture {self.index.architecture!r},"
@@ -220,7 +217,7 @@ class GgufPlanner(Planner):
         name = display_name(said or directory_name(self.index.path))
         name = name.encode("utf-8", "replace").decode()  # a name in a file system may be no text
         plain = name.lower()
-        if tokenizer.tokens and any(word in plain for word in _PHI3_NAMES) and _PHI3_TOKENS - tokenizer.tokens:
+        if tokenizer.tokens and any(word in plain for word in PHI3_NAMES) and PHI3_TOKENS - tokenizer.tokens:
             self.notes.append(f"general.name is left out: llama.cpp wants words of phi 3's vocabulary in {name!r}")
             return ""
         return name

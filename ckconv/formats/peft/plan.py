@@ -10,6 +10,8 @@ from typing import Any
 from ckconv.adapters.names import families_of
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, paths_in
 from ckconv.core.adapters import AdapterModule, Role, effective_scale
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.kinds import has_transposed
 from ckconv.families.names import HF
 from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PREFIX
 from ckconv.formats.safetensors.adapter_files import container
@@ -111,5 +113,6 @@ def _number(value: float) -> int | float:
 
 
 def _is_conv1d(paths: Sequence[str] | Any) -> bool:
-    """GPT-2's matrices are stored the other way round in transformers, which peft wants to be told."""
-    return families_of(paths) == ("gpt2",)
+    """Matrices are stored the other way round in transformers, which peft wants to be told."""
+    families = families_of(paths)
+    return bool(families) and all(has_transposed(FAMILIES[name]) for name in families)

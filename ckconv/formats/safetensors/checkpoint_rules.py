@@ -11,6 +11,7 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.dialects import FUSIONS
 from ckconv.families.huggingface_classes import fit
+from ckconv.families.kinds import has_transposed
 from ckconv.families.loaders import Loader
 from ckconv.families.words import said, tensors_said
 from ckconv.options import Options
@@ -28,8 +29,8 @@ def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) ->
     turned = any(tensor.layout.interleaved for tensor in index.tensors.values())
     if family.rope and (layout == "interleaved" or (layout == "source" and turned)):
         yield Reason(f"{layout} RoPE rows: what loads a checkpoint rotates half against half", "--rope-layout split")
-    if options.names == "max" and family.name != "gpt2":
-        yield Reason(f"--names max is what MAX declares for gpt2, and this is {family.name}")
+    if options.names == "max" and not has_transposed(family):
+        yield Reason(f"--names max is for matrices that Hugging Face stores [in, out], and {family.name} has none")
     if any(FUSIONS[what] == GATE_UP for what in options.fuse):
         if family.experts:
             yield Reason("--fuse gate-up: experts are not fused")
