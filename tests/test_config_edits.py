@@ -317,11 +317,39 @@ def test_mrope_of_mlx_lm_turns_a_text_as_no_scaling(tmp_path: Path) -> None:
     assert not any("rope.scaling" in key for key in fields(convert(source, "gguf")))
 
 
-def test_a_type_of_scaling_that_transformers_lacks_is_not_handed_to_it(tmp_path: Path) -> None:
-    source = model(tmp_path, mlx=True, rope_scaling={"type": "deepseek_yarn", "factor": 2.0})
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"type": "deepseek_yarn", "factor": 2.0},
+        {
+            "type": "longrope",
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+)
+def test_a_scaling_that_the_libraries_do_not_compute_alike_is_not_handed_over(
+    tmp_path: Path, scaling: dict[str, Any]
+) -> None:
+    """``SuScaledRoPE`` of mlx_lm takes the long factors from the first token on: logits are 0.9 off."""
+    source = model(tmp_path, mlx=True, rope_scaling=scaling)
 
-    with pytest.raises(UnsupportedError, match="deepseek_yarn"):
+    with pytest.raises(UnsupportedError) as info:
         convert(source, "safetensors")
+    assert f"rope_scaling.type is '{scaling['type']}'" in " ".join(info.value.details)
+
+
+@pytest.mark.parametrize("idle", [{"attention_factor": 1.5}, {"truncate": False}, {"partial_rotary_factor": 0.5}])
+def test_what_mlx_lm_does_not_read_of_a_scaling_is_not_handed_to_transformers(
+    tmp_path: Path, idle: dict[str, Any]
+) -> None:
+    """``rope_kwargs`` of ``initialize_rope`` in mlx_lm/models/rope_utils.py."""
+    yarn = {**YARN, "original_max_position_embeddings": 32}
+    written = config_of(convert(model(tmp_path, mlx=True, rope_scaling={**yarn, **idle}), "safetensors"))
+
+    assert written["rope_scaling"] == yarn
+    assert not idle.items() <= written["rope_parameters"].items()
 
 
 # Keys that say different things
@@ -428,6 +456,11 @@ def test_a_scaling_that_starts_behind_the_context_scales_nothing(
     assert [note for note in notes if "dynamic" in note and "behind 128 tokens only" in note]
     with pytest.raises(UnsupportedError, match="dynamic"):
         convert(source, to, context=129)
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_a_scaling_by_one_is_none_for_the_engine(tmp_path: Path, kind: str) -> None:
+    convert(model(tmp_path, rope_scaling={"rope_type": kind, "factor": 1.0}), "bump", bump_version=5)
 
 
 def test_llama3_scaling_without_an_original_context_starts_from_the_models_own(tmp_path: Path) -> None:

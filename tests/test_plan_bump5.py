@@ -13,6 +13,8 @@ from conftest import FIXTURES
 from gguf import GGMLQuantizationType as Q
 from models import Model
 
+from ckconv.plan.decoding import joined
+
 QK = {"head_dim": 16, "qk_norm": True}
 UNTIED = "the output head is not tied to the embeddings and bump 3 has no slot for it"
 
@@ -161,6 +163,13 @@ def test_the_hint_decodes_what_is_refused_and_nothing_else(name: str, tmp_path: 
     assert convert(ckconv, model, tmp_path, "--bump-version", 5, *flags).code == 0
     kept = [kind for kind in before.values() if kind in (Q.Q8_0, Q.Q4_K)]
     assert bool(kept) == bool({"q8_0", "q4_k"} & set(entries(tmp_path).values()))
+
+
+def test_hints_that_decode_something_are_one() -> None:
+    one, more = "--decode 'a' decodes it to FP32", "--decode 'b' decodes them to FP32"
+    assert joined([one, "--tie", one, more]) == ["--tie", "--decode 'a' --decode 'b' decodes them to FP32"]
+    assert joined([one, "--dequantize decodes it to FP32"]) == ["--dequantize decodes them to FP32"]
+    assert joined([one, one, "--tie"]) == [one, "--tie"]
 
 
 def test_neither_holds_it_and_both_say_why(tmp_path: Path, ckconv) -> None:

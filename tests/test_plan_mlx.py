@@ -128,6 +128,24 @@ def test_a_family_that_nobody_looked_at_in_mlx_lm_is_refused(tmp_path: Path, ckc
     assert (result.code, what in result.err) == (4, True)
 
 
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ("model.encoder.layers.0.fc1.weight", "no tensor for enc.layers.{n}.ffn.up.weight in 1 layer"),
+        ("model.decoder.layers.1.encoder_attn.q_proj.bias", "no tensor for layers.{n}.cross_attn.q.bias in 1 layer"),
+        ("model.encoder.conv1.bias", "no tensor for enc.conv1.bias"),
+    ],
+)
+def test_a_whisper_that_lacks_a_tensor_is_refused(tmp_path: Path, lost: str, said: str) -> None:
+    folder = FIXTURES / "hf/whisper-f32"
+    names = json.loads((folder / "names.json").read_text())
+    tensors = {name: np.zeros(shape, np.float32) for name, (_, shape) in names.items() if name != lost}
+    source = save(tmp_path / "hf", json.loads((folder / "config.json").read_text()), tensors)
+
+    assert len(tensors) == len(names) - 1
+    assert [reason for reason in reasons(source, tmp_path, "mlx") if reason.startswith(said)]
+
+
 # Quantised matrices
 
 

@@ -35,6 +35,12 @@ def starts_behind(scaling: Mapping[str, Any], config: ModelConfig, context: int)
     return scaling.get("rope_type") == "dynamic" and 0 < context <= config.context_length
 
 
+def scales_by_one(scaling: Mapping[str, Any]) -> bool:
+    """Every angle is what it is without the scaling."""
+    numbers = (scaling.get("factor"), scaling.get("attention_factor", 1))
+    return scaling.get("rope_type") in ("linear", "yarn") and numbers == (1, 1)
+
+
 def behind_note(config: ModelConfig) -> str:
     """That a scaling is left out because it starts behind the output's context."""
     return f"{scaled('dynamic', config)} behind {config.context_length:,} tokens only: nothing is scaled up to there"

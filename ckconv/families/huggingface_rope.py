@@ -222,6 +222,8 @@ def _completed(
     """The scaling with the numbers that its reader takes for those that are not there."""
     made = {key: value for key, value in table.items() if key != "type"} | {"rope_type": kind}
     if consumer == MLX_LM:
+        read = ROPE_KEYS.get(kind)  # the other library must not find what this one takes no notice of
+        made = {key: value for key, value in made.items() if read is None or read.reads(key, consumer)}
         made |= {key: value for key, value in _OF_MLX.get(kind, {}).items() if made.get(key) is None}
     elif kind in _FROM_CONTEXT:
         original = own.get("original_max_position_embeddings", table.get("original_max_position_embeddings"))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 
 from ckconv.core.names import parse
 
 #: Globs that a hint names at most.
 _SHOWN = 3
+
+_IT, _THEM, _ALL = " decodes it to FP32", " decodes them to FP32", "--dequantize"
 
 
 def decoding_hint(refused: Collection[str], kept: Collection[str]) -> str:
@@ -17,14 +19,32 @@ def decoding_hint(refused: Collection[str], kept: Collection[str]) -> str:
     Args:
         refused, kept: names of quantised tensors that the target refuses, and of those that it takes.
     """
-    them = "it" if len(refused) == 1 else "them"
+    them = _IT if len(refused) == 1 else _THEM
     if not kept:
-        return f"--dequantize decodes {them} to FP32"
+        return _ALL + them
     for globs in _globs(refused):
         if len(globs) <= _SHOWN and not any(fnmatchcase(name, glob) for name in kept for glob in globs):
             flags = " ".join(f"--decode '{glob}'" for glob in globs)
-            return f"{flags} decodes {them} to FP32"
+            return flags + them
     return "--decode GLOB decodes to FP32 what it names, --dequantize every quantised tensor"
+
+
+def joined(hints: Iterable[str]) -> list[str]:
+    """The hints of several reasons, each once; those that decode something else each are one."""
+    made: list[str] = []
+    flags: list[str] = []
+    once = list(dict.fromkeys(hints))
+    for hint in once:
+        flag = hint.removesuffix(_IT).removesuffix(_THEM)
+        if flag == hint:
+            made.append(hint)
+        else:
+            flags.append(flag)
+    if len(flags) == 1:
+        return once
+    if flags:
+        made.append((_ALL if _ALL in flags else " ".join(dict.fromkeys(flags))) + _THEM)
+    return made
 
 
 def _globs(names: Collection[str]) -> Iterator[list[str]]:

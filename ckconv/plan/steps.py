@@ -10,6 +10,7 @@ from ckconv.core.tensors import Extent, Tensor, TensorIndex, cut
 from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.options import Options
 from ckconv.plan.container import Container, nothing
+from ckconv.plan.decoding import joined
 from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.convert import Run as Run
 
@@ -226,7 +227,7 @@ class Plan:
         """
         if not self.refusals:
             return
-        hints = list(dict.fromkeys(reason.hint for reason in self.refusals if reason.hint))
+        hints = joined(reason.hint for reason in self.refusals if reason.hint)
         hints += [self.alternative] if self.alternative else []
         texts = [reason.text for reason in self.refusals]
         one = len(texts) == 1

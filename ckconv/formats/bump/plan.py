@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ckconv.core.dtypes import DType
 from ckconv.core.names import parse, with_layer
-from ckconv.core.rope import MAX_FLOAT32, behind_note, scaled, starts_behind
+from ckconv.core.rope import MAX_FLOAT32, behind_note, scaled, scales_by_one, starts_behind
 from ckconv.core.tensors import Extent, Tensor, TensorIndex
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
 from ckconv.families.sliding import unusual
@@ -170,13 +170,14 @@ class BumpPlanner(Planner):
             self.refuse(f"heads of {c.head_dim} elements cannot form RoPE pairs{keys}")
         if self.family.rope and c.rotary_dim != c.head_dim:
             self.refuse(f"RoPE turns {c.rotary_dim} of {c.head_dim} elements of a head; the engine turns all")
-        if c.rope_scaling is not None and ROPE_FREQUENCIES not in self.index.tensors:
+        scaled_by = c.rope_scaling if c.rope_scaling and not scales_by_one(c.rope_scaling) else None
+        if scaled_by and ROPE_FREQUENCIES not in self.index.tensors:
             if self.dropped(ROPE_FREQUENCIES):
                 self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
-            elif starts_behind(c.rope_scaling, c, g.context):
+            elif starts_behind(scaled_by, c, g.context):
                 self.notes.append(behind_note(c))
             else:
-                self._refuse_scaling(scaled(str(c.rope_scaling.get("rope_type", "")), c))
+                self._refuse_scaling(scaled(str(scaled_by.get("rope_type", "")), c))
         if c.sliding_window and c.sliding_window < g.context and not self._slides():
             self.refuse(
                 f"attention slides over {c.sliding_window:,} tokens ({window_words(c)}), "

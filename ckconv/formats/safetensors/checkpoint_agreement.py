@@ -18,12 +18,15 @@ from ckconv.families.gguf_metadata import own_document
 from ckconv.families.huggingface_config import huggingface_config
 from ckconv.families.huggingface_types import misfits
 from ckconv.families.keys import CONSUMERS, MLX_LM, TRANSFORMERS, Kind
-from ckconv.families.rope_keys import ROPE_KEYS
 from ckconv.families.schema import Family
 from ckconv.families.words import family_of, said
 
 #: What the output says otherwise on purpose.
 _ON_PURPOSE = ("family", "context_length", "vocab_size")
+
+#: Scaling that both libraries compute alike. Of ``longrope`` mlx-lm takes the long factors from the first token on,
+#: transformers only for sequences longer than the original context.
+_ALIKE = frozenset({"linear", "dynamic", "llama3", "yarn"})
 _WINDOW = ("sliding_window", "layer_types")
 
 
@@ -101,7 +104,7 @@ def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
 def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str) -> list[str]:
     family = _family(config)
     kind = (config.rope_scaling or {}).get("rope_type")
-    if consumer == TRANSFORMERS and kind is not None and kind not in ROPE_KEYS:
+    if consumer == TRANSFORMERS and kind is not None and kind not in _ALIKE:
         return [f"rope_scaling.type is {kind!r}, which is not known to be the same in transformers"]
     try:
         read = huggingface_config(document, family, (), Path("config.json"), consumer=consumer)
