@@ -458,6 +458,14 @@ def test_a_scaling_that_starts_behind_the_context_scales_nothing(
         convert(source, to, context=129)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_a_yarn_that_shrinks_is_refused(tmp_path: Path, model_type: str) -> None:
+    """``get_mscale`` of transformers is 1 then, llama.cpp takes 1 + 0.1 * log(factor): logits are 0.57 off."""
+    yarn = {**YARN, "factor": 0.5, "original_max_position_embeddings": 32}
+    with pytest.raises(UnsupportedError, match=r"factor = 0\.5"):
+        convert(model(tmp_path, model_type, rope_scaling=yarn, sliding_window=16), "gguf")
+
+
 @pytest.mark.parametrize("kind", ["linear", "yarn"])
 def test_a_scaling_by_one_is_none_for_the_engine(tmp_path: Path, kind: str) -> None:
     convert(model(tmp_path, rope_scaling={"rope_type": kind, "factor": 1.0}), "bump", bump_version=5)

@@ -284,6 +284,12 @@ def test_equal_factors_are_a_linear_scaling_and_ones_are_none(
     assert to_hf(source, tmp_path / "out")["rope_scaling"] == scaling
 
 
+def test_a_yarn_that_shrinks_is_refused(tmp_path: Path) -> None:
+    keys: dict[str, object] = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 0.5}
+    with pytest.raises(UnsupportedError, match=r"llama.rope.scaling.type = yarn with a factor of 0\.5"):
+        to_hf(Model(extra_keys=keys).write(tmp_path / "m.gguf"), tmp_path / "out")
+
+
 @pytest.mark.parametrize("to", ["safetensors", "mlx"])
 def test_experts_that_are_not_there_are_named(tmp_path: Path, to: str) -> None:
     model = Model(extra_keys={"llama.expert_count": 4, "llama.expert_used_count": 2})

@@ -30,21 +30,12 @@ def decoding_hint(refused: Collection[str], kept: Collection[str]) -> str:
 
 
 def joined(hints: Iterable[str]) -> list[str]:
-    """The hints of several reasons, each once; those that decode something else each are one."""
-    made: list[str] = []
-    flags: list[str] = []
-    once = list(dict.fromkeys(hints))
-    for hint in once:
+    """The hints of several reasons, each flag once."""
+    found: dict[str, str] = {}
+    for hint in hints:
         flag = hint.removesuffix(_IT).removesuffix(_THEM)
-        if flag == hint:
-            made.append(hint)
-        else:
-            flags.append(flag)
-    if len(flags) == 1:
-        return once
-    if flags:
-        made.append((_ALL if _ALL in flags else " ".join(dict.fromkeys(flags))) + _THEM)
-    return made
+        found[flag] = hint if found.get(flag, hint) == hint else flag + _THEM
+    return list(found.values())
 
 
 def _globs(names: Collection[str]) -> Iterator[list[str]]:

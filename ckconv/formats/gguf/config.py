@@ -173,6 +173,8 @@ def _rope_scaling(file: GgufFile, architecture: str, config: ModelConfig) -> tup
         return None, f"{key} = {kind}"
     if kind == "none" or factor in (None, 0, 1):
         return None, ""
+    if kind == "yarn" and float(factor or 1) < 1:
+        return None, f"{key} = yarn with a factor of {factor:g}"  # whose logarithm llama.cpp weighs attention by
     scaling: dict[str, Any] = {"rope_type": kind or "linear", "factor": shortest_float32(float(factor or 1))}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = int(original or config.context_length)
