@@ -63,9 +63,8 @@ def loader_reasons(
         built: the configuration is made out of hyper-parameters, so that they all have to be there.
         context: context length that is asked for, 0 for the source's.
     """
-    if FAMILIES[config.family].known_classes:
-        present = [name for name in tensors if name != HEAD]
-        yield from class_reasons(index.format, config, present, loader.name, built=built, context=context)
+    present = [name for name in tensors if name != HEAD]
+    yield from class_reasons(index.format, config, present, loader.name, built=built, context=context)
     if index.format != target:
         length, tied = context or config.context_length, HEAD not in tensors
         yield from row_reasons(config, loader, context=length, tied=tied, format=index.format)
