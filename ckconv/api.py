@@ -15,6 +15,7 @@ from ckconv.engine.model import Model
 from ckconv.engine.run import Report, run
 from ckconv.engine.targets import make_plan
 from ckconv.errors import UsageError, counted, quoted
+from ckconv.families.catalogue import own_families
 from ckconv.formats import format_of, names
 from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
@@ -36,18 +37,22 @@ if TYPE_CHECKING:
 StrPath = str | os.PathLike[str]
 
 
-def open_model(path: StrPath, *, format: str | None = None, follow_links: bool = False) -> Model:
+def open_model(
+    path: StrPath, *, format: str | None = None, follow_links: bool = False, families: Sequence[StrPath] = ()
+) -> Model:
     """Open a model of any format: a file, a shard of a set, or a directory. No tensor data is read.
 
     Args:
         format: read it as this format, whatever it looks like.
         follow_links: files of a directory that are links to places outside of it are read.
+        families: family files of your own.
 
     Raises:
         InputError: malformed, missing or unreadable; exit status 3 of the command line.
         UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
     """
-    return Model(open_index(Path(path), format=format, follow_links=follow_links))
+    with own_families([Path(file) for file in families]):
+        return Model(open_index(Path(path), format=format, follow_links=follow_links))
 
 
 def prepare(
@@ -151,13 +156,16 @@ def convert(
         OutputError: the output exists, does not fit or cannot be written.
         VerifyError: the output is not what the source holds.
     """
-    plan, place = prepare(
-        source, os.fspath(target), to=to, source_format=source_format, adapters=adapters, options=options or Options()
-    )
-    if place.parent is None:
-        raise UsageError("usage.target", "only the command line writes to standard output", hint="name a file")
-    late = side_files(plan, place, checksums=checksums, record=record, adapters=adapters)
-    return run(plan, place, force=force, verify=verify, late=late, watcher=progress)
+    options = options or Options()
+    check_values(options)
+    with own_families(options.families):
+        plan, place = prepare(
+            source, os.fspath(target), to=to, source_format=source_format, adapters=adapters, options=options
+        )
+        if place.parent is None:
+            raise UsageError("usage.target", "only the command line writes to standard output", hint="name a file")
+        late = side_files(plan, place, checksums=checksums, record=record, adapters=adapters)
+        return run(plan, place, force=force, verify=verify, late=late, watcher=progress)
 
 
 def side_files(
@@ -226,10 +234,13 @@ def verify(
     """
     options = options or Options()
     options = replace(options, drop=(*options.drop, *left_out))
+    check_values(options)
     opened = partial(open_index, base=options.base, follow_links=options.follow_links)
-    out = opened(Path(path))
-    theirs = opened(Path(source)) if source is not None else None
-    return check_output(Path(path), out, theirs, options, adapters=adapters, weights=weights, progress=progress).found
+    with own_families(options.families):
+        out = opened(Path(path))
+        theirs = opened(Path(source)) if source is not None else None
+        checked = check_output(Path(path), out, theirs, options, adapters=adapters, weights=weights, progress=progress)
+    return checked.found
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,12 +295,14 @@ def diff(
     *,
     weights: bool = False,
     follow_links: bool = False,
+    families: Sequence[StrPath] = (),
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare two models of any formats: every value, and what they say besides, unless ``weights`` alone count.
 
     Args:
         follow_links: files of a directory that are links to places outside of it are read.
+        families: family files of your own.
 
     Raises:
         InputError: one of the two is malformed.
@@ -298,6 +311,7 @@ def diff(
     from ckconv.engine.compare import diff as compare
     from ckconv.engine.compare import require_comparable
 
-    one, other = (open_index(Path(path), follow_links=follow_links) for path in (a, b))
-    require_comparable(one, other)
-    return compare(one, other, weights=weights, progress=progress)
+    with own_families([Path(file) for file in families]):
+        one, other = (open_index(Path(path), follow_links=follow_links) for path in (a, b))
+        require_comparable(one, other)
+        return compare(one, other, weights=weights, progress=progress)

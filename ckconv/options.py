@@ -54,6 +54,7 @@ class Options:
         source_record: write the record that makes the source of a bump file again, and use the one that lies beside
             a bump file.
         base: the model that an adapter was made for.
+        families: files of the user's own families, which count for this conversion.
         follow_links: files of a directory of safetensors files that are links to places outside of it are read.
     """
 
@@ -78,6 +79,7 @@ class Options:
     source_record: bool = True
     base: Path | None = None
     follow_links: bool = False
+    families: tuple[Path, ...] = ()
 
     def decodes(self, tensor: Named) -> bool:
         """A flag asks for this tensor's blocks to be decoded."""
@@ -98,6 +100,7 @@ class Takes(Enum):
     SIZE = "a number of bytes"
     PATH = "a path"
     EXISTING = "a path that is there"
+    FILES = "a path; repeatable"
     NO_FLAG = "there is no flag: what the output is called, or the environment, gives the value"
 
 
@@ -242,6 +245,14 @@ OPTIONS: tuple[Option, ...] = (
         Takes.NOTHING,
         "Read files of a model directory that are links to places outside of it.",
         gives=True,
+        records=Records.NEITHER,
+        neutral=True,
+    ),
+    Option(
+        "families",
+        "--family",
+        Takes.FILES,
+        "A family file of your own (docs/adding-a-family.md); repeatable.",
         records=Records.NEITHER,
         neutral=True,
     ),

@@ -30,6 +30,7 @@ EXAMPLES: dict[Takes, tuple[list[str], Any]] = {
     Takes.SIZE: (["5MB"], 5_000_000),
     Takes.PATH: (["/"], Path("/")),
     Takes.EXISTING: (["/"], Path("/")),
+    Takes.FILES: (["a.toml", "b.toml"], (Path("a.toml"), Path("b.toml"))),
 }
 
 

@@ -50,6 +50,7 @@ _TAKES: dict[Takes, dict[str, Any]] = {
     Takes.PAIR: {"multiple": True, "metavar": "KEY=VALUE"},
     Takes.SIZE: {"type": Size(), "metavar": "SIZE"},
     Takes.PATH: {"type": PATH},
+    Takes.FILES: {"type": PATH, "multiple": True, "metavar": "FILE"},
     Takes.EXISTING: {"type": click.Path(path_type=Path, exists=True, readable=False)},
 }
 

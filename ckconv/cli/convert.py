@@ -60,6 +60,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     from ckconv.api import prepare, side_files
     from ckconv.cli.report import print_plan
     from ckconv.engine.run import run
+    from ckconv.families.catalogue import own_families
     from ckconv.formats.destination import STDOUT
     from ckconv.signals import deferred, interruptible
 
@@ -69,6 +70,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     if dst == STDOUT and sys.__stdout__ is None:  # closed by the caller; what is there instead takes everything
         raise OutputError("output.write", "stdout is closed, and the model was to go there")
     options, adapters = options_of(flags), adapters_of(flags)
+    context.with_resource(own_families(options.families))
     with interruptible(last=True):
         plan, target = prepare(
             src, dst, to=flags["to"], source_format=flags["source_format"], adapters=adapters, options=options

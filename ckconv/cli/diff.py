@@ -31,10 +31,19 @@ _SHOWN = 20
 @click.argument("b", type=PATH)
 @click.option("--base", type=PATH, help="The model that an adapter was made for.")
 @flag("--follow-links")
+@flag("--family")
 @click.option("--weights", is_flag=True, help="Compare the tensors alone: no configuration, no tokenizer, no metadata.")
 @common_options
 @click.pass_context
-def command(context: click.Context, a: Path, b: Path, base: Path | None, follow_links: bool, weights: bool) -> int:
+def command(
+    context: click.Context,
+    a: Path,
+    b: Path,
+    base: Path | None,
+    follow_links: bool,
+    family: tuple[Path, ...],
+    weights: bool,
+) -> int:
     """Compare two models of any formats, value by value. Exit 0 if they are the same model, 5 if not.
 
     Configuration, metadata, tokenizer and the files beside them count, unless --weights asks for tensors alone.
@@ -42,10 +51,12 @@ def command(context: click.Context, a: Path, b: Path, base: Path | None, follow_
     changed their type without changing a value are equal.
     """
     from ckconv.engine.compare import diff, require_comparable
+    from ckconv.families.catalogue import own_families
     from ckconv.formats.detect import open_index
     from ckconv.signals import interruptible
 
     settings = settings_of(context)
+    context.with_resource(own_families(family))
     with interruptible():
         one, other = (open_index(path, base=base, follow_links=follow_links) for path in (a, b))
         require_comparable(one, other)

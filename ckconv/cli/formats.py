@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from ckconv.cli.render import print_json, print_lines
@@ -9,18 +11,34 @@ from ckconv.cli.settings import CONTEXT, common_options, settings_of
 
 
 @click.command("formats", context_settings=CONTEXT)
+@click.option(
+    "--family",
+    metavar="NAME",
+    help="Print the file of the family NAME, as a start for one of your own; a FILE is checked, and listed too.",
+)
 @common_options
 @click.pass_context
-def command(context: click.Context) -> None:
+def command(context: click.Context, family: str | None) -> None:
     """List the directions, architectures and tensor types of this build, from the tables it works with."""
     from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, Kind
     from ckconv.engine.directions import kept_types, model_sources
-    from ckconv.families.catalogue import FAMILIES
+    from ckconv.errors import UsageError, quoted
+    from ckconv.families.catalogue import FAMILIES, own_families, text_of
     from ckconv.families.names import interleaves
     from ckconv.formats import FORMATS, adapter_outputs, model_outputs, names
     from ckconv.formats.bump.slots import LOADED_BY_V3, LOADED_BY_V5, LOADED_BY_V5_IN_LAYERS
     from ckconv.quant.convert import decodable
 
+    if family is not None:
+        text = text_of(family)
+        if text is not None:
+            print_lines(text.splitlines())
+            return
+        if not Path(family).exists():
+            raise UsageError(
+                "usage", f"--family {quoted(family)}: neither a file nor one of the families {', '.join(FAMILIES)}"
+            )
+        context.with_resource(own_families([Path(family)]))
     kept, adapters = kept_types(), list(adapter_outputs())
     sources, targets = model_sources(), [output.name for output in model_outputs()]
 

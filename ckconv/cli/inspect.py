@@ -30,6 +30,7 @@ from ckconv.formats import names
 )
 @click.option("--base", type=PATH, help="The model that an adapter was made for.")
 @flag("--follow-links")
+@flag("--family")
 @common_options
 @click.pass_context
 def command(
@@ -42,6 +43,7 @@ def command(
     config: Path | None,
     base: Path | None,
     follow_links: bool,
+    family: tuple[Path, ...],
 ) -> None:
     """Show what is in a file: format, architecture, config, tensors, metadata. - reads a header from a pipe.
 
@@ -50,9 +52,11 @@ def command(
     from ckconv.cli.describe import Description, describe
     from ckconv.cli.progress import ProgressLine
     from ckconv.errors import UsageError
+    from ckconv.families.catalogue import own_families
     from ckconv.formats.detect import open_index
 
     settings = settings_of(context)
+    context.with_resource(own_families(family))
     piped = path == "-"
     if piped and hashes:
         raise UsageError("usage.hash", "--hash needs the tensors' data, and a pipe is read only as far as the header")

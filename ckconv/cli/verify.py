@@ -40,11 +40,13 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     off the output. Exit 5 if anything is not what it should be, with everything at fault named.
     """
     from ckconv.api import check_output
+    from ckconv.families.catalogue import own_families
     from ckconv.formats.bump.map import MAP_NAME, check_map
     from ckconv.formats.detect import open_index
 
     settings = settings_of(context)
     options, adapters = options_of(flags), adapters_of(flags)
+    context.with_resource(own_families(options.families))
     config, base = flags["config"], options.base
     opened = partial(open_index, base=base, follow_links=options.follow_links)
     source = opened(src, format=flags["source_format"]) if src else None

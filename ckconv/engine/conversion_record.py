@@ -11,6 +11,7 @@ from ckconv.core.version import __version__
 from ckconv.engine.settle import Late, Written
 from ckconv.engine.sums import FileDigests
 from ckconv.errors import UsageError
+from ckconv.families.own import own_files
 from ckconv.formats.destination import Destination
 from ckconv.io.files import readable
 from ckconv.options import Records, asked
@@ -30,6 +31,7 @@ def recorded(plan: Plan, place: Destination, adapters: Sequence[tuple[Path, floa
     if place.parent is None:
         raise UsageError("usage.side-file", "--record writes a file beside the model, and stdout has no place for it")
     parent, digests, options = place.parent, FileDigests(), plan.options
+    families = [{"name": name, "sha256": digest} for name, digest in own_files().digests.items()]
 
     def content(files: Sequence[Written]) -> bytes:
         return sealed(
@@ -44,6 +46,7 @@ def recorded(plan: Plan, place: Destination, adapters: Sequence[tuple[Path, floa
                     if given.option.records is not Records.NEITHER
                 },
                 "template": options.template.name if options.template else None,
+                **({"families": families} if families else {}),
                 "adapters": [{"name": path.name, "weight": weight} for path, weight in adapters],
                 "sources": [
                     {"name": path.name, "bytes": _size(path), "sha256": digests.of(path)}

@@ -16,6 +16,7 @@ from ckconv.engine.replan import plan_again, restoring_again
 from ckconv.engine.sums import FileDigests, check_listed, check_sums
 from ckconv.engine.verify import Progress, Verified, verify_soundly
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
+from ckconv.families.own import own_files
 from ckconv.formats import format_of
 from ckconv.formats.bump.documents import check_documents
 from ckconv.io.files import readable
@@ -80,6 +81,12 @@ class Beside:
             for flag in self.record.besides:
                 if not (adapters if flag.startswith("--adapter") else given.template):
                     raise UsageError("usage.flag", f"{self.record.path.name} says that {flag} was given: name it again")
+            for name, digest in self.record.families:
+                used = own_files().digests.get(name)
+                if used != digest:
+                    what = "another file is given" if used else "name it again"
+                    message = f"{self.record.path.name} says that the family file {name} was used: {what}"
+                    raise UsageError("usage.flag", message, hint=f"the file's SHA-256 was {digest}")
         changed = {found.option.name: found.value for found in asked(given)}
         return replace(self.record.options if self.record else self.kept, **changed)
 

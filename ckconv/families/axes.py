@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+#: A row is written for no more tensors.
+_MOST_NAMES = 64
+#: Parentheses within parentheses.
+_MOST_DEPTH = 16
+
 _TOKEN = re.compile(r"\s*([()|]|_?[A-Za-z]\w*|\d+)")
 
 #: Number of elements of an axis letter; half of an odd head is no number of elements, and twice it is one.
@@ -73,7 +78,7 @@ def parse(text: str) -> Shape:
 
 class _Reader:
     def __init__(self, tokens: list[str], text: str) -> None:
-        self._tokens, self._text, self._at = tokens, text, 0
+        self._tokens, self._text, self._at, self._depth = tokens, text, 0, 0
 
     @property
     def more(self) -> bool:
@@ -82,6 +87,15 @@ class _Reader:
     def term(self) -> Term | Product:
         """A letter, or what stands in parentheses: segments, or a product where there is no ``|``."""
         token = self._next()
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            raise AxesError(f"{self._text!r}: parentheses in too many others")
+        try:
+            return self._term(token)
+        finally:
+            self._depth -= 1
+
+    def _term(self, token: str) -> Term | Product:
         if token != "(":
             if token in ")|":
                 raise AxesError(f"{self._text!r}: {token!r} without what it belongs to")
@@ -328,6 +342,8 @@ def expanded(text: str) -> list[str]:
     lists = [match[1].split(",") for match in found]
     if len({len(items) for items in lists}) > 1:
         raise AxesError(f"{text!r}: braces with different counts")
+    if len(lists[0]) > _MOST_NAMES:
+        raise AxesError(f"braces of {len(lists[0]):,} names; {_MOST_NAMES} are allowed")
     results = []
     for n in range(len(lists[0])):
         result, end = "", 0

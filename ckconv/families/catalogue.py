@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ckconv.families.expressions import parse
+from ckconv.families.fields import listed
 from ckconv.families.merge import FOLDER, read_file
+from ckconv.families.own import in_force, own_files
 from ckconv.families.presence import used
 from ckconv.families.schema import Family, load
 
@@ -23,16 +27,18 @@ def _texts() -> dict[str, str]:
 
 def _own_table(name: str) -> dict[str, Any]:
     """What the family's own file says, without what it extends."""
-    return read_file(FOLDER / f"{name}{_SUFFIX}")
+    own = own_files().tables
+    return own[name] if name in own else read_file(FOLDER / f"{name}{_SUFFIX}")
 
 
 def _naming(word: str, section: str, key: str) -> list[str]:
-    """Families whose ``section.key`` is this word, or has it; only files that hold the word are parsed."""
+    """Families whose ``section.key`` is this word, or has it, a user's first; only files with the word are parsed."""
     quoted = f'"{word}"'
+    own = own_files().tables
     return [
         name
-        for name, text in _texts().items()
-        if quoted in text and word in _words(_own_table(name).get(section, {}).get(key, []))
+        for name in (*own, *(name for name, text in _texts().items() if quoted in text and name not in own))
+        if word in listed(_own_table(name).get(section, {}).get(key, []))
     ]
 
 
@@ -47,6 +53,9 @@ class Catalogue(Mapping[str, Family]):
         self._loaded: dict[str, Family] = {}
 
     def __getitem__(self, name: str) -> Family:
+        own = own_files().families
+        if name in own:
+            return own[name]
         if name not in self._loaded:
             if name not in _texts():
                 raise KeyError(name)
@@ -54,16 +63,29 @@ class Catalogue(Mapping[str, Family]):
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in _texts()
+        return name in _texts() or name in own_files().families
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_texts())
+        return iter(dict.fromkeys((*_texts(), *own_files().families)))
 
     def __len__(self) -> int:
-        return len(_texts())
+        return len(_texts().keys() | own_files().families.keys())
 
 
 FAMILIES = Catalogue()
+
+
+@contextmanager
+def own_families(paths: Sequence[Path]) -> Iterator[None]:
+    """Let a user's own files count until the end of the block, and no others; see :func:`own.in_force`."""
+    shipped = {name: read_file(FOLDER / f"{name}{_SUFFIX}") for name in _texts()} if paths else {}
+    with in_force(paths, shipped):
+        yield
+
+
+def text_of(name: str) -> str | None:
+    """A shipped family's file; ``None`` where there is none."""
+    return _texts().get(name)
 
 
 def families_of_gguf(architecture: str) -> list[Family]:
@@ -97,7 +119,8 @@ def told_by_architecture(name: str) -> str:
 
 def families_of_engine(engine: str) -> list[Family]:
     """The families that an engine computes; files that do not name the engine are not read."""
-    named = [FAMILIES[name] for name, text in _texts().items() if engine in text]
+    own = own_files().families
+    named = [FAMILIES[name] for name in FAMILIES if name in own or engine in _texts()[name]]
     return [family for family in named if engine in family.engines and not family.engines[engine].absent]
 
 
@@ -130,7 +153,3 @@ def hyperparameters(architecture: str) -> list[tuple[str, str]]:
         for name, row in family.parameters.items()
         for cell in row.key_cells("gguf")
     ]
-
-
-def _words(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckconv.core.config import MAX_LAYERS
 from ckconv.families.functions import BY_NAME
 
 #: The longest expression of a file; a user's file is read with the same bound.
@@ -21,6 +22,7 @@ MAX_LENGTH = 500
 
 #: No power in a family file is near this; ``9 ** 9 ** 9`` would not end.
 _MAX_EXPONENT = 64
+_LARGEST = 1 << 128
 
 _CONSTANTS: dict[str, object] = {"true": True, "false": False, "null": None}
 
@@ -87,7 +89,7 @@ class Expression:
         """
         try:
             return _value(self._tree, names)
-        except (ArithmeticError, TypeError, ValueError, LookupError) as error:
+        except (ArithmeticError, AttributeError, TypeError, ValueError, LookupError) as error:
             if isinstance(error, ExpressionError):
                 raise
             raise ExpressionError(f"{self.text!r} has no value: {error}") from None
@@ -102,6 +104,8 @@ def parse(text: str) -> Expression:
     Raises:
         ExpressionError: it is no expression, or holds what is not allowed.
     """
+    if "\\" in text:  # ast warns of some on stderr
+        raise ExpressionError("an expression with a backslash")
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"an expression of {len(text)} characters; {MAX_LENGTH} are allowed")
     try:
@@ -164,7 +168,10 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Call():
             assert isinstance(node.func, ast.Name)
             function = FUNCTIONS.get(node.func.id) or _name(node.func.id, names)
-            return function(*(_value(argument, names) for argument in node.args))
+            arguments = [_value(argument, names) for argument in node.args]
+            if node.func.id in BY_NAME and arguments and isinstance(arguments[0], int) and arguments[0] > MAX_LAYERS:
+                raise ExpressionError(f"a list of {arguments[0]:,} items; {MAX_LAYERS:,} are allowed")
+            return function(*arguments)
     raise AssertionError(type(node).__name__)
 
 
@@ -183,7 +190,10 @@ def _binary(node: ast.BinOp, names: Mapping[str, Any]) -> Any:
         raise ExpressionError(f"an exponent of {right!r}; at most {_MAX_EXPONENT}")
     if not all(isinstance(operand, (int, float)) for operand in (left, right)):
         raise ExpressionError(f"no arithmetic with {left!r} and {right!r}")
-    return _BINARY[type(node.op)](left, right)
+    result = _BINARY[type(node.op)](left, right)
+    if isinstance(result, int) and abs(result) > _LARGEST:
+        raise ExpressionError("a number of more than 128 bits")
+    return result
 
 
 def _compare(node: ast.Compare, names: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -11,15 +12,21 @@ from typing import Any
 
 from ckconv.errors import InputError
 from ckconv.families.axes import AxesError, expanded
+from ckconv.families.form import misformed
 
 #: Where the shipped files lie.
 FOLDER = Path(__file__).parent
 
-#: The longest file that is read; the largest shipped one has 4 kB.
-MAX_BYTES = 1 << 18
+#: The longest file that is read; the largest shipped one has 8 kB.
+MAX_BYTES = 1 << 16
 
 #: How deep ``extends`` may go.
 _MAX_DEPTH = 8
+#: How many files one may be made of.
+_MAX_FILES = 32
+
+#: What ``extends`` may name.
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 Table = dict[str, Any]
 
@@ -48,14 +55,25 @@ def fault(path: Path, message: str) -> InputError:
     return InputError("family.file", message, path=path)
 
 
-@cache
 def read_file(path: Path) -> Table:
-    """The file's own table, its sections checked; kept, and not to be changed.
+    """The file's own table, its sections and types checked. Not to be changed: that of a shipped file is kept."""
+    return _shipped(path) if path.parent == FOLDER else _read(path)
+
+
+@cache
+def _shipped(path: Path) -> Table:
+    return _read(path)
+
+
+def _read(path: Path) -> Table:
+    """Read one file.
 
     Raises:
-        InputError: ``family.file``, it is no TOML, too long, or has a section that there is not.
+        InputError: ``family.file``, it is no TOML or too long, a section is not known, or a value has another type.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise fault(path, "is no regular file")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
@@ -63,31 +81,52 @@ def read_file(path: Path) -> Table:
         table = tomllib.loads(data.decode())
     except OSError as error:
         raise fault(path, error.strerror or str(error)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of numbers with too many digits tomllib lets int's pass
         raise fault(path, f"no TOML: {error}") from None
     for key in table.keys() - SECTIONS:
         raise fault(path, f"there is no section {key!r} (known: {', '.join(sorted(SECTIONS))})")
+    wrong = misformed(table)
+    if wrong:
+        raise fault(path, wrong)
     return table
 
 
-def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0) -> Table:
+def files_of(path: Path) -> list[Path]:
+    """The file and all that it extends, in the order in which they are read."""
+    read: list[Path] = []
+    merged(path, read=read)
+    return list(dict.fromkeys(read))
+
+
+def _parent(path: Path, name: str, folder: Path) -> Path:
+    """The file that ``extends`` names: a shipped one, or one beside the file."""
+    for place in (folder, path.parent):
+        if _NAME.fullmatch(name) and (place / f"{name}.toml").is_file():
+            return place / f"{name}.toml"
+    raise fault(path, f"extends {name!r}, and there is no such family")
+
+
+def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0, read: list[Path] | None = None) -> Table:
     """The file with everything that it extends; rows of several tensors taken apart, one entry a tensor.
 
     ``tensors`` maps a canonical name to its fields, each field that a row writes for several tensors with the
     position among them: ``part`` and ``parts``.
 
+    Args:
+        read: takes the path of every file that is read.
+
     Raises:
         InputError: ``family.file``.
     """
     own = dict(read_file(path))
-    if depth > _MAX_DEPTH:
+    read = [] if read is None else read
+    read.append(path)
+    if depth > _MAX_DEPTH or len(read) > _MAX_FILES:
         raise fault(path, "extends leads in a circle, or too deep")
     parents = own.pop("extends", [])
     result: Table = {}
     for name in [parents] if isinstance(parents, str) else parents:
-        if not isinstance(name, str) or "/" in name or not (folder / f"{name}.toml").is_file():
-            raise fault(path, f"extends {name!r}, and there is no such family")
-        inherited = merged(folder / f"{name}.toml", folder=folder, depth=depth + 1)
+        inherited = merged(_parent(path, name, folder), folder=folder, depth=depth + 1, read=read)
         inherited.pop("engines", None)  # what was measured for one class says nothing of another
         for style in ("rope", "window"):
             inherited.get("config", {}).pop(style, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ckconv.errors import UsageError
 from ckconv.options import OPTIONS, Option, Options, Takes
 
@@ -34,6 +36,9 @@ def _check(option: Option, value: object) -> None:
         for item in value:
             if option.words and item not in option.words:
                 raise _fault(option.name, item, f"{' or '.join(map(repr, option.words))}")
+    elif option.takes is Takes.FILES:
+        if not isinstance(value, (tuple, list)) or not all(isinstance(item, Path) for item in value):
+            raise _fault(option.name, value, "a tuple of paths")
     elif option.takes in (Takes.NUMBER, Takes.SIZE):
         if not isinstance(value, int) or not 0 <= value <= option.most:
             raise _fault(option.name, value, f"a whole number from 0 to {option.most:,}")

@@ -39,6 +39,7 @@ class ConversionRecord:
         path: of the file that it is, or is a member of.
         options: of the conversion.
         sources, outputs: (name, SHA-256).
+        families: (name, SHA-256) of family files that the user brought.
         besides: flags whose files have to be named again: their names are not where they are.
     """
 
@@ -46,6 +47,7 @@ class ConversionRecord:
     options: Options
     sources: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
+    families: tuple[tuple[str, str], ...]
     besides: tuple[str, ...]
 
 
@@ -130,11 +132,12 @@ def _parsed(data: bytes, path: Path) -> ConversionRecord:
     try:
         options = options_of(document["options"])
         sources, outputs = (_listed(document[key]) for key in ("sources", "outputs"))
+        families = _listed(document.get("families", []))
         besides = [f"--template {_text(document['template'])}"] if document["template"] else []
         besides += [f"--adapter {_text(item['name'])}" for item in document["adapters"]]
     except (KeyError, TypeError, AttributeError, ValueError, UsageError) as error:
         raise InputError(CODE, f"lacks what a record has: {error}", path=path) from error
-    return ConversionRecord(path, options, sources, outputs, tuple(besides))
+    return ConversionRecord(path, options, sources, outputs, families, tuple(besides))
 
 
 def options_of(found: Mapping[str, Any]) -> Options:

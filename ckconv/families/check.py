@@ -1,0 +1,125 @@
+"""What only a whole family file can get wrong: rows held against each other, and every name that is asked for.
+
+A user's file is checked whenever it is read, the shipped ones by a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckconv.families import axes as shapes
+from ckconv.families.axes import AxesError
+from ckconv.families.expressions import Expression
+from ckconv.families.merge import FORMATS, fault
+from ckconv.families.names import Stored, names_of
+from ckconv.families.schema import Family
+
+#: Parameters without which nothing is known of a model's size.
+REQUIRED = ("layers", "hidden", "heads", "vocabulary")
+
+#: What expressions may ask for besides parameters: the layer, the stored value, the parameters that a source says,
+#: and what is known of an output.
+_GIVEN = frozenset({"n", "it", "stated", "context", "tied"})
+
+#: Parameters that follow from each other; more would be too deep to compute.
+_MOST_STEPS = 64
+
+
+def check_family(family: Family) -> None:
+    """Refuse a file whose rows contradict each other.
+
+    Raises:
+        InputError: ``family.file``, with the key at fault.
+    """
+    for key, message in _faults(family):
+        raise fault(family.path, f"{key}: {message}")
+
+
+def _faults(family: Family) -> Iterator[tuple[str, str]]:
+    for word, found in (
+        ("model_type", family.in_huggingface.names),
+        ("class", family.in_huggingface.classes),
+    ):
+        if not found:
+            yield f"huggingface.{word}", "not said; a family has one"
+    if "hf" not in family.prefixes:
+        yield "prefix.hf", "not said; rows with M. and L. need it"
+    for name in REQUIRED:
+        if name not in family.parameters:
+            yield f"parameters.{name}", "there is none, and no model is read without it"
+    known = family.parameters.keys() | _GIVEN
+    for key, expression in _expressions(family):
+        for name in sorted(expression.names - known):
+            yield key, f"{str(expression)!r} asks for {name!r}, and there is no such parameter"
+    for name in family.parameters:
+        if circle := _circle(family, name, ()):
+            yield f"parameters.{name}", f"it depends on itself: {' -> '.join(circle)}"
+    for format in FORMATS:
+        yield from _place_faults(family, format)
+
+
+def _expressions(family: Family) -> Iterator[tuple[str, Expression]]:
+    """Key and expression of everything that is computed."""
+    used = {letter for row in family.tensors.values() for letter in shapes.letters(row.fused_axes)}
+    yield from ((f"axes.{letter}", expression) for letter, expression in family.axes.items() if letter in used)
+    yield from ((f"layers.{name}", expression) for name, expression in family.layers.items())
+    for letter, stack in family.stacks.items():
+        yield f"stacks.{letter}.count", stack.count
+    for name, row in family.tensors.items():
+        cells = [one for forms in row.cells.values() for cell in forms for one in (cell.by, cell.when)]
+        yield from ((f"tensors.{name}", one) for one in (row.bias, row.when, *cells) if one)
+    for name, parameter in family.parameters.items():
+        both = [cell for cells in parameter.cells.values() for cell in cells]
+        computed = [one for cell in both for one in (cell.expression, cell.read, cell.write, cell.when)]
+        everything = (parameter.value, *parameter.defaults.values(), *computed)
+        yield from ((f"parameters.{name}", one) for one in everything if one)
+    for name, engine in family.engines.items():
+        for condition in engine.right_if:
+            yield f"engines.{name}.right_if", condition.expression
+
+
+def _circle(family: Family, name: str, above: tuple[str, ...]) -> tuple[str, ...]:
+    """The parameters that lead from one back to itself, or too far."""
+    if name in above or len(above) > _MOST_STEPS:
+        return (*above, name)
+    parameter = family.parameters.get(name)
+    for expression in (parameter.value, *parameter.defaults.values()) if parameter else ():
+        for other in sorted(expression.names) if expression else ():
+            if found := _circle(family, other, (*above, name)):
+                return found
+    return ()
+
+
+def _place_faults(family: Family, format: str) -> Iterator[tuple[str, str]]:
+    """Places in a format that two rows claim, and fused tensors of which a segment has no row."""
+    try:
+        names = names_of(family, format)
+    except AxesError as error:
+        yield f"tensors ({format})", str(error)
+        return
+    for pattern, found in names.stored.items():
+        if found in names.written.values():
+            yield from _segment_faults(family, format, pattern, found)
+
+
+def _segment_faults(family: Family, format: str, pattern: str, found: Stored) -> Iterator[tuple[str, str]]:
+    last = found.parts[-1]
+    key = f"tensors.{last.row.name}"
+    if len(found.parts) > 1 and len({part.stored for part in found.parts}) > 1:
+        yield key, f"{pattern} is described in two ways ({format}; {found.parts[0].row.name} has it too)"
+        return
+    taken: dict[int, str] = {}
+    for part in found.parts:
+        other = taken.setdefault(part.number, part.row.name)
+        if other != part.row.name and not _exclusive(family, other, part.row.name):
+            yield f"tensors.{part.row.name}", f"{other} is {pattern} too ({format})"
+    for number in range(shapes.segment_count(last.stored)):
+        if number not in taken:
+            yield key, f"segment {number + 1} of {pattern} has no row ({format})"
+
+
+def _exclusive(family: Family, one: str, other: str) -> bool:
+    """Two rows whose conditions differ: no model has both."""
+    rows = [family.tensors[name] for name in (one, other)]
+    first, second = ((str(row.when or ""), str(row.layers or "")) for row in rows)
+    return first != second

@@ -1,0 +1,142 @@
+"""A user's own family files: what they claim, and for which calls they count.
+
+They count within :func:`in_force`, in the thread that entered it, and nowhere else: two calls in one process do not
+see each other's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ckconv.families.axes import AxesError
+from ckconv.families.check import check_family
+from ckconv.families.expressions import ExpressionError, parse
+from ckconv.families.fields import listed
+from ckconv.families.merge import FOLDER, Table, fault, files_of, read_file
+from ckconv.families.parameters import ParameterError
+from ckconv.families.schema import Family, load
+
+#: What a family may be called: reports and messages show it.
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
+
+#: Keys that two conditions over the metadata ask for, of which every combination is tried.
+_MOST_KEYS = 10
+
+_HAS = re.compile(r"has\(\s*(['\"])(.*?)\1\s*\)")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFiles:
+    """The files that count.
+
+    Attributes:
+        families: name -> the family.
+        tables: name -> the file's own table, without what it extends.
+        digests: file name -> SHA-256 of every file that a user brought, extended ones too.
+    """
+
+    families: Mapping[str, Family] = field(default_factory=dict)
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+
+_NONE = OwnFiles()
+_COUNTING: ContextVar[OwnFiles | None] = ContextVar("own family files", default=None)
+
+
+def own_files() -> OwnFiles:
+    """Those that count here."""
+    return _COUNTING.get() or _NONE
+
+
+@contextmanager
+def in_force(paths: Sequence[Path], shipped: Mapping[str, Table]) -> Iterator[None]:
+    """Let these files count, instead of any others; without a path, what counts already goes on to.
+
+    Args:
+        shipped: the own tables of the shipped families.
+
+    Raises:
+        InputError: ``family.file``, a file is malformed, or claims what it does not say that it changes.
+    """
+    if not paths:
+        yield
+        return
+    token = _COUNTING.set(_read(paths, shipped))
+    try:
+        yield
+    except (ExpressionError, AxesError, ParameterError) as error:
+        raise fault(paths[0], f"a value that it computes of the model: {error}") from None
+    finally:
+        _COUNTING.reset(token)
+
+
+def _read(paths: Sequence[Path], shipped: Mapping[str, Table]) -> OwnFiles:
+    families: dict[str, Family] = {}
+    tables: dict[str, Table] = {}
+    digests: dict[str, str] = {}
+    for path in dict.fromkeys(paths):
+        name, table = path.stem, read_file(path)
+        if not _NAME.fullmatch(name):
+            raise fault(path, "a family is called what its file is: letters, digits, '_', '-' and '.'")
+        files = [file for file in files_of(path) if file.parent != FOLDER]
+        contents = tuple((file, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files)
+        family = _loaded(path, contents)
+        parents = listed(table.get("extends", []))
+        for other, theirs in tables.items():
+            for claim in _claims(path, name, table, other, theirs):
+                raise fault(path, f"{claim}, and so does {families[other].path}")
+        for other, theirs in shipped.items():
+            for claim in () if other in parents else _claims(path, name, table, other, theirs):
+                raise fault(path, f'{claim}, as the shipped family {other} does: extends = "{other}" changes that one')
+        families[name], tables[name] = family, table
+        digests |= {file.name: digest for file, digest in contents}
+    return OwnFiles(families, tables, digests)
+
+
+@lru_cache(maxsize=32)
+def _loaded(path: Path, contents: tuple[tuple[Path, str], ...]) -> Family:
+    """The family of a file with these contents; what is derived from a family is kept for it."""
+    family = load(path)
+    check_family(family)
+    return family
+
+
+def _claims(path: Path, name: str, table: Table, other: str, theirs: Table) -> Iterator[str]:
+    """What two families both say that they are."""
+    if name == other:
+        yield f"the file is called {name}"
+    for word in _words(table, "huggingface", "model_type") & _words(theirs, "huggingface", "model_type"):
+        yield f"huggingface.model_type: it claims {word!r}"
+    shared = _words(table, "gguf", "arch") & _words(theirs, "gguf", "arch")
+    if shared and _both_hold(path, table["gguf"].get("match", "true"), theirs["gguf"].get("match", "true")):
+        yield f"gguf.arch: it claims {min(shared)!r} under a match that holds for the same files"
+
+
+def _words(table: Table, section: str, key: str) -> set[str]:
+    return set(listed(table.get(section, {}).get(key, [])))
+
+
+def _both_hold(path: Path, *conditions: Any) -> bool:
+    """There may be metadata for which all of the conditions hold."""
+    keys = sorted({found[1] for text in conditions for found in _HAS.findall(str(text))})
+    if len(keys) > _MOST_KEYS:
+        return True
+    parsed = [parse(str(text).lower() if isinstance(text, bool) else str(text)) for text in conditions]
+    for held in product((False, True), repeat=len(keys)):
+        there = dict(zip(keys, held, strict=True))
+        try:
+            if all(one.value({"has": lambda key, there=there: there.get(key, False)}) for one in parsed):
+                return True
+        except ExpressionError as error:
+            raise fault(path, f"gguf.match: {error}; it asks for has('KEY') only") from None
+    return False
