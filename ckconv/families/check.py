@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ckconv.families import axes as shapes
 from ckconv.families.axes import AxesError
-from ckconv.families.expressions import Expression
+from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.merge import FORMATS, fault
 from ckconv.families.names import Stored, names_of
 from ckconv.families.schema import Family
@@ -51,9 +51,12 @@ def _faults(family: Family) -> Iterator[tuple[str, str]]:
     for key, expression in _expressions(family):
         for name in sorted(expression.names - known):
             yield key, f"{str(expression)!r} asks for {name!r}, and there is no such parameter"
+    steps: dict[str, int] = {}
     for name in family.parameters:
-        if circle := _circle(family, name, ()):
-            yield f"parameters.{name}", f"it depends on itself: {' -> '.join(circle)}"
+        try:
+            _steps(family, name, steps, ())
+        except ExpressionError as error:
+            yield f"parameters.{name}", str(error)
     for format in FORMATS:
         yield from _place_faults(family, format)
 
@@ -78,16 +81,20 @@ def _expressions(family: Family) -> Iterator[tuple[str, Expression]]:
             yield f"engines.{name}.right_if", condition.expression
 
 
-def _circle(family: Family, name: str, above: tuple[str, ...]) -> tuple[str, ...]:
-    """The parameters that lead from one back to itself, or too far."""
+def _steps(family: Family, name: str, known: dict[str, int], above: tuple[str, ...]) -> int:
+    """How many parameters a parameter follows from, one after the other.
+
+    Raises:
+        ExpressionError: it leads back to itself, or too far.
+    """
     if name in above or len(above) > _MOST_STEPS:
-        return (*above, name)
-    parameter = family.parameters.get(name)
-    for expression in (parameter.value, *parameter.defaults.values()) if parameter else ():
-        for other in sorted(expression.names) if expression else ():
-            if found := _circle(family, other, (*above, name)):
-                return found
-    return ()
+        raise ExpressionError(f"it depends on itself: {' -> '.join((*above, name)[-8:])}")
+    if name not in known:
+        parameter = family.parameters.get(name)
+        asked = (parameter.value, *parameter.defaults.values()) if parameter else ()
+        others = {other for expression in asked if expression for other in expression.names}
+        known[name] = 1 + max((_steps(family, other, known, (*above, name)) for other in sorted(others)), default=0)
+    return known[name]
 
 
 def _place_faults(family: Family, format: str) -> Iterator[tuple[str, str]]:
@@ -105,7 +112,8 @@ def _place_faults(family: Family, format: str) -> Iterator[tuple[str, str]]:
 def _segment_faults(family: Family, format: str, pattern: str, found: Stored) -> Iterator[tuple[str, str]]:
     last = found.parts[-1]
     key = f"tensors.{last.row.name}"
-    if len(found.parts) > 1 and len({part.stored for part in found.parts}) > 1:
+    fused = {part.stored for part in found.parts if shapes.segment_count(part.stored) > 1}
+    if len(fused) > 1:
         yield key, f"{pattern} is described in two ways ({format}; {found.parts[0].row.name} has it too)"
         return
     taken: dict[int, str] = {}

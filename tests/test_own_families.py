@@ -1,0 +1,365 @@
+"""A user's own family files: what they may claim, for which calls they count, how they may be malformed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from conftest import FIXTURES
+from safetensors.numpy import load_file
+
+import ckconv
+from ckconv.errors import CkconvError, InputError, UsageError
+from ckconv.families.catalogue import FAMILIES, own_families
+from ckconv.families.check import check_family
+from ckconv.families.merge import FOLDER
+from ckconv.options import Options
+
+OLMO2 = (FOLDER / "olmo2.toml").read_text()
+MINE = OLMO2.replace('"olmo2"', '"mylmo"').replace("Olmo2For", "MylmoFor")
+
+
+def written(folder: Path, text: str, name: str = "mylmo") -> Path:
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    return path
+
+
+def checkpoint(folder: Path) -> Path:
+    """OLMo 2 under another model_type, as somebody's fork of it is."""
+    shutil.copytree(FIXTURES / "zoo" / "olmo2", folder / "hf")
+    document = json.loads((folder / "hf/config.json").read_text())
+    changed = {**document, "model_type": "mylmo", "architectures": ["MylmoForCausalLM"]}
+    (folder / "hf/config.json").write_text(json.dumps(changed))
+    return folder / "hf"
+
+
+def said_of(*paths: Path) -> str:
+    with pytest.raises(InputError) as caught, own_families(paths):
+        pass
+    assert caught.value.code == "family.file"
+    assert caught.value.path == str(paths[-1])
+    return caught.value.message
+
+
+# What counts, and when
+
+
+def test_a_family_that_ckconv_does_not_know_is_converted_by_a_file(tmp_path: Path) -> None:
+    source, options = checkpoint(tmp_path), Options(families=(written(tmp_path, MINE),))
+    with pytest.raises(CkconvError):
+        ckconv.convert(source, tmp_path / "m.gguf")
+
+    ckconv.convert(source, tmp_path / "m.gguf", options=options)
+
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    assert reader.fields["general.architecture"].contents() == "mylmo"
+    theirs = gguf.GGUFReader(FIXTURES / "zoo/olmo2.f32.gguf")
+    assert {t.name: t.data.tobytes() for t in reader.tensors} == {t.name: t.data.tobytes() for t in theirs.tensors}
+    ckconv.convert(tmp_path / "m.gguf", f"{tmp_path}/back/", to="safetensors", options=options)
+    mine, meant = (load_file(folder / "model.safetensors") for folder in (tmp_path / "back", source))
+    assert {name: array.tobytes() for name, array in mine.items()} == {n: a.tobytes() for n, a in meant.items()}
+
+
+def test_a_file_counts_for_its_call_only(tmp_path: Path) -> None:
+    source, mine = checkpoint(tmp_path), written(tmp_path, MINE)
+
+    model = ckconv.open_model(source, families=[mine])
+
+    assert model.config is not None
+    assert (model.config.family, model.tensors["layers.0.attention.q_norm.weight"].shape) == ("mylmo", (32,))
+    assert ckconv.open_model(source).config is None
+    assert "mylmo" not in FAMILIES
+
+
+def test_a_file_counts_in_its_own_thread_only(tmp_path: Path) -> None:
+    seen: list[bool] = []
+    with own_families([written(tmp_path, MINE)]):
+        thread = threading.Thread(target=lambda: seen.append("mylmo" in FAMILIES))
+        thread.start()
+        thread.join()
+        assert "mylmo" in FAMILIES
+    assert seen == [False]
+
+
+def test_two_calls_with_two_files_of_one_name_see_each_its_own(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"{number}").mkdir()
+        path = written(tmp_path / f"{number}", MINE.replace("1e-5", f"{number}e-5"))
+        with own_families([path]):
+            assert str(FAMILIES["mylmo"].parameters["norm_eps"].defaults["transformers"]) == f"{number}e-05"
+
+
+def test_a_file_that_is_changed_between_two_calls_is_read_again(tmp_path: Path) -> None:
+    for number in (1, 2):
+        with own_families([written(tmp_path, MINE.replace("1e-5", f"{number}e-5"))]):
+            assert str(FAMILIES["mylmo"].parameters["norm_eps"].defaults["transformers"]) == f"{number}e-05"
+
+
+@pytest.mark.parametrize("verb", ["inspect", "convert", "verify", "diff", "formats"])
+def test_every_verb_takes_a_family(verb: str, tmp_path: Path, ckconv) -> None:
+    source, mine = checkpoint(tmp_path), written(tmp_path, MINE)
+    arguments: dict[str, list[Any]] = {
+        "inspect": [source],
+        "convert": [source, tmp_path / "m.gguf"],
+        "verify": [tmp_path / "m.gguf", source],
+        "diff": [tmp_path / "m.gguf", source],
+        "formats": [],
+    }
+    if verb in ("verify", "diff"):
+        assert ckconv("convert", *arguments["convert"], "--family", mine).code == 0
+
+    result = ckconv(verb, *arguments[verb], "--family", mine)
+
+    assert result.code == 0, result.err
+    if verb in ("inspect", "formats"):
+        assert "mylmo" in result.out
+
+
+def test_a_file_extends_shipped_families_and_files_beside_it(tmp_path: Path) -> None:
+    written(tmp_path, 'extends = "olmo2"\n[parameters]\nnorm_eps = { default = 3e-5 }\n', "common")
+    own = 'extends = "common"\nhuggingface = { model_type = "mylmo", class = "MylmoForCausalLM" }\n'
+    with own_families([written(tmp_path, own)]):
+        family = FAMILIES["mylmo"]
+    assert str(family.parameters["norm_eps"].defaults["transformers"]) == "3e-05"
+    assert "L.attention.q_norm" in family.tensors
+
+
+# What a file may claim
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("olmo2", MINE, "the file is called olmo2, as the shipped family olmo2 does"),
+        (
+            "mylmo",
+            MINE.replace('model_type = "mylmo"', 'model_type = "olmo2"'),
+            "huggingface.model_type: it claims 'olmo2', as the shipped family olmo2 does",
+        ),
+        (
+            "mylmo",
+            MINE.replace('arch = "mylmo"', 'arch = "olmo2"'),
+            "gguf.arch: it claims 'olmo2' under a match that holds for the same files, "
+            "as the shipped family olmo2 does",
+        ),
+    ],
+)
+def test_a_shipped_name_is_claimed_only_by_what_extends_it(name: str, text: str, message: str, tmp_path: Path) -> None:
+    said = said_of(written(tmp_path, text, name))
+
+    assert said == f'{message}: extends = "olmo2" changes that one'
+    changing = 'extends = "olmo2"\n' + "\n".join(text.splitlines()[2:4])
+    with own_families([written(tmp_path, changing, name)]):
+        assert FAMILIES[name].path.parent == tmp_path
+
+
+def test_an_architecture_is_shared_where_no_file_matches_both(tmp_path: Path) -> None:
+    text = MINE.replace('arch = "mylmo"', 'arch = "olmo2"').replace('"not has(', '"has(')
+    with own_families([written(tmp_path, text)]):
+        assert FAMILIES["mylmo"].gguf == "olmo2"
+
+
+def test_two_files_may_not_claim_the_same(tmp_path: Path) -> None:
+    first, second = written(tmp_path, MINE), written(tmp_path, MINE, "other")
+    assert said_of(first, second) == f"huggingface.model_type: it claims 'mylmo', and so does {first}"
+
+
+def test_a_file_that_changes_a_shipped_family_goes_first(tmp_path: Path) -> None:
+    text = 'extends = "olmo2"\nhuggingface = { model_type = "olmo2", class = "OtherForCausalLM" }\n'
+    text += 'gguf = { arch = "olmo2" }\n[engines]\ntransformers = {}\nllama_cpp = {}\n'
+    options = Options(families=(written(tmp_path, text),))
+
+    ckconv.convert(FIXTURES / "zoo/olmo2.f32.gguf", f"{tmp_path}/hf/", to="safetensors", options=options)
+
+    assert json.loads((tmp_path / "hf/config.json").read_text())["architectures"] == ["OtherForCausalLM"]
+
+
+# Records
+
+
+def test_a_record_says_which_family_files_were_used_and_verify_asks_for_them(tmp_path: Path) -> None:
+    source, mine = checkpoint(tmp_path), written(tmp_path, MINE)
+    options = Options(families=(mine,))
+    ckconv.convert(source, tmp_path / "m.gguf", options=options, record=True)
+    record = json.loads((tmp_path / "m.gguf.ckconv.json").read_text())
+    digest = hashlib.sha256(mine.read_bytes()).hexdigest()
+    assert record["families"] == [{"name": "mylmo.toml", "sha256": digest}]
+
+    assert ckconv.verify(tmp_path / "m.gguf", source, options=options).tensors
+    with pytest.raises(UsageError, match=r"says that the family file mylmo.toml was used: name it again"):
+        ckconv.verify(tmp_path / "m.gguf", source)
+    mine.write_text(f"{MINE}# changed\n")
+    with pytest.raises(UsageError, match=r"the family file mylmo.toml was used: another file is given"):
+        ckconv.verify(tmp_path / "m.gguf", source, options=options)
+
+
+# Engines without a row
+
+
+@pytest.mark.parametrize("version", [3, 5])
+def test_a_family_without_a_row_is_refused_as_not_known_to_ckconv(version: int, tmp_path: Path) -> None:
+    options = Options(families=(written(tmp_path, MINE),), bump_version=version)
+    with pytest.raises(CkconvError) as caught:
+        ckconv.convert(checkpoint(tmp_path), tmp_path / "m.bump", options=options)
+    sentence = f"ckconv does not know what the engine computes of a mylmo: its file has no row bump{version}"
+    assert sentence in (caught.value.message, *caught.value.details)
+
+
+# Malformed files
+
+
+def test_the_shipped_files_are_right() -> None:
+    for family in FAMILIES.values():
+        check_family(family)
+
+
+def row(key: str, text: str) -> str:
+    """OLMo 2 with another row of tensors."""
+    return MINE.replace("[tensors]\n", f'[tensors]\n"{key}" = {text}\n')
+
+
+def parameter(text: str) -> str:
+    return MINE.replace("[parameters]\n", f"[parameters]\n{text}\n")
+
+
+MALFORMED = {
+    "no text where one is wanted": (MINE.replace('extends = "decoder"', "extends = 3"), "extends: a text expected"),
+    "a cell that is a number": (
+        row("L.x", '{ axes = "H", hf = 3, gguf = "L.x" }'),
+        "tensors.L.x.hf: a text expected",
+    ),
+    "a list where a table is wanted": (
+        re.sub(r"\[parameters\](.|\n)*", "", MINE) + "[[parameters]]\nx = 1\n",
+        "parameters: a table expected",
+    ),
+    "a date": (parameter("x = 1979-05-27"), "parameters.x: a text, a number, true or false expected"),
+    "a number of more than 64 bits": (
+        parameter("x = 0x1ffffffffffffffffff"),
+        "parameters.x: a number of more than 64 bits",
+    ),
+    "braces that are not closed": (
+        row("L.x", '{ axes = "H", hf = "L.{E", gguf = "L.x" }'),
+        "tensors.L.x.hf: braces that are not closed",
+    ),
+    "no model_type": (
+        MINE.replace('model_type = "mylmo", ', ""),
+        "huggingface.model_type: not said; a family has one",
+    ),
+    "no class": (MINE.replace(', class = "MylmoForCausalLM"', ""), "huggingface.class: not said; a family has one"),
+    "a parameter that no model is read without": (
+        MINE.replace("[tensors]\n", 'without = ["layers"]\n[tensors]\n'),
+        "parameters.layers: there is none, and no model is read without it",
+    ),
+    "a required parameter that nothing writes": (
+        parameter('x = { hf = "x" }'),
+        "parameters.x: it is required, and no cell of gguf says it",
+    ),
+    "a parameter that is asked for and not there": (
+        row("L.x", '{ axes = "H", when = "y", hf = "L.x", gguf = "L.x" }'),
+        "tensors.L.x: 'y' asks for 'y', and there is no such parameter",
+    ),
+    "a parameter that depends on itself": (
+        parameter('a = "b"\nb = "a"'),
+        "parameters.a: it depends on itself: a -> b -> a",
+    ),
+    "a cell whose axes are not the tensor's": (
+        row("L.x", '{ axes = "H", hf = "L.x", gguf = { name = "L.x", axes = "I" } }'),
+        "tensors.L.x: L.x: the stored shape has no axis 'H'",
+    ),
+    "two rows with one place": (
+        row("L.x", '{ axes = "H", hf = "L.y", gguf = "L.attn_q_norm" }'),
+        "tensors.L.attention.q_norm: L.x is blk.{n}.attn_q_norm.weight too (gguf)",
+    ),
+    "a segment without a row": (
+        row("L.x", '{ axes = "H", hf = { name = "L.x", axes = "(H|I)" }, gguf = "L.x" }'),
+        "tensors.L.x: segment 2 of model.layers.{n}.x.weight has no row (hf)",
+    ),
+    "one fused tensor described in two ways": (
+        row("L.{x,y}", '{ axes = "(H|I)", hf = "L.f", gguf = "L.f" }').replace(
+            "[tensors]\n", '[tensors]\n"L.z" = { axes = "V", hf = { name = "L.f", axes = "(V|I)" }, gguf = "L.z" }\n', 1
+        ),
+        "is described in two ways",
+    ),
+    "parentheses in too many others": (
+        row("L.x", f'{{ axes = "{"(" * 40}H{")" * 40}", hf = "L.x", gguf = "L.x" }}'),
+        "parentheses in too many others",
+    ),
+    "a row for too many tensors": (
+        row("L.{" + ",".join(f"x{n}" for n in range(80)) + "}", '"absent"'),
+        "braces of 80 names; 64 are allowed",
+    ),
+    "a condition over something else than keys": (
+        MINE.replace("not has('attention.sliding_window')", "layers > 3").replace('arch = "mylmo"', 'arch = "olmo2"'),
+        "gguf.match: no parameter 'layers'; it asks for has('KEY') only",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_file_is_refused_with_its_key(case: str, tmp_path: Path) -> None:
+    text, message = MALFORMED[case]
+    assert message in said_of(written(tmp_path, text))
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").mkdir()
+    assert said_of(tmp_path / "x.toml") == "is no regular file"
+    assert said_of(tmp_path / "y.toml") == "No such file or directory"
+    assert said_of(written(tmp_path, MINE, "my lmo")).startswith("a family is called what its file is: ")
+
+
+def test_a_value_that_a_model_gives_nothing_for_is_the_files_fault(tmp_path: Path) -> None:
+    cell = 'hf = "L.self_attn.{q,k}_norm"'
+    text = MINE.replace(cell, f'when = "1 / (layers - layers)", {cell}')
+    options = Options(families=(written(tmp_path, text),))
+    with pytest.raises(InputError) as caught:
+        ckconv.convert(checkpoint(tmp_path), tmp_path / "m.gguf", options=options)
+    assert caught.value.code == "family.file"
+
+
+PIECES = (
+    *("[tensors]", "[engines]", "[parameters]", '"absent"', "{", "}", "[", "]", '"', "=", "\n", ",", "(A 2 d)", "|"),
+    *("1e999", "-1", "true", "nan", "9" * 40, "\\", "\0", "é", "L.", "{E}", "when", "axes", "gguf", "hf", "extends"),
+    *('extends = "llama"', "[[x]]", "has('a')", "cycle(9999999, [1])", "(" * 30, "2 ** 64 ** 64", "x = { y = 1 }"),
+)
+
+
+def mutated(text: str, chance: random.Random) -> str:
+    for _ in range(chance.randint(1, 4)):
+        start = chance.randrange(len(text) + 1)
+        stop = min(len(text), start + chance.choice((0, 0, 1, 3, 20)))
+        kind = chance.randrange(4)
+        if kind == 0:
+            text = text[:start] + chance.choice(PIECES) + text[stop:]
+        elif kind == 1:
+            text = text[:start] + text[stop:]
+        elif kind == 2:
+            text = text[:start] + chr(chance.randrange(128)) + text[stop:]
+        else:
+            words = re.findall(r"[\w.]+|\"[^\"]*\"", text)
+            text = text.replace(chance.choice(words), chance.choice((*words, *PIECES)), 1) if words else text
+    return text
+
+
+def test_a_mutated_file_loads_or_is_refused(tmp_path: Path) -> None:
+    chance = random.Random(11)
+    texts = [MINE, *(path.read_text() for path in sorted(FOLDER.glob("*.toml")))]
+    codes = set()
+    for _ in range(600):
+        path = tmp_path / "mylmo.toml"
+        path.write_text(mutated(chance.choice(texts), chance))
+        try:
+            with own_families([path]):
+                codes.add("")
+        except InputError as error:
+            codes.add(error.code)
+    assert codes == {"", "family.file"}
