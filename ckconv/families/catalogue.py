@@ -78,8 +78,7 @@ FAMILIES = Catalogue()
 @contextmanager
 def own_families(paths: Sequence[Path]) -> Iterator[None]:
     """Let a user's own files count until the end of the block, and no others; see :func:`own.in_force`."""
-    shipped = {name: read_file(FOLDER / f"{name}{_SUFFIX}") for name in _texts()} if paths else {}
-    with in_force(paths, shipped):
+    with in_force(paths, _texts() if paths else {}):
         yield
 
 

@@ -59,11 +59,11 @@ def own_files() -> OwnFiles:
 
 
 @contextmanager
-def in_force(paths: Sequence[Path], shipped: Mapping[str, Table]) -> Iterator[None]:
+def in_force(paths: Sequence[Path], shipped: Mapping[str, str]) -> Iterator[None]:
     """Let these files count, instead of any others; without a path, what counts already goes on to.
 
     Args:
-        shipped: the own tables of the shipped families.
+        shipped: the texts of the shipped families; only those that a claim is about are parsed.
 
     Raises:
         InputError: ``family.file``, a file is malformed, or claims what it does not say that it changes.
@@ -80,7 +80,7 @@ def in_force(paths: Sequence[Path], shipped: Mapping[str, Table]) -> Iterator[No
         _COUNTING.reset(token)
 
 
-def _read(paths: Sequence[Path], shipped: Mapping[str, Table]) -> OwnFiles:
+def _read(paths: Sequence[Path], shipped: Mapping[str, str]) -> OwnFiles:
     families: dict[str, Family] = {}
     tables: dict[str, Table] = {}
     digests: dict[str, str] = {}
@@ -95,8 +95,11 @@ def _read(paths: Sequence[Path], shipped: Mapping[str, Table]) -> OwnFiles:
         for other, theirs in tables.items():
             for claim in _claims(path, name, table, other, theirs):
                 raise fault(path, f"{claim}, and so does {families[other].path}")
-        for other, theirs in shipped.items():
-            for claim in () if other in parents else _claims(path, name, table, other, theirs):
+        words = _words(table, "huggingface", "model_type") | _words(table, "gguf", "arch")
+        for other, text in shipped.items():
+            if other in parents or not (other == name or any(f'"{word}"' in text for word in words)):
+                continue
+            for claim in _claims(path, name, table, other, read_file(FOLDER / f"{other}.toml")):
                 raise fault(path, f'{claim}, as the shipped family {other} does: extends = "{other}" changes that one')
         families[name], tables[name] = family, table
         digests |= {file.name: digest for file, digest in contents}
