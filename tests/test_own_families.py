@@ -289,9 +289,9 @@ MALFORMED = {
         ),
         "is described in two ways",
     ),
-    "parentheses in too many others": (
+    "too many parentheses": (
         row("L.x", f'{{ axes = "{"(" * 40}H{")" * 40}", hf = "L.x", gguf = "L.x" }}'),
-        "parentheses in too many others",
+        "more than 32 parentheses",
     ),
     "a row for too many tensors": (
         row("L.{" + ",".join(f"x{n}" for n in range(80)) + "}", '"absent"'),

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 #: A row is written for no more tensors.
 _MOST_NAMES = 64
-#: Parentheses within parentheses.
-_MOST_DEPTH = 16
+_MOST_PARENTHESES = 32
 
 _TOKEN = re.compile(r"\s*([()|]|_?[A-Za-z]\w*|\d+)")
 
@@ -58,6 +57,8 @@ def parse(text: str) -> Shape:
     Raises:
         AxesError: ``text`` is no shape.
     """
+    if text.count("(") > _MOST_PARENTHESES:
+        raise AxesError(f"more than {_MOST_PARENTHESES} parentheses")
     tokens: list[str] = []
     at = 0
     while at < len(text.rstrip()):
@@ -78,7 +79,7 @@ def parse(text: str) -> Shape:
 
 class _Reader:
     def __init__(self, tokens: list[str], text: str) -> None:
-        self._tokens, self._text, self._at, self._depth = tokens, text, 0, 0
+        self._tokens, self._text, self._at = tokens, text, 0
 
     @property
     def more(self) -> bool:
@@ -87,15 +88,6 @@ class _Reader:
     def term(self) -> Term | Product:
         """A letter, or what stands in parentheses: segments, or a product where there is no ``|``."""
         token = self._next()
-        self._depth += 1
-        if self._depth > _MOST_DEPTH:
-            raise AxesError(f"{self._text!r}: parentheses in too many others")
-        try:
-            return self._term(token)
-        finally:
-            self._depth -= 1
-
-    def _term(self, token: str) -> Term | Product:
         if token != "(":
             if token in ")|":
                 raise AxesError(f"{self._text!r}: {token!r} without what it belongs to")
