@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
     ),
     "part of a head rotates": (
         Model(extra_keys={"llama.rope.dimension_count": 8}),
-        ["RoPE turns 8 of 16 elements of a head; the engine turns all"],
+        ["RoPE rotates 8 of 16 elements of a head; the engine rotates all"],
     ),
     "rope scaling": (
         Model(extra_keys=SCALED),

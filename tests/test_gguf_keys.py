@@ -237,7 +237,7 @@ def test_a_part_of_a_head_is_turned_where_llama_cpp_does_that(family: str, writt
     """llama.cpp: "invalid n_rot: 8, expected 16" for a llama."""
     config = ModelConfig(family, family, 2, 64, 96, 4, 2, 16, 40, 128, 1e-5, 10_000.0, 8)
     reasons = [reason.text for reason in engine_reasons(config, 128, rope_dropped=False)]
-    assert reasons == ([] if written else ["RoPE turns 8 of 16 elements of a head; llama.cpp turns all"])
+    assert reasons == ([] if written else ["RoPE rotates 8 of 16 elements of a head; llama.cpp rotates all"])
 
 
 # Llama 3's factors

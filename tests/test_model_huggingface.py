@@ -248,11 +248,11 @@ def test_an_expert_of_another_shape_or_type_than_its_fellows_is_named(tmp_path: 
     name = "model.layers.0.mlp.experts.1.down_proj.weight"
     other = {**MOE.tensors(), name: np.zeros((64, 32), np.float32)}
     error = refused(tmp_path / "shape", MOE.config("qwen3_moe"), other)
-    assert f"tensor '{name}' is F32 [64, 32], the configuration and its fellows make it F32 [64, 64]" in str(error)
+    assert f"tensor '{name}' is F32 [64, 32], the configuration and the other parts make it F32 [64, 64]" in str(error)
 
     other = {**MOE.tensors(), name: np.zeros((64, 64), np.float16)}
     error = refused(tmp_path / "type", MOE.config("qwen3_moe"), other)
-    assert f"tensor '{name}' is F16 [64, 64], the configuration and its fellows make it F32 [64, 64]" in str(error)
+    assert f"tensor '{name}' is F16 [64, 64], the configuration and the other parts make it F32 [64, 64]" in str(error)
 
 
 # configurations

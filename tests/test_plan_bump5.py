@@ -237,7 +237,7 @@ REFUSED: dict[str, tuple[Model, str]] = {
     "rope frequencies": (Model(extra_tensors={"rope_freqs.weight": (8,)}), "rope_freqs.weight scales RoPE"),
     "partial rotation": (
         Model(extra_keys={"llama.rope.dimension_count": 8}),
-        "RoPE turns 8 of 16 elements of a head; the engine turns all",
+        "RoPE rotates 8 of 16 elements of a head; the engine rotates all",
     ),
 }
 

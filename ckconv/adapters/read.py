@@ -15,10 +15,10 @@ from ckconv.errors import Faults, quoted
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One stored tensor and what it is to its module; ``turned`` if it is stored the other way round."""
+    """One stored tensor and what it is to its module; ``transposed`` if its rows are stored as columns."""
 
     stored: StoredTensor
-    turned: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ _SAID = {Role.A: "A", Role.B: "B"}
 def _tensor(name: str, part: Part) -> Tensor:
     """The canonical tensor of a stored one."""
     tensor = plain_tensor(name, part.stored)
-    if not part.turned or len(part.stored.shape) != 2:
+    if not part.transposed or len(part.stored.shape) != 2:
         return tensor
     cols, rows = part.stored.shape
     return replace(tensor, shape=(rows, cols), layout=transposed(rows, cols))

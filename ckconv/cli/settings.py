@@ -72,5 +72,5 @@ def common_options(function: Function) -> Function:
 #: Every command: ``-h`` works as ``--help`` does.
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-#: A path that whoever opens it says is not there or may not be read: the same words and status everywhere.
+#: click does not check the path: the reader does, so that the message is the same everywhere.
 PATH = click.Path(path_type=Path, readable=False)

@@ -18,7 +18,7 @@ from ckconv.formats import names
 #: Side file -> the flag that says where it is.
 _PLACES = {"config.json": "config", "weights_manifest.json": "manifest"}
 
-#: What says nothing of the output's content: there was none to look at.
+#: Errors after which nothing can be said about the output, because it could not be opened.
 _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unreadable")
 
 

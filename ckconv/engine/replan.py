@@ -95,7 +95,7 @@ def _seen(source: TensorIndex, out: TensorIndex, options: Options) -> dict[str, 
 
 
 def _shard_bytes(out: TensorIndex) -> int:
-    """The least limit that deals the tensors out to these files: a file of one tensor may be above it."""
+    """The least limit that splits the tensors into these files: a file of one tensor may be above it."""
     filled: dict[Any, list[int]] = {path: [] for path in out.files}
     alignment = int(out.facts.get("alignment") or 1)
     for stored in out.stored:

@@ -129,7 +129,7 @@ def run(
             look()
             if not verify:
                 source.begin()
-            with failing(Path(target.name)):  # what is read says of itself that it cannot be
+            with failing(Path(target.name)):  # a reader raises its own error
                 digests, losses = write_files(
                     plan, container, files, (outputs.fds[path] for path in paths), watcher, reread=verify
                 )

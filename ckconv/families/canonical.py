@@ -204,7 +204,7 @@ class _Reading:
             if item.tensor.shape != shape or item.tensor.dtype is not one.dtype:
                 self._fault(
                     f"tensor {quoted(item.tensor.source)} is {item.tensor.dtype} {list(item.tensor.shape)}, "
-                    f"the configuration and its fellows make it {one.dtype} {list(shape)}{self._said([part])}",
+                    f"the configuration and the other parts make it {one.dtype} {list(shape)}{self._said([part])}",
                     item.tensor.source,
                 )
                 return

@@ -42,7 +42,7 @@ class Rope:
     Attributes:
         theta: the base.
         local: that of layers which slide, where the document has a table for them.
-        part: of a head that is turned.
+        part: of a head that is rotated.
         scaling: every number that its type needs, under Hugging Face's keys; ``None`` where nothing is scaled.
         modifiers: what else changes the angles, as "key = value".
         unknown: keys of the tables that nobody reads.

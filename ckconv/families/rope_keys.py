@@ -38,7 +38,7 @@ _OF_LLAMA3 = ("high_freq_factor", "low_freq_factor")
 _OF_LONGROPE = ("long_factor", "long_mscale", "short_factor", "short_mscale")
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
-#: A part of the head is turned, ``dim = int(head_dim * partial_rotary_factor)``: the classes of llama's kind then
+#: A part of the head is rotated, ``dim = int(head_dim * partial_rotary_factor)``: the classes of llama's kind then
 #: multiply tensors of different sizes.
 _WHOLE: Rows = _modifier("partial_rotary_factor", 1, 1.0)
 

@@ -18,7 +18,7 @@ _CONFIG = Document("configuration", "model.config", "model.config", MAX_JSON)
 
 
 def open_mlx(path: Path, *, source: ByteSource | None = None, follow_links: bool = False) -> TensorIndex:
-    """:func:`open_checkpoint` of what nothing but its reader knows to be MLX's."""
+    """Open a checkpoint as MLX where its files alone do not say so."""
     return open_checkpoint(path, source=source, mlx=True, follow_links=follow_links)
 
 

@@ -118,7 +118,7 @@ class Conversion:
             shifted = floats + np.float32(self.shift)
             if self.shift > 0:
                 return narrowed(shifted, self.target)
-            # Values were stored higher than they are, which rounded them: what counts is that adding gives them again.
+            # The stored value is w + 1, already rounded. Exact means: result + 1 rounds to the same bits.
             lower, _ = from_float32(shifted, self.target)
             again = to_float32(lower, self.target) - np.float32(self.shift)
         return lower, int(np.count_nonzero(again.view(np.uint32) != floats.view(np.uint32)))

@@ -184,7 +184,7 @@ def check_belongs(opened: OpenRecord, index: TensorIndex) -> None:
 
 
 def _is_side_file(name: str) -> bool:
-    """Nothing else is ever written where a model is made again: a record comes with a download."""
+    """Records are untrusted: restoring may create only these file names."""
     return name.endswith(INDEX_SUFFIX) or any(fnmatchcase(name, pattern) for pattern in SIDE_FILES)
 
 

@@ -2,9 +2,9 @@
 
 ``out.bump.source.zip`` lies beside ``out.bump`` and belongs to it by the SHA-256 that the bump's header stores of its
 payload. Its ``record.json`` lists every file of the source with its size, and *runs* of bytes (offset and length) that
-are kept verbatim: all that is no tensor, and tensors or rows of tensors that do not come back out of the bump. What no
-run keeps is the rest of the tensors, or zeros. Contents are members of the archive: a file that is kept whole under
-its own name in ``files/``, any other run, or several runs of one tensor, in ``parts/`` under its SHA-256.
+are kept verbatim: all that is no tensor, and tensors or rows of tensors that do not come back out of the bump. Every
+other byte comes back out of the bump file, or is zero. Contents are members of the archive: a file that is kept whole
+under its own name in ``files/``, any other run, or several runs of one tensor, in ``parts/`` under its SHA-256.
 
 Where a conversion record was asked for it is a member, too (``ckconv.json``), and says all the options (schema 2);
 without one, ``record.json`` lists those that decide what the bump holds (schema 1).

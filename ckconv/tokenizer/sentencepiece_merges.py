@@ -24,7 +24,7 @@ _MAX_PIECE = 256
 def spell_out(vocab: dict[str, int], tokens: Sequence[str], types: Sequence[int]) -> None:
     """Give every character of a piece an id of its own: merges begin with characters.
 
-    One without a piece is its byte, whose id it shares; so has Gemma's vocabulary tabs, but no single one.
+    A character without a piece of its own gets the id of its byte token (Gemma has no piece for a single tab).
 
     Raises:
         NotFaithful: it has several bytes.

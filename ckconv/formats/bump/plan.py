@@ -126,7 +126,7 @@ class BumpPlanner(Planner):
             look: read what may be a placeholder; otherwise it is taken for one.
         """
         slotted = {part.canonical for group in self.table for slot in group if slot.stored for part in slot.parts}
-        homeless: Counter[str] = Counter()
+        unmapped: Counter[str] = Counter()
         absent = {tensor.name for tensor in self.index.tensors.values() if tensor.may_be_absent}
         blank = placeholders(self.index) if look else absent
         for dropped in self.index.dropped:
@@ -146,13 +146,13 @@ class BumpPlanner(Planner):
             elif tensor.name == ROPE_FREQUENCIES:
                 self._refuse_scaling(f"{tensor.source} scales RoPE (Llama 3.1 style)")
             else:
-                homeless[parse(tensor.name).pattern] += 1
+                unmapped[parse(tensor.name).pattern] += 1
         for stored in self.index.unknown:
             if self.dropped(stored.name, stored.name):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             else:
-                homeless[parse(stored.name).pattern] += 1
-        for pattern, count in homeless.items():
+                unmapped[parse(stored.name).pattern] += 1
+        for pattern, count in unmapped.items():
             more = f" ({count} tensors)" if count > 1 else ""
             self.refuse(f"no slot for {pattern}{more}{of_class(self.config)}")
 
@@ -169,7 +169,7 @@ class BumpPlanner(Planner):
             keys = said(c, *HEAD_SIZE, format=self.index.format)
             self.refuse(f"heads of {c.head_dim} elements cannot form RoPE pairs{keys}")
         if self.family.rope and c.rotary_dim != c.head_dim:
-            self.refuse(f"RoPE turns {c.rotary_dim} of {c.head_dim} elements of a head; the engine turns all")
+            self.refuse(f"RoPE rotates {c.rotary_dim} of {c.head_dim} elements of a head; the engine rotates all")
         scaled_by = c.rope_scaling if c.rope_scaling and not scales_by_one(c.rope_scaling) else None
         if scaled_by and ROPE_FREQUENCIES not in self.index.tensors:
             if self.dropped(ROPE_FREQUENCIES):

@@ -104,7 +104,7 @@ def _collect(
             roles = {GGUF_A: (Role.B, False), GGUF_B: (Role.A, True)}
         else:
             roles = {GGUF_A: (Role.A, False), GGUF_B: (Role.B, False)}
-        parts = {roles[ending][0]: Part(stored, turned=roles[ending][1]) for ending, stored in pair.items()}
+        parts = {roles[ending][0]: Part(stored, transposed=roles[ending][1]) for ending, stored in pair.items()}
         # llama.cpp takes the rank from the tensor.
         b = pair.get(GGUF_B)
         rank = b.shape[-1] if b is not None and b.shape and b.shape[-1] else 1

@@ -139,7 +139,7 @@ def _selected(planner: Planner, family: Family, blank: frozenset[str]) -> dict[s
     index, known = planner.index, known_patterns(family)
     required = required_patterns(family)
     tensors: dict[str, Tensor] = {}
-    homeless: Counter[str] = Counter()
+    nameless: Counter[str] = Counter()
     unmapped: Counter[str] = Counter()
     for tensor in index.tensors.values():
         pattern = parse(tensor.name).pattern
@@ -152,13 +152,13 @@ def _selected(planner: Planner, family: Family, blank: frozenset[str]) -> dict[s
         elif pattern in known:
             tensors[tensor.name] = tensor
         else:
-            homeless[pattern] += 1
+            nameless[pattern] += 1
     for stored in index.unknown:
         if planner.dropped(stored.name):
             planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
         else:
             unmapped[parse(stored.name).pattern] += 1
-    for pattern, count in (homeless + unmapped).items():
+    for pattern, count in (nameless + unmapped).items():
         more = f" ({count} tensors)" if count > 1 else ""
         glob = pattern.replace("{n}", "*").replace("{e}", "*")
         hint = f"--drop '{glob}' leaves out what {family.name} does not have" if pattern in unmapped else ""

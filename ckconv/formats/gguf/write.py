@@ -27,7 +27,7 @@ def container(
 
 
 def keys_of(metadata: Sequence[Mapping[str, Value]]) -> dict[str, Any]:
-    """What a GGUF, or a set of them, says of itself."""
+    """What a GGUF, or a set of them, declares."""
     keys: dict[str, Any] = {"version": VERSION}
     for number, own in enumerate(metadata):
         keys |= {numbered(key, number): value for key, value in own.items() if not key.startswith(SPLIT_KEYS)}

@@ -78,9 +78,9 @@ def open_mlx_adapter(
     for module, parts in found.items():
         name = stem_of(module, families) or module
         embedding = name in EMBEDDINGS
-        turned = {role: Part(stored, turned=role in (Role.A, Role.B)) for role, stored in parts.items()}
+        read = {role: Part(stored, transposed=role in (Role.A, Role.B)) for role, stored in parts.items()}
         if embedding and Role.A in parts and Role.B in parts:
-            turned |= {Role.B: Part(parts[Role.A]), Role.A: Part(parts[Role.B])}
+            read |= {Role.B: Part(parts[Role.A]), Role.A: Part(parts[Role.B])}
         if any(len(parts[role].shape) == 3 for role in (Role.A, Role.B) if role in parts):
             unsupported.append(f"{quoted(module)} is a LoRA of stacked experts")
             unknown += parts.values()
@@ -90,7 +90,7 @@ def open_mlx_adapter(
             unsupported.append(f"{quoted(module)} has tensors of another method than {method}")
         if lora and not _selected(module, document):
             unsupported.append(f"the configuration does not select {quoted(module)}, so mlx-lm refuses it")
-        collector.add(name, module, turned, shape, embedding=embedding)
+        collector.add(name, module, read, shape, embedding=embedding)
     collected = collector.finish()
     if model is not None:
         check_fits(collected.modules, collected.tensors, model, root)

@@ -76,9 +76,9 @@ class MlxAdapterPlanner(AdapterPlanner):
                 ending = _ENDINGS[role]
                 if module.embedding and role in (Role.A, Role.B):
                     ending = _ENDINGS[Role.B if role is Role.A else Role.A]
-                turned = role in (Role.A, Role.B) and not module.embedding
+                transposed = role in (Role.A, Role.B) and not module.embedding
                 scale = self.scale if role is Role.B else 1.0
-                build = as_columns if turned else as_rows
+                build = as_columns if transposed else as_rows
                 entry = build(f"{self.paths[module.name]}{ending}", tensor, scale=scale)
                 found.append(self._widened(entry, role) if role in (Role.A, Role.B) else entry)
         return found

@@ -127,7 +127,7 @@ def _sorted(
         if role in parts:
             unknown.append(stored)
             continue
-        part = Part(stored, turned=embedding)
+        part = Part(stored, transposed=embedding)
         parts[role] = vector(part) if role in _VECTORS else part
         found[name.removesuffix(suffix)] = parts, other or embedding
     return found, tuple(unknown)

@@ -187,13 +187,13 @@ class CheckpointPlanner(Planner):
                 self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name != ROPE_FREQUENCIES:
                 self.tensors[tensor.name] = tensor
-        homeless: list[str] = []
+        unmapped: list[str] = []
         for stored in self.index.unknown:
             if self.dropped(stored.name):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             else:
-                homeless.append(parse(stored.name).pattern)
-        self._refuse_grouped("no rule for", homeless)
+                unmapped.append(parse(stored.name).pattern)
+        self._refuse_grouped("no rule for", unmapped)
         scaling = scaling_of(self.index, self.config, drop=self.dropped(ROPE_FREQUENCIES))
         self.rope_scaling = scaling.document
         if scaling.left_out:

@@ -26,8 +26,8 @@ _FOLLOWS_CONTEXT = frozenset({"dynamic", "longrope"})
 def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) -> Iterator[Reason]:
     """What is asked for and cannot be."""
     family, layout = FAMILIES[config.family], options.rope_layout
-    turned = any(tensor.layout.interleaved for tensor in index.tensors.values())
-    if family.rope and (layout == "interleaved" or (layout == "source" and turned)):
+    interleaved = any(tensor.layout.interleaved for tensor in index.tensors.values())
+    if family.rope and (layout == "interleaved" or (layout == "source" and interleaved)):
         yield Reason(f"{layout} RoPE rows: what loads a checkpoint rotates half against half", "--rope-layout split")
     if options.names == "max" and not has_transposed(family):
         yield Reason(f"--names max is for matrices that Hugging Face stores [in, out], and {family.name} has none")
@@ -73,7 +73,7 @@ def loader_reasons(
 def class_reasons(
     format: str, config: ModelConfig, present: Collection[str], loader: str, *, built: bool, context: int
 ) -> Iterator[Reason]:
-    """What the loader's class of the family lacks, or has and the model does not.
+    """Reasons why the loader's model class does not fit: tensors missing, and tensors it has no place for.
 
     Args:
         format: the source's.
@@ -97,5 +97,5 @@ def class_reasons(
         keys = said(config, "context_length", format=format)
         yield Reason(f"the source names no context length{keys}", "--context N sets one")
     if config.rotary_dim != config.head_dim and not family.turns_a_part:
-        turned = f"{config.rotary_dim} of {config.head_dim}{said(config, 'rotary_dim', format=format)}"
-        yield Reason(f"RoPE turns {turned} elements of a head, which the {family.name} class does not")
+        rotated = f"{config.rotary_dim} of {config.head_dim}{said(config, 'rotary_dim', format=format)}"
+        yield Reason(f"RoPE rotates {rotated} elements of a head, which the {family.name} class does not")

@@ -31,7 +31,7 @@ class TokenizerPlan:
 
 
 def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
-    """What lies beside a model of its tokenizer where the source has that inside; no array is decoded."""
+    """Plan the tokenizer files to write where the source (GGUF) embeds its tokenizer. Decodes no array."""
     if index.format in CHECKPOINTS:
         return TokenizerPlan()  # its own files are carried
     if index.format != "gguf":

@@ -41,7 +41,7 @@ class Shards:
 
     @property
     def keys(self) -> dict[str, str]:
-        """What every file says of itself."""
+        """What every file declares."""
         return {f"{METADATA}.{key}": value for key, value in self.metadata.items()}
 
     @property
@@ -60,7 +60,7 @@ def lay_out(
         limit: bytes of tensors in a file, unless one module has more; 0 for one file.
         always_index: a single file has an index too.
     """
-    groups = _deal(sorted(modules, key=lambda module: natural(module[0].name)), limit)
+    groups = _split(sorted(modules, key=lambda module: natural(module[0].name)), limit)
     stem = file_name.removesuffix(SUFFIX)
     names = [file_name] if len(groups) == 1 else [shard_name(stem, n + 1, len(groups)) for n in range(len(groups))]
     files, headers = [], []
@@ -86,7 +86,7 @@ def lay_out(
     )
 
 
-def _deal(modules: Sequence[Module], limit: int) -> list[list[Piece]]:
+def _split(modules: Sequence[Module], limit: int) -> list[list[Piece]]:
     groups: list[list[Piece]] = [[]]
     filled = 0
     for module in modules:
