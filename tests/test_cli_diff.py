@@ -79,9 +79,9 @@ def test_metadata_that_differs_is_named(ckconv: Run, tmp_path: Path, key: str) -
     ("model_type", "change"),
     [
         ("llama", {"is_causal": False}),
-        ("granite", {"model_type": "ministral"}),
+        ("granite_next", {"model_type": "ministral"}),
         ("granite", {"embedding_multiplier": 12.0}),
-        ("granite", {"rope_theta": 77.0}),
+        ("granite_next", {"rope_theta": 77.0}),
         ("qwen3_moe_next", {"norm_topk_prob": False}),
     ],
 )
