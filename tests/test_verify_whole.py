@@ -359,3 +359,20 @@ def test_each_of_two_bump_files_in_a_directory_has_documents_of_its_own(tmp_path
     for name, source in sources.items():
         result = ckconv("verify", tmp_path / f"{name}.bump", source)
         assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize(("options", "opened"), [(("--to", "gguf"), "*.gguf"), (("--to", "bump"), "weights.bump")])
+def test_checksums_of_records_count_for_the_file_that_they_are_about(
+    options: tuple[str, ...], opened: str, tmp_path: Path, ckconv
+) -> None:
+    out = tmp_path / "out"
+    assert ckconv("convert", LLAMA, f"{out}/", *options, "--record", "--checksums", "-q").code == 0
+    model, sums = next(out.glob(opened)), out / "SHA256SUMS"
+    right = sums.read_text()
+    for line in right.splitlines():
+        wrong = ("0" if line[0] != "0" else "1") + line[1:]
+        sums.write_text(right.replace(line, wrong))
+        result = ckconv("verify", model, LLAMA)
+        assert (result.code, "[verify.checksum]" in result.err) == (5, True), line
+    sums.write_text(right)
+    assert ckconv("verify", model, LLAMA).code == 0

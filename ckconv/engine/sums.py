@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from ckconv.core.tensors import TensorIndex
@@ -48,11 +48,12 @@ class FileDigests:
         return self._known[path]
 
 
-def check_sums(index: TensorIndex, opened: Path, digests: FileDigests) -> Path | None:
+def check_sums(index: TensorIndex, opened: Path, digests: FileDigests, records: Collection[str] = ()) -> Path | None:
     """Hold every file that a list of checksums beside the model names against it.
 
     Args:
         opened: what the user named.
+        records: names of the model's records, and of the files that they list.
 
     Returns:
         the list; ``None`` where there is none that names a file of the model.
@@ -65,7 +66,7 @@ def check_sums(index: TensorIndex, opened: Path, digests: FileDigests) -> Path |
     for path in _lists(index, opened):
         pairs = list(_pairs(path, opened))
         if path.name == IN_DIRECTORY and not opened.is_dir():  # it may be about other models too
-            mine = {file.name for file in (*index.files, *index.side_files)}
+            mine = {*records, *(file.name for file in (*index.files, *index.side_files))}
             pairs = [pair for pair in pairs if pair[0] in mine]
         if not pairs:
             continue

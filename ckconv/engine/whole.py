@@ -119,7 +119,9 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
         if faults:
             raise VerifyError("verify.checksum", faults[0], path=record.path, details=listed(faults[1:]))
     options = recorded_options(kept) if kept and not records else Options()
-    return Beside(records[0] if records else None, check_sums(out, opened, digests), options)
+    names = {record.path.name for record in records} | {name for record in records for name, _ in record.outputs}
+    sums = check_sums(out, opened, digests, names | ({kept.path.name} if kept else set()))
+    return Beside(records[0] if records else None, sums, options)
 
 
 def check_source_record(out: TensorIndex) -> OpenRecord | None:
