@@ -265,6 +265,16 @@ def test_a_refusal_names_the_key(tmp_path: Path, fixture: str, changes: dict[str
     assert key in " ".join((info.value.message, *info.value.details))
 
 
+@pytest.mark.parametrize("model_type", sorted(name for f in FAMILIES.values() for name in f.in_huggingface.names))
+def test_every_other_class_misses_its_own_keys_by_name(tmp_path: Path, model_type: str) -> None:
+    source = edited(tmp_path, FIXTURES / "hf/gpt2-hub-f32", model_type=model_type)
+
+    for to in ("gguf", "mlx") if model_type != "gpt2" else ():
+        with pytest.raises(CkconvError) as info:
+            convert(source, to)
+        assert info.value.exit_code in (3, 4)
+
+
 def test_fewer_experts_than_are_used_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="num_experts_per_tok is 2, num_local_experts is 1"):
         convert(model(tmp_path, "mixtral", num_local_experts=1, num_experts_per_tok=2), "gguf")

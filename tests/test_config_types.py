@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_config_edits import gemma3, model
+from conftest import FIXTURES
+from test_config_edits import edited, gemma3, model
 from test_plan_checkpoint import config_of
 
 import ckconv
@@ -78,6 +79,18 @@ def test_a_number_of_another_type_is_written_as_transformers_takes_it(
 
     (found,) = [config_of(tmp_path / "out")[key] for key in changes]
     assert (found, type(found)) == (written, type(written))
+
+
+def test_a_scaling_of_rope_that_gpt2_does_not_read_is_left_out(tmp_path: Path) -> None:
+    source = edited(tmp_path, FIXTURES / "hf/gpt2-hub-f32")
+    ckconv.convert(source, f"{tmp_path}/mlx/", to="mlx")
+    path = tmp_path / "mlx" / "config.json"
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "rope_scaling": {"rope_type": "llama3", "factor": 8.0}})
+    )
+
+    ckconv.convert(tmp_path / "mlx", f"{tmp_path}/out/", to="safetensors")
+    assert "rope_scaling" not in config_of(tmp_path / "out")
 
 
 def test_a_number_that_transformers_does_not_take_at_all_is_refused(tmp_path: Path) -> None:

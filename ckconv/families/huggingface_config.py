@@ -161,6 +161,8 @@ def _defaults(
         try:
             found = default.value(known)
         except ExpressionError:
+            found = None
+        if found is None:
             continue  # of numbers that are missing, or 0, which is said where they are looked at
         if not NUMBERS[field].integer or found == int(found):
             made[field] = int(found) if NUMBERS[field].integer else float(found)

@@ -46,7 +46,9 @@ def read_windows(
     if rule == "listed":
         types = _listed(own.get("layer_types"), layers, fail) or ()
     elif rule == "by_layer":
-        types = _listed(own.get("layer_types"), layers, fail) or _usual(family, {**values, "window": size})
+        types = _listed(own.get("layer_types"), layers, fail) or _usual(
+            family, {**values, "layers": layers, "window": size}
+        )
     elif rule == "all" or (rule == "switch" and own.get("use_sliding_window")):
         types = (SLIDING,) * layers
     elif rule == "switch_by_layer" and own.get("use_sliding_window"):
