@@ -128,9 +128,8 @@ _OWN: Mapping[str, Mapping[str, Accepts]] = {
         **_rows(_count, "head_dim", "num_key_value_heads"),
         **_rows(_or_null(_number), "attention_dropout"),
     },
-    "gemma2": _rows(_count, "head_dim", "num_key_value_heads"),
+    "gemma2": {**_rows(_count, "head_dim", "num_key_value_heads"), **_rows(_or_null(_number), "attention_dropout")},
     "phi3": _rows(_number, "partial_rotary_factor"),
-    "gemma2": _rows(_or_null(_number), "attention_dropout"),
     # Its positions are learned, and its class checks a scaling of RoPE that it does not read.
     "gpt2": {**_rows(_flag, "add_cross_attention"), **_rows(_or_null(_nothing), "rope_parameters", "rope_scaling")},
     "whisper": _rows(_flag, "is_encoder_decoder"),
