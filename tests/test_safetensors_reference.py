@@ -73,15 +73,13 @@ def test_every_shard_is_opened_and_so_is_a_source_that_is_made_again(tmp_path: P
 def test_a_header_that_it_refuses_is_not_published(
     source: str, to: str, verify: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckconv.formats.peft import write as adapters
-    from ckconv.formats.safetensors import write as safetensors
+    from ckconv.formats.safetensors import shards
 
-    class Frame(safetensors.Frame):  # type: ignore[name-defined,misc]
+    class Frame(shards.Frame):  # type: ignore[name-defined,misc]
         def __init__(self, header: bytes) -> None:
             super().__init__(header.replace(b'"BF16"', b'"BF17"').replace(b'"F32"', b'"F33"'))
 
-    monkeypatch.setattr(safetensors, "Frame", Frame)
-    monkeypatch.setattr(adapters, "Frame", Frame)
+    monkeypatch.setattr(shards, "Frame", Frame)
     with pytest.raises(
         VerifyError, match=r"^\[verify.file\] .*out/: safetensors [\d.]+ does not open it: .*unknown variant"
     ):
