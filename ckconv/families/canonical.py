@@ -179,7 +179,13 @@ class _Reading:
         """The keys that a shape follows from."""
         found = (letter for part in parts for letter in shapes.letters(part.axes) if letter in self.family.axes)
         named = (name for letter in found for name in sorted(self.family.axes[letter].names - {"n"}))
-        return self.said(*dict.fromkeys(named), "family")
+        return self.said(*dict.fromkeys(each for name in named for each in (name, *self._behind(name))), "family")
+
+    def _behind(self, name: str) -> list[str]:
+        """The parameters that one follows from, always or where the source does not say it."""
+        parameter = self.family.parameters[name]
+        expressions = [parameter.value] if parameter.value else list(parameter.defaults.values())
+        return sorted({other for expression in expressions for other in expression.names} - {name})
 
     def _stack(self, name: str, part: Part, members: Mapping[int, Item]) -> None:
         """What is stored one by one becomes one tensor of several extents."""
