@@ -109,6 +109,7 @@ def test_names_are_those_of_the_gguf_package() -> None:
         (Model(), "rope.scaling.type", "longrope"),
         (Model(), "attention.value_length", 8),
         (Model(arch="gemma3", qk_norm=True, post_norms=True), "attention.key_length_swa", 8),
+        (Model(arch="granite", extra_keys={"granite.logit_scale": 8.0}), "rope.scaling.finetuned", False),
     ],
 )
 def test_a_key_that_changes_the_computation_is_refused_by_its_name(

@@ -51,8 +51,8 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         what = "no config.json beside the tensors names an architecture"
     if index.metadata_kind is MetadataKind.OWN and not index.architecture:
         what = "no config.json beside it names an architecture"
-    hint = "--to safetensors copies it as it is" if index.metadata_kind is MetadataKind.DOCUMENT else ""
-    return Reason(f"{what} (known: {known})", hint)
+    copied = "--to safetensors copies it as it is, and " if index.metadata_kind is MetadataKind.DOCUMENT else ""
+    return Reason(f"{what} (known: {known})", f"{copied}--family FILE names a file that describes its family")
 
 
 class Planner(ABC):
