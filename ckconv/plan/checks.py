@@ -77,7 +77,7 @@ def _condition(
     if not sentence:
         names = names or tuple(sorted(condition.expression.names))
         values = ", ".join(f"{name} is {_shown(scope[name])}" for name in names if name in scope)
-        sentence = f"{loader.name} computes a {config.family} right only if {condition.expression}, and {values}"
+        sentence = f"{loader.name} computes {config.family} right only if {condition.expression}, and {values}"
     yield Reason(f"{sentence}{said(config, *names, format=format)}", condition.hint)
 
 
