@@ -239,7 +239,7 @@ def another(rng: random.Random, key: str, value: Any) -> Any:
     if isinstance(value, dict):
         if not value:
             return {"0": {"num_attention_heads": 2}}
-        inner = rng.choice(sorted(value, key=str))
+        inner = rng.choice(sorted((key for key in value if value[key] is not None), key=str))
         return {**value, inner: another(rng, str(inner), value[inner])}
     raise TypeError(f"{key} is {value!r}")
 

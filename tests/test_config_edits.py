@@ -563,3 +563,32 @@ def test_part_of_a_head_is_nothing_to_gpt2(tmp_path: Path) -> None:
 def test_a_new_family_is_not_admitted_to_bump_3_unless_somebody_thinks_of_it() -> None:
     assert "bump3" in FAMILIES["llama"].engines
     assert "bump3" not in FAMILIES["granite"].engines
+
+
+def test_experts_without_a_size_are_refused_by_the_keys_that_say_it(tmp_path: Path) -> None:
+    decoder = Decoder(experts=3)
+    document = decoder.config("mixtral")
+    del document["intermediate_size"]
+    source = save(tmp_path / "hf", document, as_mixtral(decoder.tensors()))
+
+    for target in ("gguf", "mlx"):
+        with pytest.raises(UnsupportedError, match=r"is 0, no number of elements .intermediate_size, .*model_type"):
+            ckconv.convert(source, f"{tmp_path}/out/", to=target)
+
+
+def test_a_number_that_only_a_class_has_is_laid_to_the_model_type(tmp_path: Path) -> None:
+    source = next(path for path in sorted((FIXTURES / "mlx").iterdir()) if path.name.startswith("llama"))
+
+    with pytest.raises(InputError, match=r"embedding_multiplier is missing, as model_type 'granite' wants"):
+        convert(edited(tmp_path, source, model_type="granite"), "gguf")
+
+
+def test_experts_that_a_count_of_none_hides_are_laid_to_it(tmp_path: Path) -> None:
+    source = tmp_path / "m.gguf"
+    data = (FIXTURES / "experts/mixtral.f32.gguf").read_bytes()
+    at = data.index(b"llama.expert_count") + len(b"llama.expert_count") + 4
+    source.write_bytes(data[:at] + bytes(4) + data[at + 4 :])
+
+    with pytest.raises(UnsupportedError) as info:
+        convert(source, "safetensors")
+    assert any("ffn_up_exps.weight" in line and "(llama.expert_count)" in line for line in info.value.details)

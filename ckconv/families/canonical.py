@@ -152,12 +152,7 @@ class _Reading:
 
     def _place(self, item: Item, found: Stored, layer: int | None) -> None:
         """A tensor, or the parts of one that holds several."""
-        try:
-            kinds = [self._kind(part, layer) for part in found.parts]
-        except shapes.AxesError as error:
-            raise UnsupportedError(
-                "model.config", f"{error}{self._said(found.parts)}", tensor=item.tensor.source
-            ) from None
+        kinds = [self._kind(part, layer, item.tensor.source) for part in found.parts]
         whole = kinds[0].whole
         if item.tensor.shape != whole:
             source = item.tensor.source
@@ -170,10 +165,14 @@ class _Reading:
         for stored in item.stored:
             self.canonical_of[stored.name] = tuple(with_layer(name, layer) for name in found.names)
 
-    def _kind(self, part: Part, layer: int | None) -> Kind:
+    def _kind(self, part: Part, layer: int | None, source: str) -> Kind:
         key = id(part), self.sizes.number(part.row, layer)
-        known = self._kinds.get(key)
-        return known or self._kinds.setdefault(key, kind_of(part, self.sizes.of(part.row, layer)))
+        if key not in self._kinds:
+            try:
+                self._kinds[key] = kind_of(part, self.sizes.of(part.row, layer))
+            except shapes.AxesError as error:
+                raise UnsupportedError("model.config", f"{error}{self._said([part])}", tensor=source) from None
+        return self._kinds[key]
 
     def _said(self, parts: Sequence[Part]) -> str:
         """The keys that a shape follows from."""
@@ -205,7 +204,7 @@ class _Reading:
             return
         ordered = [members[n] for n in range(int(count))]
         one = ordered[0].tensor
-        shape = self._kind(part, parse(name).layer).shape
+        shape = self._kind(part, parse(name).layer, one.source).shape
         for item in ordered:
             if item.tensor.shape != shape or item.tensor.dtype is not one.dtype:
                 self._fault(

@@ -81,6 +81,13 @@ class Expression:
     names: frozenset[str]
     _tree: ast.expr
 
+    @property
+    def asked(self) -> list[str]:
+        """The metadata keys of which it asks whether there are any: ``has('expert_count')``."""
+        calls = [node for node in ast.walk(self._tree) if isinstance(node, ast.Call)]
+        of = [call.args for call in calls if isinstance(call.func, ast.Name) and call.func.id in GIVEN]
+        return [str(word.value) for words in of for word in words if isinstance(word, ast.Constant)]
+
     def value(self, names: Mapping[str, Any]) -> Any:
         """The value, with the parameters looked up in ``names``.
 

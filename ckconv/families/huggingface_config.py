@@ -72,12 +72,15 @@ def huggingface_config(
     Raises:
         InputError: ``model.config``, a field is missing, absurd, or contradicts another.
     """
-
-    def fail(message: str) -> InputError:
-        return InputError("model.config", message, path=path / "config.json" if path.is_dir() else path)
-
     own = text_config(config)
     keys, reader = family.document.keys, _READERS[consumer]
+
+    def fail(message: str) -> InputError:
+        key = message.partition(" ")[0]
+        if key in keys.keys and key not in own:
+            message += f", as model_type {str(own.get('model_type', ''))!r} wants"
+        return InputError("model.config", message, path=path / "config.json" if path.is_dir() else path)
+
     values, names = _numbers(own, family, consumer, fail)
     _check_switches(own, family, fail)
     values |= _defaults(own, family, reader, values)

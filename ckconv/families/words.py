@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.families.catalogue import FAMILIES, families_of_gguf, family_of_model_type
+from ckconv.families.names import names_of
 from ckconv.families.schema import Family
 
 #: The fields that the size of a head follows from.
@@ -69,12 +70,23 @@ def _names(config: ModelConfig, field: str, format: str) -> list[str]:
         return gguf_words(family.gguf, [field])
     if not config.raw:
         return []
-    return ["model_type"] if field == "family" else document_words(family, field)
+    own = {"family": ["model_type"], "rope_scaling": ["rope_scaling", "rope_parameters"]}
+    return own.get(field) or document_words(family, field)
 
 
 def of_class(config: ModelConfig | None) -> str:
     """`` of a llama (model_type)``: which class's tensors a sentence is about, where a document names one."""
     return f" of a {config.model_type} (model_type)" if config is not None and config.raw else ""
+
+
+def of_source(config: ModelConfig | None, format: str, pattern: str) -> str:
+    """:func:`of_class`; of a GGUF the keys that tell families apart, where another one has such a tensor."""
+    if config is None or format != "gguf":
+        return of_class(config)
+    family = FAMILIES[config.family]
+    others = [other for other in families_of_gguf(family.gguf) if pattern in names_of(other, "gguf").stored]
+    keys = [key for other in others if other.in_gguf.condition for key in other.in_gguf.condition.asked]
+    return f" of a {family.name} ({', '.join(f'{family.gguf}.{key}' for key in dict.fromkeys(keys))})" if keys else ""
 
 
 def tensors_said(config: ModelConfig, *, format: str) -> str:

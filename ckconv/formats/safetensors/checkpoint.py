@@ -21,7 +21,7 @@ from ckconv.families.keys import CONSUMERS
 from ckconv.families.loaders import Loader
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family
-from ckconv.families.words import of_class
+from ckconv.families.words import of_source
 from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
 from ckconv.formats.safetensors.checkpoint_names import Spelling
@@ -250,14 +250,13 @@ class CheckpointPlanner(Planner):
         self._fault(f"{self.format} has no {what}", DECODE, tensor.source)
         return tensor.dtype
 
-    # Reasons
-
     def _fault(self, why: str, hint: str, name: str) -> None:
         self._type_faults.setdefault((why, hint), []).append(name)
 
     def _refuse_grouped(self, what: str, patterns: Sequence[str]) -> None:
         for pattern, count in Counter(patterns).items():
-            self.refuse(f"{what} {pattern}{f' ({count} tensors)' if count > 1 else ''}{of_class(self.config)}")
+            whose = of_source(self.config, self.index.format, pattern)
+            self.refuse(f"{what} {pattern}{f' ({count} tensors)' if count > 1 else ''}{whose}")
 
     def _check_class(self, family: Family) -> None:
         """The tensors are those that the class has which will load them; other names are for other loaders."""
