@@ -347,7 +347,7 @@ def test_a_scaling_that_the_libraries_do_not_compute_alike_is_not_handed_over(
 
     with pytest.raises(UnsupportedError) as info:
         convert(source, "safetensors")
-    assert f"rope_scaling.type is '{scaling['type']}'" in " ".join(info.value.details)
+    assert f"rope_type is '{scaling['type']}' (rope_scaling, rope_parameters)" in " ".join(info.value.details)
 
 
 @pytest.mark.parametrize("idle", [{"attention_factor": 1.5}, {"truncate": False}, {"partial_rotary_factor": 0.5}])

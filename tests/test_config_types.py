@@ -120,3 +120,11 @@ def test_mlx_lm_gets_what_its_class_cannot_do_without(tmp_path: Path) -> None:
 
     ckconv.convert(source, f"{tmp_path}/out/", to="mlx")
     assert config_of(tmp_path / "out")["intermediate_size"] > 0
+
+
+def test_factors_that_no_type_asks_for_do_not_reach_phi_3s_class() -> None:
+    listed = {"rope_type": "default", "long_factor": [2.0, 3.0]}
+
+    assert misfits({"rope_parameters": listed}, "phi3") == ["rope_parameters"]
+    assert misfits({"rope_parameters": {**listed, "rope_type": "longrope"}}, "phi3") == []
+    assert misfits({"rope_parameters": {"rope_type": "default"}, "rope_scaling": None}, "phi3") == []

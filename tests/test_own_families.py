@@ -210,7 +210,9 @@ def test_a_family_without_a_row_is_refused_as_not_known_to_ckconv(version: int, 
     options = Options(families=(written(tmp_path, MINE),), bump_version=version)
     with pytest.raises(CkconvError) as caught:
         ckconv.convert(checkpoint(tmp_path), tmp_path / "m.bump", options=options)
-    sentence = f"ckconv does not know what the engine computes of a mylmo: its file has no row bump{version}"
+    sentence = (
+        f"ckconv does not know what the engine computes of a mylmo (model_type): its file has no row bump{version}"
+    )
     assert sentence in (caught.value.message, *caught.value.details)
 
 

@@ -61,6 +61,14 @@ def _object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def _factored(value: Any) -> bool:
+    """Lists of factors only for the type that they are of: ``Phi3Config.validate_rope`` counts them for any type."""
+    if not isinstance(value, dict):
+        return False
+    kind = value.get("rope_type", value.get("type"))
+    return kind == "longrope" or value.get("long_factor") is None is value.get("short_factor")
+
+
 def _nothing(value: Any) -> bool:
     """A property, which cannot be set."""
     return False
@@ -129,7 +137,10 @@ _OWN: Mapping[str, Mapping[str, Accepts]] = {
         **_rows(_or_null(_number), "attention_dropout"),
     },
     "gemma2": {**_rows(_count, "head_dim", "num_key_value_heads"), **_rows(_or_null(_number), "attention_dropout")},
-    "phi3": _rows(_number, "partial_rotary_factor"),
+    "phi3": {
+        **_rows(_number, "partial_rotary_factor"),
+        **_rows(_or_null(_factored), "rope_parameters", "rope_scaling"),
+    },
     # Its positions are learned, and its class checks a scaling of RoPE that it does not read.
     "gpt2": {**_rows(_flag, "add_cross_attention"), **_rows(_or_null(_nothing), "rope_parameters", "rope_scaling")},
     "whisper": _rows(_flag, "is_encoder_decoder"),

@@ -99,7 +99,10 @@ class BumpPlanner(Planner):
 
     def unknown_to_us(self, engine: str) -> str:
         """Why a family without a row is refused."""
-        return f"ckconv does not know what the engine computes of a {self.family.name}: its file has no row {engine}"
+        kind = said(self.config, "family", format=self.index.format)
+        return (
+            f"ckconv does not know what the engine computes of a {self.family.name}{kind}: its file has no row {engine}"
+        )
 
     @abstractmethod
     def refused_type(self, source: DType, slot: Slot) -> str:

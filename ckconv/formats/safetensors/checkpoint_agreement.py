@@ -105,7 +105,8 @@ def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str
     family = _family(config)
     kind = (config.rope_scaling or {}).get("rope_type")
     if consumer == TRANSFORMERS and kind is not None and kind not in _ALIKE:
-        return [f"rope_scaling.type is {kind!r}, which is not known to be the same in transformers"]
+        where = said(config, "rope_scaling")
+        return [f"rope_type is {kind!r}{where}, which is not known to be the same in transformers"]
     try:
         read = huggingface_config(document, family, (), Path("config.json"), consumer=consumer)
     except InputError as error:
