@@ -592,3 +592,13 @@ def test_experts_that_a_count_of_none_hides_are_laid_to_it(tmp_path: Path) -> No
     with pytest.raises(UnsupportedError) as info:
         convert(source, "safetensors")
     assert any("ffn_up_exps.weight" in line and "(llama.expert_count)" in line for line in info.value.details)
+
+
+def test_layers_that_a_class_would_make_up_are_not_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    with pytest.raises(UnsupportedError, match=r"add_cross_attention"):
+        convert(edited(tmp_path / "hf", FIXTURES / "hf/gpt2-hub-f32", add_cross_attention=True), "gguf")
+
+    mlx = convert(edited(tmp_path, FIXTURES / "hf/gpt2-hub-f32"), "mlx")
+    (mlx / "config.json").write_text(json.dumps({**config_of(mlx), "add_cross_attention": True}))
+    assert config_of(convert(mlx, "safetensors")).get("add_cross_attention") in (None, False)
