@@ -14,8 +14,8 @@ from ckconv.families.axes import AxesError, expanded, move, of_part, parse
 from ckconv.families.catalogue import families_of_engine, family_without_name
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.expressions import parse as expression
-from ckconv.families.kinds import layout_of
 from ckconv.families.merge import FOLDER, merged
+from ckconv.families.orders import layout_of
 from ckconv.families.schema import load
 
 OLMO2 = (FOLDER / "olmo2.toml").read_text()
@@ -56,7 +56,30 @@ def sentence(tmp_path: Path, text: str) -> str:
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x", gguf = { name = "L.x", value = "two" } }',
-            "tensors.L.x: there is no value operation 'two' (known: add_one, neg_exp, scale)",
+            "tensors.L.x: there is no value operation 'two' (known: add_one)",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n"L.x" = '
+            '{ axes = "H", hf = { name = "L.x", value = "add_one" }, gguf = "L.x" }',
+            "tensors.L.x: hf holds the values themselves, without add_one",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n"L.x" = '
+            '{ axes = "(A D) H", hf = { name = "L.x", axes = "(D A) H" }, gguf = "L.x" }',
+            "tensors.L.x: L.x: values in an order that is not moved",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n"L.x" = { axes = "H I", hf = "L.x", gguf = { name = "L.x", axes = "I H" } }',
+            "tensors.L.x: L.x: values in an order that is not moved",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n"L.x" = '
+            '{ axes = "H I", hf = { name = "L.x", axes = "H 1 I" }, gguf = "L.x" }',
+            "tensors.L.x: L.x: another number of axes",
+        ),
+        (
+            'extends = "llama"\n[tensors]\n"L.x" = { axes = "A H", hf = "L.x.{A}", gguf = "L.x" }',
+            "tensors.L.x: L.x.{A}: only the first axis of experts is stored one by one, not in gguf",
         ),
         (
             'extends = "llama"\n[tensors]\n"L.{a,b}" = { axes = "H", hf = "L.{x,y,z}", gguf = "L.x" }',

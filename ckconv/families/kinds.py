@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckconv.core.layouts import Layout, headed, plain, transposed
+from ckconv.core.layouts import Layout
 from ckconv.core.names import parse
 from ckconv.families import axes as shapes
 from ckconv.families.names import Part, names_of
+from ckconv.families.orders import layout_of
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 
@@ -72,31 +72,3 @@ def canonical_shape(family: Family, parameters: Mapping[str, Any], canonical: st
         return None
     axes = (part.row.axes[0], *part.axes) if part.stack else part.axes
     return shapes.sizes(axes, Sizes(family, parameters).of(part.row, name.layer))
-
-
-def layout_of(found: shapes.Move) -> Layout | None:
-    """The move as a layout of whole rows, or of a transposed matrix; ``None`` where it is neither."""
-    rows, cols = math.prod(found.canonical[:-1]), found.canonical[-1]
-    if len(found.canonical) == 1:
-        rows, cols = cols, 1
-    moved = [place for place in found.order if found.parts[place] > 1]
-    if moved == sorted(moved):
-        return plain(rows, cols) if found.cut is None or math.prod(found.factors[: found.cut[0]]) == 1 else None
-    if len(found.stored) == 2 and len(found.canonical) == 2 and _swapped(found):
-        return transposed(rows, cols, stored_cols=found.stored[1], column_offset=found.cut[1] if found.cut else 0)
-    heads = [found.parts[place] for place in found.order]
-    pair = next((n for n in range(1, len(heads)) if found.order[n] == found.order[n - 1] - 1), None)
-    if pair is None or found.cut is not None or heads[pair - 1] != 2 or found.order[pair - 1] != pair:
-        return None
-    rest = [*found.order[: pair - 1], *found.order[pair + 1 :]]
-    if rest != sorted(rest) or math.prod(heads[pair + 1 :]) != cols:
-        return None
-    return headed(math.prod(heads[: pair - 1]), 2 * heads[pair], cols, interleaved=True)
-
-
-def _swapped(found: shapes.Move) -> bool:
-    """Stored columns are the canonical rows, in order."""
-    split = next((n for n in range(1, len(found.order)) if found.order[n] < found.order[n - 1]), 0)
-    first, second = found.order[:split], found.order[split:]
-    width = math.prod(found.parts[place] for place in first)
-    return list(first) == sorted(first) and list(second) == sorted(second) and width == found.canonical[0]

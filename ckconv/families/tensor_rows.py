@@ -7,7 +7,7 @@ say whether there is a bias, and whether it is there at all, ``layers`` which ki
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,16 @@ from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed
 from ckconv.families.merge import FORMATS
+from ckconv.families.orders import unmoved
 
 #: Operations that change values: what is stored for a canonical x.
-VALUES = ("add_one", "neg_exp", "scale")
+VALUES = ("add_one",)
+
+#: The format that has an order of rows and values of its own; the others have Hugging Face's.
+_OWN_VALUES = "gguf"
+
+#: What a stack that is stored one by one is counted by.
+_COUNTED = "experts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,7 @@ class Stack:
 class TensorRows(Fields):
     """Reads the section."""
 
-    def __init__(self, path: Path, letters: Collection[str]) -> None:
+    def __init__(self, path: Path, letters: Mapping[str, object]) -> None:
         super().__init__(path)
         self._letters = letters
 
@@ -138,7 +145,7 @@ class TensorRows(Fields):
             if format == "mlx" and isinstance(cell, dict) and "name" not in cell and isinstance(row.get("hf"), dict):
                 cell = {**{k: v for k, v in row["hf"].items() if k in ("name", "part", "parts")}, **cell}
             forms = [] if cell == "absent" or format in dropped else listed(cell)
-            cells[format] = tuple(self._cell(form, axes, fused) for form in forms)
+            cells[format] = tuple(self._cell(form, axes, fused, format) for form in forms)
         return TensorRow(
             name,
             axes,
@@ -157,7 +164,7 @@ class TensorRows(Fields):
                 raise self.fault(f"there is no layer kind {name!r} (known: {', '.join(kinds)})")
         return found
 
-    def _cell(self, form: object, axes: shapes.Shape, fused: shapes.Shape) -> Cell:
+    def _cell(self, form: object, axes: shapes.Shape, fused: shapes.Shape, format: str) -> Cell:
         known = frozenset({"name", "axes", "value", "by", "when", "part", "parts"})
         row = self.fields({"name": form} if isinstance(form, str) else form, known)
         value = row.get("value", "")
@@ -165,6 +172,8 @@ class TensorRows(Fields):
             raise self.fault("a cell without a name")
         if value and value not in VALUES:
             raise self.fault(f"there is no value operation {value!r} (known: {', '.join(VALUES)})")
+        if value and format != _OWN_VALUES:
+            raise self.fault(f"{format} holds the values themselves, without {value}")
         stored = self._axes(row.get("axes"))
         parts = row.get("parts", 1)
         cell = Cell(
@@ -176,18 +185,26 @@ class TensorRows(Fields):
             self.expression(row.get("by")),
             self.expression(row.get("when")),
         )
-        self._check_cell(cell, axes)
+        self._check_cell(cell, axes, format)
         return cell
 
-    def _check_cell(self, cell: Cell, axes: shapes.Shape) -> None:
-        """The atoms of a cell are the tensor's own, an axis that is stacked left out."""
-        canonical = axes[1:] if cell.stack and axes and axes[0] == (cell.stack,) else axes
+    def _check_cell(self, cell: Cell, axes: shapes.Shape, format: str) -> None:
+        """The atoms of a cell are the tensor's own, an axis that is stacked left out, in an order that is moved."""
+        canonical = axes[1:] if cell.stack else axes
+        one_by_one = axes[0] == (cell.stack,) and self._letters.get(cell.stack) == _COUNTED and format != _OWN_VALUES
+        if cell.stack and not one_by_one:
+            raise self.fault(
+                f"{cell.name}: only the first axis of {_COUNTED} is stored one by one, not in {_OWN_VALUES}"
+            )
         if cell.axes is None:
             return
+        part = cell.part if shapes.segment_count(cell.axes) > 1 else 0
         try:
-            shapes.move(cell.axes, canonical, cell.part if shapes.segment_count(cell.axes) > 1 else 0, lambda name: 1)
+            why = unmoved(cell.axes, canonical, part, shared=cell.parts > 1, heads=format == _OWN_VALUES)
         except shapes.AxesError as error:
             raise self.fault(f"{cell.name}: {error}") from None
+        if why:
+            raise self.fault(f"{cell.name}: {why}")
 
     def _axes(self, text: object) -> shapes.Shape | None:
         if text is None:
