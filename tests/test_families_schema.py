@@ -64,6 +64,10 @@ def sentence(tmp_path: Path, text: str) -> str:
             "tensors.L.x: hf holds the values themselves, without add_one",
         ),
         (
+            'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = { name = "L.x", when = "tied" }, gguf = "L.x" }',
+            "tensors.L.x: there is no field 'when' (known: axes, name, part, parts, value)",
+        ),
+        (
             'extends = "llama"\n[tensors]\n"L.x" = '
             '{ axes = "(A D) H", hf = { name = "L.x", axes = "(D A) H" }, gguf = "L.x" }',
             "tensors.L.x: L.x: values in an order that is not moved",

@@ -162,11 +162,6 @@ def _owned(term: Segments) -> list[Product]:
     return [part for part in term.parts if not _owned_by_none(part)]
 
 
-def without_last(shape: Shape) -> Shape:
-    """The shape of a bias: its matrix's without the columns."""
-    return shape[:-1] if len(shape) > 1 else shape
-
-
 def sizes(shape: Shape, size: Size) -> tuple[int, ...]:
     """Elements along each axis.
 

@@ -69,8 +69,7 @@ def _expressions(family: Family) -> Iterator[tuple[str, Expression]]:
     for letter, stack in family.stacks.items():
         yield f"stacks.{letter}.count", stack.count
     for name, row in family.tensors.items():
-        cells = [one for forms in row.cells.values() for cell in forms for one in (cell.by, cell.when)]
-        yield from ((f"tensors.{name}", one) for one in (row.bias, row.when, *cells) if one)
+        yield from ((f"tensors.{name}", one) for one in (row.bias, row.when) if one)
     for name, parameter in family.parameters.items():
         both = [cell for cells in parameter.cells.values() for cell in cells]
         computed = [one for cell in both for one in (cell.expression, cell.read, cell.write, cell.when)]

@@ -106,7 +106,6 @@ def _layer(value: Any) -> str | None:
 
 _CELL_FIELDS: dict[str, Form] = {
     **dict.fromkeys(("axes", "value", "dropped"), _text),
-    **dict.fromkeys(("by", "when"), _scalar),
     "name": _name,
 }
 _CELL = _many(_cell)

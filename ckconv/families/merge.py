@@ -46,9 +46,6 @@ ROW_FIELDS = frozenset({"axes", "bias", "when", "layers", "why", *FORMATS})
 #: Fields of a parameter that hold one cell or a list of them.
 PARAMETER_CELLS = ("hf", "gguf")
 
-#: The field that a plain string means in a cell.
-_STRING = {"tensors": "name", "parameters": "key"}
-
 
 def fault(path: Path, message: str) -> InputError:
     """An error of a family file."""

@@ -36,8 +36,7 @@ class Cell:
         name: the module's name, with ``M.``, ``L.`` and ``{n}``, ``{E}``; with ``=`` in front the full name.
         axes: the order in which the format stores the values; ``None`` for the canonical one.
         part, parts: which of the segments of the stored tensor this one is, and how many tensors share it.
-        value: the operation on values, "" for none; ``by`` its factor.
-        when: the form is there only then.
+        value: the operation on values, "" for none.
     """
 
     name: str
@@ -45,8 +44,6 @@ class Cell:
     part: int = 0
     parts: int = 1
     value: str = ""
-    by: Expression | None = None
-    when: Expression | None = None
 
     @property
     def stack(self) -> str:
@@ -83,11 +80,6 @@ class TensorRow:
     layers: Expression | None
     cells: Mapping[str, tuple[Cell, ...]]
     dropped: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-
-    @property
-    def in_layers(self) -> bool:
-        """There is one in every layer of the kind."""
-        return self.name.startswith("L.")
 
     def in_stack(self, stacks: Mapping[str, Stack]) -> bool:
         """There is one in every layer of the decoder, or of another stack."""
@@ -165,7 +157,7 @@ class TensorRows(Fields):
         return found
 
     def _cell(self, form: object, axes: shapes.Shape, fused: shapes.Shape, format: str) -> Cell:
-        known = frozenset({"name", "axes", "value", "by", "when", "part", "parts"})
+        known = frozenset({"name", "axes", "value", "part", "parts"})
         row = self.fields({"name": form} if isinstance(form, str) else form, known)
         value = row.get("value", "")
         if not isinstance(row.get("name"), str):
@@ -182,8 +174,6 @@ class TensorRows(Fields):
             row.get("part", 0),
             parts,
             value,
-            self.expression(row.get("by")),
-            self.expression(row.get("when")),
         )
         self._check_cell(cell, axes, format)
         return cell
