@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
     ),
     "unknown architecture": (
         Model(arch="frobnicator"),
-        ["ckconv does not know the architecture 'frobnicator' (known: "],
+        ["ckconv does not know the architecture 'frobnicator'\n"],
     ),
     "K-quants in sizes that are no multiple of 256": (
         replace(K, hidden=128, matrix=Q.F32, types={"ffn_down.weight": Q.Q4_K}),

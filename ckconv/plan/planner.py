@@ -28,7 +28,6 @@ _SHOWN_KEYS = 8
 
 def unknown_architecture(index: TensorIndex) -> Reason:
     """Why a model without rules cannot be planned for."""
-    known = ", ".join(FAMILIES)
     if index.quantizer:
         return Reason(
             f"it was quantised by another tool, and ckconv cannot read that quantisation: {index.quantizer}",
@@ -52,7 +51,9 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     if index.metadata_kind is MetadataKind.OWN and not index.architecture:
         what = "no config.json beside it names an architecture"
     copied = "--to safetensors copies it as it is, and " if index.metadata_kind is MetadataKind.DOCUMENT else ""
-    return Reason(f"{what} (known: {known})", f"{copied}--family FILE names a file that describes its family")
+    return Reason(
+        what, f"{copied}--family FILE names a file that describes its family; ckconv formats lists those it knows"
+    )
 
 
 class Planner(ABC):
