@@ -13,32 +13,35 @@ from test_plan_checkpoint import config_of
 
 import ckconv
 from ckconv.errors import UnsupportedError
-from ckconv.families.huggingface_types import misfits
+from ckconv.families.huggingface_types import unaccepted
 
 #: What scripts/record_config_types.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "config_types.json").read_text())
 
-#: Keys whose values are held to more than their type: torch's names, a share, labels by number, as many as layers.
-_NARROWER = frozenset({"dtype", "initializer_range", "id2label", "layer_types", "suppress_tokens"})
+#: Keys whose values are held to more than their type: torch's names, labels by number, as many as layers.
+_NARROWER = frozenset({"dtype", "id2label", "layer_types", "mlp_layer_types"})
 
-#: Objects that have tables of their own, and what the text part of a model of several modalities is in.
-_ELSEWHERE = frozenset({"text_config", "vision_config", "quantization_config", "per_layer_config"})
+#: Objects that become instances of other classes, whose sizes they are.
+_MADE = frozenset({"attn_config", "ffn_config", "d_model", "text_config", "vision_config"})
 
 
-@pytest.mark.parametrize("model_type", sorted(set(RECORDED["refused"]) - {"gemma3"}))
+@pytest.mark.parametrize("model_type", RECORDED["refused"])
 def test_what_a_class_does_not_take_is_known(model_type: str) -> None:
-    refused = {
-        (key, name)
-        for key, names in RECORDED["refused"][model_type].items()
-        for name in names.split()
-        if key not in _ELSEWHERE
-    }
-    keys = set(RECORDED["refused"][model_type]) - _ELSEWHERE
+    recorded = {key: names.split() for names, keys in RECORDED["refused"][model_type].items() for key in keys.split()}
+    keys = set(recorded) - _MADE
+    refused = {(key, name) for key in keys for name in recorded[key]}
     ours = {
-        (key, name) for key in keys for name, value in RECORDED["probes"].items() if misfits({key: value}, model_type)
+        (key, name)
+        for key in keys
+        for name, value in RECORDED["probes"].items()
+        if key in unaccepted({key: value}, model_type)
     }
     assert refused - ours == set()
     assert {key for key, _ in ours - refused} <= _NARROWER
+
+
+def test_a_class_that_is_not_recorded_takes_everything() -> None:
+    assert unaccepted({"hidden_size": "wide", "num_attention_heads": 0}, "unheard_of") == []
 
 
 def as_mlx(root: Path, **changes: Any) -> Path:
@@ -125,6 +128,6 @@ def test_mlx_lm_gets_what_its_class_cannot_do_without(tmp_path: Path) -> None:
 def test_factors_that_no_type_asks_for_do_not_reach_phi_3s_class() -> None:
     listed = {"rope_type": "default", "long_factor": [2.0, 3.0]}
 
-    assert misfits({"rope_parameters": listed}, "phi3") == ["rope_parameters"]
-    assert misfits({"rope_parameters": {**listed, "rope_type": "longrope"}}, "phi3") == []
-    assert misfits({"rope_parameters": {"rope_type": "default"}, "rope_scaling": None}, "phi3") == []
+    assert unaccepted({"rope_parameters": listed}, "phi3") == ["rope_parameters"]
+    assert unaccepted({"rope_parameters": {**listed, "rope_type": "longrope"}}, "phi3") == []
+    assert unaccepted({"rope_parameters": {"rope_type": "default"}, "rope_scaling": None}, "phi3") == []

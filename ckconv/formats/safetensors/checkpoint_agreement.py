@@ -16,7 +16,7 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, listed
 from ckconv.families.gguf_metadata import own_document
 from ckconv.families.huggingface_config import huggingface_config
-from ckconv.families.huggingface_types import misfits
+from ckconv.families.huggingface_types import unaccepted
 from ckconv.families.keys import CONSUMERS, MLX_LM, TRANSFORMERS, Kind
 from ckconv.families.schema import Family
 from ckconv.families.words import family_of, said
@@ -70,7 +70,7 @@ def fitting(document: Mapping[str, Any], built: Mapping[str, Any], config: Model
         built: a document made of ``config`` alone, with what is there instead.
     """
     made = dict(document)
-    for key in misfits(document, config.model_type):
+    for key in unaccepted(document, config.model_type):
         if built.get(key):
             made[key] = built[key]
         else:
@@ -80,7 +80,7 @@ def fitting(document: Mapping[str, Any], built: Mapping[str, Any], config: Model
 
 def check_fit(document: Mapping[str, Any], config: ModelConfig) -> None:
     """Raise ``plan.refused`` if transformers' class does not take the document."""
-    found = [f"{key} = {reprlib.repr(document[key])}" for key in misfits(document, str(document.get("model_type")))]
+    found = [f"{key} = {reprlib.repr(document[key])}" for key in unaccepted(document, str(document.get("model_type")))]
     if found:
         what = f"transformers' {config.model_type} does not take what config.json would say: {', '.join(found)}"
         raise UnsupportedError("plan.refused", f"safetensors cannot hold this model: {what}")
@@ -96,7 +96,7 @@ def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
     if config is None or index.format not in CONSUMERS or index.format == target or CONSUMERS[target] != TRANSFORMERS:
         return
     source = own_document(config)
-    names = listed([f"{key} = {reprlib.repr(source[key])}" for key in misfits(source, config.model_type)])
+    names = listed([f"{key} = {reprlib.repr(source[key])}" for key in unaccepted(source, config.model_type)])
     if names:
         yield f"left out of config.json or put right, as transformers does not take it: {', '.join(names)}"
 
