@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,12 +40,16 @@ class DoesNotRun(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked: ``rows`` names the file for the answer, ``adapter`` one that is used beside the model."""
+    """What is asked: ``rows`` names the file for the answer, ``adapter`` one that is used beside the model.
+
+    ``strict``: that the class has no weight that is not stored, and none is stored that the class does not have.
+    """
 
     model: str
     prompt: tuple[int, ...]
     rows: str
     adapter: str = ""
+    strict: bool = False
 
 
 def serve(answer: Callable[[Request], np.ndarray]) -> None:
@@ -70,7 +75,9 @@ class Consumer:
         self._command = [sys.executable, str(HERE / script), *arguments]
         self._process: subprocess.Popen[str] | None = None
 
-    def logits(self, model: Path, prompt: tuple[int, ...], *, adapter: Path | None = None) -> np.ndarray:
+    def logits(
+        self, model: Path, prompt: tuple[int, ...], *, adapter: Path | None = None, strict: bool = False
+    ) -> np.ndarray:
         """``[positions, vocabulary]`` in float32.
 
         Raises:
@@ -78,12 +85,13 @@ class Consumer:
         """
         with tempfile.TemporaryDirectory() as folder:
             rows = str(Path(folder) / "rows.npy")
-            said = self._ask(Request(str(model), prompt, rows, str(adapter or "")))
+            said = self.ask(asdict(Request(str(model), prompt, rows, str(adapter or ""), strict)))
             if said:
                 raise DoesNotRun(said)
             return np.asarray(np.load(rows), np.float32)
 
-    def _ask(self, request: Request) -> str:
+    def ask(self, request: dict[str, Any]) -> str:
+        """One question: empty, or why there is no answer."""
         process = self._process
         if process is None or process.poll() is not None:
             process = self._process = subprocess.Popen(
@@ -93,7 +101,7 @@ class Consumer:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            print(json.dumps(asdict(request)), file=process.stdin, flush=True)
+            print(json.dumps(request), file=process.stdin, flush=True)
             line = process.stdout.readline()
         except BrokenPipeError:
             line = ""

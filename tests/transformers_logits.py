@@ -18,7 +18,8 @@ def rows(request: Request) -> np.ndarray:
     """``[positions, vocabulary]``.
 
     Raises:
-        ValueError: weights that the class has are not stored, so that it makes them up; biases begin at zero.
+        ValueError: weights that the class has are not stored, so that it makes them up; biases begin at zero, so that
+            they count only if the request is strict.
     """
     with torch.device("meta"):
         outline = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(request.model))
@@ -27,10 +28,12 @@ def rows(request: Request) -> np.ndarray:
     model, found = transformers.AutoModelForCausalLM.from_pretrained(
         request.model, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
-    made_up = sorted(str(key) for key in found["missing_keys"] if not str(key).endswith(".bias"))
+    made_up = sorted(str(key) for key in found["missing_keys"] if request.strict or not str(key).endswith(".bias"))
     made_up += sorted(map(str, found["mismatched_keys"]))
     if made_up:
         raise ValueError(f"transformers makes up {', '.join(made_up[:3])}")
+    if request.strict and found["unexpected_keys"]:
+        raise ValueError(f"transformers does not know {', '.join(sorted(map(str, found['unexpected_keys']))[:3])}")
     if request.adapter:
         import peft
 

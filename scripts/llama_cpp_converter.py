@@ -1,0 +1,48 @@
+"""What llama.cpp's own converter makes of checkpoints: ``python llama_cpp_converter.py LLAMA_CPP_SOURCES``.
+
+One line of JSON asks, ``{"model", "out", "type", "document", "plain"}``, one answers: empty, or why there is no file.
+Vocabularies are written as those of GPT-2, whatever class of tokenizer a family has: it is not the tokenizer that is
+compared.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(sources: str) -> None:
+    """Answer the lines of standard input."""
+    sys.path[:0] = [sources, str(Path(sources) / "gguf-py")]
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    program: Any = importlib.import_module("convert_hf_to_gguf")
+    base: Any = importlib.import_module("conversion.base")
+    importlib.import_module("conversion").load_all_models()
+    read = base.ModelBase.load_hparams
+    base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    for known in base.ModelBase._model_classes[base.ModelType.TEXT].values():
+        known.set_vocab = lambda self: self._set_vocab_gpt2()
+    for line in sys.stdin:
+        asked = json.loads(line)
+
+        def load(folder: Path, is_mistral_format: bool, asked: dict[str, Any] = asked) -> Any:
+            plain = json.loads((folder / "config.json").read_text())
+            return {**(plain if asked["plain"] else read(folder, is_mistral_format)), **asked["document"]}
+
+        base.ModelBase.load_hparams = staticmethod(load)
+        sys.argv = ["convert_hf_to_gguf.py", asked["model"], "--outfile", asked["out"], "--outtype", asked["type"]]
+        said = ""
+        try:
+            program.main()
+        except (Exception, SystemExit) as error:
+            said = f"{type(error).__name__}: {error}"[:600]
+        print(json.dumps(said), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

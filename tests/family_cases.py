@@ -1,0 +1,194 @@
+"""Cases of families: ``tests/families/NAME.toml``, one configuration a case, and what is recorded of each.
+
+A checkpoint is made again from names, shapes and a seed, without torch: ``scripts/record_families.py`` wrote down what
+``save_pretrained`` calls the tensors, and what transformers and llama.cpp's converter make of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checkpoints import Array, Tensors, bf16, save_file
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES, RECORDS = ROOT / "tests" / "families", ROOT / "fixtures" / "families"
+TOKENIZER = ROOT / "fixtures" / "zoo" / "olmo2"
+
+#: Positions of a prompt, unless a case says otherwise; the tokenizer has so many words.
+LENGTH, VOCABULARY = 24, 384
+#: Every so many of the vocabulary's logits are kept, at so many positions.
+STRIDE, KEPT = 6, 5
+
+#: Directions that an entry of ``expect`` is about, where it names a format only.
+GROUPS = {"gguf": ("hf->gguf", "mlx->gguf"), "hf": ("gguf->hf", "hf->hf"), "mlx": ("hf->mlx", "gguf->mlx")}
+DIRECTIONS = ("hf->gguf", "hf->hf", "gguf->hf", "hf->mlx", "gguf->mlx", "mlx->gguf")
+
+NO_SOURCE = "nothing to convert"
+
+#: How far logits of float32 may be from transformers', unless ``tolerance`` says otherwise.
+CLOSE = 1e-4
+
+#: Sections of a case that are no keys of the configuration class.
+RESERVED = ("dtype", "expect", "options", "prompt", "converter", "document", "without", "tolerance")
+#: TOML has no null.
+NULL = "null"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration of a family.
+
+    Attributes:
+        overrides: arguments of the configuration class.
+        dtype: of the stored weights.
+        expect: direction -> ``refused: part of the sentence``, for those that are right to be refused.
+        options: fields of :class:`ckconv.Options`, for every conversion.
+        prompt: how many positions are computed.
+        converter: of llama.cpp's converter. ``wrong``: why it is not asked; ``document``: keys that it needs besides;
+            ``plain``: it reads config.json itself, not what transformers makes of it.
+        document: keys of config.json that are other than ``save_pretrained`` writes them.
+        without: keys of config.json that are left out.
+        tolerance: engine -> how far its logits may be off.
+    """
+
+    family: str
+    name: str
+    model_class: str
+    overrides: Mapping[str, Any]
+    dtype: str = "float32"
+    expect: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    prompt: int = LENGTH
+    converter: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.name}"
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What the engines are asked to compute."""
+        return tuple((7 * i * i + 3 * i + 5) % VOCABULARY for i in range(self.prompt))
+
+    @property
+    def positions(self) -> list[int]:
+        """Those whose logits are kept, the last among them."""
+        return sorted({round(i) for i in np.linspace(1, self.prompt - 1, KEPT)})
+
+    @property
+    def digest(self) -> str:
+        """Of all that a recording follows from."""
+        said = [self.model_class, self.overrides, self.dtype, self.prompt, self.converter, self.document, self.without]
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What is written down of it; empty for nothing, or for what it was before it changed."""
+        found: dict[str, Any] = recording(self.family).get(self.name, {})
+        return found if found.get("case") == self.digest else {}
+
+    def expected(self, direction: str) -> str:
+        """``right``, or the refusal that is right."""
+        first = direction.partition("->")[0]
+        if first in ("gguf", "mlx") and self.expected(f"hf->{first}") != "right":
+            return NO_SOURCE
+        group = next((name for name, members in GROUPS.items() if direction in members), "")
+        return self.expect.get(direction, self.expect.get(group, "right"))
+
+    def limit(self, engine: str) -> float:
+        """How far the logits of an engine may be off."""
+        return self.tolerance.get(engine, CLOSE)
+
+
+def families() -> list[str]:
+    """Those that have cases."""
+    return sorted(path.stem for path in CASES.glob("*.toml"))
+
+
+def cases(*names: str) -> Iterator[Case]:
+    """Every case of these families, or of all."""
+    for family in names or families():
+        document = tomllib.loads((CASES / f"{family}.toml").read_text())
+        shared = {key: document[key] for key in RESERVED if key in document} | document.get("base", {})
+        for name, own in document["case"].items():
+            said = shared | own
+            about = {key: said.pop(key) for key in RESERVED if key in said}
+            about["without"] = tuple(about.get("without", ()))
+            yield Case(family, name, document["class"], without_null({"vocab_size": VOCABULARY, **said}), **about)
+
+
+def without_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_null(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_null(item) for item in value]
+    return None if value == NULL else value
+
+
+@cache
+def recording(family: str) -> dict[str, Any]:
+    path = RECORDS / f"{family}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def values(name: str, shape: tuple[int, ...], mean: float = 0.0) -> np.ndarray:
+    """A tensor's values, from its name alone.
+
+    Matrices keep the size of what they multiply, so that attention and routers choose. Whatever has one axis lies on a
+    grid of 2^-12: adding 1 to it and taking 1 away is exact in float32.
+    """
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+    drawn = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    if len(shape) > 1 and not mean:
+        return drawn * np.float32(shape[-1] ** -0.5)
+    return np.round((mean + drawn * np.float32(0.2)) * np.float32(4096)) / np.float32(4096)
+
+
+def stored(array: np.ndarray, dtype: str) -> Array:
+    """The values in a type of safetensors."""
+    return bf16(array) if dtype == "BF16" else array.astype({"F32": np.float32, "F16": np.float16}[dtype])
+
+
+def tensors(recorded: Mapping[str, Any]) -> Tensors:
+    """The checkpoint's tensors: ``name: [dtype, shape]`` or ``[dtype, shape, mean]``."""
+    return {
+        name: stored(values(name, tuple(shape), *mean), dtype)
+        for name, (dtype, shape, *mean) in recorded["tensors"].items()
+    }
+
+
+def document_text(document: Mapping[str, Any]) -> str:
+    """As ``PretrainedConfig.to_json_string`` writes it."""
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+def checkpoint(recorded: Mapping[str, Any], root: Path) -> Path:
+    """Make the checkpoint directory of a recorded case."""
+    root.mkdir(parents=True)
+    (root / "config.json").write_text(document_text(recorded["config"]))
+    save_file(root / "model.safetensors", tensors(recorded), {"format": "pt"})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(TOKENIZER / name, root / name)
+    return root
+
+
+def agrees(outcome: str, expected: str) -> bool:
+    """An outcome begins with the expected word; behind ``refused: `` a part of the sentence is enough."""
+    word, _, part = expected.partition(": ")
+    return outcome.split(":")[0].split()[0] == word.split()[0] and part in outcome
+
+
+def kept(case: Case, rows: np.ndarray) -> np.ndarray:
+    """The logits that are written down, of all that an engine computed."""
+    return rows[case.positions, ::STRIDE]

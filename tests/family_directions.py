@@ -1,0 +1,203 @@
+"""Each direction that a case of a family is converted in, and what became of it.
+
+An outcome is ``right``, ``refused: the message``, or says what is wrong. Whatever is compared was recorded from
+transformers, or from llama.cpp's own converter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import consumers
+import gguf
+import numpy as np
+from family_cases import NO_SOURCE, Case, checkpoint, kept
+
+import ckconv
+from ckconv.errors import CkconvError
+
+#: What the document of a converted checkpoint is: its digest is recorded once transformers has loaded and computed it.
+Proof = Callable[[str, Path], str]
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def read_gguf(path: Path) -> dict[str, Any]:
+    """Tensors and the architecture's keys, read by the gguf package."""
+    reader = gguf.GGUFReader(path)
+    found = {
+        tensor.name: [tensor.tensor_type.name, [int(n) for n in reversed(tensor.shape)], digest(tensor.data.tobytes())]
+        for tensor in reader.tensors
+    }
+    outside = ("general.", "tokenizer.", "GGUF.", "split.")
+    keys = {
+        key: ["/".join(kind.name for kind in f.types), f.contents()]
+        for key, f in reader.fields.items()
+        if not key.startswith(outside)
+    }
+    keys["general.architecture"] = ["STRING", reader.fields["general.architecture"].contents()]
+    return {"keys": keys, "tensors": found}
+
+
+def read_safetensors(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Every tensor of a directory: its type, shape and bytes."""
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        data = path.read_bytes()
+        begins = 8 + int.from_bytes(data[:8], "little")
+        for name, entry in json.loads(data[8:begins]).items():
+            if name != "__metadata__":
+                begin, end = (begins + offset for offset in entry["data_offsets"])
+                found[name] = (entry["dtype"], tuple(entry["shape"]), data[begin:end])
+    return found
+
+
+def numbers(dtype: str, data: bytes) -> np.ndarray:
+    if dtype == "BF16":
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
+
+
+def other_tensors(made: Path, wanted: Path) -> str:
+    """Which tensors of two checkpoints differ in name, shape or value; a wider type of equal values does not count."""
+    ours, theirs = read_safetensors(made), read_safetensors(wanted)
+    if ours.keys() != theirs.keys():
+        return f"other tensors: {differing(dict.fromkeys(theirs), dict.fromkeys(ours))}"
+    wrong = [
+        name
+        for name, (dtype, shape, data) in theirs.items()
+        if shape != ours[name][1] or not np.array_equal(numbers(dtype, data), numbers(ours[name][0], ours[name][2]))
+    ]
+    return f"other values: {', '.join(wrong[:4])}" if wrong else ""
+
+
+def differing(wanted: Mapping[str, Any], made: Mapping[str, Any]) -> str:
+    """What a mapping lacks, has besides, or has otherwise."""
+    lacking = [f"no {key} {shown(wanted[key])}" for key in wanted if key not in made]
+    more = [f"{key} {shown(made[key])} besides" for key in made if key not in wanted]
+    other = [
+        f"{key} {shown(made[key])}, not {shown(wanted[key])}"
+        for key in wanted
+        if key in made and made[key] != wanted[key]
+    ]
+    found = [*lacking, *more, *other]
+    return "; ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+
+
+def shown(value: Any) -> str:
+    return "" if value is None else json.dumps(value)[:80]
+
+
+def said(error: CkconvError) -> str:
+    """The error in one line, without its path."""
+    words = "; ".join((error.message, *error.details))
+    return f"{'refused' if error.exit_code == 4 else 'failed'}: {words}"
+
+
+@dataclass
+class Run:
+    """A case, converted in every direction, each result in a folder of its own.
+
+    Attributes:
+        proof: what is said of the directory of a direction that makes a checkpoint; empty where it is right.
+        recorded: what the case was recorded with.
+    """
+
+    case: Case
+    place: Path
+    proof: Proof
+    recorded: Mapping[str, Any]
+    made: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def source(self) -> Path:
+        return checkpoint(self.recorded, self.place / "source")
+
+    def convert(self, direction: str) -> str:
+        """Convert; empty, or why not. Every step before is done first."""
+        if direction not in self.made:
+            self.made[direction] = self._convert(direction)
+        return self.made[direction]
+
+    def result(self, direction: str) -> Path:
+        """What a conversion wrote."""
+        name = direction.replace("->", "-")
+        return self.place / (f"{name}.gguf" if direction.endswith("gguf") else name)
+
+    def _convert(self, direction: str) -> str:
+        first, _, last = direction.partition("->")
+        source = self.source
+        if first != "hf":
+            if self.convert(f"hf->{first}"):
+                return NO_SOURCE
+            source = self.result(f"hf->{first}")
+        to = {"hf": "safetensors"}.get(last, last)
+        try:
+            ckconv.convert(source, self.result(direction), to=to, options=ckconv.Options(**self._options()))
+        except CkconvError as error:
+            return said(error)
+        return ""
+
+    def _options(self) -> dict[str, Any]:
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in self.case.options.items()}
+
+    def outcome(self, direction: str) -> str:
+        """What became of a direction."""
+        return self.convert(direction) or self._wrong(direction) or "right"
+
+    def _wrong(self, direction: str) -> str:
+        made = self.result(direction)
+        if direction == "hf->gguf":
+            theirs = self.recorded["converter"]
+            return "" if not theirs else self._other_gguf(theirs, read_gguf(made))
+        if direction == "mlx->gguf":
+            if self.convert("hf->gguf"):
+                return "the checkpoint itself is refused"
+            return self._other_gguf(read_gguf(self.result("hf->gguf")), read_gguf(made))
+        if direction.endswith("->hf"):
+            return other_tensors(made, self.source) or self.proof(direction, made)
+        return ""
+
+    def _other_gguf(self, wanted: Mapping[str, Any], made: Mapping[str, Any]) -> str:
+        return differing(wanted["tensors"], made["tensors"]) or differing(wanted["keys"], made["keys"])
+
+    def computes(self, name: str, engine: consumers.Consumer, direction: str) -> str:
+        """What an engine computes of an output: ``right``, with the largest difference, or what is wrong."""
+        wanted = np.array(self.recorded["logits"], np.float32)
+        try:
+            found = kept(self.case, engine.logits(self._for(name, direction), self.case.tokens))
+        except consumers.DoesNotRun as error:
+            return f"does not run: {error}"
+        columns = wanted.shape[1]
+        if found.shape[1] < columns:
+            return f"{found.shape[1]} of {columns} logits"
+        off = float(np.abs(found[:, :columns] - wanted).max())
+        return f"right {off:.1g}" if off <= self.case.limit(name) else f"off by {off:.2g}"
+
+    def _for(self, engine: str, direction: str) -> Path:
+        """The output; llama.cpp rounds what it multiplies BF16 and F16 by, so it is asked about the same in float32."""
+        if engine != "llama_cpp" or self.case.dtype == "float32":
+            return self.result(direction)
+        wide = self.place / "wide.gguf"
+        ckconv.convert(self.source, wide, options=ckconv.Options(**self._options(), dtype="f32"))
+        return wide
+
+    def bump(self) -> str:
+        """Versions of bump files that hold the model, or why none does."""
+        held, refusal = [], ""
+        for version in (3, 5):
+            options = ckconv.Options(**self._options(), bump_version=version, source_record=False)
+            try:
+                ckconv.convert(self.source, self.place / f"{version}.bump", options=options)
+                held.append(str(version))
+            except CkconvError as error:
+                refusal = said(error)
+        return " ".join(held) or refusal
