@@ -301,9 +301,9 @@ def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> d
 
 
 def _windowed(config: ModelConfig, other: int) -> ModelConfig:
-    """Without a window that is as long as the shorter context: nothing slides out of it."""
+    """Without a window that is as long as the shorter context: nothing slides out of it, nor out of none."""
     context = min(config.context_length or other, other or config.context_length)
-    idle = config.sliding_window is not None and config.sliding_window >= context
+    idle = config.sliding_window is None or config.sliding_window >= context
     return replace(config, sliding_window=None, layer_types=None) if idle else config
 
 

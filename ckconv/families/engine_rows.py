@@ -59,6 +59,7 @@ class Engine:
         ignores: parameters that it does not look at, though the format has them.
         scaling: types of RoPE's scaling that it computes as transformers does; ``None`` for those of the engine.
         head_must_be_written: a tied output head is stored all the same.
+        no_head: it has no output head but the embedding.
         optional: canonical names of tensors that it loads where they are, and does without.
         tensors: of a bump engine: canonical names of tensors that its operations use besides those of a Llama; all
             of them have to be there, and no others may.
@@ -76,6 +77,7 @@ class Engine:
     ignores: tuple[str, ...] = ()
     scaling: tuple[str, ...] | None = None
     head_must_be_written: bool = False
+    no_head: bool = False
     optional: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
     interleaved: bool = False
@@ -83,7 +85,9 @@ class Engine:
     unnamed: bool = False
 
 
-_KNOWN = frozenset({"class", "right_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "optional"})
+_KNOWN = frozenset(
+    {"class", "right_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head", "optional"}
+)
 _OF_BUMP = frozenset({"tensors", "interleaved", "slides", "unnamed"})
 
 
@@ -105,6 +109,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         texts(fields.get("ignores")),
         None if scaling is None else texts(scaling),
         bool(fields.get("head_must_be_written")),
+        bool(fields.get("no_head")),
         _names(fields.get("optional")),
         _names(fields.get("tensors")),
         bool(fields.get("interleaved")),

@@ -54,10 +54,10 @@ def read_windows(
     elif rule == "switch_by_layer" and own.get("use_sliding_window"):
         types = _from_a_layer_on(own, size, layers, fail)
     if size is None or SLIDING not in types:
-        return Windows(None)
+        return Windows(None, types if rule == "by_layer" else None)
     if size == 0:
         raise fail("sliding_window is 0")
-    return Windows(size, types if FULL in types else None)
+    return Windows(size, types if FULL in types or rule == "by_layer" else None)
 
 
 def _usual(family: Family, values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -176,12 +176,12 @@ class _With(Mapping[str, Any]):
 
 def scope_of(family: Family, config: ModelConfig) -> Mapping[str, Any]:
     """The parameters of a model; what its source does not say is what llama.cpp takes for it, else the default."""
-    return _Scope(family, config.scope)
+    return _Scope(family, config.scope, config.own)
 
 
 class _Scope(Mapping[str, Any]):
-    def __init__(self, family: Family, known: Mapping[str, Any]) -> None:
-        self._family, self._known = family, dict(known)
+    def __init__(self, family: Family, known: Mapping[str, Any], own: Collection[str]) -> None:
+        self._family, self._known, self._own = family, dict(known), own
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys((*self._family.parameters, *self._known)))
@@ -191,7 +191,7 @@ class _Scope(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         row = self._family.parameters.get(name)
-        if self._known.get(name) is None and row is not None:
+        if self._known.get(name) is None and row is not None and name not in self._own:
             taken = [cell.expression for cell in row.cells.get("gguf", ()) if cell.kind == "fixed"]
             default = row.value or next(iter((*taken, row.defaults.get("llama_cpp"))), None)
             self._known[name] = default.value(self) if default is not None else None

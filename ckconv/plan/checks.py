@@ -44,6 +44,9 @@ def row_reasons(config: ModelConfig, loader: Loader, *, context: int, tied: bool
     if row is None or row.absent:
         yield Reason(_unknown(family, loader, known=row is not None))
         return
+    if row.no_head and not tied:
+        text = f"{loader.name}'s {family.name} has no output head of its own{said(config, 'tied', format=format)}"
+        yield Reason(text, "--tie leaves it out, if it is the embedding")
     scope = {**scope_of(family, config), "context": context, "tied": tied}
     for condition in row.right_if:
         yield from _condition(condition, config, loader, scope, format)

@@ -18,6 +18,7 @@ from ckconv.core.config import (
     shortest_float32,
 )
 from ckconv.errors import InputError, UnsupportedError
+from ckconv.families.functions import SLIDING
 from ckconv.families.keys import Kind
 from ckconv.families.parameters import ParameterError, Values
 from ckconv.families.schema import Family
@@ -210,6 +211,8 @@ def _completed(file: GgufFile, architecture: str, family: Family, config: ModelC
     values = Values(family, _Metadata(file, architecture), given=given)
     try:
         found = {FIELD_OF[name]: _exact(values[name]) for name in special}
+        if found.get("layer_types") and SLIDING not in found["layer_types"]:
+            found["sliding_window"] = None
         return replace(config, **found, own={name: _exact(values[name]) for name in family.own})
     except ParameterError as error:
         raise fail(f"{architecture}.{error}") from None

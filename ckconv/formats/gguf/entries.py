@@ -138,6 +138,8 @@ def _selected(planner: Planner, family: Family, blank: frozenset[str]) -> dict[s
     """Canonical tensors that have a place and are not left out."""
     index, known = planner.index, known_patterns(family)
     required = required_patterns(family)
+    row = family.engines.get(LLAMA_CPP.row)
+    headless = row is not None and row.no_head and index.config is not None and index.config.tied
     tensors: dict[str, Tensor] = {}
     nameless: Counter[str] = Counter()
     unmapped: Counter[str] = Counter()
@@ -149,6 +151,8 @@ def _selected(planner: Planner, family: Family, blank: frozenset[str]) -> dict[s
             planner.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
         elif tensor.name == HEAD and planner.options.tie == "tie" and planner.source.head_is_embedding:
             planner.leave_out(tensor.name, "--tie: byte for byte the embedding", tensor.nbytes)
+        elif tensor.name == HEAD and headless and planner.source.head_is_embedding:
+            planner.leave_out(tensor.name, "byte for byte the embedding: tied", tensor.nbytes)
         elif pattern in known:
             tensors[tensor.name] = tensor
         else:

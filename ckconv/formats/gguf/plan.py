@@ -119,9 +119,8 @@ class GgufPlanner(Planner):
             return []
         entries = canonical_entries(self, config, family, placeholders(self.index))
         rope_dropped = self.dropped(ROPE_FREQUENCIES)
-        self.reasons += engine_reasons(
-            config, self._context, rope_dropped=rope_dropped, tied=HEAD not in self.index.tensors
-        )
+        tied = all(entry.name != HEAD for entry in entries)
+        self.reasons += engine_reasons(config, self._context, rope_dropped=rope_dropped, tied=tied)
         self.reasons += surplus_reasons(self.index, self.dropped)
         if config.rope_scaling and starts_behind(config.rope_scaling, config, self._context):
             self.notes.append(behind_note(config))
