@@ -35,6 +35,14 @@ def sentence(tmp_path: Path, text: str) -> str:
     [
         ("[tensors", "no TOML: "),
         ("[tensor]", "there is no section 'tensor' (known: axes, config, "),
+        (
+            'extends = "llama"\n[parameters]\ntied = false\n[defaults]\nmlx_lm = { tied = true }',
+            "defaults.mlx_lm.tied: parameters.tied says its value already",
+        ),
+        (
+            'extends = "llama"\n[defaults]\nllama = { tied = true }',
+            "parameters.tied: there is no field 'llama' (known: llama_cpp, mlx_lm, transformers)",
+        ),
         ('extends = "nothing"', "extends 'nothing', and there is no such family"),
         ('extends = "../llama"', "extends '../llama', and there is no such family"),
         ('extends = "llama"\nwithout = ["L.nothing.*"]', "without 'L.nothing.*': nothing inherited is called so"),

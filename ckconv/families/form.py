@@ -168,6 +168,7 @@ _FORMS: dict[str, Form] = {
     "tensors": _table_of(_ROW),
     "fused": _table_of(_table_of(_text)),
     "parameters": _table_of(_PARAMETER),
+    "defaults": _table_of(_table_of(_scalar)),
     "config": _table(
         {
             **_KEYS,

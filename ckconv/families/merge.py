@@ -33,7 +33,7 @@ Table = dict[str, Any]
 SECTIONS = frozenset(
     {
         "extends", "without", "gguf", "huggingface", "prefix", "axes", "layers", "stacks", "tensors", "fused",
-        "parameters", "config", "metadata", "engines",
+        "parameters", "defaults", "config", "metadata", "engines",
     }
 )  # fmt: skip
 
@@ -132,6 +132,7 @@ def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0, read: list[Path
         _merge(result, inherited)
     _remove(result, own.pop("without", []), path)
     own["tensors"] = _tensors(own.get("tensors", {}), path)
+    own["parameters"] = _with_defaults(own.get("parameters", {}), own.pop("defaults", {}), path)
     _merge(result, own)
     for section in ("tensors", "parameters"):
         result[section] = {name: row for name, row in result.get(section, {}).items() if row != "absent"}
@@ -149,6 +150,19 @@ def _remove(table: Table, patterns: object, path: Path) -> None:
                 hit = True
         if not hit:
             raise fault(path, f"without {pattern!r}: nothing inherited is called so")
+
+
+def _with_defaults(rows: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]], path: Path) -> Table:
+    """Rows of parameters with what ``[defaults]`` says of each library: it stands for ``default`` in the rows."""
+    result = dict(rows)
+    for taker, values in defaults.items():
+        for name, value in values.items():
+            row = result.get(name, {})
+            before = row.get("default", {}) if isinstance(row, dict) else None
+            if not isinstance(before, dict) or taker in before:
+                raise fault(path, f"defaults.{taker}.{name}: parameters.{name} says its value already")
+            result[name] = {**row, "default": {**before, taker: value}}
+    return result
 
 
 def _tensors(rows: Mapping[str, Any], path: Path) -> Table:

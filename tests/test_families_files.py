@@ -1,0 +1,49 @@
+"""What holds for every shipped family file: how long it is and what its tensors are called."""
+
+from __future__ import annotations
+
+import statistics
+import tomllib
+from pathlib import Path
+
+import gguf
+import pytest
+
+from ckconv.families.catalogue import FAMILIES, Family
+from ckconv.families.merge import FOLDER
+
+FILES = {path.stem: tomllib.loads(path.read_text()) for path in sorted(FOLDER.glob("*.toml"))}
+SHIPPED = sorted(name for name, table in FILES.items() if "huggingface" in table)
+
+#: Rows of every decoder, whose models a row of [engines] refuses where llama.cpp does not load the tensor.
+INHERITED = {"output", "rope_freqs"}
+
+ARCHITECTURES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+
+
+def lines(name: str) -> int:
+    return len((Path(FOLDER) / f"{name}.toml").read_text().splitlines())
+
+
+def relatives() -> list[str]:
+    """Families that are another one but for a few rows."""
+    return [name for name in SHIPPED if FILES[name].get("extends") in SHIPPED]
+
+
+def test_no_file_is_longer_than_70_lines_and_half_of_them_have_40_at_most() -> None:
+    assert {name: lines(name) for name in FILES if lines(name) > 70} == {}
+    assert statistics.median(lines(name) for name in SHIPPED) <= 40
+
+
+def test_a_relative_has_20_lines_at_most() -> None:
+    assert {name: lines(name) for name in relatives() if lines(name) > 20} == {}
+
+
+@pytest.mark.parametrize("family", [pytest.param(f, id=f.name) for f in FAMILIES.values() if f.gguf])
+def test_tensors_of_a_gguf_are_called_as_the_gguf_package_says_for_the_architecture(family: Family) -> None:
+    tensors = gguf.MODEL_TENSORS[ARCHITECTURES[family.gguf]]
+    known = {gguf.TENSOR_NAMES[kind].replace("blk.{bid}.", "L.") for kind in tensors} | INHERITED
+    cells = [cell for row in family.tensors.values() for cell in row.cells.get("gguf", ())]
+
+    names = {cell.name.removeprefix("=").removesuffix(".weight").removesuffix(".bias") for cell in cells}
+    assert names - known == set()
