@@ -352,7 +352,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         (
             "llama",
             {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
-            "rope_type longrope .*, which mlx-lm",
+            "rope_type longrope .*; mlx-lm turns by the long factors in the first",
         ),
         ("mixtral", YARN, "which mlx-lm's mixtral does not do"),
     ],

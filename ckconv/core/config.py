@@ -174,6 +174,7 @@ class ModelConfig:
             "rope_type": scaling.get("rope_type", "default"),
             "rope_factor": scaling.get("factor"),
             "rope_original": scaling.get("original_max_position_embeddings"),
+            **{f"rope_{key}": value for key, value in scaling.items() if key != "rope_theta"},
             **self.own,
         }
 

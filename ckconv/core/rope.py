@@ -19,7 +19,8 @@ def scaled(kind: str, config: ModelConfig) -> str:
     """That RoPE is scaled, and where a configuration says so."""
     if config.raw:
         return f"RoPE is scaled (rope_type {kind} of rope_scaling or rope_parameters)"
-    return f"RoPE is scaled ({kind} by {', '.join(SCALING_KEYS)})"
+    keys = ("rope_factors_long.weight",) if kind == "longrope" else SCALING_KEYS
+    return f"RoPE is scaled ({kind} by {', '.join(keys)})"
 
 
 #: What scales RoPE in a GGUF.
@@ -44,6 +45,18 @@ def scales_by_one(scaling: Mapping[str, Any]) -> bool:
 def behind_note(config: ModelConfig) -> str:
     """That a scaling is left out because it starts behind the output's context."""
     return f"{scaled('dynamic', config)} behind {config.context_length:,} tokens only: nothing is scaled up to there"
+
+
+def longrope_note(config: ModelConfig) -> str:
+    """When llama.cpp and transformers turn by the long factors (``llama_model::get_rope_factors``)."""
+    original = int((config.rope_scaling or {})["original_max_position_embeddings"])
+    both = f"of more than {original:,} tokens"
+    return f"longrope: llama.cpp turns by the long factors in a context {both}, transformers in a sequence {both}"
+
+
+def same_factors_always(scaling: Mapping[str, Any]) -> bool:
+    """LongRoPE whose two sets of factors are one: of others mlx-lm takes the long ones for short sequences, too."""
+    return scaling.get("rope_type") == "longrope" and scaling.get("long_factor") == scaling.get("short_factor")
 
 
 def positive_numbers(scaling: Mapping[str, Any], keys: Sequence[str]) -> list[float] | None:
@@ -81,11 +94,15 @@ def effective_scaling(scaling: Mapping[str, Any], context: int) -> dict[str, Any
     names = _COMPUTES.get(str(kind), tuple(key for key in scaling if key not in ("type", "rope_theta", "rope_type")))
     said = {"original_max_position_embeddings": context, **YARN_DEFAULTS} if kind == "yarn" else {}
     said |= {key: scaling[key] for key in names if scaling.get(key) is not None}
-    numbers = {
-        key: shortest_float32(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else value
-        for key, value in said.items()
-    }
-    return {"rope_type": kind, **numbers}
+
+    def shortest(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [shortest(item) for item in value]
+        return (
+            shortest_float32(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        )
+
+    return {"rope_type": kind, **{key: shortest(value) for key, value in said.items()}}
 
 
 #: Powers and quotients of float32 may differ by some units in the last place from library to library.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from ckconv.core.config import shortest_float32
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 #: Gemma 3's period, where nothing else is said.
@@ -50,6 +53,11 @@ def slides(count: int, pattern: int | list[bool]) -> list[str]:
     return every(count, pattern, SLIDING, FULL) if pattern else [SLIDING] * count
 
 
+def longrope_scale(stretch: float, original: int) -> float:
+    """What LongRoPE multiplies cosines and sines by (``_compute_longrope_parameters`` of transformers)."""
+    return shortest_float32(math.sqrt(1 + math.log(stretch) / math.log(original))) if stretch > 1 else 1.0
+
+
 BY_NAME: dict[str, Callable[..., Any]] = {
     "cycle": cycle,
     "leading": leading,
@@ -58,4 +66,5 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "period_of": period_of,
     "slide_pattern": slide_pattern,
     "slides": slides,
+    "longrope_scale": longrope_scale,
 }

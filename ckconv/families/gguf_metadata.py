@@ -6,7 +6,7 @@ loads a number only with the type that is given here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,11 @@ def stated_by(config: ModelConfig, family: Family) -> list[str]:
         for name, row in family.parameters.items()
         if any(document.get(cell.key) is not None for cell in row.key_cells("hf"))
     ]
+
+
+def number_tensors(config: ModelConfig, family: Family) -> Mapping[str, Sequence[float]]:
+    """Tensors that are hyper-parameters: name -> numbers."""
+    return write(family, scope_of(family, config), "gguf").tensors
 
 
 def model_keys(config: ModelConfig, family: Family, context: int) -> dict[str, Value]:

@@ -255,6 +255,9 @@ class _Document:
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         return None
 
+    def numbers(self, tensor: str) -> list[float] | None:
+        return None
+
 
 def _completed(
     own: Mapping[str, Any], family: Family, config: ModelConfig, reader: str, local: object, fail: Fail

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckconv.core.config import REAL, Fail, checked_number
+from ckconv.core.rope import same_factors_always
 from ckconv.families.key_rows import RopeStyle
 from ckconv.families.keys import MLX_LM, TRANSFORMERS
 from ckconv.families.rope_keys import ROPE_KEYS
@@ -18,12 +19,15 @@ from ckconv.families.rope_keys import ROPE_KEYS
 #: Types whose frequencies follow from the context length before scaling; the model's own, where none is said.
 _FROM_CONTEXT = ("llama3", "yarn", "longrope")
 
+_FACTORS = ("long_factor", "short_factor")
+
 #: Numbers that a type cannot do without.
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": _FACTORS,
 }
 
 #: What mlx-lm takes for a number that is not there, in Llama3RoPE and YarnRoPE of its rope_utils.py.
@@ -132,10 +136,16 @@ def read_rope(
     if plain:
         return Rope(float(theta), base, part, None, tuple(modifiers), unknown, tuple(overruled))
     if known:
-        merged = table if part == 1 or kind == "longrope" else {**table, "partial_rotary_factor": part}
+        merged = {key: value for key, value in table.items() if key != "partial_rotary_factor"}
+        if part != 1 and not (kind == "longrope" and turns_a_part):  # else it is a parameter of its own
+            merged["partial_rotary_factor"] = part
         modifiers += [f"{name}.{key} = {merged[key]!r}" for key in known.active(merged, consumer)]
     made = _completed(own, table, kind, name, consumer, context, fail)
-    part = part if kind == "longrope" else 1.0
+    if kind == "longrope":
+        made = {key: value for key, value in made.items() if key != "partial_rotary_factor"}
+    part = part if kind == "longrope" and turns_a_part else 1.0
+    if consumer == MLX_LM and kind == "longrope" and not same_factors_always(made):
+        modifiers.append(f"{name}.long_factor, by which mlx-lm turns short sequences, too,")
     return Rope(float(theta), base, part, made, tuple(modifiers), unknown, tuple(overruled))
 
 
@@ -225,7 +235,7 @@ def _completed(
         read = ROPE_KEYS.get(kind)  # the other library must not find what this one takes no notice of
         made = {key: value for key, value in made.items() if read is None or read.reads(key, consumer)}
         made |= {key: value for key, value in _OF_MLX.get(kind, {}).items() if made.get(key) is None}
-    elif kind in _FROM_CONTEXT:
+    if kind in _FROM_CONTEXT and (consumer == TRANSFORMERS or kind == "longrope"):
         original = own.get("original_max_position_embeddings", table.get("original_max_position_embeddings"))
         made["original_max_position_embeddings"] = original = context if original is None else original
         if kind == "yarn" and "factor" in table and table["factor"] is None and isinstance(original, int) and original:
@@ -235,6 +245,9 @@ def _completed(
     for key in _NEEDED.get(kind, ()):
         if made.get(key) is None:
             raise fail(f"{name}.{key} is missing, which rope_type {kind} needs")
+    for key in _FACTORS if kind == "longrope" else ():
+        if not isinstance(made[key], list) or not made[key]:
+            raise fail(f"{name}.{key} must be a list of numbers, got {made[key]!r}")
     for key, value in _numbers(made):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise fail(f"{name}.{key} must be a number above 0, got {value!r}")
@@ -260,3 +273,5 @@ def _numbers(made: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     for key in _NUMBERS:
         if made.get(key) is not None:
             yield key, made[key]
+    for key in _FACTORS if made["rope_type"] == "longrope" else ():
+        yield from ((key, factor) for factor in made[key])

@@ -287,7 +287,7 @@ def _merged_row(before: Any, row: Any, cells: tuple[str, ...], word: str) -> Any
 
 
 #: Fields that make a parameter's cell one of another kind than a key.
-_KINDS = ("fixed", "present", "absent", "shape", "dropped")
+_KINDS = ("fixed", "present", "absent", "shape", "tensor", "dropped")
 
 
 def _kind(cell: Mapping[str, Any]) -> str:

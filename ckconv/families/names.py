@@ -119,6 +119,9 @@ class _Compiler:
                 for cell in self._others(row):
                     for pattern in self._spelled(row, cell.name):
                         self._add(self._stored(row, cell, _full(pattern, cell, kind), kind), write=False)
+        for parameter in self.family.parameters.values():
+            cells = (cell for cell in parameter.cells.get(self.format, ()) if cell.kind == "tensor")
+            self.dropped |= dict.fromkeys((cell.tensor for cell in cells), "its numbers are in the configuration")
         for fusion in self.family.fused.values():
             for found in self.fusions(fusion):
                 self._add(found, write=False)

@@ -8,7 +8,8 @@
   whose class reads it);
 - ``fixed``: the loader takes this value for granted, and another is refused with the sentence ``else``, unless it is
   ``folded`` into the tensors;
-- ``present``, ``absent`` (a tensor's name), ``shape`` (a name and an axis): what tensors say.
+- ``present``, ``absent`` (a tensor's name), ``shape`` (a name and an axis): what tensors say;
+- ``tensor``: the numbers are a float32 tensor of that name, with ``read``, ``write`` and ``when`` as a key has them.
 
 ``default`` is what the class takes where nothing is said, an expression, for all or as a table of ``transformers``,
 ``mlx_lm`` and ``llama_cpp``; ``value``: it follows from others. Neither, and not ``optional``: required.
@@ -37,7 +38,7 @@ class ParameterCell:
 
     Attributes:
         key: dotted path of a document, or metadata key; "" for the other kinds.
-        kind: "key", "fixed", "present", "absent" or "shape".
+        kind: "key", "fixed", "present", "absent", "shape" or "tensor".
         type: of a metadata key.
         expression: of ``fixed``.
         tensor, axis: the stored tensor of the other kinds, and the axis of "shape".
@@ -103,10 +104,10 @@ class Parameter:
 _CELL = frozenset(
     {
         "key", "read", "write", "when", "alias", "unread", "map", "only", "fixed", "folded", "else", "present",
-        "absent", "shape",
+        "absent", "shape", "tensor",
     }
 )  # fmt: skip
-_KINDS = ("key", "fixed", "present", "absent", "shape")
+_KINDS = ("key", "fixed", "present", "absent", "shape", "tensor")
 
 
 class ParameterRows(Fields):

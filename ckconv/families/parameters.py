@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,6 +33,9 @@ class Source(Protocol):
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         """The shape of a stored tensor, ``None`` where there is none."""
+
+    def numbers(self, tensor: str) -> list[float] | None:
+        """The values of a stored vector, ``None`` where there is none."""
 
 
 class Values(Mapping[str, Any]):
@@ -112,7 +115,8 @@ class Values(Mapping[str, Any]):
         if cell.kind == "shape":
             shape = self._source.shape(cell.tensor)
             return shape[cell.axis] if shape is not None else None
-        stored = self._source.value(cell.key)
+        tensor = cell.kind == "tensor"
+        stored: Any = self._source.numbers(cell.tensor) if tensor else self._source.value(cell.key)
         if stored is None:
             return None
         if cell.words:
@@ -204,10 +208,12 @@ class Written:
 
     Attributes:
         entries: key -> (type, value); a document's keys are dotted paths and their type is of no account.
+        tensors: name -> numbers, of parameters that are a tensor.
         refused: parameters whose loader takes another value for granted: name -> (value, what the loader takes).
     """
 
     entries: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    tensors: Mapping[str, Sequence[float]] = field(default_factory=dict)
     refused: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
@@ -221,6 +227,7 @@ def write(family: Family, values: Mapping[str, Any], format: str, stated: Collec
         ExpressionError: an expression of the file has no value.
     """
     entries: dict[str, tuple[str, Any]] = {}
+    tensors: dict[str, Sequence[float]] = {}
     refused: dict[str, tuple[Any, Any]] = {}
     scope = _With("stated", list(stated), values)
     for name, parameter in family.parameters.items():
@@ -230,11 +237,14 @@ def write(family: Family, values: Mapping[str, Any], format: str, stated: Collec
                 taken = cell.expression.value(scope)
                 if differ(value, taken):
                     refused[name] = (value, taken)
-            if cell.kind == "key" and not cell.alias and (cell.when is None or cell.when.value(scope)):
-                said = _stored(cell, value, scope)
-                if said is not None or format == "hf":
-                    entries[cell.key] = (cell.type, said)
-    return Written(entries, refused)
+            if cell.kind not in ("key", "tensor") or cell.alias or (cell.when and not cell.when.value(scope)):
+                continue
+            said = _stored(cell, value, scope)
+            if cell.kind == "tensor" and said is not None:
+                tensors[cell.tensor] = said
+            elif cell.kind == "key" and (said is not None or format == "hf"):
+                entries[cell.key] = (cell.type, said)
+    return Written(entries, tensors, refused)
 
 
 def _stored(cell: ParameterCell, value: Any, values: Mapping[str, Any]) -> Any:

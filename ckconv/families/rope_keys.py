@@ -88,7 +88,9 @@ ROPE_KEYS: Mapping[str, Keys] = {
         _keys(
             "longrope",
             _BASE,
-            _parameters("factor", _CONTEXT, "attention_factor", "partial_rotary_factor", *_OF_LONGROPE),
+            _parameters(_CONTEXT, *_OF_LONGROPE),
+            _WHOLE,
+            _parameters("factor", "attention_factor", readers=(TRANSFORMERS,)),
             _harmless(*(key for key in _OF_YARN if key != "attention_factor"), *_OF_LLAMA3, *_SECTIONS),
         ),
     )

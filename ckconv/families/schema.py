@@ -21,6 +21,7 @@ from ckconv.families.key_rows import Document, KeyRows
 from ckconv.families.keys import Keys
 from ckconv.families.merge import FORMATS, merged
 from ckconv.families.parameter_rows import Parameter, ParameterRows
+from ckconv.families.rope_keys import ROPE_KEYS
 from ckconv.families.tensor_rows import Stack, TensorRow, TensorRows
 
 #: Format of parameters -> the section that says of which models it is.
@@ -51,8 +52,10 @@ class Fusion:
     cells: Mapping[str, str]
 
 
-#: Parameters of RoPE's scaling, which the readers' own rules make.
+#: Parameters of RoPE's scaling, which the readers' own rules make: those that every type has, and one for each key of
+#: a type.
 SCALING = frozenset({"rope_type", "rope_factor", "rope_original"})
+SCALING_NUMBERS = frozenset(f"rope_{key}" for keys in ROPE_KEYS.values() for key in keys.keys) - SCALING
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +130,7 @@ class Family:
             name
             for name, row in self.parameters.items()
             if name not in FIELD_OF
-            and name not in SCALING
+            and name not in SCALING | SCALING_NUMBERS
             and row.value is None
             and not any(cell.kind in ("present", "absent", "shape") for cells in row.cells.values() for cell in cells)
         )

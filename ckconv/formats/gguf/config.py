@@ -21,7 +21,7 @@ from ckconv.errors import InputError, UnsupportedError
 from ckconv.families.functions import SLIDING
 from ckconv.families.keys import Kind
 from ckconv.families.parameters import ParameterError, Values
-from ckconv.families.schema import Family
+from ckconv.families.schema import SCALING_NUMBERS, Family
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue
 
 #: Fields that are no plain number under a key, or none that GGUF has.
@@ -140,12 +140,15 @@ def _classified(file: GgufFile, architecture: str, family: Family, config: Model
                 modifiers.append(f"{name}, an array,")
             elif value not in neutral:
                 modifiers.append(f"{name} = {value}")
-    scaling, unknown = _rope_scaling(file, architecture, config) if config.rope_theta is not None else (None, "")
+    rotary = config.rope_theta is not None
+    scaling, unknown = _rope_scaling(file, architecture, family, config) if rotary else (None, "")
     modifiers += [unknown] if unknown else []
     return replace(config, modifiers=tuple(modifiers), unread=tuple(unread), rope_scaling=scaling)
 
 
-def _rope_scaling(file: GgufFile, architecture: str, config: ModelConfig) -> tuple[dict[str, Any] | None, str]:
+def _rope_scaling(
+    file: GgufFile, architecture: str, family: Family, config: ModelConfig
+) -> tuple[dict[str, Any] | None, str]:
     """The scaling in Hugging Face's words, and what of it has none.
 
     llama.cpp takes a factor without a type for a linear one, ``rope.scale_linear`` where there is no factor, 0 for 1,
@@ -170,6 +173,13 @@ def _rope_scaling(file: GgufFile, architecture: str, config: ModelConfig) -> tup
     factor = number("rope.scale_linear", False) if factor is None else factor
     original = number("rope.scaling.original_context_length", True)
     key, kind = found("rope.scaling.type")
+    start = int(original or config.context_length)
+    numbers = _scaling_numbers(file, architecture, family, {**config.scope, "rope_original": start})
+    sets = numbers.keys() & {"long_factor", "short_factor"}
+    if len(sets) == 2 and start > 1 and kind in (None, "linear", "longrope") and factor in (None, 0, 1):
+        return {"rope_type": "longrope", **numbers, "original_max_position_embeddings": start}, ""
+    if sets or "attention_factor" in numbers:
+        return None, f"{architecture}.rope.scaling with {', '.join(sorted(numbers))} of a scaling that is not longrope"
     if kind not in (None, "none", "linear", "yarn"):
         return None, f"{key} = {kind}"
     if kind == "none" or factor in (None, 0, 1):
@@ -178,8 +188,16 @@ def _rope_scaling(file: GgufFile, architecture: str, config: ModelConfig) -> tup
         return None, f"{key} = yarn with a factor of {factor:g}"  # whose logarithm llama.cpp weighs attention by
     scaling: dict[str, Any] = {"rope_type": kind or "linear", "factor": shortest_float32(float(factor or 1))}
     if kind == "yarn":
-        scaling["original_max_position_embeddings"] = int(original or config.context_length)
+        scaling |= numbers
+        scaling["original_max_position_embeddings"] = start
     return scaling, ""
+
+
+def _scaling_numbers(file: GgufFile, architecture: str, family: Family, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What rows of the family say of the scaling besides its type, factor and original context."""
+    values = Values(family, _Metadata(file, architecture), given=given)
+    names = family.parameters.keys() & SCALING_NUMBERS
+    return {name.removeprefix("rope_"): values[name] for name in sorted(names) if values[name] is not None}
 
 
 class _Metadata:
@@ -197,8 +215,13 @@ class _Metadata:
         for name in keys_of(self._architecture, key):
             found = value_of(self._file.metadata, name)
             if found is not None:
-                return found.decode() if isinstance(found, ArrayRef) else found
+                value = found.decode() if isinstance(found, ArrayRef) else found
+                return shortest_float32(value) if isinstance(value, float) else value
         return None
+
+    def numbers(self, tensor: str) -> list[float] | None:
+        values = self._file.vector(tensor)
+        return None if values is None else [shortest_float32(value) for value in values]
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         return next((found.shape for found in self._file.tensors if found.name == tensor), None)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from struct import pack
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
@@ -210,8 +211,17 @@ def _head(index: TensorIndex) -> Entry:
 
 def frequencies_entry(content: bytes) -> Entry:
     """Llama 3's factors, which follow from the configuration."""
+    return _numbers(FREQUENCIES_NAME, ROPE_FREQUENCIES, content)
+
+
+def number_entries(tensors: Mapping[str, Sequence[float]]) -> list[Entry]:
+    """Parameters that are tensors in GGUF."""
+    return [_numbers(name, name, pack(f"<{len(numbers)}f", *numbers)) for name, numbers in tensors.items()]
+
+
+def _numbers(name: str, canonical: str, content: bytes) -> Entry:
     count = len(content) // F32.size
-    return Entry(FREQUENCIES_NAME, ROPE_FREQUENCIES, (), (count,), plain(count, 1), True, content)
+    return Entry(name, canonical, (), (count,), plain(count, 1), True, content)
 
 
 def nbytes_of(entry: Entry, dtype: DType) -> int:

@@ -8,13 +8,28 @@ from functools import cached_property, partial
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
-from ckconv.core.rope import behind_note, llama3_factors, starts_behind
+from ckconv.core.rope import behind_note, llama3_factors, longrope_note, starts_behind
 from ckconv.core.tensors import Extent, Tensor
 from ckconv.core.typed import Value, scalar
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
-from ckconv.families.gguf_metadata import directory_name, display_name, general_keys, model_keys, size_label, type_keys
+from ckconv.families.gguf_metadata import (
+    directory_name,
+    display_name,
+    general_keys,
+    model_keys,
+    number_tensors,
+    size_label,
+    type_keys,
+)
 from ckconv.families.names import interleaves
-from ckconv.formats.gguf.entries import Entry, canonical_entries, frequencies_entry, nbytes_of, stored_entries
+from ckconv.formats.gguf.entries import (
+    Entry,
+    canonical_entries,
+    frequencies_entry,
+    nbytes_of,
+    number_entries,
+    stored_entries,
+)
 from ckconv.formats.gguf.keys import copied, dropped, with_set
 from ckconv.formats.gguf.rules import engine_reasons
 from ckconv.formats.gguf.spec import (
@@ -131,6 +146,10 @@ class GgufPlanner(Planner):
                 self.leave_out(ROPE_FREQUENCIES, "--drop", 0)
             else:
                 entries.insert(0, frequencies_entry(factors))
+        if not self.reasons:
+            entries[:0] = number_entries(number_tensors(config, family))
+            if (config.rope_scaling or {}).get("rope_type") == "longrope":
+                self.notes.append(longrope_note(config))
         return entries
 
     def _check_options(self) -> None:

@@ -1,11 +1,13 @@
-"""A GGUF model: one file, or a split set opened by any of its shards. Headers only; tensor data is never read."""
+"""A GGUF model: one file, or a split set opened by any of its shards. Headers, and vectors that somebody asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from struct import unpack
 
+from ckconv.core.dtypes import F32
 from ckconv.core.tensors import StoredTensor
 from ckconv.core.typed import VALUE_TYPES_BY_NAME
 from ckconv.errors import Faults, InputError, quoted
@@ -14,6 +16,9 @@ from ckconv.formats.gguf.spec import MAX_SHARDS, SPLIT_COUNT, SPLIT_NO, SPLIT_TE
 from ckconv.formats.gguf.values import ArrayRef, MetaValue
 from ckconv.io.bytesource import ByteSource, open_source
 from ckconv.io.files import readable
+
+#: Bytes of a vector of hyper-parameters; none has as many.
+_LONGEST_VECTOR = 1 << 20
 
 __all__ = ["ArrayRef", "GgufFile", "GgufShard", "MetaValue", "read_gguf"]
 
@@ -63,6 +68,19 @@ class GgufFile:
         if len(self.shards) == 1:
             return self.shards[0].tensors
         return tuple(tensor for shard in self.shards for tensor in shard.tensors)
+
+    def vector(self, name: str) -> list[float] | None:
+        """The numbers of a float32 vector; ``None`` where there is none, or in a pipe, which has passed.
+
+        Raises:
+            OutputError: ``input.changed``, the file is not the one that was read before.
+        """
+        for shard in self.shards:
+            for tensor in shard.tensors:
+                if tensor.name == name and shard.size is not None and tensor.dtype is F32 and len(tensor.shape) == 1:
+                    data = shard.source.read_whole(tensor.extent.offset, min(tensor.extent.nbytes, _LONGEST_VECTOR))
+                    return list(unpack(f"<{len(data) // F32.size}f", data))
+        return None
 
 
 def read_gguf(path: Path, *, source: ByteSource | None = None) -> GgufFile:

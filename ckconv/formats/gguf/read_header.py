@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
 
@@ -56,6 +56,7 @@ class GgufShard:
         header_bytes: bytes of everything before the padding that precedes the data section.
         data_offset: where the data section starts, in bytes.
         size: of the file, in bytes; ``None`` for a pipe.
+        source: where its bytes are; a file is opened again for each use.
     """
 
     path: Path
@@ -66,6 +67,7 @@ class GgufShard:
     header_bytes: int
     data_offset: int
     size: int | None
+    source: ByteSource = field(repr=False, compare=False)
 
 
 def read_header(source: ByteSource) -> GgufShard:
@@ -88,7 +90,7 @@ def read_header(source: ByteSource) -> GgufShard:
     if size is not None:
         _check_trailing(source, max(end, header_bytes))
     tensors = records.stored(source.path, data_offset)
-    return GgufShard(source.path, version, alignment, metadata, tensors, header_bytes, data_offset, size)
+    return GgufShard(source.path, version, alignment, metadata, tensors, header_bytes, data_offset, size, source)
 
 
 def _check_magic(cursor: Cursor) -> None:

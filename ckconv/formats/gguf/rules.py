@@ -78,6 +78,13 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
         elif positive_numbers(scaling, LLAMA3_NUMBERS) is None:
             yield Reason(f"{scaled(kind, config)} and lacks one of its numbers: " + ", ".join(LLAMA3_NUMBERS))
         return
+    family = FAMILIES[config.family]
+    written = {name.removeprefix("rope_") for name, row in family.parameters.items() if row.cells.get("gguf")}
+    if kind == "longrope" and "long_factor" in written:
+        sets = [scaling.get(key) for key in ("long_factor", "short_factor")]
+        if any(not isinstance(factors, list) or len(factors) != config.rotary_dim // 2 for factors in sets):
+            yield Reason(f"{scaled(kind, config)} and names no {config.rotary_dim // 2} long and short factors")
+        return
     if kind not in ("linear", "yarn"):
         hint = f"--context {config.context_length} is where it starts" if kind == "dynamic" else ""
         yield Reason(f"{scaled(kind, config)}, which this version does not write to GGUF", hint)
@@ -87,7 +94,7 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
     if kind == "yarn" and scaling.get("factor", 1) < 1:
         yield Reason(f"{scaled(kind, config)} with factor = {scaling['factor']:g}, which llama.cpp weighs otherwise")
     if kind == "yarn":
-        known, read = _YARN_KEYS | _YARN_FIXED.keys(), ROPE_KEYS["yarn"]
+        known, read = _YARN_KEYS | _YARN_FIXED.keys() | written, ROPE_KEYS["yarn"]
         for key in sorted(key for key in scaling if key not in known and not read.idle(key, scaling[key])):
             yield Reason(f"{scaled(kind, config)} with {key} = {scaling[key]!r}, which has no key in GGUF")
         given = [key for key in (*_YARN_FIXED, "original_max_position_embeddings") if scaling.get(key) is not None]
@@ -96,5 +103,6 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
             return
         for key, fixed in _YARN_FIXED.items():
             if scaling.get(key) not in (None, fixed):
-                family = FAMILIES[config.family].gguf
-                yield Reason(f"{scaled(kind, config)} with {key} = {scaling[key]!r}, llama.cpp's {family} {fixed:g}")
+                yield Reason(
+                    f"{scaled(kind, config)} with {key} = {scaling[key]!r}, llama.cpp's {family.gguf} {fixed:g}"
+                )

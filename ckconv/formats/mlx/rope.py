@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.rope import scaled
+from ckconv.core.rope import same_factors_always, scaled
 from ckconv.families.engine_rows import Engine
 from ckconv.families.rope_keys import ROPE_KEYS
 from ckconv.plan.steps import Reason
 
-#: Scaling that mlx-lm computes as transformers does -> the keys that it reads. ``longrope`` is none: mlx-lm takes the
-#: long factors from the first token on, transformers only for sequences longer than the original context.
+#: Scaling that mlx-lm computes as transformers does -> the keys that it reads. It takes the long factors
+#: of ``longrope`` from the first token on, transformers only for sequences longer than the original context.
 _KEYS: Mapping[str, frozenset[str]] = {
     "linear": frozenset({"factor"}),
     "dynamic": frozenset({"factor"}),
@@ -23,6 +23,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
     "yarn": frozenset(
         {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
     ),
+    "longrope": frozenset({"long_factor", "short_factor", "original_max_position_embeddings"}),
 }
 
 #: What mlx-lm takes for a YaRN scaling without ``original_max_position_embeddings``.
@@ -40,6 +41,9 @@ def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], row: Engine) -
     if kind not in _KEYS:
         yield Reason(f"{scaled(kind, config)}, which mlx-lm does not do as transformers does")
         return
+    if kind == "longrope" and not same_factors_always(scaling):
+        original = scaling["original_max_position_embeddings"]
+        yield Reason(f"{scaled(kind, config)}; mlx-lm turns by the long factors in the first {original:,} tokens, too")
     if kind == "yarn" and not scaling.get("original_max_position_embeddings"):
         yield Reason(
             f"{scaled(kind, config)} and names no original_max_position_embeddings: mlx-lm takes {_YARN_CONTEXT}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig, config_differences
+from ckconv.core.rope import same_factors_always
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, listed
 from ckconv.families.gguf_metadata import own_document
@@ -104,7 +105,8 @@ def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
 def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str) -> list[str]:
     family = _family(config)
     kind = (config.rope_scaling or {}).get("rope_type")
-    if consumer == TRANSFORMERS and kind is not None and kind not in _ALIKE:
+    alike = kind is None or kind in _ALIKE or same_factors_always(config.rope_scaling or {})
+    if consumer == TRANSFORMERS and not alike:
         where = said(config, "rope_scaling")
         return [f"rope_type is {kind!r}{where}, which is not known to be the same in transformers"]
     try:

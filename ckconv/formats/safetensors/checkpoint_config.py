@@ -174,7 +174,7 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
         if document.get(key) is None and built.get(key) is not None:
             document[key] = built[key]
     if config.rope_scaling and not document.get("rope_scaling"):
-        document["rope_scaling"] = dict(config.rope_scaling)
+        document["rope_scaling"] = built["rope_scaling"]
     elif not config.rope_scaling and document.get("rope_scaling"):
         del document["rope_scaling"]  # it scales nothing, and mlx-lm wants to know how
     for key in row.reads if row else ():

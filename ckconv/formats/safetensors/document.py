@@ -87,4 +87,7 @@ def _rope(
     if family.document.rope.by_layer:
         local = {"rope_theta": scope["local_theta"], "rope_type": "default"}
         parameters = {"full_attention": parameters, "sliding_attention": local}
-    return {"rope_parameters": parameters, "rope_scaling": dict(scaling) if scaling else None}
+    table = dict(scaling) if scaling else None
+    if table and table["rope_type"] == "longrope":
+        table["type"] = "longrope"  # which mlx-lm's class asks for, as transformers before 4.43
+    return {"rope_parameters": parameters, "rope_scaling": table}
