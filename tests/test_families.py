@@ -33,7 +33,7 @@ PAIRS = {
     "phi3": ("phi3-bf16", "phi3-bf16.auto"),
     "gpt2": ("gpt2-hub-f32", "gpt2-f32.f32"),
 }
-FRAGMENTS = {"pretrained", "decoder", "moe"}
+FRAGMENTS = {"pretrained", "decoder", "longrope_factors", "moe"}
 FAMILIES = sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem not in FRAGMENTS)
 
 
@@ -56,6 +56,9 @@ class Document:
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
         return self._shapes.get(tensor)
+
+    def numbers(self, tensor: str) -> list[float] | None:
+        return None
 
 
 class Metadata(Document):
