@@ -43,6 +43,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def saved(case: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     transformers.logging.disable_progress_bar()
     made = getattr(transformers, case.model_class)
     torch.manual_seed(0)
-    config = made.config_class(**case.overrides, dtype=case.dtype)
+    config = made.config_class(**deepcopy(case.overrides), dtype=case.dtype)  # it fills in tables that it is given
     made(config).to(getattr(torch, case.dtype)).save_pretrained(folder)
     found: dict[str, Any] = {}
     with safe_open(folder / "model.safetensors", "pt") as file:
