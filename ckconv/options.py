@@ -7,11 +7,11 @@ Read from that table: the flags of the command line, what a program may give, wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Named(Protocol):
@@ -112,8 +112,7 @@ class Records(Enum):
     NEITHER = "neither"
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One row: a field of :class:`Options`, and what it is on the command line, for an output and in a record.
 
     Attributes:
@@ -131,7 +130,7 @@ class Option:
     flag: str
     takes: Takes
     help: str = ""
-    words: Mapping[str, Any] = field(default_factory=dict)
+    words: Mapping[str, Any] = {}
     gives: Any = None
     most: int = 0
     limited: bool = False
@@ -320,8 +319,7 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """An option that is not what it is by default."""
 
     option: Option

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ckconv.core.adapters import Adapter, AdapterModule, Role
 from ckconv.core.config import ModelConfig
@@ -14,8 +15,7 @@ from ckconv.families.kinds import canonical_shape
 from ckconv.families.schema import Family
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """How one matrix of the base changes: the tensors of ``module`` by role, rows cut to those of that matrix."""
 
     module: AdapterModule

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.adapters import AdapterModule, Role
 from ckconv.core.dtypes import Kind
@@ -13,16 +14,14 @@ from ckconv.core.tensors import StoredTensor, Tensor, plain_tensor
 from ckconv.errors import Faults, quoted
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One stored tensor and what it is to its module; ``transposed`` if its rows are stored as columns."""
 
     stored: StoredTensor
     transposed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """What a configuration says of one module's LoRA; ``rank`` ``None`` where only the tensors tell.
 
     Attributes:
@@ -35,8 +34,7 @@ class Shape:
     given: str = "r"
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(NamedTuple):
     """The modules of an adapter and their tensors, by canonical name."""
 
     modules: Mapping[str, AdapterModule]

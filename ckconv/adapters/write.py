@@ -11,7 +11,8 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ckconv.adapters.names import families_of, family_named, path_of
 from ckconv.core.adapters import Adapter, AdapterModule, Role
@@ -33,8 +34,7 @@ _MERGED = "--adapter merges it into the base model"
 _LEFT_OUT = "--drop leaves tensors out"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor of the output: what it is called, what it holds, and how the target stores that."""
 
     name: str
@@ -122,7 +122,7 @@ class AdapterPlanner(Planner):
             if (Role.A in kept) != (Role.B in kept):
                 self.refuse(f"--drop leaves half of {quoted(module.path)}")
             if kept:
-                found.append(replace(module, roles=tuple(kept)))
+                found.append(module._replace(roles=tuple(kept)))
         return tuple(found)
 
     def _refuse_roles(self) -> None:

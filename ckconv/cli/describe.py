@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.cli.render import container
 from ckconv.core.config import SHARED_FIELDS
@@ -32,8 +31,7 @@ _KINDS = {type(None): "null", dict: "object", list: "list"}
 _CONFIG_FIELDS = (*SHARED_FIELDS, "sliding_window")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """Whether the model converts to a target as it is, every reason if not, and what there is to know of the output."""
 
     name: str
@@ -66,9 +64,7 @@ class Description:
         facts = {}
         for key, value in self.index.facts.items():
             if isinstance(value, HeaderV3 | HeaderV4):
-                facts.update(
-                    {f"header.{k}": v for k, v in dataclasses.asdict(value).items() if k not in ("reserved", "sha256")}
-                )
+                facts.update({f"header.{k}": v for k, v in value._asdict().items() if k not in ("reserved", "sha256")})
                 facts["header.sha256"] = value.sha256.hex()
             elif isinstance(value, bytes):
                 facts[f"{key}"] = f"{len(value)} entries"

@@ -17,7 +17,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ckconv.core.config import ModelConfig
@@ -42,8 +42,7 @@ class Role(enum.StrEnum):
     SAVED_BIAS = "saved_bias"
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterModule:
+class AdapterModule(NamedTuple):
     """One module of the base model, and what changes it.
 
     Attributes:

@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.rope import effective_scaling
 from ckconv.errors import InputError
@@ -16,8 +16,7 @@ MAX_LAYERS = 65_536
 MAX_DIMENSION = 1 << 31
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(NamedTuple):
     """A field that is a number, and whether no model is without it."""
 
     field: str

@@ -10,7 +10,7 @@ column ``v3`` holds the numbers before that day, ``v4`` those after it.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class Kind(enum.Enum):
@@ -22,8 +22,7 @@ class Kind(enum.Enum):
     OPAQUE = "opaque"
 
 
-@dataclass(frozen=True, slots=True)
-class DType:
+class DType(NamedTuple):
     """One type. ``block`` is in elements, ``size`` is the bytes of one block."""
 
     name: str

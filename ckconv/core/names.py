@@ -6,7 +6,7 @@ table of patterns costs one dictionary look-up a tensor, whatever its length.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Tensors that may be stored as one, rows one after the other: stem of the whole -> stems of its parts, in order.
 PARTS: dict[str, tuple[str, ...]] = {
@@ -19,8 +19,7 @@ QKV, GATE_UP = PARTS
 _BIASED = ("layers.{n}.attention", "layers.{n}.ffn", "layers.{n}.cross_attn", "enc.", "output")
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(NamedTuple):
     """A name taken apart: its ``pattern``, and the ``layer`` and ``expert`` it names, ``None`` where it names none."""
 
     pattern: str

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.layouts import Layout, plain
 from ckconv.errors import InputError, UnsupportedError
@@ -36,8 +36,7 @@ def identity(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """A run of bytes in a file: absolute ``offset`` and length ``nbytes``, both in bytes."""
 
     path: Path
@@ -66,8 +65,7 @@ class StoredTensor:
     extent: Extent
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """A low-rank change of a matrix ``[out, in]``: ``scale * b @ a`` is added.
 
     Attributes:
@@ -82,8 +80,7 @@ class Delta:
     magnitude: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rescale:
+class Rescale(NamedTuple):
     """A change of a matrix ``[out, in]`` by factors: of its rows, or of its columns (IA3).
 
     Attributes:
@@ -94,8 +91,7 @@ class Rescale:
     of_columns: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(NamedTuple):
     """How the rows of a tensor are computed: those of ``base``, changed in order, in float32, rounded once."""
 
     base: Tensor
@@ -156,16 +152,14 @@ def plain_tensor(name: str, stored: StoredTensor) -> Tensor:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(NamedTuple):
     """A stored tensor with no canonical one, and the rule that allows leaving it out."""
 
     stored: StoredTensor
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Checksum:
+class Checksum(NamedTuple):
     """A SHA-256 that a file holds over a run of its own bytes."""
 
     what: str

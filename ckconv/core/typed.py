@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct, pack
+from typing import NamedTuple
 
 U32 = Struct("<I")
 U64 = Struct("<Q")
 
 
-@dataclass(frozen=True, slots=True)
-class ValueType:
+class ValueType(NamedTuple):
     """A type of metadata value. ``code`` is its format for :mod:`struct`, ``size`` its bytes; strings have neither."""
 
     id: int

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config_keys import CONFIG_KEYS
 from ckconv.core.typed import Value
@@ -37,8 +36,7 @@ SPELLING = "spelling"
 _OF_THE_WRITER = frozenset({"created_by", "manifest_hash"})
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """Something of which two models say different things; ``None`` is nothing.
 
     Attributes:
@@ -120,7 +118,7 @@ def _of_files(name: str, mine: bytes, meant: bytes, path: Path) -> Iterator[Fact
         return
     ours, theirs = _parsed(name, mine, path), _parsed(name, meant, Path(name))
     found = list(_of_values(ours, theirs, ""))
-    yield from (replace(fact, file=name) for fact in found)
+    yield from (fact._replace(file=name) for fact in found)
     # A number or a letter may be spelled in two ways: 1e-05 and 1E-05, \u00e9 and \u00E9. Only one is written.
     if not found and not _plainly_spelled(mine, ours):
         yield Fact(SPELLING, "another", "one", name)

@@ -6,8 +6,9 @@ held against what that one says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 from ckconv.core.documents import METADATA
 from ckconv.core.tensors import MetadataKind, TensorIndex
@@ -40,8 +41,7 @@ _WRITTEN_FOR = (f"{METADATA}.format", f"{METADATA}.{NAMES_KEY}")
 _TOKENS = "tokenizer.ggml.tokens"
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What was found.
 
     Attributes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckconv.core.dtypes import F32, WIDENS_TO_F32
 from ckconv.core.names import is_bias
@@ -21,8 +21,7 @@ from ckconv.io.tied import head_is_embedding
 from ckconv.quant.convert import Conversion
 
 
-@dataclass(frozen=True, slots=True)
-class Hashes:
+class Hashes(NamedTuple):
     """Hex digests: one a tensor by canonical name (source name where there is no rule), and the model's."""
 
     tensors: dict[str, str]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.tensors import Extent
 from ckconv.engine.readback import Meant, check_frame, check_kept
@@ -21,8 +21,7 @@ from ckconv.plan.steps import Plan
 from ckconv.system import sync, write_at
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """One file of an output.
 
     Attributes:
@@ -40,8 +39,7 @@ class Written:
 NO_DIGEST = "0" * 64
 
 
-@dataclass(frozen=True, slots=True)
-class Late:
+class Late(NamedTuple):
     """A file beside the model whose content is known when all files before it are written.
 
     Attributes:

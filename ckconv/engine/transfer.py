@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.reread import Reread
@@ -178,8 +177,7 @@ def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> N
         losses.merged[name] = max(losses.merged.get(name, 0.0), reader.max_change)
 
 
-@dataclass(frozen=True, slots=True)
-class Digests:
+class Digests(NamedTuple):
     """Of one file: what was meant to be written, and what is in it.
 
     Attributes:

@@ -7,9 +7,9 @@ applied wrongly cannot hide: nothing here knows how the writer packs. The checks
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import NamedTuple
 
 from ckconv.core.dtypes import F32
 from ckconv.core.names import is_bias
@@ -35,8 +35,7 @@ from ckconv.quant.convert import between, convertible
 Progress = Callable[[int, str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(NamedTuple):
     """What was found right.
 
     Attributes:
@@ -117,8 +116,7 @@ def verify_soundly(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Fault:
+class _Fault(NamedTuple):
     code: str
     text: str
     tensor: str | None

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.content import content_of_index, content_of_plan
@@ -35,8 +36,7 @@ _ENOUGH = 1_000
 _HINT = "repeat the options of the conversion, or compare --weights only"
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What is verified, and against what.
 
     Attributes:

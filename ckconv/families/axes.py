@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,8 +191,7 @@ def _term_size(term: Term, size: Size) -> int:
     return _whole(_elements(term, size), term)
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """How a stored tensor's values and a canonical tensor's belong together.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DType
@@ -25,8 +26,7 @@ _SHIFTS: Mapping[str, int] = {"": 0, "add_one": 1}
 Said = Callable[..., str]
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One tensor to be named: a stored one, or several stored arrays that are one (an MLX triple).
 
     ``tensor`` is in stored order under its stored name; its shape is ``[out, in]`` in elements of the model.
@@ -41,8 +41,7 @@ def plain_item(stored: StoredTensor) -> Item:
     return Item(plain_tensor(stored.name, stored), (stored,))
 
 
-@dataclass(frozen=True, slots=True)
-class Canonical:
+class Canonical(NamedTuple):
     """What the rows made of a file's tensors."""
 
     tensors: Mapping[str, Tensor]

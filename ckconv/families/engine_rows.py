@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.families.axes import expanded
 from ckconv.families.expressions import Expression
@@ -20,8 +19,7 @@ from ckconv.families.fields import Fields, listed, texts
 _HOLE = re.compile(r"\{(\w+)\}")
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(NamedTuple):
     """What must hold for the engine to compute the model.
 
     Attributes:
@@ -46,8 +44,7 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(NamedTuple):
     """One engine's row.
 
     Attributes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.names import parse
@@ -45,8 +45,7 @@ def expected_of(config: ModelConfig, on: Mapping[str, bool], consumer: str) -> d
     return expected(family, "mlx" if consumer == MLX_LM else "hf", {**config.scope, **told})
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(NamedTuple):
     """How a model's tensors fit a class.
 
     Attributes:
@@ -55,9 +54,9 @@ class Fit:
         surplus: canonical pattern -> tensors that the class has no place for.
     """
 
-    switches: Mapping[str, bool] = field(default_factory=dict)
-    missing: Mapping[str, int] = field(default_factory=dict)
-    surplus: Mapping[str, int] = field(default_factory=dict)
+    switches: Mapping[str, bool] = {}
+    missing: Mapping[str, int] = {}
+    surplus: Mapping[str, int] = {}
 
 
 def fit(config: ModelConfig, present: Collection[str], consumer: str) -> Fit:

@@ -7,8 +7,7 @@ phi3; ``ModelArgs`` of mlx-lm 0.32.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import REAL, Fail, checked_number
 from ckconv.core.rope import same_factors_always
@@ -39,8 +38,7 @@ _OF_MLX: Mapping[str, Mapping[str, Any]] = {
 _UNSCALED: Mapping[str, Any] = {"rope_type": "default"}
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
+class Rope(NamedTuple):
     """What was found.
 
     Attributes:

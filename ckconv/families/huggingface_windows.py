@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import Fail
 from ckconv.families.functions import FULL, PERIOD, SLIDING, every
@@ -15,8 +14,7 @@ from ckconv.families.schema import Family
 _MAX_WINDOW_LAYERS = 28
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
+class Windows(NamedTuple):
     """What was found.
 
     Attributes:

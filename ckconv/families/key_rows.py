@@ -10,8 +10,7 @@ nothing. ``[config]`` has further tables: ``written`` (key -> constant of every 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.families.fields import Fields, listed, texts
 from ckconv.families.keys import READERS, Key, Keys, Kind
@@ -20,8 +19,7 @@ from ckconv.families.parameter_rows import Parameter
 _SECTION = frozenset({"carried", "modifiers", "harmless"})
 
 
-@dataclass(frozen=True, slots=True)
-class RopeStyle:
+class RopeStyle(NamedTuple):
     """How a configuration says RoPE.
 
     Attributes:
@@ -36,8 +34,7 @@ class RopeStyle:
     mlx_lm: str = "top"
 
 
-@dataclass(frozen=True, slots=True)
-class WindowStyle:
+class WindowStyle(NamedTuple):
     """Which layers slide; each library by a rule of ``readers/huggingface_windows.py``, "" where none does.
 
     Attributes:
@@ -54,8 +51,7 @@ class WindowStyle:
 WINDOWS = ("", "all", "switch", "switch_by_layer", "listed", "period", "by_layer")
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(NamedTuple):
     """The section ``[config]``.
 
     Attributes:
@@ -64,7 +60,7 @@ class Document:
     """
 
     keys: Keys
-    written: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, Any] = {}
     rope: RopeStyle = RopeStyle()
     window: WindowStyle = WindowStyle()
 

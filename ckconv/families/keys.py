@@ -7,9 +7,8 @@ read: a report names it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.families.expressions import Expression
 
@@ -38,8 +37,7 @@ CONSUMERS: Mapping[str, str] = {"safetensors": TRANSFORMERS, "mlx": MLX_LM}
 READERS: Mapping[str, tuple[str, ...]] = {"transformers": (TRANSFORMERS,), "mlx_lm": (MLX_LM,), "both": BOTH}
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """One key.
 
     Attributes:
@@ -63,8 +61,7 @@ class Key:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(NamedTuple):
     """The keys of one family, or of one type of RoPE's scaling, by name."""
 
     name: str

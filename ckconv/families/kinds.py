@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.layouts import Layout
 from ckconv.core.names import parse
@@ -15,8 +14,7 @@ from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """A part in one layer, or in all layers where sizes do not differ.
 
     Attributes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 from ckconv.core.names import PARTS, parse
 from ckconv.families import axes as shapes
@@ -65,8 +66,7 @@ class Stored:
         return tuple(part.canonical for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(NamedTuple):
     """A family in one format.
 
     Attributes:

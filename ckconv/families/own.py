@@ -11,11 +11,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.families.axes import AxesError
 from ckconv.families.check import check_family
@@ -34,8 +33,7 @@ _MOST_KEYS = 10
 _HAS = re.compile(r"has\(\s*(['\"])(.*?)\1\s*\)")
 
 
-@dataclass(frozen=True, slots=True)
-class OwnFiles:
+class OwnFiles(NamedTuple):
     """The files that count.
 
     Attributes:
@@ -44,9 +42,9 @@ class OwnFiles:
         digests: file name -> SHA-256 of every file that a user brought, extended ones too.
     """
 
-    families: Mapping[str, Family] = field(default_factory=dict)
-    tables: Mapping[str, Table] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)
+    families: Mapping[str, Family] = {}
+    tables: Mapping[str, Table] = {}
+    digests: Mapping[str, str] = {}
 
 
 _NONE = OwnFiles()

@@ -18,8 +18,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed
@@ -32,8 +31,7 @@ KEY_TYPES = ("u32", "i32", "u64", "f32", "bool", "str", "i32[]", "u32[]", "bool[
 TAKERS = ("transformers", "mlx_lm", "llama_cpp")
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterCell:
+class ParameterCell(NamedTuple):
     """Where one format has a parameter, or what its loader takes for it.
 
     Attributes:
@@ -65,7 +63,7 @@ class ParameterCell:
     unread: bool = False
     folded: bool = False
     sentence: str = ""
-    words: Mapping[str, Any] = field(default_factory=dict)
+    words: Mapping[str, Any] = {}
     readers: tuple[str, ...] = READERS["both"]
 
     @property
@@ -74,8 +72,7 @@ class ParameterCell:
         return self.key.partition(".")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One hyper-parameter.
 
     Attributes:
@@ -86,8 +83,8 @@ class Parameter:
     """
 
     name: str
-    cells: Mapping[str, tuple[ParameterCell, ...]] = field(default_factory=dict)
-    defaults: Mapping[str, Expression] = field(default_factory=dict)
+    cells: Mapping[str, tuple[ParameterCell, ...]] = {}
+    defaults: Mapping[str, Expression] = {}
     value: Expression | None = None
     optional: bool = False
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ckconv.core.config import ModelConfig
 from ckconv.families.expressions import Expression, ExpressionError
@@ -202,8 +201,7 @@ class _Scope(Mapping[str, Any]):
         return self._known[name]
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """What a format says of a model.
 
     Attributes:
@@ -212,9 +210,9 @@ class Written:
         refused: parameters whose loader takes another value for granted: name -> (value, what the loader takes).
     """
 
-    entries: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
-    tensors: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    refused: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    entries: Mapping[str, tuple[str, Any]] = {}
+    tensors: Mapping[str, Sequence[float]] = {}
+    refused: Mapping[str, tuple[Any, Any]] = {}
 
 
 def write(family: Family, values: Mapping[str, Any], format: str, stated: Collection[str] = ()) -> Written:

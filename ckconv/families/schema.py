@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import FIELD_OF
 from ckconv.core.names import PARTS
@@ -28,8 +28,7 @@ from ckconv.families.tensor_rows import Stack, TensorRow, TensorRows
 _SECTIONS = {"hf": "huggingface", "gguf": "gguf"}
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """Which models are the family's: architectures or model types, the classes, and a condition over the metadata."""
 
     names: tuple[str, ...] = ()
@@ -37,8 +36,7 @@ class Match:
     condition: Expression | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fusion:
+class Fusion(NamedTuple):
     """Tensors that a checkpoint may hold as one, rows one after the other, though the family's classes do not.
 
     Attributes:

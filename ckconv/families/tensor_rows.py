@@ -8,9 +8,9 @@ say whether there is a bias, and whether it is there at all, ``layers`` which ki
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
@@ -28,8 +28,7 @@ _OWN_VALUES = "gguf"
 _COUNTED = "experts"
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """How one format stores a tensor.
 
     Attributes:
@@ -57,8 +56,7 @@ class Cell:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRow:
+class TensorRow(NamedTuple):
     """One canonical tensor.
 
     Attributes:
@@ -79,7 +77,7 @@ class TensorRow:
     when: Expression | None
     layers: Expression | None
     cells: Mapping[str, tuple[Cell, ...]]
-    dropped: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    dropped: Mapping[str, tuple[str, str]] = {}
 
     def in_stack(self, stacks: Mapping[str, Stack]) -> bool:
         """There is one in every layer of the decoder, or of another stack."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.families.catalogue import FAMILIES, families_of_gguf, family_of_model_type
@@ -35,14 +35,10 @@ def written_words(family: Family, field: str) -> list[str]:
     return own or document_words(family, field)
 
 
-def gguf_words(architecture: str, fields: Iterable[str]) -> list[str]:
-    """What a GGUF calls fields."""
-    families = families_of_gguf(architecture)
-    found = []
-    for field in fields:
-        rows = [family.parameters.get(_PARAMETER_OF.get(field, field)) for family in families]
-        found += [f"{architecture}.{cell.key}" for row in rows if row for cell in row.key_cells("gguf")]
-    return list(dict.fromkeys(found))
+def gguf_words(family: Family, field: str) -> list[str]:
+    """What a GGUF calls a field."""
+    parameter = family.parameters.get(_PARAMETER_OF.get(field, field))
+    return [f"{family.gguf}.{cell.key}" for cell in parameter.key_cells("gguf")] if parameter else []
 
 
 def window_words(config: ModelConfig) -> str:
@@ -67,7 +63,7 @@ def _names(config: ModelConfig, field: str, format: str) -> list[str]:
     if family is None or (format == "gguf" and field == "family"):
         return []
     if format == "gguf":
-        return gguf_words(family.gguf, [field])
+        return gguf_words(family, field)
     if not config.raw:
         return []
     own = {"family": ["model_type"], "rope_scaling": ["rope_scaling", "rope_parameters"]}

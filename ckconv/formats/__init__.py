@@ -7,9 +7,8 @@ command line, the choice of a planner, which options have a say, and what loader
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.formats.mlx.spec import MLX_NAME
 from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PICKLE
@@ -29,8 +28,7 @@ _CHECKPOINTS = _FILES | {"fuse", "names"}
 _BUMP = _ROWS | {"bump_version", "template"}
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
+class Reader(NamedTuple):
     """What opens a path: headers only.
 
     Attributes:
@@ -42,8 +40,7 @@ class Reader:
     takes: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """One kind of output of a format: its models, those of one version, or its adapters.
 
     Attributes:
@@ -67,8 +64,7 @@ class Output:
     judged: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(NamedTuple):
     """One row.
 
     Attributes:

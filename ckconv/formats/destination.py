@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.errors import UsageError
 from ckconv.formats import FORMATS, format_of
@@ -13,8 +13,7 @@ from ckconv.formats import FORMATS, format_of
 STDOUT = "-"
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
+class Destination(NamedTuple):
     """What the user named.
 
     Attributes:

@@ -12,10 +12,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ckconv.errors import InputError, listed, quoted
 from ckconv.io.bytesource import open_source
@@ -39,8 +38,7 @@ _LONE_SURROGATE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(NamedTuple):
     """What one kind of document is called and how its faults are reported.
 
     Attributes:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.output.streamed import SideFile
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """The bytes of one output file that are not tensors.
 
     Attributes:

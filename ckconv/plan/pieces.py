@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.dtypes import DType
 from ckconv.core.layouts import Layout
@@ -13,8 +13,7 @@ from ckconv.plan.steps import Step
 from ckconv.quant.convert import Conversion, Run
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One array of the output that has no place yet.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ckconv.core.adapters import Role
 from ckconv.core.dtypes import DType
@@ -16,8 +16,7 @@ from ckconv.quant.triples import triple_of
 PLACEHOLDER = "zeros that stand for a tensor which is not there"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFacts:
+class SourceFacts(NamedTuple):
     """What was found in the data.
 
     Attributes:
@@ -28,7 +27,7 @@ class SourceFacts:
     """
 
     head_is_embedding: bool = False
-    misfits: Mapping[str, Mapping[DType, int]] = field(default_factory=dict)
+    misfits: Mapping[str, Mapping[DType, int]] = {}
     copies: frozenset[str] = frozenset()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ckconv.core.tensors import Extent, Tensor, TensorIndex, cut
 from ckconv.errors import UnsupportedError, counted, listed
@@ -15,8 +15,7 @@ from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.convert import Run as Run
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One run of output bytes.
 
     Attributes:
@@ -104,8 +103,7 @@ class Step:
         return self.source is not None and self.source.layout.interleaved != self.target.layout.interleaved
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(NamedTuple):
     """A source tensor that is not written, and the rule or flag that allows it."""
 
     name: str
@@ -113,8 +111,7 @@ class Left:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(NamedTuple):
     """One reason why a target cannot hold a model, and the flag that changes it, if any."""
 
     text: str
@@ -133,8 +130,7 @@ def missing_tensors(counts: Mapping[str, int], keys: str = "") -> Iterator[Reaso
             yield Reason(f"no tensor for {pattern}{where}{keys}")
 
 
-@dataclass(frozen=True, slots=True)
-class OutputFile:
+class OutputFile(NamedTuple):
     """One file of tensors.
 
     Attributes:
@@ -162,8 +158,7 @@ class Beside(Protocol):
         """The file in pieces, once the SHA-256 of the payload is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(NamedTuple):
     """The source of a bump file that is made again.
 
     Attributes:

@@ -8,8 +8,7 @@ reports how many values it changed.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.errors import UnsupportedError
@@ -41,8 +40,7 @@ class Action(enum.StrEnum):
     CONTENT = "content"
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(NamedTuple):
     """From ``source`` values to ``target`` values, adding ``shift`` to each in float32, or multiplying by ``factor``.
 
     Attributes:
@@ -130,8 +128,7 @@ def between(source: Tensor, target: Tensor) -> Conversion:
     return Conversion(source.dtype, target.dtype, other.shift - one.shift, factor=one.scale / other.scale)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Canonical rows ``start`` to ``stop`` of one source tensor, and what happens to their values."""
 
     tensor: Tensor

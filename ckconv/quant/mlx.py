@@ -21,9 +21,8 @@ are uint8 ``[rows, bytes of a row]``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.floats import e2m1, e4m3, e8m0, round_to
 from ckconv.errors import CkconvError, InputError
@@ -50,8 +49,7 @@ MAX_GROUP = 2**31 - 1
 WORD_BITS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
+class Mode(NamedTuple):
     """What a mode allows; ``group_size`` and ``bits`` are its defaults. Only affine leaves a choice."""
 
     group_size: int
@@ -70,8 +68,7 @@ MODES: dict[str, Mode] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Quantization:
+class Quantization(NamedTuple):
     """How one MLX module is quantised: bits of a code, and elements that share a scale."""
 
     mode: str

@@ -35,8 +35,7 @@ The two arrangements are described in :mod:`ckconv.quant.ggml` and :mod:`ckconv.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, DType
 from ckconv.core.floats import holds
@@ -54,8 +53,7 @@ if TYPE_CHECKING:
     Flags = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class Triple:
+class Triple(NamedTuple):
     """The type of an MLX triple: ``number`` is the type of affine scales and biases, the model's in other modes."""
 
     quantization: Quantization
@@ -65,8 +63,7 @@ class Triple:
         return f"{self.quantization} {self.number}"
 
 
-@dataclass(frozen=True, slots=True)
-class Repacked:
+class Repacked(NamedTuple):
     """A tile in its new arrangement.
 
     Attributes:
@@ -83,8 +80,7 @@ class Repacked:
     respelled: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(NamedTuple):
     """One exact pair.
 
     Attributes:

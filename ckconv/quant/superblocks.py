@@ -18,8 +18,7 @@ Block structs: ``ggml/src/ggml-common.h``; 6-bit factors: ``get_scale_min_k4`` i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.floats import holds
@@ -52,8 +51,7 @@ _FIELDS: dict[str, list[tuple[str, str, tuple[int, ...]]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SuperblockRecipe:
+class SuperblockRecipe(NamedTuple):
     """One exact way from a GGUF type to a triple.
 
     Attributes:

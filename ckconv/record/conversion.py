@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, quoted
@@ -31,8 +31,7 @@ CODE = "record.conversion"
 _DOCUMENT = Document("the conversion record", CODE, CODE, 64 << 20)
 
 
-@dataclass(frozen=True, slots=True)
-class ConversionRecord:
+class ConversionRecord(NamedTuple):
     """What is read.
 
     Attributes:

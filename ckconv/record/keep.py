@@ -108,7 +108,7 @@ def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
     aliases = {**record.aliases, **returning.aliases}
     options = {**_asked(recorded_options(opened)), **_asked(plan.options)}
     return PendingRecord(
-        replace(record, rope_layout=plan.rope_layout, options=options, aliases=aliases),
+        record._replace(rope_layout=plan.rope_layout, options=options, aliases=aliases),
         {
             name: Content((Extent(opened.path, stored.offset, stored.member.nbytes),), "", stored.member.crc)
             for name, stored in opened.contents.items()

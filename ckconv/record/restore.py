@@ -173,7 +173,7 @@ class _Restorer:
             raise self._fault(f"it does not keep {quoted(array.source)}, which the bump file {what}")
         if not convertible(held.dtype, tensor.dtype):
             raise self._fault(f"{quoted(array.source)} was {tensor.dtype}, the bump file holds {held.dtype}")
-        conversion = replace(between(held, tensor), plane=plane)
+        conversion = between(held, tensor)._replace(plane=plane)
         whole = plane is None and (start, stop) == (0, array.layout.rows)
         if whole:
             return Step(tensor.source, replace(array, extents=(extent,)), held, conversion)

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 #: What the record of a bump file is called.
 SUFFIX = ".source.zip"
@@ -43,8 +42,7 @@ MAX_NAME_BYTES = 255
 Run = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """Runs of one file, sorted, and the SHA-256 (hex) of their bytes one after the other."""
 
     runs: tuple[Run, ...]
@@ -56,8 +54,7 @@ class Kept:
         return sum(nbytes for _, nbytes in self.runs)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
+class SourceFile(NamedTuple):
     """One file of the source: ``tensors`` if it holds any, or could. ``kept`` runs do not overlap."""
 
     name: str
@@ -76,8 +73,7 @@ class SourceFile:
         return f"files/{self.name}" if whole else f"parts/{kept.sha256}"
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """Everything in ``record.json``.
 
     Attributes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import NamedTuple
 
 from ckconv.core.tensors import Extent
 from ckconv.errors import OutputError
@@ -14,8 +14,7 @@ from ckconv.record import zip as zipstore
 from ckconv.record.schema import CONVERSION_NAME, DOCUMENT_NAME, Record
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(NamedTuple):
     """One member of the archive: bytes of source files, one after the other, their SHA-256 (hex) and CRC-32."""
 
     extents: tuple[Extent, ...]
@@ -28,8 +27,7 @@ class Content:
         return sum(extent.nbytes for extent in self.extents)
 
 
-@dataclass(frozen=True, slots=True)
-class PendingRecord:
+class PendingRecord(NamedTuple):
     """A record of which everything is known but the digest of the bump that it belongs to.
 
     Attributes:
@@ -58,7 +56,7 @@ class PendingRecord:
         Raises:
             OutputError: ``input.changed``, a source file is not what it was.
         """
-        documents = self._documents(replace(self.record, payload=payload), conversion)
+        documents = self._documents(self.record._replace(payload=payload), conversion)
         archive = self._archive(documents)
         with Files() as files:
             for header, member in zip(archive.headers, archive.members, strict=True):
@@ -73,7 +71,7 @@ class PendingRecord:
         """The members that are no bytes of the source."""
         if conversion is None:
             return {DOCUMENT_NAME: record.to_json()}
-        return {DOCUMENT_NAME: replace(record, options=None).to_json(), CONVERSION_NAME: conversion}
+        return {DOCUMENT_NAME: record._replace(options=None).to_json(), CONVERSION_NAME: conversion}
 
     def _archive(self, documents: Mapping[str, bytes]) -> zipstore.Archive:
         members = [zipstore.Member(name, c.crc, c.nbytes) for name, c in self.contents.items()]

@@ -9,10 +9,9 @@ Source of the structures: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.7, 4.3.12 an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ckconv.errors import InputError, quoted
 
@@ -45,8 +44,7 @@ class Readable(Protocol):
         """``nbytes`` bytes from ``offset`` on; fewer at the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One member: ``nbytes`` bytes with this CRC-32."""
 
     name: str
@@ -54,16 +52,14 @@ class Member:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """Where the bytes of a member are: ``offset`` is absolute."""
 
     offset: int
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
+class Archive(NamedTuple):
     """The bytes of an archive that are not its members'.
 
     Attributes:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.version import __version__
@@ -33,8 +32,7 @@ from ckconv.plan.steps import Step
 _SUMMARISED = ("wq", "wk", "wv", "wo", "w1", "w2")
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What the documents are made of.
 
     Attributes:

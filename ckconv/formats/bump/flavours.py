@@ -6,13 +6,12 @@ where the checksum is (two counts before it or not), how long the table is, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckconv.formats.bump.slots import SLOTS_A, SLOTS_C, SLOTS_E, SLOTS_V5, SlotTable
 
 
-@dataclass(frozen=True, slots=True)
-class Flavour:
+class Flavour(NamedTuple):
     """One layout.
 
     Attributes:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.config import MAX_LAYERS
 from ckconv.errors import InputError, listed
@@ -21,8 +21,7 @@ _CONTEXT_STEPS = (ALIGN_ELEMENTS, 256)
 _POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")
 
 
-@dataclass(frozen=True, slots=True)
-class Bump5File:
+class Bump5File(NamedTuple):
     """What the file says without the documents beside it.
 
     Attributes:

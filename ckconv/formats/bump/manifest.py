@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.names import with_layer
 from ckconv.errors import Faults, InputError, listed, quoted
@@ -20,8 +19,7 @@ _DOCUMENT = Document("manifest", CODE, CODE, 64 << 20)
 _HINT = f"if {MANIFEST_NAME} belongs to another file, move it away: the file can be read without one"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry; ``offset`` is absolute, both numbers are in bytes."""
 
     name: str
@@ -30,8 +28,7 @@ class Entry:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(NamedTuple):
     """A manifest whose entries lie inside the payload and not in each other; ``entries`` by the slot's own name."""
 
     document: Mapping[str, Any]
@@ -166,7 +163,7 @@ def relocated(placed: list[Placed], manifest: Manifest, path: Path) -> list[Plac
             )
         offset = at.get(item.slot_name, entry.offset)
         at[item.slot_name] = offset + item.nbytes
-        found.append(replace(item, offset=offset))
+        found.append(item._replace(offset=offset))
     faults.check()
     return found
 

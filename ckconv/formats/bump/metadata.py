@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.tensors import Checksum, Extent
 from ckconv.errors import InputError
@@ -38,8 +37,7 @@ HUGGINGFACE_KEYS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Metadata:
+class Metadata(NamedTuple):
     """The document, where it begins in the file (the payload ends there), and its checksum."""
 
     document: Mapping[str, Any]

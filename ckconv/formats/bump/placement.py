@@ -6,7 +6,7 @@ The writer and the reader both call :func:`place`, so there is one description o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DTYPES, DType
@@ -18,8 +18,7 @@ from ckconv.formats.bump.slots import Part, Slot, SlotTable
 from ckconv.formats.bump.spec import align
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(NamedTuple):
     """The sizes a bump layout needs, in elements; the aligned ones are what float rows and heads are padded to."""
 
     num_layers: int
@@ -90,8 +89,7 @@ LAYOUTS: dict[str, Callable[[Geometry, DType, bool], Layout]] = {
 _VECTORS = frozenset({"hidden_vector", "head_vector", "q_vector", "k_vector", "v_vector", "ffn_vector"})
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """One tensor of a bump file: ``offset`` is absolute, in bytes; ``nbytes`` includes padding.
 
     ``canonical`` is the canonical name, empty for tokenizer content.
@@ -156,8 +154,7 @@ def place(
     return placed
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(NamedTuple):
     """What a part of a slot is in every layer in which it has one type."""
 
     layout: Layout

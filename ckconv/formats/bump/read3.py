@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import MAX_LAYERS
 from ckconv.core.dtypes import BUMP_CODES
@@ -31,8 +30,7 @@ from ckconv.formats.bump.table import (
 from ckconv.io.bytesource import ByteSource
 
 
-@dataclass(frozen=True, slots=True)
-class Bump3File:
+class Bump3File(NamedTuple):
     """What the file says without a configuration."""
 
     header: HeaderV3

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.dtypes import BUMP_CODES, F32, DType
 from ckconv.core.names import with_layer
@@ -32,8 +32,7 @@ _HEAD = "output.weight"
 _PIECE = 1 << 16
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     """A layout with everything it leaves open decided.
 
     Attributes:
@@ -210,7 +209,7 @@ def _by_size(
 
 def _payload_bytes(table: SlotTable, g: Geometry, types: Mapping[str, DType]) -> int:
     """Bytes of all slots but content, without placing every one: the elements of a slot are the same in every layer."""
-    one = place(table, replace(g, num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
+    one = place(table, g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
     elements: Counter[str] = Counter()
     for item in one:
         elements[item.slot.name] += item.nbytes // F32.size

@@ -7,21 +7,19 @@ table.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ckconv.core.dtypes import DTYPES, Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Canonical rows inside a slot: the canonical tensor, and the row of the layout table that places it."""
 
     canonical: str
     layout: str
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """One entry of a bump file.
 
     Attributes:
@@ -85,7 +83,7 @@ _B2 = _bias("layer.{n}.b2", ("layers.{n}.ffn.down.bias", "hidden_vector"))
 _FINAL = _vector("final_ln_weight", "output_norm.weight", "hidden_vector")
 _FINAL_BIAS = _bias("final_ln_bias", ("output_norm.bias", "hidden_vector"))
 _HEAD = _matrix("output.weight", ("output.weight", "embedding"), optional=True)
-_LM_HEAD = replace(_HEAD, name="lm_head_weight")
+_LM_HEAD = _HEAD._replace(name="lm_head_weight")
 # Slots of families that have them. The norms of Q and K never have a byte in the dtype table, the others do.
 _Q_NORM = _vector("layer.{n}.q_norm", "layers.{n}.attention.q_norm.weight", "head_vector", optional=True, coded=False)
 _K_NORM = _vector("layer.{n}.k_norm", "layers.{n}.attention.k_norm.weight", "head_vector", optional=True, coded=False)
@@ -125,7 +123,7 @@ SLOTS_C: SlotTable = (
 #: Version 5 and layout D of version 4, ``convert_gguf_to_bump_v7.py``. RoPE models have a code for positions, and no
 #: positions.
 SLOTS_V5: SlotTable = (
-    (_TOKEN_EMB, _HEAD, *CONTENT, replace(_POS_EMB, stored=False)),
+    (_TOKEN_EMB, _HEAD, *CONTENT, _POS_EMB._replace(stored=False)),
     (
         *(_LN1, _LN2, _POST_ATTENTION, _POST_FFN),
         *(_WQ, _BQ, _Q_NORM, _WK, _BK, _K_NORM, _WV, _BV, _WO_FLAT, _BO, _W1, _B1, _W2, _B2),
@@ -136,7 +134,7 @@ SLOTS_V5: SlotTable = (
 #: Layout E, ``convert_hf_to_bump_v7.py``: its dtype table follows another list of weights, so no slot has a code here.
 SLOTS_E: SlotTable = (
     (_TOKEN_EMB, _OFFSETS, _STRINGS, _MERGES),
-    (_LN1, replace(_Q_NORM, optional=False), replace(_K_NORM, optional=False), _WQ, _WK, _WV, _WO_FLAT, _LN2, _W1, _W2),
+    (_LN1, _Q_NORM._replace(optional=False), _K_NORM._replace(optional=False), _WQ, _WK, _WV, _WO_FLAT, _LN2, _W1, _W2),
     (_FINAL, _LM_HEAD),
 )
 

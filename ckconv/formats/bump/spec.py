@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 MAGIC: dict[int, bytes] = {3: b"BUMPWGT3", 4: b"BUMPWGT4", 5: b"BUMPWGT5"}
 VERSIONS: dict[bytes, int] = {magic: version for version, magic in MAGIC.items()}
@@ -66,8 +65,7 @@ def align(elements: int, to: int = ALIGN_ELEMENTS) -> int:
     return -(-elements // to) * to
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderV3:
+class HeaderV3(NamedTuple):
     """The fields of a version 3 header, in file order; sizes in elements."""
 
     num_layers: int
@@ -94,8 +92,7 @@ class HeaderV3:
         return cls(**dict(zip(_FIELDS_V3, HEADER_V3.unpack(data)[1:], strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderV4:
+class HeaderV4(NamedTuple):
     """The fields of a version 4 or 5 header, in file order; sizes in elements, ``total_vocab_bytes`` in bytes.
 
     Attributes:
@@ -161,4 +158,4 @@ _NOT_OF_THE_MODEL = ("sha256", "reserved", "tokenizer_fields")
 
 def fields_of(header: HeaderV3 | HeaderV4) -> dict[str, Any]:
     """What a header says of the model, by name."""
-    return {f"header.{name}": value for name, value in asdict(header).items() if name not in _NOT_OF_THE_MODEL}
+    return {f"header.{name}": value for name, value in header._asdict().items() if name not in _NOT_OF_THE_MODEL}

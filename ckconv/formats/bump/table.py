@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from ckconv.core.dtypes import BUMP_CODES, F32, DType, Kind
@@ -94,7 +93,7 @@ def check_room(path: Path, table: SlotTable, g: Geometry, size: int | None) -> N
         InputError: ``bump.extent``.
     """
     layer = tuple(slot for slot in table[1] if slot.fp32 and not slot.optional)
-    least = place(((), layer, ()), replace(g, num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
+    least = place(((), layer, ()), g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
     need = g.num_layers * sum(item.nbytes for item in least)
     if size is not None and need > size:
         raise InputError(

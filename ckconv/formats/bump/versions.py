@@ -60,5 +60,5 @@ def _refused(index: TensorIndex, options: Options, plans: Sequence[Plan]) -> Pla
     shared = [reason for reason in plans[0].refusals if all(reason in plan.refusals for plan in plans)]
     reasons = list(shared)
     for plan in plans:
-        reasons += [replace(r, text=f"{plan.target_name}: {r.text}") for r in plan.refusals if r not in shared]
+        reasons += [r._replace(text=f"{plan.target_name}: {r.text}") for r in plan.refusals if r not in shared]
     return Plan(index, plans[0].format, 0, options, refusals=tuple(reasons))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.families.catalogue import FAMILIES
@@ -16,8 +15,7 @@ from ckconv.plan.container import Container, Frame
 CONFIG_NAME = "config.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Bump3:
+class Bump3(NamedTuple):
     """What stands in and beside the file.
 
     Attributes:

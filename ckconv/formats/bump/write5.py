@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.spec import (
@@ -26,8 +25,7 @@ MANIFEST_NAME = "weights_manifest.json"
 MAP_NAME = "weights_manifest.map"
 
 
-@dataclass(frozen=True, slots=True)
-class Bump5:
+class Bump5(NamedTuple):
     """What stands in and beside the file.
 
     Attributes:

@@ -130,7 +130,7 @@ def _in_order(
             del tensors[tensor.name]
             continue
         tensors[tensor.name] = _interleaved(tensor, heads, path)
-    return replace(collected, tensors=tensors), lost
+    return collected._replace(tensors=tensors), lost
 
 
 def _interleaved(tensor: Tensor, heads: int, path: Path) -> Tensor:

@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from struct import pack
+from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
@@ -33,8 +33,7 @@ _FP32_MATRICES = frozenset({"position_embedding.weight", "layers.{n}.ffn.router.
 FREQUENCIES_NAME = "rope_freqs.weight"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor of the output.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from struct import unpack
+from typing import NamedTuple
 
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import StoredTensor
@@ -23,8 +23,7 @@ _LONGEST_VECTOR = 1 << 20
 __all__ = ["ArrayRef", "GgufFile", "GgufShard", "MetaValue", "read_gguf"]
 
 
-@dataclass(frozen=True)
-class GgufFile:
+class GgufFile(NamedTuple):
     """What the headers of a model say.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
+from typing import NamedTuple
 
 from ckconv.core.tensors import StoredTensor
 from ckconv.core.typed import U32
@@ -43,8 +43,7 @@ _FOREIGN = (
 )
 
 
-@dataclass(frozen=True)
-class GgufShard:
+class GgufShard(NamedTuple):
     """One GGUF file.
 
     Attributes:
@@ -67,7 +66,7 @@ class GgufShard:
     header_bytes: int
     data_offset: int
     size: int | None
-    source: ByteSource = field(repr=False, compare=False)
+    source: ByteSource
 
 
 def read_header(source: ByteSource) -> GgufShard:

@@ -24,6 +24,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 from ckconv.core.typed import ARRAY, U32, VALUE_TYPES_BY_NAME, Value, string
 
@@ -105,8 +106,7 @@ def parse_shard_name(name: str) -> ShardName | None:
     return ShardName(found[1], int(found[2]), int(found[3])) if found else None
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One tensor of a header: ``shape`` outermost first, ``offset`` in bytes from the start of the data section."""
 
     name: str

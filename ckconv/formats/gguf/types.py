@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.tensors import Tensor
@@ -20,8 +20,7 @@ _DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it n
 _NO_MATRIX = frozenset({"Q8_1", "Q8_K"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(NamedTuple):
     """The type of a tensor; ``why`` it is refused, if it is, how many ``groups`` that counts, and the flag for it."""
 
     dtype: DType

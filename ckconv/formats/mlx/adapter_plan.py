@@ -87,8 +87,8 @@ class MlxAdapterPlanner(AdapterPlanner):
         """A matrix of the one rank: what is beyond its own is zeros, at the end of its rows or behind the last one."""
         layout, shape = entry.layout, entry.shape
         if layout.transposed == (role is Role.A):
-            return replace(entry, layout=replace(layout, stored_cols=self.rank), shape=(shape[0], self.rank))
-        return replace(entry, shape=(self.rank, shape[1]))
+            return entry._replace(layout=replace(layout, stored_cols=self.rank), shape=(shape[0], self.rank))
+        return entry._replace(shape=(self.rank, shape[1]))
 
     def finish(self, pieces: Sequence[Piece]) -> Plan:
         """One file of tensors, and the configuration."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckconv.core.names import parse, with_layer
 from ckconv.families.dialects import dialect_names, fusion_names
@@ -12,8 +12,7 @@ from ckconv.families.names import Stored
 from ckconv.families.schema import Family
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor of a checkpoint.
 
     Attributes:

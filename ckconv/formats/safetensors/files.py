@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import Faults, InputError, counted, quoted, unreadable
@@ -46,8 +45,7 @@ _KINDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointFiles:
+class CheckpointFiles(NamedTuple):
     """A checkpoint's files, proved to agree with each other.
 
     Attributes:

@@ -7,9 +7,8 @@ data section without overlap, hole or trailing byte. After that, extents can be 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import BY_SAFETENSORS
@@ -32,8 +31,7 @@ _FOREIGN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SafetensorsFile:
+class SafetensorsFile(NamedTuple):
     """One safetensors file, proved sound.
 
     Attributes:

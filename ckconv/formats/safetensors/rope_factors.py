@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.rope import scaled
@@ -15,8 +14,7 @@ from ckconv.plan.planner import ROPE_FREQUENCIES
 from ckconv.plan.steps import Reason
 
 
-@dataclass(frozen=True, slots=True)
-class Scaling:
+class Scaling(NamedTuple):
     """What was found.
 
     Attributes:

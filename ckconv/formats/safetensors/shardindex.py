@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.errors import Faults, InputError, counted, quoted
 from ckconv.formats.safetensors.read import pickle_refusal
@@ -28,8 +27,7 @@ _INDEX = Document("index", "index.json", "index.json", MAX_JSON)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
-@dataclass(frozen=True, slots=True)
-class ShardIndex:
+class ShardIndex(NamedTuple):
     """An index file, whose file names are plain names of safetensors files.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.documents import METADATA
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SUFFIX, encode_header, shard_name
@@ -17,8 +17,7 @@ from ckconv.plan.steps import OutputFile, Plan
 _WEIGHTS = (f"model*{SUFFIX}", f"model*{SUFFIX}{INDEX_SUFFIX}")
 
 
-@dataclass(frozen=True, slots=True)
-class Shards:
+class Shards(NamedTuple):
     """The files.
 
     Attributes:

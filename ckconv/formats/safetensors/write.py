@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.formats.safetensors.checkpoint_tokenizer import TokenizerPlan
 from ckconv.formats.safetensors.reference import check_opens
@@ -18,8 +17,7 @@ from ckconv.output.streamed import SideFile, side_file
 from ckconv.plan.container import Container
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """What stands in and beside the files of a checkpoint.
 
     Attributes:
