@@ -38,7 +38,7 @@ NO_SOURCE = "nothing to convert"
 CLOSE = 1e-4
 
 #: Sections of a case that are no keys of the configuration class.
-RESERVED = ("dtype", "expect", "options", "prompt", "converter", "document", "without", "tolerance")
+RESERVED = ("dtype", "expect", "options", "prompt", "converter", "document", "without", "tolerance", "besides")
 #: TOML has no null.
 NULL = "null"
 
@@ -58,6 +58,7 @@ class Case:
         document: keys of config.json that are other than ``save_pretrained`` writes them.
         without: keys of config.json that are left out.
         tolerance: engine -> how far its logits may be off.
+        besides: tensors that outputs may have and the original has not: a tied head, where llama.cpp wants it written.
     """
 
     family: str
@@ -72,6 +73,7 @@ class Case:
     document: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     tolerance: Mapping[str, float] = field(default_factory=dict)
+    besides: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.family}-{self.name}"
@@ -79,7 +81,7 @@ class Case:
     @property
     def tokens(self) -> tuple[int, ...]:
         """What the engines are asked to compute."""
-        return tuple((7 * i * i + 3 * i + 5) % VOCABULARY for i in range(self.prompt))
+        return tuple((7 * i * i + 3 * i + 5) % self.overrides["vocab_size"] for i in range(self.prompt))
 
     @property
     def positions(self) -> list[int]:
@@ -124,7 +126,7 @@ def cases(*names: str) -> Iterator[Case]:
         for name, own in document["case"].items():
             said = shared | own
             about = {key: said.pop(key) for key in RESERVED if key in said}
-            about["without"] = tuple(about.get("without", ()))
+            about |= {key: tuple(about.get(key, ())) for key in ("without", "besides")}
             yield Case(family, name, document["class"], without_null({"vocab_size": VOCABULARY, **said}), **about)
 
 

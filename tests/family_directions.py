@@ -17,10 +17,13 @@ from typing import Any
 import consumers
 import gguf
 import numpy as np
-from family_cases import NO_SOURCE, Case, checkpoint, kept
+from family_cases import DIRECTIONS, NO_SOURCE, Case, agrees, checkpoint, kept
 
 import ckconv
 from ckconv.errors import CkconvError
+
+#: Engine -> the directions whose outputs it computes.
+ENGINES = {"llama_cpp": ("hf->gguf",), "mlx_lm": ("hf->mlx", "gguf->mlx")}
 
 #: What the document of a converted checkpoint is: its digest is recorded once transformers has loaded and computed it.
 Proof = Callable[[str, Path], str]
@@ -66,9 +69,10 @@ def numbers(dtype: str, data: bytes) -> np.ndarray:
     return np.frombuffer(data, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
 
 
-def other_tensors(made: Path, wanted: Path) -> str:
+def other_tensors(made: Path, wanted: Path, besides: tuple[str, ...] = ()) -> str:
     """Which tensors of two checkpoints differ in name, shape or value; a wider type of equal values does not count."""
     ours, theirs = read_safetensors(made), read_safetensors(wanted)
+    ours = {name: entry for name, entry in ours.items() if name in theirs or name not in besides}
     if ours.keys() != theirs.keys():
         return f"other tensors: {differing(dict.fromkeys(theirs), dict.fromkeys(ours))}"
     wrong = [
@@ -157,17 +161,39 @@ class Run:
         made = self.result(direction)
         if direction == "hf->gguf":
             theirs = self.recorded["converter"]
-            return "" if not theirs else self._other_gguf(theirs, read_gguf(made))
+            return "" if not theirs else self._other_gguf(theirs, self._without_besides(read_gguf(made), theirs))
         if direction == "mlx->gguf":
             if self.convert("hf->gguf"):
                 return "the checkpoint itself is refused"
             return self._other_gguf(read_gguf(self.result("hf->gguf")), read_gguf(made))
         if direction.endswith("->hf"):
-            return other_tensors(made, self.source) or self.proof(direction, made)
+            return other_tensors(made, self.source, self.case.besides) or self.proof(direction, made)
         return ""
+
+    def _without_besides(self, made: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+        besides = set(self.case.besides) - wanted["tensors"].keys()
+        return {**made, "tensors": {name: found for name, found in made["tensors"].items() if name not in besides}}
 
     def _other_gguf(self, wanted: Mapping[str, Any], made: Mapping[str, Any]) -> str:
         return differing(wanted["tensors"], made["tensors"]) or differing(wanted["keys"], made["keys"])
+
+    def outcomes(self, engines: Mapping[str, consumers.Consumer]) -> dict[str, str]:
+        """What became of every direction, and of what engines compute of the right ones."""
+        found = {direction: self.outcome(direction) for direction in DIRECTIONS}
+        for name, directions in ENGINES.items():
+            for direction in directions:
+                if name in engines and found[direction] == "right":
+                    found[f"{name} {direction}"] = self.computes(name, engines[name], direction)
+        return found
+
+    def unexpected(self, outcomes: Mapping[str, str]) -> dict[str, str]:
+        """What is neither right nor expected; what a wrong one was to be the source of is not said besides."""
+        wanted = {direction: self.case.expected(direction) for direction in outcomes}
+        return {
+            direction: f"{outcome} ({wanted[direction]} is expected)" if wanted[direction] != "right" else outcome
+            for direction, outcome in outcomes.items()
+            if outcome != NO_SOURCE and not agrees(outcome, wanted[direction])
+        }
 
     def computes(self, name: str, engine: consumers.Consumer, direction: str) -> str:
         """What an engine computes of an output: ``right``, with the largest difference, or what is wrong."""

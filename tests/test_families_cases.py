@@ -7,12 +7,13 @@ A checkpoint is made from a seed; what transformers and llama.cpp's converter ma
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 import consumers
 import pytest
-from family_cases import CASES, DIRECTIONS, Case, agrees, cases, families
+from family_cases import CASES, Case, cases, families
 from family_directions import Run
 
 EVERY = [pytest.param(case, id=str(case)) for case in cases()]
@@ -30,49 +31,26 @@ def run(case: Case, place: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def llama_cpp() -> Iterator[consumers.Consumer]:
-    if not consumers.LIBRARY:
-        pytest.skip("LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
-    with consumers.llama_cpp() as program:
-        yield program
+def engines() -> Iterator[dict[str, consumers.Consumer]]:
+    """Those that are installed."""
+    with consumers.llama_cpp() as llama_cpp, consumers.mlx_lm() as mlx_lm:
+        found = {"llama_cpp": llama_cpp} if consumers.LIBRARY else {}
+        yield found | ({"mlx_lm": mlx_lm} if importlib.util.find_spec("mlx_lm") else {})
 
 
-@pytest.fixture(scope="module")
-def mlx_lm() -> Iterator[consumers.Consumer]:
-    pytest.importorskip("mlx_lm")
-    with consumers.mlx_lm() as program:
-        yield program
+@pytest.mark.parametrize("engine", ["llama_cpp", "mlx_lm"])
+def test_the_engine_is_asked(engine: str, engines: dict[str, consumers.Consumer]) -> None:
+    if engine not in engines:
+        pytest.skip(f"{engine} is not installed, or LLAMA_CPP_LIBRARY names no folder of its libraries")
 
 
 @pytest.mark.parametrize("case", EVERY)
-def test_every_direction_writes_what_was_recorded_or_is_refused_as_the_case_says(case: Case, tmp_path: Path) -> None:
-    running = run(case, tmp_path)
-    outcomes = {direction: running.outcome(direction) for direction in DIRECTIONS}
-
-    wrong = {name: said for name, said in outcomes.items() if not agrees(said, case.expected(name))}
-    assert wrong == {}
-
-
-@pytest.mark.parametrize("case", [case for case in EVERY if case.values[0].expected("hf->gguf") == "right"])
-def test_llama_cpp_computes_what_transformers_does(case: Case, llama_cpp: consumers.Consumer, tmp_path: Path) -> None:
-    running = run(case, tmp_path)
-
-    assert running.convert("hf->gguf") == ""
-    assert running.computes("llama_cpp", llama_cpp, "hf->gguf").startswith("right")
-
-
-@pytest.mark.parametrize("direction", ["hf->mlx", "gguf->mlx"])
-@pytest.mark.parametrize("case", EVERY)
-def test_mlx_lm_computes_what_transformers_does(
-    case: Case, direction: str, mlx_lm: consumers.Consumer, tmp_path: Path
+def test_every_direction_is_right_or_refused_as_the_case_says(
+    case: Case, engines: dict[str, consumers.Consumer], tmp_path: Path
 ) -> None:
     running = run(case, tmp_path)
-    if case.expected(direction) != "right":
-        assert agrees(running.convert(direction), case.expected(direction))
-        return
 
-    assert running.convert(direction) == ""
-    assert running.computes("mlx_lm", mlx_lm, direction).startswith("right")
+    assert running.unexpected(running.outcomes(engines)) == {}
 
 
 @pytest.mark.parametrize("family", families())
