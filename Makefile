@@ -2,7 +2,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 
-.PHONY: check lint types test oracles slow bench fuzz edits faults flips dist
+.PHONY: check lint types test oracles families slow bench fuzz edits faults flips dist
 
 check: lint types test
 
@@ -21,6 +21,12 @@ test:
 oracles:
 	$(PYTHON) scripts/record_logits.py --check
 	CKCONV_ORACLES=required $(PYTHON) -m pytest -m live
+
+# Every case of every family, computed anew and compared with what is recorded; then the page about it. Needs what
+# `make oracles` needs, mlx-lm, and LLAMA_CPP_SOURCES: llama.cpp's folder with convert_hf_to_gguf.py.
+families:
+	$(PYTHON) scripts/record_families.py --check
+	$(PYTHON) scripts/families_page.py
 
 # What takes long.
 slow: fuzz edits faults flips

@@ -1,0 +1,105 @@
+"""Write docs/families.md from what scripts/record_families.py recorded of each family; --check compares it instead."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import family_cases  # noqa: E402
+
+PAGE = ROOT / "docs" / "families.md"
+FILES = ROOT / "ckconv" / "families"
+
+#: Column -> direction.
+DIRECTIONS = {
+    "HF → GGUF": "hf->gguf", "GGUF → HF": "gguf->hf", "HF → MLX": "hf->mlx", "MLX → GGUF": "mlx->gguf",
+}  # fmt: skip
+#: Column -> engine, and the directions whose outputs it computed.
+ENGINES = {"llama.cpp": ("llama_cpp hf->gguf",), "mlx-lm": ("mlx_lm hf->mlx", "mlx_lm gguf->mlx")}
+
+HEAD = """# Families
+
+What became of every case in `tests/families`: a tiny model of random weights in each configuration, converted in
+every direction. `make families` runs it all with transformers, llama.cpp and mlx-lm, and writes this page. A number is
+how many configurations are right, and of how many, where some are refused; the reasons stand below. Right means:
+
+- **HF → GGUF**: every tensor, its type and every key of the architecture are as llama.cpp's own converter writes them,
+  byte for byte, and llama.cpp computes the logits that transformers does.
+- **GGUF → HF**: every value of the checkpoint, under the same names; transformers finds no key missing and none too
+  many, and computes the same logits.
+- **HF → MLX**, and **GGUF → MLX**, which is held to the same: mlx-lm computes the logits that transformers does.
+- **MLX → GGUF**: the same tensors and keys as from the checkpoint.
+- **bump**: the versions of bump files that hold a model of the family.
+
+*llama.cpp* and *mlx-lm*: the largest difference of a logit from transformers', all in float32; llama.cpp looks GELU up
+in a table of 16-bit floats. *lines*: of the family's file.
+
+"""
+
+
+def cell(outcomes: list[str]) -> str:
+    """How many of a direction's outcomes are right."""
+    right = sum(outcome.startswith("right") for outcome in outcomes)
+    return "-" if not right else str(right) if right == len(outcomes) else f"{right} of {len(outcomes)}"
+
+
+def largest(recorded: list[Mapping[str, Any]], runs: tuple[str, ...]) -> str:
+    """The largest difference that was recorded of an engine."""
+    said = [case["outcomes"].get(run, "").split() for case in recorded for run in runs]
+    found = [float(words[1]) for words in said if len(words) == 2]
+    return f"{max(found):.0e}" if found else "-"
+
+
+def row(family: str) -> str:
+    """A family's line of the table."""
+    recorded = [case.recorded for case in family_cases.cases(family)]
+    outcomes = [case["outcomes"] for case in recorded]
+    directions = [cell([said[direction] for said in outcomes]) for direction in DIRECTIONS.values()]
+    bump = sorted(
+        {word for said in outcomes if not said["bump"].startswith("refused") for word in said["bump"].split()}
+    )
+    engines = [largest(recorded, runs) for runs in ENGINES.values()]
+    lines = len((FILES / f"{family}.toml").read_text().splitlines())
+    return f"| {' | '.join((family, *directions, ', '.join(bump) or '-', *engines, str(lines)))} |"
+
+
+def refusals(family: str) -> Iterator[str]:
+    """What is refused, each sentence once."""
+    seen = set()
+    for case in family_cases.cases(family):
+        for column, direction in DIRECTIONS.items():
+            said = case.recorded["outcomes"][direction]
+            sentence = said.removeprefix("refused: ").partition(" cannot hold this model: ")[2]
+            if said.startswith("refused: ") and (column.rpartition(" ")[2], sentence) not in seen:
+                seen.add((column.rpartition(" ")[2], sentence))
+                yield f"- **{family}** ({case.name}), {column}: {sentence or said.removeprefix('refused: ')}"
+
+
+def page() -> str:
+    """The whole page."""
+    families = family_cases.families()
+    columns = ["family", *DIRECTIONS, "bump", *ENGINES, "lines"]
+    table = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *map(row, families)]
+    refused = [line for family in families for line in refusals(family)]
+    return HEAD + "\n".join(table) + "\n\n## What is refused\n\n" + "\n".join(refused) + "\n"
+
+
+def main() -> int:
+    """Run from the command line; 1 if the page is not what it would be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    made = page()
+    if parser.parse_args().check:
+        return int(PAGE.read_text() != made)
+    PAGE.write_text(made)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
