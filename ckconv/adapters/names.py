@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import lru_cache
 
 from ckconv.core.names import PARTS, parse, with_layer
 from ckconv.families.catalogue import FAMILIES, families_of_gguf
 from ckconv.families.dialects import NESTED, decoder, fusion_names
 from ckconv.families.names import GGUF, HF, names_of
-from ckconv.families.schema import Family
+from ckconv.families.schema import FAMILIES_KEPT, Family
 
 _WEIGHT = ".weight"
 
@@ -58,7 +58,7 @@ def path_of(stem: str, families: Iterable[str], dialect: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-@cache
+@lru_cache(maxsize=FAMILIES_KEPT)
 def _paths(family: Family, format: str) -> dict[str, str]:
     """Canonical stem -> path, patterns both: of tensors that are written, and of those that are stored as one."""
     names = names_of(family, format)

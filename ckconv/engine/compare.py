@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ckconv.adapters.lowrank import same_rank
-from ckconv.core.config import config_differences
 from ckconv.core.dtypes import F32
 from ckconv.core.names import is_bias
 from ckconv.core.rope import llama3_factors, same_factors
 from ckconv.core.tensors import Tensor, TensorIndex, require_tensors
+from ckconv.engine.configs import parameter_differences
 from ckconv.engine.factdiff import Facts, compare_facts
 from ckconv.errors import UnsupportedError, counted
-from ckconv.families.catalogue import FAMILIES, told_by_architecture
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.names import shift_of
 from ckconv.io.files import Files, pieces
 from ckconv.io.rows import RowReader, canonical_pieces
@@ -116,7 +116,7 @@ def diff(a: TensorIndex, b: TensorIndex, *, weights: bool = False, progress: Pro
         tuple(row for row in equal if row[1] != row[2]),
         tuple(different),
         (tuple(n for n in ours if n not in theirs), tuple(n for n in theirs if n not in ours)),
-        {} if weights else differences(a, b),
+        {} if weights else parameter_differences(a, b),
         facts.different,
         facts.unknown,
         weights,
@@ -249,16 +249,6 @@ def _ratio(squares: float, power: float) -> float:
     if not squares:  # only zeros of the other sign
         return 0.0
     return math.sqrt(squares / power) if power else math.inf
-
-
-def differences(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
-    """Hyper-parameters in which two models differ, as far as the format of each can say -> both values."""
-    if a.config is None or b.config is None:
-        return {}
-    ours, theirs, same_words = a.config, b.config, a.same_words_as(b)
-    if not same_words:
-        ours, theirs = (replace(config, family=told_by_architecture(config.family)) for config in (ours, theirs))
-    return config_differences(ours, theirs, same_words=same_words)
 
 
 def require_comparable(a: TensorIndex, b: TensorIndex) -> None:

@@ -22,7 +22,7 @@ from ckconv.core.tensors import (
     plain_tensor,
     require_described,
 )
-from ckconv.engine.compare import differences
+from ckconv.engine.configs import parameter_differences
 from ckconv.engine.reread import ChecksumThread
 from ckconv.engine.rowmoves import moved_chunks, row_order
 from ckconv.engine.soundness import Soundness
@@ -169,7 +169,7 @@ class _Comparison:
         chosen = {"context_length"}
         if self.out.metadata_kind is MetadataKind.OWN and self.out.metadata.keys() <= {"model_type"}:
             chosen |= {"norm_eps", "rope_theta"}  # no document in or beside the file, and its header has no place
-        for name, pair in differences(self.out, self.source).items():
+        for name, pair in parameter_differences(self.out, self.source).items():
             if name not in chosen:
                 yield _Fault("verify.config", f"{name} is {pair[0]}, {pair[1]} in the source", None)
 

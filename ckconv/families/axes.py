@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ Product = tuple[Term, ...]
 Shape = tuple[Product, ...]
 
 
-@cache
+@lru_cache(maxsize=1024)
 def parse(text: str) -> Shape:
     """The shape that ``text`` writes.
 

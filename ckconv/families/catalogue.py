@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -33,11 +34,16 @@ def _own_table(name: str) -> dict[str, Any]:
 
 def _naming(word: str, section: str, key: str) -> list[str]:
     """Families whose ``section.key`` is this word, or has it, a user's first; only files with the word are parsed."""
-    quoted = f'"{word}"'
     own = own_files().tables
+    row = re.compile(rf'^{section} = .*\b{key} = (\[[^\]]*\]|"[^"]*")', re.MULTILINE)
+
+    def may_name(text: str) -> bool:
+        found = row.search(text)
+        return f'"{word}"' in (found[1] if found else text)
+
     return [
         name
-        for name in (*own, *(name for name, text in _texts().items() if quoted in text and name not in own))
+        for name in (*own, *(name for name, text in _texts().items() if name not in own and may_name(text)))
         if word in listed(_own_table(name).get(section, {}).get(key, []))
     ]
 
@@ -117,9 +123,10 @@ def told_by_architecture(name: str) -> str:
 
 
 def families_of_engine(engine: str) -> list[Family]:
-    """The families that an engine computes; files that do not name the engine are not read."""
+    """The families that an engine computes; files without a row of the engine are not read."""
     own = own_files().families
-    named = [FAMILIES[name] for name in FAMILIES if name in own or engine in _texts()[name]]
+    row = re.compile(rf'^(\[engines\.{engine}\]|(engines\.)?{engine} = (?!"absent"))', re.MULTILINE)
+    named = [FAMILIES[name] for name in FAMILIES if name in own or row.search(_texts()[name])]
     return [family for family in named if engine in family.engines and not family.engines[engine].absent]
 
 

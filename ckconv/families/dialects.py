@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 from ckconv.core.names import GATE_UP, PARTS, QKV
 from ckconv.families import axes as shapes
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import GGUF, HF, MLX, Names, Part, Stored, names_of
-from ckconv.families.schema import Family, load
+from ckconv.families.schema import FAMILIES_KEPT, Family, load
 
 #: The key of a file's ``__metadata__`` that says under which names its tensors are, where not under the family's own.
 NAMES_KEY = "ckconv.names"
@@ -29,7 +29,7 @@ FUSIONS: dict[str, str] = {"qkv": QKV, "gate-up": GATE_UP}
 OTHER_DIALECTS = ("max", "canonical", GGUF)
 
 
-@cache
+@lru_cache(maxsize=FAMILIES_KEPT)
 def dialect_names(family: Family, dialect: str) -> Names:
     """The names of a family's checkpoints as ``hf`` or ``mlx`` have them, or in one of :data:`OTHER_DIALECTS`."""
     if dialect in (HF, MLX):
@@ -87,7 +87,7 @@ def _side_by_side(parts: list[Part]) -> tuple[Part, ...]:
     return tuple(replace(part, stored=(rows, *part.axes[1:]), number=n) for n, part in enumerate(parts))
 
 
-@cache
+@lru_cache(maxsize=FAMILIES_KEPT)
 def _gguf_names(family: Family) -> Mapping[str, str]:
     """Canonical pattern -> GGUF's name of such a tensor alone, even where the family's GGUF stores several as one."""
     own, common = names_of(family, GGUF).written, names_of(decoder(), GGUF).written

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 from ckconv.core.names import PARTS, parse
 from ckconv.families import axes as shapes
-from ckconv.families.schema import Family, Fusion
+from ckconv.families.schema import FAMILIES_KEPT, Family, Fusion
 from ckconv.families.tensor_rows import Cell, TensorRow
 
 #: Formats of the cells of a tensor row.
@@ -85,7 +85,7 @@ class Names(NamedTuple):
         return tuple({found.pattern: found for found in self.written.values() if len(found.parts) > 1}.values())
 
 
-@cache
+@lru_cache(maxsize=FAMILIES_KEPT)
 def names_of(family: Family, format: str) -> Names:
     """The rows of ``family`` for ``hf``, ``mlx`` or ``gguf``."""
     return _Compiler(family, format).names()
@@ -245,7 +245,7 @@ def heads_of(family: Family, canonical: str) -> str | None:
     return family.axes[letter].text if isinstance(letter, str) else None
 
 
-@cache
+@lru_cache(maxsize=FAMILIES_KEPT)
 def shifted(family: Family) -> frozenset[str]:
     """Canonical patterns of tensors of which GGUF stores 1 more: the norms of Gemma."""
     written = names_of(family, GGUF).written.values()
@@ -258,7 +258,7 @@ def shift_of(family: Family, canonical: str) -> int:
     return int(bool(own) and parse(canonical).pattern in own)
 
 
-@cache
+@lru_cache(maxsize=FAMILIES_KEPT)
 def interleaves(family: Family) -> bool:
     """GGUF stores rows of heads with RoPE pairs as neighbours."""
     return any(heads_of(family, name) for name in names_of(family, GGUF).written)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from ckconv.families.expressions import Expression
 from ckconv.families.names import canonical_pattern, has_bias
-from ckconv.families.schema import Family
+from ckconv.families.schema import FAMILIES_KEPT, Family
 from ckconv.families.sizes import Scope, layers_of
 from ckconv.families.tensor_rows import TensorRow
 
@@ -16,7 +16,7 @@ from ckconv.families.tensor_rows import TensorRow
 _HEAD = "output"
 
 
-@cache
+@lru_cache(maxsize=FAMILIES_KEPT)
 def always(family: Family, format: str) -> frozenset[str]:
     """Canonical patterns of tensors that every model of the family has, in ``hf``, ``mlx`` or ``gguf``."""
     constants = Scope(family, {})

@@ -50,6 +50,9 @@ class Fusion(NamedTuple):
     cells: Mapping[str, str]
 
 
+#: Families times formats of which compiled names are kept: a user's own files come and go in a long-running program.
+FAMILIES_KEPT = 256
+
 #: Parameters of RoPE's scaling, which the readers' own rules make: those that every type has, and one for each key of
 #: a type.
 SCALING = frozenset({"rope_type", "rope_factor", "rope_original"})

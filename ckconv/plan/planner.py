@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import quoted
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalogue import families_of_gguf
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
@@ -42,9 +42,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     )
     if index.metadata_kind is MetadataKind.DOCUMENT:
         what += " (model_type)"
-    if index.metadata_kind is MetadataKind.TYPED and index.architecture in {
-        family.gguf for family in FAMILIES.values()
-    }:
+    if index.metadata_kind is MetadataKind.TYPED and families_of_gguf(index.architecture):
         what = f"no {index.architecture} that is known has as many experts ({index.architecture}.expert_count)"
     if index.metadata_kind is MetadataKind.DOCUMENT and not index.metadata:
         what = "no config.json beside the tensors names an architecture"

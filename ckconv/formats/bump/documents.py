@@ -15,7 +15,7 @@ from typing import Any
 from ckconv.core.config_keys import CONFIG_KEYS
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import VerifyError, listed
-from ckconv.families.catalogue import FAMILIES
+from ckconv.families.catalogue import families_of_gguf
 from ckconv.formats.bump.beside import document_beside
 from ckconv.formats.bump.config import CONFIG_NAME, load_config
 from ckconv.formats.bump.header5 import read_bump5
@@ -208,7 +208,7 @@ def _config_faults(config: Document, described: Document, header: HeaderV4) -> l
     stated: Mapping[str, Any] = known
     expected = {HUGGINGFACE_KEYS.get(key, key): stated[key] for key in stated if key not in _BUILDERS_OWN}
     expected |= {"num_merges": header.num_merges, "total_vocab_bytes": header.total_vocab_bytes}
-    classes = [family.hf_class for family in FAMILIES.values() if family.gguf == known.get("model")]
+    classes = [family.hf_class for family in families_of_gguf(str(known.get("model")))]
     if classes:
         expected["architectures"] = classes[:1]
     for key, value in expected.items():
