@@ -5,7 +5,7 @@
 
 A case is a table of tests/families/NAME.toml:
 
-    class = "Gemma2ForCausalLM"         # of transformers
+    class = "Gemma2ForCausalLM"         # of transformers; that of the configuration where another's class computes it
     tolerance = { llama_cpp = 2e-3 }    # why: its GELU is a table of 16-bit floats
     [base]                              # arguments of the configuration class, the same in every case: tiny sizes, none
     hidden_size = 24                    # of them equal, so that a transposed or permuted matrix shows
@@ -80,8 +80,8 @@ def saved(case: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     transformers.logging.disable_progress_bar()
     made = getattr(transformers, case.model_class)
     torch.manual_seed(0)
-    config = made.config_class(**deepcopy(case.overrides), dtype=case.dtype)  # it fills in tables that it is given
-    made(config).to(getattr(torch, case.dtype)).save_pretrained(folder)
+    config = getattr(made, "config_class", made)(**deepcopy(case.overrides), dtype=case.dtype)  # it fills in tables
+    transformers.AutoModelForCausalLM.from_config(config).to(getattr(torch, case.dtype)).save_pretrained(folder)
     found: dict[str, Any] = {}
     with safe_open(folder / "model.safetensors", "pt") as file:
         names = file.keys()

@@ -114,12 +114,17 @@ def family_of_gguf(architecture: str, has: Callable[[str], bool]) -> Family | No
 def told_by_architecture(name: str) -> str:
     """The family for which a file that names only the architecture is taken: Mistral's GGUFs are those of a Llama."""
     family = FAMILIES[name]
-    condition = family.in_gguf.condition
-    if condition is None or any(condition.value({"has": lambda key, said=said: said}) for said in (True, False)):
+    if _is_told(family):
         return name
-    return next(
-        (f.name for f in families_of_gguf(family.gguf) if f is not family and f.experts == family.experts), name
-    )
+    others = families_of_gguf(family.gguf)
+    return next((one.name for one in others if _is_told(one) and one.experts == family.experts), name)
+
+
+def _is_told(family: Family) -> bool:
+    """There are GGUFs that are taken for this family's."""
+    condition = family.in_gguf.condition
+    both = (True, False)
+    return condition is None or any(condition.value({"has": lambda key, said=said: said}) for said in both)
 
 
 def families_of_engine(engine: str) -> list[Family]:

@@ -236,13 +236,15 @@ def _completed(file: GgufFile, architecture: str, family: Family, config: ModelC
         found = {FIELD_OF[name]: _exact(values[name]) for name in special}
         if found.get("layer_types") and SLIDING not in found["layer_types"]:
             found["sliding_window"] = None
-        return replace(config, **found, own={name: _exact(values[name]) for name in family.own})
+        return replace(config, **found, own={name: _number(values[name]) for name in family.own})
     except ParameterError as error:
         raise fail(f"{architecture}.{error}") from None
 
 
 def _exact(value: Any) -> Any:
     """Lists as tuples, and numbers as the shortest decimals of their float32."""
-    if isinstance(value, list):
-        return tuple(value)
+    return tuple(value) if isinstance(value, list) else _number(value)
+
+
+def _number(value: Any) -> Any:
     return shortest_float32(value) if isinstance(value, float) else value
