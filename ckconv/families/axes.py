@@ -72,7 +72,7 @@ def parse(text: str) -> Shape:
     while reader.more:
         term = reader.term()
         axes.append(term if isinstance(term, tuple) else (term,))
-    if not axes:
+    if not axes and text:
         raise AxesError("a shape without an axis")
     return tuple(axes)
 

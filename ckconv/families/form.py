@@ -105,7 +105,7 @@ def _layer(value: Any) -> str | None:
 
 
 _CELL_FIELDS: dict[str, Form] = {
-    **dict.fromkeys(("axes", "value", "dropped"), _text),
+    **dict.fromkeys(("axes", "value", "dropped", "key"), _text),
     "name": _name,
 }
 _CELL = _many(_cell)
@@ -155,6 +155,8 @@ _ENGINE = _or_table(
     },
 )
 
+_ROPE_TABLES = dict.fromkeys(("default", "unscaled"), _table_of(_scalar))
+
 #: Section -> what it is.
 _FORMS: dict[str, Form] = {
     "extends": _many(_text),
@@ -173,7 +175,7 @@ _FORMS: dict[str, Form] = {
         {
             **_KEYS,
             "written": _table_of(_plain),
-            "rope": _table({"by_layer": _flag, "types": _many(_text), "mlx_lm": _text}),
+            "rope": _table({"by_layer": _flag, "types": _many(_text), "mlx_lm": _text, **_ROPE_TABLES}),
             "window": _table_of(_text),
         }
     ),

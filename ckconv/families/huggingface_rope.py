@@ -78,6 +78,8 @@ def read_rope(
     """
     scaling = _object(own.get("rope_scaling"), "rope_scaling", fail)
     nested = _object(own.get("rope_parameters"), "rope_parameters", fail)
+    if own.get("rope_parameters") is None and consumer == TRANSFORMERS:
+        nested = style.default
     local: Mapping[str, Any] = {}
     if style.by_layer:
         local = _object(nested.get("sliding_attention"), "rope_parameters.sliding_attention", fail)

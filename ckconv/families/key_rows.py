@@ -27,11 +27,15 @@ class RopeStyle(NamedTuple):
         types: the only types of scaling that transformers' class takes, if it does not take all.
         mlx_lm: where mlx-lm's class looks for the scaling: at the "top" of the document, in "rope_parameters" too, or
             "nowhere".
+        default: the table that transformers' class takes where there is no ``rope_parameters``.
+        unscaled: the scaling that scales nothing, for a class of mlx-lm that wants one.
     """
 
     by_layer: bool = False
     types: tuple[str, ...] = ()
     mlx_lm: str = "top"
+    default: Mapping[str, Any] = field(default_factory=dict)
+    unscaled: Mapping[str, Any] = field(default_factory=dict)
 
 
 class WindowStyle(NamedTuple):
@@ -129,9 +133,10 @@ class KeyRows(Fields):
 
     def _rope(self, row: Mapping[str, Any]) -> RopeStyle:
         self.where = "config.rope"
-        self.fields(row, frozenset({"by_layer", "types", "mlx_lm"}))
+        self.fields(row, frozenset({"by_layer", "types", "mlx_lm", "default", "unscaled"}))
         place = self.word(row, "mlx_lm", {word: word for word in ("top", "rope_parameters", "nowhere")}, "top")
-        return RopeStyle(bool(row.get("by_layer")), texts(row.get("types")), place)
+        tables = (row.get(name, {}) for name in ("default", "unscaled"))
+        return RopeStyle(bool(row.get("by_layer")), texts(row.get("types")), place, *tables)
 
     def _window(self, row: Mapping[str, Any]) -> WindowStyle:
         self.where = "config.window"

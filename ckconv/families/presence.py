@@ -22,11 +22,15 @@ def always(family: Family, format: str) -> frozenset[str]:
     constants = Scope(family, {})
     found = set()
     for row in family.tensors.values():
-        if row.cells[format] and not row.optional:
+        if _has(row, format) and not row.optional:
             found.add(_pattern(family, row, "weight"))
             if row.bias is not None and not _asks(family, row.bias) and row.bias.value(constants):
                 found.add(_pattern(family, row, "bias"))
     return frozenset(found)
+
+
+def _has(row: TensorRow, format: str) -> bool:
+    return bool(row.cells[format]) or (format == "gguf" and bool(row.key))
 
 
 def expected(family: Family, format: str, parameters: Mapping[str, Any]) -> dict[str, int]:
@@ -34,7 +38,7 @@ def expected(family: Family, format: str, parameters: Mapping[str, Any]) -> dict
     scope = Scope(family, parameters)
     counts: dict[str, int] = {}
     for row in family.tensors.values():
-        if not row.cells[format] or row.name == _HEAD or (row.when is not None and not row.when.value(scope)):
+        if not _has(row, format) or row.name == _HEAD or (row.when is not None and not row.when.value(scope)):
             continue
         count = _count(family, row, scope)
         counts[_pattern(family, row, "weight")] = count

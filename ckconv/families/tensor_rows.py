@@ -1,8 +1,9 @@
 """Section ``[tensors]`` of a family file: rows of tensors.
 
 A row is a module: ``axes`` is its shape, ``hf``, ``gguf`` and ``mlx`` its cells (a name, a table of ``name``, ``axes``,
-``value``, ``by`` and ``when``, a list of forms of which the first is written, or ``absent``), ``bias`` and ``when``
-say whether there is a bias, and whether it is there at all, ``layers`` which kind of layer has it.
+``value``, ``by`` and ``when``, a list of forms of which the first is written, or ``absent``; GGUF's may be a table of
+``key``, the metadata key with a number of every layer), ``bias`` and ``when`` say whether there is a bias, and whether
+it is there at all, ``layers`` which kind of layer has it.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class TensorRow(NamedTuple):
         layers: the kind of layer that has it, "" for all.
         cells: format -> its forms, the first of which is written; empty where the format has none.
         dropped: format -> full name of a stored tensor that is no part of the model, and why it is not.
+        key: the metadata key of GGUF that holds the one number of every layer, "" where it is a tensor there.
     """
 
     name: str
@@ -78,6 +80,7 @@ class TensorRow(NamedTuple):
     layers: Expression | None
     cells: Mapping[str, tuple[Cell, ...]]
     dropped: Mapping[str, tuple[str, str]] = {}
+    key: str = ""
 
     def in_stack(self, stacks: Mapping[str, Stack]) -> bool:
         """There is one in every layer of the decoder, or of another stack."""
@@ -134,7 +137,8 @@ class TensorRows(Fields):
                 dropped[format] = (cell["name"], cell["dropped"])
             if format == "mlx" and isinstance(cell, dict) and "name" not in cell and isinstance(row.get("hf"), dict):
                 cell = {**{k: v for k, v in row["hf"].items() if k in ("name", "part", "parts")}, **cell}
-            forms = [] if cell == "absent" or format in dropped else listed(cell)
+            keyed = isinstance(cell, dict) and "key" in cell
+            forms = [] if cell == "absent" or format in dropped or keyed else listed(cell)
             cells[format] = tuple(self._cell(form, axes, fused, format) for form in forms)
         return TensorRow(
             name,
@@ -145,7 +149,11 @@ class TensorRows(Fields):
             self._kind(row.get("layers"), kinds),
             cells,
             dropped,
+            self._key(row.get(_OWN_VALUES)),
         )
+
+    def _key(self, cell: object) -> str:
+        return str(self.fields(cell, frozenset({"key"}))["key"]) if isinstance(cell, dict) and "key" in cell else ""
 
     def _kind(self, text: object, kinds: Mapping[str, Any]) -> Expression | None:
         found = self.expression(text)
@@ -179,7 +187,9 @@ class TensorRows(Fields):
     def _check_cell(self, cell: Cell, axes: shapes.Shape, format: str) -> None:
         """The atoms of a cell are the tensor's own, an axis that is stacked left out, in an order that is moved."""
         canonical = axes[1:] if cell.stack else axes
-        one_by_one = axes[0] == (cell.stack,) and self._letters.get(cell.stack) == _COUNTED and format != _OWN_VALUES
+        one_by_one = (
+            axes[:1] == ((cell.stack,),) and self._letters.get(cell.stack) == _COUNTED and format != _OWN_VALUES
+        )
         if cell.stack and not one_by_one:
             raise self.fault(
                 f"{cell.name}: only the first axis of {_COUNTED} is stored one by one, not in {_OWN_VALUES}"

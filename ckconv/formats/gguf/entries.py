@@ -22,6 +22,7 @@ from ckconv.families.names import names_of, shift_of
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 from ckconv.families.words import of_class, said, tensors_said
+from ckconv.formats.gguf.layer_keys import key_patterns
 from ckconv.formats.gguf.rules import known_patterns, required_patterns
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER
@@ -114,9 +115,11 @@ def canonical_entries(planner: Planner, config: ModelConfig, family: Family, bla
         planner.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
     tensors = _selected(planner, family, blank)
     entries: dict[str, Entry] = {}
-    written = names_of(family, "gguf").written
+    written, keys = names_of(family, "gguf").written, key_patterns(family)
     for tensor in tensors.values():
         name = parse(tensor.name)
+        if name.pattern in keys:
+            continue
         own = [with_layer(part, name.layer) for part in written[name.pattern].names]
         there = [tensors[part] for part in own if part in tensors]
         if len(there) == len(own):

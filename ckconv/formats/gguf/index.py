@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from ckconv.families.schema import Family
 from ckconv.families.words import said_of
 from ckconv.formats.gguf.adapter_spec import GGUF_KIND
 from ckconv.formats.gguf.config import gguf_config, keys_of, value_of
+from ckconv.formats.gguf.layer_keys import tensors_of_keys
 from ckconv.formats.gguf.read import GgufFile, join_shards, read_gguf
 from ckconv.formats.gguf.read_header import read_header
 from ckconv.io.bytesource import ByteSource
@@ -70,6 +72,8 @@ def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
             said_of(config, "gguf"),
             layers=f"{architecture}.block_count",
         )
+        keyed = {tensor.name: tensor for tensor in tensors_of_keys(file, family, config)}
+        canonical = replace(canonical, tensors={**canonical.tensors, **keyed})
     return TensorIndex(
         format="gguf",
         version=file.version,

@@ -31,6 +31,7 @@ from ckconv.formats.gguf.entries import (
     stored_entries,
 )
 from ckconv.formats.gguf.keys import copied, dropped, with_set
+from ckconv.formats.gguf.layer_keys import keys_of_tensors
 from ckconv.formats.gguf.rules import engine_reasons
 from ckconv.formats.gguf.spec import (
     ALIGNMENT_KEY,
@@ -203,6 +204,7 @@ class GgufPlanner(Planner):
         return {
             **general_keys(family, self._name(tokenizer), label),
             **model,
+            **keys_of_tensors(self.index, family),
             **type_keys(file_type(entries, types)),
             **tokenizer.metadata,
         }

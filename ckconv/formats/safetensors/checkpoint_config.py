@@ -60,11 +60,17 @@ class Said(NamedTuple):
 def config_json(index: TensorIndex, said: Said) -> bytes:
     """The bytes of ``config.json``; empty where the source has none and none can be made."""
     source, config = source_document(index), index.config
+    unscaled = FAMILIES[config.family].document.rope.unscaled if config and said.format == "mlx" else {}
     if source:
-        return _encoded(_changed(source, index, said), index)
+        document = _changed(source, index, said)
+        if unscaled and not document.get("rope_scaling"):
+            document["rope_scaling"] = dict(unscaled)
+        return _encoded(document, index)
     if config is None:
         return b""
     document = build_document(config, _facts(index, config, said))
+    if unscaled and not document["rope_scaling"]:
+        document["rope_scaling"] = dict(unscaled)
     if CONSUMERS[said.format] == TRANSFORMERS:
         check_fit(document, config)
     if said.quantization:
