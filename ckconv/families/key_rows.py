@@ -34,8 +34,8 @@ class RopeStyle(NamedTuple):
     by_layer: bool = False
     types: tuple[str, ...] = ()
     mlx_lm: str = "top"
-    default: Mapping[str, Any] = field(default_factory=dict)
-    unscaled: Mapping[str, Any] = field(default_factory=dict)
+    default: Mapping[str, Any] = {}
+    unscaled: Mapping[str, Any] = {}
 
 
 class WindowStyle(NamedTuple):

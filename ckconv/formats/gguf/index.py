@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +72,7 @@ def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
             layers=f"{architecture}.block_count",
         )
         keyed = {tensor.name: tensor for tensor in tensors_of_keys(file, family, config)}
-        canonical = replace(canonical, tensors={**canonical.tensors, **keyed})
+        canonical = canonical._replace(tensors={**canonical.tensors, **keyed})
     return TensorIndex(
         format="gguf",
         version=file.version,
