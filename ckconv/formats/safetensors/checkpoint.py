@@ -18,7 +18,7 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.families.dialects import FUSIONS, NAMES_KEY
 from ckconv.families.huggingface_classes import needs
 from ckconv.families.keys import CONSUMERS
-from ckconv.families.loaders import LLAMA_CPP, Loader
+from ckconv.families.loaders import Loader
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family
 from ckconv.families.words import of_source
@@ -26,7 +26,7 @@ from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
 from ckconv.formats.safetensors.checkpoint_names import Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import copied_piece, module_of
-from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
+from ckconv.formats.safetensors.checkpoint_rules import has_a_head_always, loader_reasons, option_reasons
 from ckconv.formats.safetensors.checkpoint_tokenizer import tokenizer_plan
 from ckconv.formats.safetensors.files import parts_beside
 from ckconv.formats.safetensors.rope_factors import scaling_of
@@ -206,7 +206,7 @@ class CheckpointPlanner(Planner):
         assert self.config is not None
         asked = "untie" if self.options.names == "max" else self.options.tie
         head, embedding = self.tensors.get(HEAD), self.tensors.get(EMBEDDING)
-        if not asked and self.index.format == "gguf" and self.source.head_is_embedding and self._always_has_head():
+        if not asked and self.source.head_is_embedding and has_a_head_always(self.index):
             asked = "tie"
         if head is None and asked == "untie" and embedding is not None:
             self.tensors[HEAD] = replace(embedding, name=HEAD)
@@ -224,11 +224,6 @@ class CheckpointPlanner(Planner):
                 hint = "" if asked == "tie" else "--untie writes it"
                 self.refuse(f"{head.source} is not byte for byte the embedding, and {why}", hint)
         self.tied = HEAD not in self.tensors
-
-    def _always_has_head(self) -> bool:
-        """llama.cpp wants a head of the family's, tied or not."""
-        row = self.family.engines.get(LLAMA_CPP.row) if self.family else None
-        return row is not None and row.head_must_be_written
 
     # Types
 
