@@ -204,10 +204,9 @@ class CheckpointPlanner(Planner):
     def _place_head(self) -> None:
         """The output head: its own tensor, or the embedding's rows."""
         assert self.config is not None
-        asked = "untie" if self.options.names == "max" else self.options.tie
+        copied = "tie" if self.source.head_is_embedding and has_a_head_always(self.index) else ""
+        asked = "untie" if self.options.names == "max" else self.options.tie or copied
         head, embedding = self.tensors.get(HEAD), self.tensors.get(EMBEDDING)
-        if not asked and self.source.head_is_embedding and has_a_head_always(self.index):
-            asked = "tie"
         if head is None and asked == "untie" and embedding is not None:
             self.tensors[HEAD] = replace(embedding, name=HEAD)
         elif head is None and self.config.tied is False and HEAD not in self.index.tensors:
