@@ -32,7 +32,7 @@ def _own_table(name: str) -> dict[str, Any]:
     return own[name] if name in own else read_file(FOLDER / f"{name}{_SUFFIX}")
 
 
-def _naming(word: str, section: str, key: str) -> list[str]:
+def _naming(word: str, section: str, key: str) -> Iterator[str]:
     """Families whose ``section.key`` is this word, or has it, a user's first; only files with the word are parsed."""
     own = own_files().tables
     row = re.compile(rf'^{section} = .*\b{key} = (\[[^\]]*\]|"[^"]*")', re.MULTILINE)
@@ -41,11 +41,9 @@ def _naming(word: str, section: str, key: str) -> list[str]:
         found = row.search(text)
         return f'"{word}"' in (found[1] if found else text)
 
-    return [
-        name
-        for name in (*own, *(name for name, text in _texts().items() if name not in own and may_name(text)))
-        if word in listed(_own_table(name).get(section, {}).get(key, []))
-    ]
+    for name in (*own, *(name for name, text in _texts().items() if name not in own and may_name(text))):
+        if word in listed(_own_table(name).get(section, {}).get(key, [])):
+            yield name
 
 
 #: The file that families extend; no family of its own.
@@ -148,8 +146,7 @@ def family_without_name(engine: str, present: Collection[str]) -> str:
 
 def family_of_model_type(model_type: str) -> Family | None:
     """The family of a ``config.json``; a family's own name serves as well, as bump files have it."""
-    names = _naming(model_type, "huggingface", "model_type")
-    return FAMILIES[names[0]] if names else FAMILIES.get(model_type)
+    return FAMILIES.get(next(_naming(model_type, "huggingface", "model_type"), model_type))
 
 
 def hyperparameters(architecture: str) -> list[tuple[str, str]]:

@@ -6,7 +6,6 @@ see each other's.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.families.axes import AxesError
-from ckconv.families.check import check_family
 from ckconv.families.expressions import ExpressionError, parse
 from ckconv.families.fields import listed
 from ckconv.families.merge import FOLDER, Table, fault, files_of, read_file
@@ -79,6 +77,8 @@ def in_force(paths: Sequence[Path], shipped: Mapping[str, str]) -> Iterator[None
 
 
 def _read(paths: Sequence[Path], shipped: Mapping[str, str]) -> OwnFiles:
+    import hashlib
+
     families: dict[str, Family] = {}
     tables: dict[str, Table] = {}
     digests: dict[str, str] = {}
@@ -107,6 +107,8 @@ def _read(paths: Sequence[Path], shipped: Mapping[str, str]) -> OwnFiles:
 @lru_cache(maxsize=32)
 def _loaded(path: Path, contents: tuple[tuple[Path, str], ...]) -> Family:
     """The family of a file with these contents; what is derived from a family is kept for it."""
+    from ckconv.families.check import check_family
+
     family = load(path)
     check_family(family)
     return family

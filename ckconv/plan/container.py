@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.output.streamed import SideFile
+if TYPE_CHECKING:  # it imports hashlib, which takes longer to load than a plan to make
+    from ckconv.output.streamed import SideFile
 
 
 class Frame(NamedTuple):
@@ -26,8 +26,7 @@ class Frame(NamedTuple):
     epilogue: bytes = b""
 
 
-@dataclass(frozen=True)
-class Container:
+class Container(NamedTuple):
     """Everything in an output but its tensors.
 
     Attributes:
@@ -41,10 +40,10 @@ class Container:
     """
 
     frames: tuple[Frame, ...]
-    side_files: Mapping[str, SideFile] = field(default_factory=dict)
+    side_files: Mapping[str, SideFile] = {}
     on_request: frozenset[str] = frozenset()
-    keys: Mapping[str, Any] = field(default_factory=dict)
-    inside: Mapping[str, bytes] = field(default_factory=dict)
+    keys: Mapping[str, Any] = {}
+    inside: Mapping[str, bytes] = {}
     notes: tuple[str, ...] = ()
     check: Callable[[Path], None] = lambda _: None
 

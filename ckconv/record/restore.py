@@ -227,4 +227,4 @@ def _bytes_at(extent: Extent, name: str) -> Tensor:
 def _container(format: str, files: int, side_files: Mapping[str, bytes]) -> Container:
     """What lies around the tensors: nothing but side files, as headers are steps like everything else."""
     made = Container(tuple(Frame(b"") for _ in range(files)), side_files=side_files)
-    return made if format_of(format).single else replace(made, check=check_opens)
+    return made if format_of(format).single else made._replace(check=check_opens)
