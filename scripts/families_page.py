@@ -35,6 +35,8 @@ how many configurations are right, and of how many, where some are refused; the 
   many, and computes the same logits.
 - **HF → MLX**, and **GGUF → MLX**, which is held to the same: mlx-lm computes the logits that transformers does.
 - **MLX → GGUF**: the same tensors and keys as from the checkpoint.
+- **LoRA**: ways of adapters of the family that are right: PEFT → GGUF and PEFT → MLX used beside the model, and merged
+  into a GGUF and an MLX model, compute what peft does; and back to PEFT they change every module by the same.
 - **bump**: the versions of bump files that hold a model of the family.
 
 *llama.cpp* and *mlx-lm*: the largest difference of a logit from transformers', all in float32; llama.cpp looks GELU up
@@ -61,12 +63,15 @@ def row(family: str) -> str:
     recorded = [case.recorded for case in family_cases.cases(family)]
     outcomes = [case["outcomes"] for case in recorded]
     directions = [cell([said[direction] for said in outcomes]) for direction in DIRECTIONS.values()]
+    adapters = [
+        said for one in family_cases.adapters(family) if one.recorded for said in one.recorded["outcomes"].values()
+    ]
     bump = sorted(
         {word for said in outcomes if not said["bump"].startswith("refused") for word in said["bump"].split()}
     )
     engines = [largest(recorded, runs) for runs in ENGINES.values()]
     lines = len((FILES / f"{family}.toml").read_text().splitlines())
-    return f"| {' | '.join((family, *directions, ', '.join(bump) or '-', *engines, str(lines)))} |"
+    return f"| {' | '.join((family, *directions, cell(adapters), ', '.join(bump) or '-', *engines, str(lines)))} |"
 
 
 def refusals(family: str) -> Iterator[str]:
@@ -81,13 +86,30 @@ def refusals(family: str) -> Iterator[str]:
                 yield f"- **{family}** ({case.name}), {column}: {sentence or said.removeprefix('refused: ')}"
 
 
+def right(family: str, *directions: str) -> bool:
+    """In one configuration at least every one of these directions is right."""
+    outcomes = [case.recorded["outcomes"] for case in family_cases.cases(family)]
+    return any(all(said[direction] == "right" for direction in directions) for said in outcomes)
+
+
+def counted(families: list[str]) -> str:
+    """How many families go where."""
+    back = sum(right(family, "hf->gguf", "gguf->hf") for family in families)
+    mlx = sum(right(family, "hf->mlx") for family in families)
+    configurations = sum(1 for _ in family_cases.cases())
+    return (
+        f"{len(families)} families in {configurations} configurations: {back} are right from HF to GGUF and back, "
+        f"{mlx} from HF to MLX.\n\n"
+    )
+
+
 def page() -> str:
     """The whole page."""
     families = family_cases.families()
-    columns = ["family", *DIRECTIONS, "bump", *ENGINES, "lines"]
+    columns = ["family", *DIRECTIONS, "LoRA", "bump", *ENGINES, "lines"]
     table = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *map(row, families)]
     refused = [line for family in families for line in refusals(family)]
-    return HEAD + "\n".join(table) + "\n\n## What is refused\n\n" + "\n".join(refused) + "\n"
+    return HEAD + counted(families) + "\n".join(table) + "\n\n## What is refused\n\n" + "\n".join(refused) + "\n"
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
     python scripts/record_families.py [NAME ...]           write fixtures/families/NAME.json anew
     python scripts/record_families.py [NAME ...] --check   compute again and compare
+    python scripts/record_families.py [NAME ...] --adapters   record adapters only
 
 A case is a table of tests/families/NAME.toml:
 
@@ -28,6 +29,10 @@ What a case, [base] or the file may say besides:
     converter   about llama.cpp's: { wrong = "why it is not asked" }, { document = {..} } (keys that it needs besides),
                 { plain = true } (it reads config.json itself, not what transformers makes of it)
 
+A LoRA is converted and merged, too: of all linear modules, on the first case, unless tables [adapter.NAME] say others:
+`case`, `expect` (by direction, "peft->gguf", "peft->mlx", "merged->gguf", "merged->mlx", "gguf->peft", "mlx->peft", or
+by format), and arguments of peft's LoraConfig.
+
 Every outcome is printed, a line a case. What is neither right nor expected is wrong, and the exit status is 1;
 tests/test_families_cases.py says the same without torch. LLAMA_CPP_SOURCES names the folder of convert_hf_to_gguf.py
 (the sdist of llama-cpp-python has it in vendor/llama.cpp), LLAMA_CPP_LIBRARY the libraries (scripts/fetch_oracles.sh).
@@ -42,6 +47,7 @@ import json
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
@@ -55,6 +61,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import consumers  # noqa: E402
 import family_cases  # noqa: E402
 import numpy as np  # noqa: E402
+from family_adapters import DIRECTIONS as USED  # noqa: E402
+from family_adapters import AdapterRun  # noqa: E402
 from family_directions import Run, read_gguf  # noqa: E402
 
 #: Names of safetensors' types in torch.
@@ -101,8 +109,7 @@ def record(case: Any, programs: Programs, place: Path) -> dict[str, Any]:
     config, tensors = saved(case, place / "saved")
     made: dict[str, Any] = {"case": case.digest, "config": config, "tensors": tensors, "converter": {}, "proven": {}}
     folder = family_cases.checkpoint(made, place / "hf")
-    rows = family_cases.kept(case, programs.transformers.logits(folder, case.tokens, strict=True))
-    made["logits"] = [[float(f"{value:.7g}") for value in row] for row in rows]
+    made["logits"] = written_down(case, programs.transformers.logits(folder, case.tokens, strict=True))
     if "wrong" not in case.converter:
         assert programs.converter is not None, "LLAMA_CPP_SOURCES names the folder of convert_hf_to_gguf.py"
         kind = "f32" if case.dtype == "float32" else "auto"
@@ -112,6 +119,39 @@ def record(case: Any, programs: Programs, place: Path) -> dict[str, Any]:
             raise ValueError(f"llama.cpp's converter: {said}")
         made["converter"] = read_gguf(place / "theirs.gguf")
     return made
+
+
+def record_adapter(adapter: Any, programs: Programs, base: Path, place: Path) -> dict[str, Any]:
+    """What the tests hold an adapter against: tensors and configuration as peft saves them, and the logits."""
+    import peft
+    import torch
+    import transformers
+    from safetensors import safe_open
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    said = deepcopy(dict(adapter.said))
+    if said["target_modules"] == "all-linear":  # peft's own word means experts, too
+        known = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
+        found = {name: module for name, module in model.named_modules() if isinstance(module, known)}
+        said["target_modules"] = [name for name in found if found[name] is not model.get_output_embeddings()]
+    made = peft.get_peft_model(model, peft.LoraConfig(**said))
+    made.peft_config["default"].base_model_name_or_path = str(adapter.case)
+    made.save_pretrained(place / "saved")
+    with safe_open(place / "saved" / "adapter_model.safetensors", "pt") as file:
+        names = file.keys()
+        tensors = {name: ["F32", list(file.get_slice(name).get_shape())] for name in names}
+    document = json.loads((place / "saved" / "adapter_config.json").read_text())
+    kept = {key: sorted(value) if isinstance(value, list) else value for key, value in document.items()}
+    recorded: dict[str, Any] = {"case": adapter.digest, "config": kept, "tensors": tensors}
+    folder = family_cases.adapter(recorded, place / "peft")
+    rows = programs.transformers.logits(base, adapter.case.tokens, adapter=folder)
+    recorded["logits"] = written_down(adapter.case, rows)
+    return recorded
+
+
+def written_down(case: Any, rows: np.ndarray) -> list[list[float]]:
+    """The logits that are kept, to seven digits."""
+    return [[float(f"{value:.7g}") for value in row] for row in family_cases.kept(case, rows)]
 
 
 @dataclass
@@ -156,7 +196,8 @@ def moved(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
     off = float(np.abs(np.array(ours["logits"]) - np.array(theirs["logits"])).max())
     if not off < 1e-4:
         yield f"logits moved by {off:.2g}"
-    yield from (f"{key} moved" for key in ("config", "tensors", "converter", "proven") if ours[key] != theirs[key])
+    parts = ("config", "tensors", "converter", "proven")
+    yield from (f"{key} moved" for key in parts if ours.get(key) != theirs.get(key))
     refused = [{key: said for key, said in one["outcomes"].items() if " " not in key} for one in (ours, theirs)]
     yield from (f"{key} moved: {refused[0][key]}" for key in refused[0] if refused[0][key] != refused[1].get(key))
 
@@ -171,9 +212,12 @@ def written(made: Any, depth: int = 0) -> str:
 
 def main() -> int:
     """Run from the command line; 1 if something is wrong, or moved."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
+    warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--adapters", action="store_true", help="adapters only; cases stay as they are recorded")
     asked = parser.parse_args()
     wrong = 0
     with ExitStack() as stack:
@@ -184,33 +228,63 @@ def main() -> int:
             if program is not None:
                 stack.enter_context(program)
         for family in asked.names or family_cases.families():
-            wrong |= family_recorded(family, programs, check=asked.check)
+            wrong |= family_recorded(family, programs, check=asked.check, only_adapters=asked.adapters)
     return wrong
 
 
-def family_recorded(family: str, programs: Programs, *, check: bool) -> int:
-    """All cases of a family; 1 if something is wrong, or moved."""
-    versions = {name: importlib.metadata.version(name) for name in ("transformers", "torch", "mlx-lm")}
-    made: dict[str, Any] = {"versions": versions}
+def family_recorded(family: str, programs: Programs, *, check: bool, only_adapters: bool) -> int:
+    """All cases of a family, and its adapters; 1 if something is wrong, or moved."""
+    versions = {name: importlib.metadata.version(name) for name in ("transformers", "torch", "peft", "mlx-lm")}
+    made: dict[str, Any] = {"versions": versions, "adapters": {}}
     wrong = 0
     for case in family_cases.cases(family):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                ours = record(case, programs, Path(folder))
-                said = run(case, programs, ours, Path(folder) / "run")
-            except (ValueError, consumers.DoesNotRun) as error:
-                print(f"{case}: WRONG {error}")
-                wrong = 1
-                continue
-        said += moved(ours, case.recorded) if check else []
-        print(f"{case}: {'; '.join(f'{key} {value[:100]}' for key, value in ours['outcomes'].items())}", flush=True)
-        for line in said:
-            print(f"{case}: WRONG {line}", flush=True)
-        wrong |= bool(said)
-        made[case.name] = ours
+        if only_adapters:
+            made[case.name] = case.recorded
+        else:
+            wrong |= case_recorded(case, programs, made, check)
+    for adapter in family_cases.adapters(family):
+        if made.get(adapter.case.name) and any(adapter.expected(name) != family_cases.NO_SOURCE for name in USED):
+            wrong |= adapter_recorded(adapter, programs, made, check)
     if not check:
         (family_cases.RECORDS / f"{family}.json").write_text(written(made) + "\n")
     return wrong
+
+
+def case_recorded(case: Any, programs: Programs, made: dict[str, Any], check: bool) -> int:
+    """One case, into what is made of the family; 1 if something is wrong, or moved."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            ours = record(case, programs, Path(folder))
+            wrong = run(case, programs, ours, Path(folder) / "run")
+        except (ValueError, consumers.DoesNotRun) as error:
+            print(f"{case}: WRONG {error}", flush=True)
+            return 1
+    made[case.name] = ours
+    return told(case, ours, [*wrong, *(moved(ours, case.recorded) if check else ())])
+
+
+def adapter_recorded(adapter: Any, programs: Programs, made: dict[str, Any], check: bool) -> int:
+    """One adapter, the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        base = Run(adapter.case, Path(folder) / "run", lambda direction, place: "", made[adapter.case.name])
+        try:
+            ours = record_adapter(adapter, programs, base.source, Path(folder))
+        except (ValueError, consumers.DoesNotRun) as error:
+            print(f"{adapter}: WRONG {error}", flush=True)
+            return 1
+        running = AdapterRun(adapter, base, Path(folder) / "adapted", ours)
+        ours["outcomes"] = running.outcomes({"llama_cpp": programs.llama_cpp, "mlx_lm": programs.mlx_lm})
+    made["adapters"][adapter.name] = ours
+    wrong = [f"{direction}: {said}" for direction, said in running.unexpected(ours["outcomes"]).items()]
+    return told(adapter, ours, [*wrong, *(moved(ours, adapter.recorded) if check else ())])
+
+
+def told(name: object, ours: Mapping[str, Any], wrong: list[str]) -> int:
+    """Print every outcome in one line, and what is wrong in one each."""
+    print(f"{name}: {'; '.join(f'{key} {value[:100]}' for key, value in ours['outcomes'].items())}", flush=True)
+    for line in wrong:
+        print(f"{name}: WRONG {line}", flush=True)
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

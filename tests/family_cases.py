@@ -130,6 +130,55 @@ def cases(*names: str) -> Iterator[Case]:
             yield Case(family, name, document["class"], without_null({"vocab_size": VOCABULARY, **said}), **about)
 
 
+@dataclass(frozen=True)
+class AdapterCase:
+    """A LoRA on the model of a case: ``[adapter.NAME]``; without one, of all linear modules, on the first case.
+
+    Attributes:
+        said: arguments of peft's ``LoraConfig``.
+        expect: as a case's, of the adapter's own directions.
+    """
+
+    case: Case
+    name: str
+    said: Mapping[str, Any]
+    expect: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.case}-{self.name}"
+
+    @property
+    def digest(self) -> str:
+        """Of all that a recording follows from."""
+        said = json.dumps([self.case.digest, self.said], sort_keys=True)
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What is written down of it; empty for nothing, or for what it was before it changed."""
+        found: dict[str, Any] = recording(self.case.family).get("adapters", {}).get(self.name, {})
+        return found if found.get("case") == self.digest else {}
+
+    def expected(self, direction: str) -> str:
+        """``right``, the refusal that is right, or that the base is refused already."""
+        format = "mlx" if "mlx" in direction else "gguf"
+        back = direction.endswith("->peft") and self.expected(f"peft->{format}") != "right"
+        if back or self.case.expected(f"hf->{format}") != "right":
+            return NO_SOURCE
+        return self.expect.get(direction, self.expect.get(format, "right"))
+
+
+def adapters(*names: str) -> Iterator[AdapterCase]:
+    """Every adapter of these families, or of all."""
+    for family in names or families():
+        document = tomllib.loads((CASES / f"{family}.toml").read_text())
+        found = {case.name: case for case in cases(family)}
+        for name, row in document.get("adapter", {"linear": {}}).items():
+            said = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **row}
+            case, expect = said.pop("case", next(iter(found))), said.pop("expect", {})
+            yield AdapterCase(found[case], name, without_null(said), expect)
+
+
 def without_null(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_null(item) for key, item in value.items()}
@@ -173,6 +222,14 @@ def tensors(recorded: Mapping[str, Any]) -> Tensors:
 def document_text(document: Mapping[str, Any]) -> str:
     """As ``PretrainedConfig.to_json_string`` writes it."""
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+def adapter(recorded: Mapping[str, Any], root: Path) -> Path:
+    """Make the directory of a recorded adapter."""
+    root.mkdir(parents=True)
+    (root / "adapter_config.json").write_text(document_text(recorded["config"]))
+    save_file(root / "adapter_model.safetensors", tensors(recorded), {"format": "pt"})
+    return root
 
 
 def checkpoint(recorded: Mapping[str, Any], root: Path) -> Path:

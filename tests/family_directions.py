@@ -100,6 +100,17 @@ def shown(value: Any) -> str:
     return "" if value is None else json.dumps(value)[:80]
 
 
+def close(case: Case, engine: str, rows: np.ndarray, recorded: Mapping[str, Any]) -> str:
+    """``right``, with the largest difference of computed logits from the recorded ones, or what is wrong."""
+    wanted, found = np.array(recorded["logits"], np.float32), kept(case, rows)
+    columns = wanted.shape[1]
+    if found.shape[1] < columns:
+        return f"{found.shape[1]} of {columns} logits"
+    off = float(np.abs(found[:, :columns] - wanted).max())
+    allowed = case.limit(engine) * min(1.0, float(wanted.std()))  # some families divide their logits
+    return f"right {off:.1g}" if off <= allowed else f"off by {off:.2g}, {allowed:.1g} is allowed"
+
+
 def said(error: CkconvError) -> str:
     """The error in one line, without its path."""
     words = "; ".join((error.message, *error.details))
@@ -145,12 +156,13 @@ class Run:
             source = self.result(f"hf->{first}")
         to = {"hf": "safetensors"}.get(last, last)
         try:
-            ckconv.convert(source, self.result(direction), to=to, options=ckconv.Options(**self._options()))
+            ckconv.convert(source, self.result(direction), to=to, options=ckconv.Options(**self.options()))
         except CkconvError as error:
             return said(error)
         return ""
 
-    def _options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
+        """Of every conversion of the case."""
         return {key: tuple(value) if isinstance(value, list) else value for key, value in self.case.options.items()}
 
     def outcome(self, direction: str) -> str:
@@ -197,30 +209,25 @@ class Run:
 
     def computes(self, name: str, engine: consumers.Consumer, direction: str) -> str:
         """What an engine computes of an output: ``right``, with the largest difference, or what is wrong."""
-        wanted = np.array(self.recorded["logits"], np.float32)
         try:
-            found = kept(self.case, engine.logits(self._for(name, direction), self.case.tokens))
+            rows = engine.logits(self.for_engine(name, direction), self.case.tokens)
         except consumers.DoesNotRun as error:
             return f"does not run: {error}"
-        columns = wanted.shape[1]
-        if found.shape[1] < columns:
-            return f"{found.shape[1]} of {columns} logits"
-        off = float(np.abs(found[:, :columns] - wanted).max())
-        return f"right {off:.1g}" if off <= self.case.limit(name) else f"off by {off:.2g}"
+        return close(self.case, name, rows, self.recorded)
 
-    def _for(self, engine: str, direction: str) -> Path:
+    def for_engine(self, engine: str, direction: str) -> Path:
         """The output; llama.cpp rounds what it multiplies BF16 and F16 by, so it is asked about the same in float32."""
         if engine != "llama_cpp" or self.case.dtype == "float32":
             return self.result(direction)
         wide = self.place / "wide.gguf"
-        ckconv.convert(self.source, wide, options=ckconv.Options(**self._options(), dtype="f32"))
+        ckconv.convert(self.source, wide, options=ckconv.Options(**self.options(), dtype="f32"))
         return wide
 
     def bump(self) -> str:
         """Versions of bump files that hold the model, or why none does."""
         held, refusal = [], ""
         for version in (3, 5):
-            options = ckconv.Options(**self._options(), bump_version=version, source_record=False)
+            options = ckconv.Options(**self.options(), bump_version=version, source_record=False)
             try:
                 ckconv.convert(self.source, self.place / f"{version}.bump", options=options)
                 held.append(str(version))

@@ -1,4 +1,4 @@
-"""Families, by their cases: every direction is right, or refused with the sentence that the case says.
+"""Families, by their cases and adapters: every direction is right, or refused with the sentence that the case says.
 
 A checkpoint is made from a seed; what transformers and llama.cpp's converter make of it is recorded
 (``scripts/record_families.py``, which says how a case is written). What is neither right nor expected fails.
@@ -13,10 +13,13 @@ from pathlib import Path
 
 import consumers
 import pytest
-from family_cases import CASES, Case, cases, families
+from family_adapters import DIRECTIONS as USED
+from family_adapters import AdapterRun
+from family_cases import CASES, NO_SOURCE, AdapterCase, Case, adapters, cases, families, recording
 from family_directions import Run
 
 EVERY = [pytest.param(case, id=str(case)) for case in cases()]
+LORAS = [pytest.param(one, id=str(one)) for one in adapters() if "adapters" in recording(one.case.family)]
 
 
 def run(case: Case, place: Path) -> Run:
@@ -49,6 +52,18 @@ def test_every_direction_is_right_or_refused_as_the_case_says(
     case: Case, engines: dict[str, consumers.Consumer], tmp_path: Path
 ) -> None:
     running = run(case, tmp_path)
+
+    assert running.unexpected(running.outcomes(engines)) == {}
+
+
+@pytest.mark.parametrize("adapter", LORAS)
+def test_an_adapter_is_converted_and_merged_right_or_refused_as_is_said(
+    adapter: AdapterCase, engines: dict[str, consumers.Consumer], tmp_path: Path
+) -> None:
+    if all(adapter.expected(direction) == NO_SOURCE for direction in USED):
+        return
+    assert adapter.recorded, f"scripts/record_families.py {adapter.case.family} --adapters records it as it stands now"
+    running = AdapterRun(adapter, run(adapter.case, tmp_path / "base"), tmp_path / "adapter", adapter.recorded)
 
     assert running.unexpected(running.outcomes(engines)) == {}
 
