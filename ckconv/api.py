@@ -276,7 +276,7 @@ def check_output(
         path: what the user named.
         named: side file -> where it is, if not beside the model.
     """
-    from ckconv.engine.whole import Asked, check_beside, check_source_record, verify_alone, verify_whole
+    from ckconv.engine.whole import Request, check_beside, check_source_record, verify_alone, verify_whole
 
     beside = check_beside(path, out, source)
     if source is None:
@@ -284,7 +284,7 @@ def check_output(
         return Checked(found, beside.path, beside.sums, check_source_record(out))
     if adapters and source.adapter is None:
         source = _merged(source, adapters, options, out.format)
-    asked = Asked(beside.options(options, adapters), weights, named, path.is_dir())
+    asked = Request(beside.options(options, adapters), weights, named, path.is_dir())
     found = verify_whole(out, source, asked, progress=progress)
     return Checked(found, beside.path, beside.sums, check_source_record(out))
 

@@ -319,7 +319,7 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
-class Asked(NamedTuple):
+class Chosen(NamedTuple):
     """An option that is not what it is by default."""
 
     option: Option
@@ -331,10 +331,10 @@ class Asked(NamedTuple):
         return self.option.flag
 
 
-def asked(options: Options) -> Iterator[Asked]:
+def asked(options: Options) -> Iterator[Chosen]:
     """The options that somebody asked for, in the order of the fields."""
     for item in fields(options):
         value = getattr(options, item.name)
         rows = [row for row in OPTIONS if row.name == item.name]
         if value != rows[0].default:
-            yield Asked(next((row for row in rows if row.gives == value), rows[0]), value)
+            yield Chosen(next((row for row in rows if row.gives == value), rows[0]), value)

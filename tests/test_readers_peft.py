@@ -15,7 +15,7 @@ from conftest import FIXTURES
 from safetensors.numpy import load_file
 
 from ckconv.adapters.model import changes_of
-from ckconv.adapters.names import families_of, gguf_name_of, gguf_stem_of, path_of, stem_of
+from ckconv.adapters.names import families_of, gguf_module_of, gguf_name_of, module_of, path_of
 from ckconv.api import open_model
 from ckconv.core.adapters import Role
 from ckconv.errors import CkconvError, InputError, UnsupportedError
@@ -65,7 +65,7 @@ def test_matrices_change_as_peft_merges_them(name: str) -> None:
     merged = load_file(ADAPTERS / name / "merged.safetensors")
     compared = 0
     for path, theirs in merged.items():
-        stem = stem_of(path.removesuffix(".weight"), [base.index.config.family])  # type: ignore[union-attr]
+        stem = module_of(path.removesuffix(".weight"), [base.index.config.family])  # type: ignore[union-attr]
         module = index.adapter.modules.get(stem or "")  # type: ignore[union-attr]
         if not path.endswith(".weight") or module is None or Role.B not in module.roles:
             continue
@@ -422,7 +422,7 @@ def test_what_inspect_prints(ckconv: Any) -> None:
     ],
 )
 def test_paths_of_modules(path: str, stem: str | None) -> None:
-    assert stem_of(path) == stem
+    assert module_of(path) == stem
 
 
 def test_names_there_and_back() -> None:
@@ -431,10 +431,10 @@ def test_names_there_and_back() -> None:
             continue
         for stem in ("layers.2.attention.q", "layers.2.attention.qkv", "layers.2.ffn.gate_up", "output"):
             name = gguf_name_of(stem, family)
-            assert name is None or gguf_stem_of(name, family) == stem
+            assert name is None or gguf_module_of(name, family) == stem
             for dialect in ("hf", "mlx"):
                 path = path_of(stem, [family.name], dialect)
-                assert path is None or stem_of(path, [family.name]) == stem
+                assert path is None or module_of(path, [family.name]) == stem
     assert families_of(["transformer.h.0.attn.c_attn"]) == ("gpt2",)
     assert path_of("layers.0.attention.qkv", ["gpt2"], "mlx") == "model.h.0.attn.c_attn"
 

@@ -173,7 +173,7 @@ def test_every_group_that_does_not_fit_is_counted(
         unfit += not (is_half(scale) and (bias == -OFFSETS[name] * scale if name in OFFSETS else is_half(bias)))
     result = recipe.to_blocks(planes, triple)
     assert (result.groups, result.inexact) == (4, unfit)
-    assert recipe.misfits(planes[1], planes[2], triple) == unfit
+    assert recipe.unfit_groups(planes[1], planes[2], triple) == unfit
     if not unfit:
         assert same_values(by_ggml(result.planes[0], recipe.block), by_triple(planes, triple), recipe.block)
 
@@ -206,7 +206,7 @@ def test_scale_bytes_that_mean_something_else_to_the_other_side(name: str, unfit
         planes = (np.full((1, columns // 2), 0x21, np.uint8), scales)
         result = recipe.to_blocks(planes, triple)
         expected = scales.size if byte in unfit else 0
-        assert result.inexact == recipe.misfits(scales, None, triple) == expected
+        assert result.inexact == recipe.unfit_groups(scales, None, triple) == expected
         assert recipe.to_triple(result.planes[0], triple).inexact == expected
         equal = same_values(by_ggml(result.planes[0], recipe.block), by_triple(planes, triple), recipe.block)
         # A scale of -0 would do, but has no place in ggml's unsigned scale.
@@ -229,7 +229,7 @@ def test_the_scale_of_a_constant_group_does_not_matter(name: str, number: DType)
         assert same_values(by_ggml(result.planes[0], recipe.block), by_triple(planes, triple), recipe.block)
     codes[0, 31] = 1
     assert recipe.to_blocks((packed(codes, 4), *planes[1:]), triple).inexact == 1
-    assert recipe.misfits(planes[1], planes[2], triple) == 1
+    assert recipe.unfit_groups(planes[1], planes[2], triple) == 1
 
 
 def test_a_zero_bias_of_the_other_sign_is_reported() -> None:
@@ -272,7 +272,7 @@ def test_a_model_that_mlx_made() -> None:
             assert same_values(by_ggml(there.planes[0], recipe.block), by_triple(planes, triple), recipe.block)
             back = recipe.to_triple(there.planes[0], triple).planes
             assert [plane.tolist() for plane in back] == [plane.tolist() for plane in planes]
-        assert BY_BLOCK[DTYPES["Q4_0"]].misfits(planes[1], planes[2], triple) > 0
+        assert BY_BLOCK[DTYPES["Q4_0"]].unfit_groups(planes[1], planes[2], triple) > 0
         # The twin is what MLX's decoder makes of it, rounded to bfloat16 twice: ggml's decoder does not round.
         assert (by_ggml(there.planes[0], recipe.block) != wide(twin[f"{name}.weight"], BF16)).any()
 

@@ -97,8 +97,8 @@ def test_products_that_a_smaller_type_does_not_hold_are_counted(number: DType) -
     block[0, 4:8] = (1, 3, 0, 2)  # d times 3 needs a bit more than float16 has
     block[0, 12:16] = 1
 
-    misfits = {F16: 1, BF16: 7}[number]
-    assert RECIPES[DTYPES["Q4_K"]].to_triple(block, triple("Q4_K", number)).inexact == misfits
+    inexact = {F16: 1, BF16: 7}[number]
+    assert RECIPES[DTYPES["Q4_K"]].to_triple(block, triple("Q4_K", number)).inexact == inexact
 
 
 def test_a_row_of_half_a_block_is_refused() -> None:

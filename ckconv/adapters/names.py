@@ -1,4 +1,4 @@
-"""What the modules of an adapter are called: paths of Hugging Face and MLX, stems of GGUF names, canonical stems."""
+"""What the modules of an adapter are called: paths of Hugging Face and MLX, GGUF names, canonical names."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from ckconv.families.schema import FAMILIES_KEPT, Family
 _WEIGHT = ".weight"
 
 
-def stem_of(path: str, families: Iterable[str] | None = None) -> str | None:
-    """The canonical stem of a module's path; ``None`` where the families have no rule, or differ.
+def module_of(path: str, families: Iterable[str] | None = None) -> str | None:
+    """The canonical name of the module at a path; ``None`` where the families have no rule, or differ.
 
     ``model.layers.3.self_attn.q_proj`` -> ``layers.3.attention.q``. One of many experts keeps its number:
     ``layers.3.ffn.experts.5.up``.
     """
     asked = FAMILIES if families is None else families
-    found = {stem for family in asked if (stem := _stem(path, family))}
+    found = {module for family in asked if (module := _module_of(path, family))}
     return found.pop() if len(found) == 1 else None
 
 
-def _stem(path: str, family: str) -> str | None:
+def _module_of(path: str, family: str) -> str | None:
     stored = names_of(FAMILIES[family], HF).stored
     for prefix, instead in (("", ""), *NESTED):
         if path.startswith(prefix):
             name = parse(f"{instead}{path[len(prefix) :]}{_WEIGHT}")
             found = stored.get(name.pattern)
             if found is not None:
-                stem = with_layer(found.canonical.removesuffix(_WEIGHT), name.layer)
-                return stem if name.expert is None else stem.replace(".experts.", f".experts.{name.expert}.")
+                module = with_layer(found.canonical.removesuffix(_WEIGHT), name.layer)
+                return module if name.expert is None else module.replace(".experts.", f".experts.{name.expert}.")
     return None
 
 
 def families_of(paths: Iterable[str]) -> tuple[str, ...]:
     """The families that have a rule for every path that any family has one for."""
-    known = [path for path in paths if any(_stem(path, family) for family in FAMILIES)]
-    return tuple(family for family in FAMILIES if all(_stem(path, family) for path in known))
+    known = [path for path in paths if any(_module_of(path, family) for family in FAMILIES)]
+    return tuple(family for family in FAMILIES if all(_module_of(path, family) for path in known))
 
 
-def path_of(stem: str, families: Iterable[str], dialect: str) -> str | None:
+def path_of(module: str, families: Iterable[str], dialect: str) -> str | None:
     """The path of a module, in the names of a :mod:`dialect <ckconv.families.dialects>`.
 
     Returns:
         ``None`` where families differ, or have no rule.
     """
-    name = parse(stem)
+    name = parse(module)
     found = set()
     for family in families:
         pattern = _paths(FAMILIES[family], dialect).get(name.pattern)
@@ -60,7 +60,7 @@ def path_of(stem: str, families: Iterable[str], dialect: str) -> str | None:
 
 @lru_cache(maxsize=FAMILIES_KEPT)
 def _paths(family: Family, format: str) -> dict[str, str]:
-    """Canonical stem -> path, patterns both: of tensors that are written, and of those that are stored as one."""
+    """Canonical module -> path, patterns both: of tensors that are written, and of those that are stored as one."""
     names = names_of(family, format)
     wholes = {name: found for whole in PARTS for name, found in fusion_names(family, format, whole).items()}
     paths = {name: found.pattern for name, found in names.written.items() if len(found.parts) == 1}
@@ -72,8 +72,8 @@ def _paths(family: Family, format: str) -> dict[str, str]:
     }
 
 
-def gguf_stem_of(name: str, family: Family | None) -> str | None:
-    """The canonical stem of a GGUF tensor (``blk.3.attn_q.weight``), of a fused one included."""
+def gguf_module_of(name: str, family: Family | None) -> str | None:
+    """The canonical module of a GGUF tensor (``blk.3.attn_q.weight``), of a fused one included."""
     parsed = parse(name)
     found = names_of(family or decoder(), GGUF).stored.get(parsed.pattern)
     if found is None or not found.canonical.endswith(_WEIGHT):
@@ -81,9 +81,9 @@ def gguf_stem_of(name: str, family: Family | None) -> str | None:
     return with_layer(found.canonical.removesuffix(_WEIGHT), parsed.layer)
 
 
-def gguf_name_of(stem: str, family: Family) -> str | None:
+def gguf_name_of(module: str, family: Family) -> str | None:
     """The GGUF tensor that a module's matrix is in llama.cpp, ``None`` where there is none of its own."""
-    parsed = parse(stem)
+    parsed = parse(module)
     names = names_of(family, GGUF)
     whole = f"{parsed.pattern}{_WEIGHT}"
     fused = next((found for found in names.always_fused if found.canonical == whole), None)

@@ -272,7 +272,7 @@ def _action_lines(plan: Plan) -> list[str]:
         for action in words
         if counts[action]
     ]
-    zero = [step for step in plan.steps if step.blank]
+    zero = [step for step in plan.steps if step.zero_filled]
     if zero:
         nbytes = size(sum(step.nbytes for step in zero))
         lines.append(f"  {len(zero):>4}  zero    {nbytes}, for tensors that the model does not have")
@@ -335,7 +335,7 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
         "tensors": {action.value: counts[action] for action in _VERBS},
         "reordered": sum(step.reordered for step in plan.steps),
         "content": sum(step.content is not None for step in plan.steps),
-        "placeholders": sum(step.blank for step in plan.steps),
+        "placeholders": sum(step.zero_filled for step in plan.steps),
         "left_out": [{"name": left.name, "reason": left.reason, "bytes": left.nbytes} for left in plan.left_out],
         "rope_layout": plan.rope_layout or None,
         "source_record": plan.record.nbytes if plan.record else None,

@@ -74,7 +74,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
                 "format": out.format,
                 "version": out.version or None,
                 "tensors": found.tensors,
-                "placeholders": found.blank,
+                "placeholders": found.zero_filled,
                 "compared": found.compared,
                 "weights_only": flags["weights"],
                 "rounded": found.rounded,
@@ -92,7 +92,9 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     tensors = counted(found.tensors, "tensor")
     against = f"verified {found.tensors:,}/{tensors} against {src}" if src else tensors
     rounded = f", {found.rounded:,} of them rounded" if found.rounded else ""
-    blank = f", {counted(found.blank, 'zero-filled entry', 'zero-filled entries')}" if found.blank else ""
+    zero_filled = (
+        f", {counted(found.zero_filled, 'zero-filled entry', 'zero-filled entries')}" if found.zero_filled else ""
+    )
     checks = "structure and padding are valid"
     if found.payload_sha256:
         checks += f", payload sha256 {found.payload_sha256}"
@@ -101,7 +103,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     checks += f", {MAP_NAME} fits" if mapped else ""
     if source is not None and not flags["weights"]:
         checks += ", metadata and side files as the source makes them"
-    lines = [f"{path}  {container(out.format, out.version, 'v')}  {against}{rounded}{blank}", f"  {checks}"]
+    lines = [f"{path}  {container(out.format, out.version, 'v')}  {against}{rounded}{zero_filled}", f"  {checks}"]
     lines += [f"  every file is as {Path(item).name} lists it" for item in besides]
     if record:
         lines.append(f"  {record.path.name} belongs to it: {record.record.source} ({record.record.format})")

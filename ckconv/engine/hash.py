@@ -43,11 +43,11 @@ def hash_index(index: TensorIndex, progress: Callable[[int, str], None] | None =
     with Files(index.identities) as files:
         tied = head_is_embedding(index, files)
         for tensor in index.everything.values():
-            digest, blank = _hash_tensor(tensor, index, files, progress)
+            digest, zero_filled = _hash_tensor(tensor, index, files, progress)
             hashes[tensor.name] = digest
             derived = tensor.name == "rope_frequencies" or (tied and tensor.name == "output.weight")
             # Some formats store zeros for a bias that is not there, so everywhere they stand for none.
-            nothing = blank and (tensor.may_be_absent or is_bias(tensor.name))
+            nothing = zero_filled and (tensor.may_be_absent or is_bias(tensor.name))
             if not derived and not nothing:
                 counted[tensor.name] = digest
         files.check_unchanged()
@@ -69,11 +69,11 @@ def _hash_tensor(
     conversion = Conversion(tensor.dtype, F32 if exact else tensor.dtype, shift if exact else 0, factor=factor)
     shape = "x".join(map(str, tensor.shape))
     digest = hashlib.sha256(f"{tensor.name}\n{shape}\n{conversion.target}\n".encode("utf-8", "surrogateescape"))
-    blank = True
+    zero_filled = True
     for _, rows in canonical_pieces(RowReader(tensor, files)):
         data, _ = conversion.apply(rows)
         digest.update(data)
-        blank = blank and not data.any()
+        zero_filled = zero_filled and not data.any()
         if progress:
             progress(rows.nbytes, tensor.name)
-    return digest.hexdigest(), blank
+    return digest.hexdigest(), zero_filled

@@ -227,7 +227,7 @@ def _check_apart(beside: Sequence[Path], paths: Sequence[Path]) -> None:
 
 
 def _holes(file: OutputFile) -> list[tuple[int, int]]:
-    return [(step.offset, step.nbytes) for step in file.steps if step.blank and step.nbytes >= SMALLEST_HOLE]
+    return [(step.offset, step.nbytes) for step in file.steps if step.zero_filled and step.nbytes >= SMALLEST_HOLE]
 
 
 def _of_pipe(container: Container, digest: bytes) -> tuple[str, str]:

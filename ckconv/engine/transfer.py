@@ -52,7 +52,7 @@ class Losses:
         self.changed: dict[str, int] = {}
         #: Tensor that adapters change -> the largest difference that they made to a value.
         self.merged: dict[str, float] = {}
-        self._misfits: dict[str, int] = {}
+        self._unfit: dict[str, int] = {}
 
     @property
     def path(self) -> Path:
@@ -62,7 +62,7 @@ class Losses:
     def add(self, step: Step, count: int) -> None:
         """``count`` values of a step's source did not survive."""
         if count and step.source is not None:
-            counts = self._misfits if step.action is Action.REPACK else self.changed
+            counts = self._unfit if step.action is Action.REPACK else self.changed
             counts[step.source.source] = counts.get(step.source.source, 0) + count
 
     def check(self) -> None:
@@ -72,9 +72,9 @@ class Losses:
             UnsupportedError: ``plan.repack`` or ``plan.lossy``, naming every tensor.
         """
         options = self._plan.options
-        if self._misfits:
+        if self._unfit:
             text = "{} have numbers that no block holds"
-            raise self._refusal("plan.repack", text, self._misfits, "groups", "--dequantize decodes them")
+            raise self._refusal("plan.repack", text, self._unfit, "groups", "--dequantize decodes them")
         if self.changed and not options.allow_lossy:
             what = options.dtype if options.dtype not in ("engine", "keep") else self._plan.target_name
             text = f"{what} cannot hold {{}} exactly"

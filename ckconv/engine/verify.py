@@ -40,13 +40,13 @@ class Verified(NamedTuple):
 
     Attributes:
         tensors: tensors of the output that were compared, or only looked at where no source was given.
-        blank: all-zero placeholders for tensors that the source does not have.
+        zero_filled: all-zero placeholders for tensors that the source does not have.
         rounded: tensors that hold their source's values rounded to a smaller type: right, but not exact.
         payload_sha256: the digest of the payload that the header stores, as hex; empty where the format has none.
     """
 
     tensors: int
-    blank: int
+    zero_filled: int
     payload_sha256: str
     compared: bool
     rounded: int = 0
@@ -79,7 +79,7 @@ def verify_index(
         with Files({**(source.identities if source else {}), **out.identities}) as files:
             comparison = _Comparison(out, source, files, left_out, progress or (lambda n, name: None))
             comparison.configuration = configuration
-            faults, compared, blank = comparison.run()
+            faults, compared, zero_filled = comparison.run()
             files.check_unchanged()
         named = next((fault.tensor for fault in faults if fault.tensor), None)
         hashing.check(out.path, tensor=named, details=[fault.text for fault in faults])
@@ -91,7 +91,7 @@ def verify_index(
             first.code, first.text, path=out.path, tensor=first.tensor, details=listed([f.text for f in faults[1:]])
         )
     digest = out.checksums[0].stored.hex() if out.checksums else ""
-    return Verified(compared, blank, digest, source is not None, comparison.rounded)
+    return Verified(compared, zero_filled, digest, source is not None, comparison.rounded)
 
 
 def verify_soundly(
@@ -138,7 +138,7 @@ class _Comparison:
     def run(self) -> tuple[list[_Fault], int, int]:
         """All faults, the number of tensors looked at, and how many of them are placeholders."""
         faults = [*self._config(), *self._absent()]
-        blank = 0
+        zero_filled = 0
         theirs = _every_tensor(self.source) if self.source else {}
         for key, tensor in _every_tensor(self.out).items():
             self.progress(0, tensor.name)
@@ -147,20 +147,20 @@ class _Comparison:
             if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
                 twin = theirs.get("token_embedding.weight")
             if twin is not None and tensor.may_be_absent and self._may_be_left_out(twin) and self._is_zero(tensor):
-                blank += 1
+                zero_filled += 1
             elif twin is not None:
                 faults += self._rows(tensor, twin)
             elif key == "rope_frequencies" and self._follows(tensor):
                 continue
             elif self.source is not None:
                 if self._says_nothing(tensor, self.out):
-                    blank += 1
+                    zero_filled += 1
                 elif tensor.may_be_absent:
                     text = f"{_label(tensor)} is not zero, but the source has no such tensor"
                     faults.append(_Fault("verify.tensor", text, tensor.source))
                 else:
                     faults.append(_Fault("verify.tensor", f"{_label(tensor)} is not in the source", tensor.source))
-        return faults, len(self.out.tensors) + len(self.out.unknown) - blank, blank
+        return faults, len(self.out.tensors) + len(self.out.unknown) - zero_filled, zero_filled
 
     def _config(self) -> Iterator[_Fault]:
         """What the output's configuration says else than the source's; the context length is a matter of choice."""

@@ -36,7 +36,7 @@ _ENOUGH = 1_000
 _HINT = "repeat the options of the conversion, or compare --weights only"
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """What is verified, and against what.
 
     Attributes:
@@ -160,7 +160,9 @@ def verify_alone(
     return found
 
 
-def verify_whole(out: TensorIndex, source: TensorIndex, asked: Asked, *, progress: Progress | None = None) -> Verified:
+def verify_whole(
+    out: TensorIndex, source: TensorIndex, asked: Request, *, progress: Progress | None = None
+) -> Verified:
     """Every tensor against its source, then metadata, tokenizer and side files against what the source makes.
 
     Raises:
@@ -195,14 +197,14 @@ def verify_whole(out: TensorIndex, source: TensorIndex, asked: Asked, *, progres
     return found
 
 
-def _plan(out: TensorIndex, source: TensorIndex, asked: Asked) -> Plan:
+def _plan(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan:
     options = replace(asked.options, source_record=False)
     plan = plan_again(source, out, options, directory=asked.directory)
     plan.check()
     return plan
 
 
-def _faults(out: TensorIndex, source: TensorIndex, asked: Asked, plan: Plan) -> list[str]:
+def _faults(out: TensorIndex, source: TensorIndex, asked: Request, plan: Plan) -> list[str]:
     keeps = format_of(source.format).keeps_source and not format_of(out.format).keeps_source
     if keeps and _is_restored(out, source, asked):
         return []
@@ -210,7 +212,7 @@ def _faults(out: TensorIndex, source: TensorIndex, asked: Asked, plan: Plan) -> 
     return [str(fact) for fact in islice(differences(content_of_index(out, asked.named), meant), _ENOUGH)]
 
 
-def _is_restored(out: TensorIndex, source: TensorIndex, asked: Asked) -> bool:
+def _is_restored(out: TensorIndex, source: TensorIndex, asked: Request) -> bool:
     """The output is the very source that the record beside the bump file keeps."""
     try:
         plan = restoring_again(source, out, asked.options, directory=asked.directory)

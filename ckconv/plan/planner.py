@@ -11,7 +11,7 @@ from ckconv.families.catalogue import families_of_gguf
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
-from ckconv.plan.steps import Left, Plan, Reason
+from ckconv.plan.steps import LeftOut, Plan, Reason
 
 ROPE_FREQUENCIES = "rope_frequencies"
 HEAD = "output.weight"
@@ -64,7 +64,7 @@ class Planner(ABC):
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         self.index, self.options, self.source = index, options, source
         self.notes: list[str] = []
-        self.left_out: list[Left] = []
+        self.left_out: list[LeftOut] = []
         self.reasons: list[Reason] = []
 
     @abstractmethod
@@ -113,7 +113,7 @@ class Planner(ABC):
 
     def leave_out(self, name: str, reason: str, nbytes: int) -> None:
         """Note a source tensor that is not written."""
-        self.left_out.append(Left(name, reason, nbytes))
+        self.left_out.append(LeftOut(name, reason, nbytes))
 
     def decoded(self, tensor: Tensor) -> bool:
         """A flag asks for this tensor's blocks to be decoded."""

@@ -21,25 +21,23 @@ class SourceFacts(NamedTuple):
 
     Attributes:
         head_is_embedding: ``output.weight`` is byte for byte the embedding.
-        misfits: canonical name of an MLX triple -> GGUF type it could be re-packed to -> groups whose numbers do not
+        unfit: canonical name of an MLX triple -> GGUF type it could be re-packed to -> groups whose numbers do not
             fit. Empty where nobody looked: then a triple is taken to fit, and the conversion finds out.
         copies: tensors of an adapter that are the base's own.
     """
 
     head_is_embedding: bool = False
-    misfits: Mapping[str, Mapping[DType, int]] = {}
+    unfit: Mapping[str, Mapping[DType, int]] = {}
     copies: frozenset[str] = frozenset()
 
 
 def gather(index: TensorIndex) -> SourceFacts:
     """Read what has to be read: two matrices until they differ, and the scales and biases of MLX triples."""
     with Files(index.identities) as files:
-        misfits = {
-            name: _misfits(tensor, files)
-            for name, tensor in index.tensors.items()
-            if triple_of(tensor.dtype) is not None
+        unfit = {
+            name: _unfit(tensor, files) for name, tensor in index.tensors.items() if triple_of(tensor.dtype) is not None
         }
-        return SourceFacts(head_is_embedding(index, files), misfits)
+        return SourceFacts(head_is_embedding(index, files), unfit)
 
 
 def gather_adapter(index: TensorIndex) -> SourceFacts:
@@ -67,7 +65,7 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
         return SourceFacts(copies=frozenset(same))
 
 
-def _misfits(tensor: Tensor, files: Files) -> dict[DType, int]:
+def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
     from ckconv.io.rows import RowReader, canonical_pieces
     from ckconv.quant.repack import candidates
 
@@ -79,7 +77,7 @@ def _misfits(tensor: Tensor, files: Files) -> dict[DType, int]:
     for start, rows in canonical_pieces(scales):
         beside = biases[0].rows(start, start + len(rows)) if biases else None
         for recipe in recipes:
-            counts[recipe.block] += recipe.misfits(rows, beside, triple)
+            counts[recipe.block] += recipe.unfit_groups(rows, beside, triple)
     return counts
 
 

@@ -62,7 +62,7 @@ class Step(NamedTuple):
         return (self.source,) if self.source is not None else ()
 
     @property
-    def blank(self) -> bool:
+    def zero_filled(self) -> bool:
         """Zeros that stand for a tensor which the model does not have."""
         return self.action is Action.ZERO
 
@@ -103,7 +103,7 @@ class Step(NamedTuple):
         return self.source is not None and self.source.layout.interleaved != self.target.layout.interleaved
 
 
-class Left(NamedTuple):
+class LeftOut(NamedTuple):
     """A source tensor that is not written, and the rule or flag that allows it."""
 
     name: str
@@ -190,7 +190,7 @@ class Plan:
     version: int
     options: Options
     files: tuple[OutputFile, ...] = ()
-    left_out: tuple[Left, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     refusals: tuple[Reason, ...] = ()
     notes: tuple[str, ...] = ()
     rope_layout: str = ""

@@ -111,7 +111,7 @@ class Recipe(NamedTuple):
             and quantization.group_size % self.group == 0
         )
 
-    def misfits(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> int:
+    def unfit_groups(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> int:
         """Groups whose scale and bias do not fit, found without their codes; an upper bound of ``inexact``.
 
         ``scales`` and ``biases`` are raw bytes of some rows. A cheap way to choose between recipes.

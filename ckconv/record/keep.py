@@ -99,8 +99,8 @@ def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
     if opened is None:
         raise NoRecordError(f"there is none beside {index.path.name}, and none is made of a bump file")
     opened.check()
-    blank = {tensor.name for tensor in index.tensors.values() if tensor.may_be_absent} - returning.written
-    lost = [stored.name for stored in index.stored if stored.name not in blank and returning.lost(stored)]
+    zero_filled = {tensor.name for tensor in index.tensors.values() if tensor.may_be_absent} - returning.written
+    lost = [stored.name for stored in index.stored if stored.name not in zero_filled and returning.lost(stored)]
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise NoRecordError(f"the one beside {index.path.name} needs {lost[0]}{more}, which would not come back")

@@ -20,7 +20,7 @@ class Flavour(NamedTuple):
         numberings: those that its dtype table may be in.
         extended: 24 zero bytes stand before the dtype table.
         tokenizer_fields: two counts stand before the checksum.
-        pairwise: it was made from GGUF rows, which have RoPE pairs as neighbours in families whose template rotates
+        interleaved: it was made from GGUF rows, which have RoPE pairs as neighbours in families whose template rotates
             those (``interleaved`` of their row); the rows of the others are Hugging Face's, because their writer read
             those or their engine rotates those.
         table_by_slot: a byte of the dtype table belongs to a slot; else only the set of codes says something.
@@ -32,16 +32,16 @@ class Flavour(NamedTuple):
     numberings: tuple[str, ...] = ("v4",)
     extended: bool = False
     tokenizer_fields: bool = False
-    pairwise: bool = True
+    interleaved: bool = True
     table_by_slot: bool = True
     own_q4_k: bool = False
 
 
-A = Flavour("A", SLOTS_A, ("v3", "v4"), pairwise=False)
+A = Flavour("A", SLOTS_A, ("v3", "v4"), interleaved=False)
 B = Flavour("B", SLOTS_C)
 C = Flavour("C", SLOTS_C, tokenizer_fields=True)
 D = Flavour("D", SLOTS_V5, extended=True, tokenizer_fields=True)
-E = Flavour("E", SLOTS_E, ("v3",), pairwise=False, table_by_slot=False, own_q4_k=True)
+E = Flavour("E", SLOTS_E, ("v3",), interleaved=False, table_by_slot=False, own_q4_k=True)
 
 #: The layouts of each version, in the order in which they are tried.
 FLAVOURS: dict[int, tuple[Flavour, ...]] = {4: (D, A, B, C, E), 5: (D, E)}

@@ -131,13 +131,13 @@ class BumpPlanner(Planner):
         slotted = {part.canonical for group in self.table for slot in group if slot.stored for part in slot.parts}
         unmapped: Counter[str] = Counter()
         absent = {tensor.name for tensor in self.index.tensors.values() if tensor.may_be_absent}
-        blank = placeholders(self.index) if look else absent
+        zero_filled = placeholders(self.index) if look else absent
         for dropped in self.index.dropped:
             self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
         for tensor in self.index.tensors.values():
             if self.dropped(tensor.name, tensor.source):
                 self.leave_out(tensor.name, "--drop", tensor.nbytes)
-            elif tensor.name in blank:  # where this version has the slot, it is filled with zeros again
+            elif tensor.name in zero_filled:  # where this version has the slot, it is filled with zeros again
                 self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name == HEAD and self.source.head_is_embedding:
                 self.leave_out(tensor.name, "byte for byte the embedding: tied", tensor.nbytes)

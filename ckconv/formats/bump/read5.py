@@ -153,7 +153,7 @@ def _interleaved(
     word = config.get("rope_layout")
     if word is None:
         row = FAMILIES[model.family].engines.get(TEMPLATED)
-        return template_interleaves(template, flavour.pairwise and row is not None and row.interleaved)
+        return template_interleaves(template, flavour.interleaved and row is not None and row.interleaved)
     if not isinstance(word, str) or word not in ROPE_WORDS:
         raise InputError("model.config", f"rope_layout is {quoted(str(word))}, split or pairwise expected", path=path)
     return ROPE_WORDS[word]

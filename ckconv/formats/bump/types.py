@@ -107,11 +107,11 @@ def _repacked(planner: BumpPlanner, tensors: Sequence[Tensor], source: DType, sl
     loaded = [block for block in blocks if not planner.refused_type(block, slot)]
     if not loaded:
         return source, planner.refused_type(source, slot)
-    if _UNREAD not in planner.notes and not any(tensor.name in planner.source.misfits for tensor in tensors):
+    if _UNREAD not in planner.notes and not any(tensor.name in planner.source.unfit for tensor in tensors):
         planner.notes.append(_UNREAD)
     counts: Counter[DType] = Counter()
     for tensor in tensors:
-        counts.update(planner.source.misfits.get(tensor.name, {}))
+        counts.update(planner.source.unfit.get(tensor.name, {}))
     best = min(loaded, key=lambda block: (counts[block], block.size))
     if counts[best]:
         names = " or ".join(block.name for block in loaded)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ckconv.adapters.names import family_named, gguf_stem_of
+from ckconv.adapters.names import family_named, gguf_module_of
 from ckconv.adapters.read import Collected, Collector, Part, Shape
 from ckconv.core.adapters import Adapter, Role, effective_scale
 from ckconv.core.config import FIELD_OF, ModelConfig
@@ -99,8 +99,8 @@ def _collect(
             pairs.setdefault(stored.name.removesuffix(ending), {})[ending] = stored
     collector = Collector(path)
     for name, pair in pairs.items():
-        stem = gguf_stem_of(name, family) or name
-        if stem == EMBEDDING:
+        module = gguf_module_of(name, family) or name
+        if module == EMBEDDING:
             roles = {GGUF_A: (Role.B, False), GGUF_B: (Role.A, True)}
         else:
             roles = {GGUF_A: (Role.A, False), GGUF_B: (Role.B, False)}
@@ -109,7 +109,7 @@ def _collect(
         b = pair.get(GGUF_B)
         rank = b.shape[-1] if b is not None and b.shape and b.shape[-1] else 1
         scale = 1.0 if alpha is None else effective_scale(alpha, rank)
-        collector.add(stem, name, parts, Shape(scale, None, alpha), embedding=stem == EMBEDDING)
+        collector.add(module, name, parts, Shape(scale, None, alpha), embedding=module == EMBEDDING)
     return collector.finish(), tuple(unknown)
 
 

@@ -103,7 +103,7 @@ def _repacked(planner: Planner, entry: Entry, source: DType) -> _Choice:
         return _Choice(source, f"rows of {columns:,} elements are not whole blocks", _DECODE)
     counts: Counter[DType] = Counter()
     for part in entry.parts:
-        counts.update(planner.source.misfits.get(part.name, {}))
+        counts.update(planner.source.unfit.get(part.name, {}))
     best = min(blocks, key=lambda block: (counts[block], block.size / block.block))
     if counts[best]:
         names = " or ".join(block.name for block in blocks)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.adapters.names import families_of, local_path, stem_of
+from ckconv.adapters.names import families_of, local_path, module_of
 from ckconv.adapters.read import Collector, Part, Shape
 from ckconv.core.adapters import Adapter, Role, float32
 from ckconv.core.tensors import StoredTensor, TensorIndex
@@ -76,7 +76,7 @@ def open_mlx_adapter(
     collector = Collector(root)
     unsupported: list[str] = []
     for module, parts in found.items():
-        name = stem_of(module, families) or module
+        name = module_of(module, families) or module
         embedding = name in EMBEDDINGS
         read = {role: Part(stored, transposed=role in (Role.A, Role.B)) for role, stored in parts.items()}
         if embedding and Role.A in parts and Role.B in parts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckconv.adapters.names import families_of, stem_of
+from ckconv.adapters.names import families_of, module_of
 from ckconv.adapters.read import Collector, Part, Shape, vector
 from ckconv.core.adapters import Adapter, Role, effective_scale
 from ckconv.core.tensors import StoredTensor, TensorIndex
@@ -142,7 +142,7 @@ def _add(
     families: tuple[str, ...],
     unsupported: list[str],
 ) -> None:
-    name = stem_of(module, families) or module
+    name = module_of(module, families) or module
     if not (Role.A in parts or Role.B in parts):
         beside = {Role.MAGNITUDE, Role.BIAS} & parts.keys()
         if beside or (Role.IA3 in parts and config.method != "IA3"):
