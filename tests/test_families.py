@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder, as_mixtral
 from conftest import FIXTURES
+from orders import to_canonical, to_stored
 from safetensors import safe_open
 
 from ckconv.core.names import parse, with_layer
@@ -167,11 +168,11 @@ def test_a_checkpoint_becomes_the_gguf_that_llama_cpp_made_of_it(name: str) -> N
     values = Values(rows, Document(document, shapes(tensors)))
     made: dict[str, np.ndarray] = {}
     places = read(rows, values, "hf", tensors)
-    canonical = {place.canonical: place.move.to_canonical(tensors[place.stored[0]]) for place in places}
+    canonical = {place.canonical: to_canonical(place.move, tensors[place.stored[0]]) for place in places}
     for place in written(rows, values, "gguf"):
         into = made.setdefault(place.stored[0], np.zeros(place.move.stored, np.float32))
         shift = np.float32(1 if place.value == "add_one" else 0)
-        place.move.to_stored(canonical.pop(place.canonical) + shift, into)
+        to_stored(place.move, canonical.pop(place.canonical) + shift, into)
 
     assert not canonical
     assert sorted(made) == sorted(wanted)
@@ -191,7 +192,7 @@ def test_a_gguf_says_what_its_checkpoint_says(name: str) -> None:
     theirs = Values(rows, Metadata(metadata, shapes(stored)))
     found = read(rows, theirs, "gguf", stored)
     plain = {
-        place.canonical: place.move.to_canonical(tensors[place.stored[0]]) for place in read(rows, ours, "hf", tensors)
+        place.canonical: to_canonical(place.move, tensors[place.stored[0]]) for place in read(rows, ours, "hf", tensors)
     }
 
     assert sorted(plain) == sorted(place.canonical for place in found)
@@ -200,7 +201,7 @@ def test_a_gguf_says_what_its_checkpoint_says(name: str) -> None:
     )
     for place in found:
         if not place.value:
-            assert place.move.to_canonical(stored[place.stored[0]]).tobytes() == plain[place.canonical].tobytes()
+            assert to_canonical(place.move, stored[place.stored[0]]).tobytes() == plain[place.canonical].tobytes()
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3moe"])
@@ -217,7 +218,7 @@ def test_experts_are_stacked_from_one_tensor_each(name: str) -> None:
     for format, ending in (("gguf", "blk.1.ffn_down_exps.weight"), ("mlx", "switch_mlp.down_proj.weight")):
         place = next(p for p in written(rows, values, format) if p.canonical.endswith("1.ffn.experts.down.weight"))
         assert place.stored[0].endswith(ending)
-        assert (place.move.canonical, place.move.in_order) == ((3, 64, 64), True)
+        assert (place.move.canonical, place.move.axes) == ((3, 64, 64), ((3, 4096), (64, 64), (64, 1)))
 
 
 def test_a_single_expert_is_a_stack_too() -> None:

@@ -86,7 +86,7 @@ def test_one_expert_of_many_is_a_run_of_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("conversion", "layout"),
-    [(Conversion(F32, F16), plain(2, 4)), (SAME, headed(1, 2, 4, interleaved=True)), (SAME, transposed(2, 4))],
+    [(Conversion(F32, F16), plain(2, 4)), (SAME, headed(1, 4, 2, interleaved=True)), (SAME, transposed(2, 4))],
 )
 def test_what_has_to_be_computed_is_no_run_of_bytes(conversion: Conversion, layout: Layout, tmp_path: Path) -> None:
     tensor = stored(tmp_path / "a", np.zeros((6, 4), "<f4"))

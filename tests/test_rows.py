@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_layouts import row_layouts
+from test_layouts import Places, row_places
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.core.layouts import Layout, column_blocks, plain, transposed
@@ -21,38 +21,29 @@ from ckconv.io.rows import RowReader, canonical_pieces, stored_chunks
 from ckconv.quant.convert import Conversion
 
 
+def column_places(rows: int, heads: int, cols: int, extra: int, wide: int) -> Places:
+    block = rows + extra
+    layout = column_blocks(rows, heads, cols, block_rows=block, stored_cols=cols + wide)
+    return Places(layout, lambda r, c: (c // cols * block + r, c % cols))
+
+
 @st.composite
-def layouts(draw: st.DrawFn) -> Layout:
+def all_places(draw: st.DrawFn) -> Places:
     rows, cols = draw(st.integers(1, 20)), draw(st.integers(1, 9))
-    heads = draw(st.integers(1, 4))
     kind = draw(st.sampled_from(("rows", "rows", "blocks", "transposed")))
     if kind == "rows":
-        return draw(row_layouts())
+        return draw(row_places())
     if kind == "transposed":
-        return transposed(rows, cols)
-    extra = draw(st.integers(0, 3))
-    return column_blocks(rows, heads, cols, block_rows=rows + extra, stored_cols=cols + draw(st.integers(0, 3)))
+        return turned(rows, cols)
+    return column_places(rows, draw(st.integers(1, 4)), cols, draw(st.integers(0, 3)), draw(st.integers(0, 3)))
 
 
-def packed(matrix: np.ndarray, layout: Layout) -> np.ndarray:
-    """The stored matrix of a canonical one, element by element."""
-    out = np.zeros((layout.stored_rows, layout.stored_cols), matrix.dtype)
-    for r in range(layout.rows):
-        for c in range(layout.cols):
-            if layout.transposed:
-                out[c, r] = matrix[r, c]
-            elif layout.column_head:
-                head, column = divmod(c, layout.column_head)
-                out[head * layout.block_rows + r, column] = matrix[r, c]
-            elif layout.head_rows:
-                head, row = divmod(r, layout.head_rows)
-                half = layout.head_rows // 2
-                if layout.interleaved:
-                    row = 2 * row if row < half else 2 * (row - half) + 1
-                out[head * layout.head_stride + row, c] = matrix[r, c]
-            else:
-                out[r, c] = matrix[r, c]
-    return out
+def straight(rows: int, cols: int, wide: int = 0) -> Places:
+    return Places(plain(rows, cols, stored_cols=cols + wide), lambda r, c: (r, c))
+
+
+def turned(rows: int, cols: int) -> Places:
+    return Places(transposed(rows, cols), lambda r, c: (c, r))
 
 
 def stored(folder: Path, data: bytes, layout: Layout, dtype: DType, cuts: tuple[int, ...] = ()) -> Tensor:
@@ -105,61 +96,62 @@ def small_pieces(request: pytest.FixtureRequest):
     patch.undo()
 
 
-@given(layout=layouts(), data=st.data())
+@given(places=all_places(), data=st.data())
 @settings(deadline=None, max_examples=60)
-def test_reader_undoes_every_layout(small_pieces: None, folder: Path, layout: Layout, data: st.DataObject) -> None:
+def test_reader_undoes_every_layout(small_pieces: None, folder: Path, places: Places, data: st.DataObject) -> None:
+    layout = places.layout
     matrix = values(layout)
     cuts = data.draw(st.sets(st.integers(1, max(1, layout.stored_rows - 1)), max_size=3))
-    tensor = stored(folder, packed(matrix, layout).tobytes(), layout, F32, tuple(cuts))
+    tensor = stored(folder, places.packed(matrix).tobytes(), layout, F32, tuple(cuts))
     assert np.array_equal(read(tensor).view(np.float32), matrix)
 
 
-@given(layout=layouts())
+@given(places=all_places())
 @settings(deadline=None, max_examples=60)
-def test_chunks_are_the_packed_matrix(small_pieces: None, folder: Path, layout: Layout) -> None:
+def test_chunks_are_the_packed_matrix(small_pieces: None, folder: Path, places: Places) -> None:
+    layout = places.layout
     matrix = values(layout)
     tensor = stored(folder, matrix.tobytes(), plain(layout.rows, layout.cols), F32)
     data, changed = written(tensor, layout, Conversion(F32, F32))
-    assert data == packed(matrix, layout).tobytes()
+    assert data == places.packed(matrix).tobytes()
     assert changed == 0
 
 
-@given(source=layouts(), target=layouts(), kind=st.sampled_from((F32, F16, BF16)))
+@given(one=all_places(), other=all_places(), kind=st.sampled_from((F32, F16, BF16)))
 @settings(deadline=None, max_examples=60)
 def test_from_any_layout_and_float_to_any_other(
-    small_pieces: None, folder: Path, source: Layout, target: Layout, kind: DType
+    small_pieces: None, folder: Path, one: Places, other: Places, kind: DType
 ) -> None:
-    if (source.rows, source.cols) != (target.rows, target.cols):
-        source = plain(target.rows, target.cols)
+    target = other.layout
+    if (one.layout.rows, one.layout.cols) != (target.rows, target.cols):
+        one = straight(target.rows, target.cols)
+    source = one.layout
     matrix = values(target) % 128
     small = {F32: matrix, F16: matrix.astype(np.float16), BF16: (matrix.view(np.uint32) >> 16).astype(np.uint16)}[kind]
-    tensor = stored(folder, packed(small, source).tobytes(), source, kind)
+    tensor = stored(folder, one.packed(small).tobytes(), source, kind)
     data, changed = written(tensor, target, Conversion(kind, F32))
-    assert data == packed(matrix, target).tobytes()
+    assert data == other.packed(matrix).tobytes()
     assert changed == 0
     back = stored(folder, data, target, F32)
     data, changed = written(back, source, Conversion(F32, kind))
-    assert data == packed(small, source).tobytes()
+    assert data == one.packed(small).tobytes()
     assert changed == 0
 
 
-@given(rows=st.integers(1, 12), blocks=st.integers(1, 4), data=st.data())
+@given(blocks=st.integers(1, 4), data=st.data())
 @settings(deadline=None, max_examples=40)
-def test_rows_of_blocks_move_whole(
-    small_pieces: None, folder: Path, rows: int, blocks: int, data: st.DataObject
-) -> None:
+def test_rows_of_blocks_move_whole(small_pieces: None, folder: Path, blocks: int, data: st.DataObject) -> None:
     kind = DTYPES["Q4_0"]
-    layout = data.draw(row_layouts().filter(lambda found: found.stored_cols == found.cols))
-    wide = Layout(
-        **{**{f: getattr(layout, f) for f in layout.__slots__}, "cols": 32 * blocks, "stored_cols": 32 * blocks}
-    )
-    raw = np.random.default_rng(rows).integers(0, 256, (wide.rows, 18 * blocks), dtype=np.uint8)
-    tensor = stored(folder, raw.tobytes(), plain(wide.rows, wide.cols), kind)
-    data_out, _ = written(tensor, wide, Conversion(kind, kind))
-    expected = np.zeros((wide.stored_rows, 18 * blocks), np.uint8)
-    expected[wide.stored_index(np.arange(wide.rows))] = raw
+    places = data.draw(row_places(cols=32 * blocks))
+    layout = places.layout
+    raw = np.random.default_rng(blocks).integers(0, 256, (layout.rows, 18 * blocks), dtype=np.uint8)
+    tensor = stored(folder, raw.tobytes(), plain(layout.rows, layout.cols), kind)
+    data_out, _ = written(tensor, layout, Conversion(kind, kind))
+    expected = np.zeros((layout.stored_rows, 18 * blocks), np.uint8)
+    for r, row in enumerate(raw):
+        expected[places.place(r, 0)[0]] = row
     assert data_out == expected.tobytes()
-    assert np.array_equal(read(stored(folder, data_out, wide, kind)), raw)
+    assert np.array_equal(read(stored(folder, data_out, layout, kind)), raw)
 
 
 def test_counts_of_changed_values_add_up_over_pieces(small_pieces: None, folder: Path) -> None:
@@ -176,12 +168,15 @@ Read = Callable[[RowReader], object]
 
 
 @pytest.mark.parametrize(
-    "layout", [plain(30, 4), transposed(30, 4), column_blocks(30, 2, 2)], ids=["plain", "transposed", "blocks"]
+    "places",
+    [straight(30, 4), straight(30, 4, 3), turned(30, 4), column_places(30, 2, 2, 0, 0)],
+    ids=["plain", "padded", "transposed", "blocks"],
 )
-def test_any_range_and_any_choice_of_rows(layout: Layout, folder: Path) -> None:
+def test_any_range_and_any_choice_of_rows(places: Places, folder: Path) -> None:
+    layout = places.layout
     matrix = values(layout)
     with Files() as files:
-        reader = RowReader(stored(folder, packed(matrix, layout).tobytes(), layout, F32), files)
+        reader = RowReader(stored(folder, places.packed(matrix).tobytes(), layout, F32), files)
         assert np.array_equal(reader.rows(7, 19).view(np.float32), matrix[7:19])
         assert reader.rows(5, 5).shape == (0, 16)
         for index in ([29, 0], [3], [5, 4, 4, 28], []):

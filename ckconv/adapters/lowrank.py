@@ -11,7 +11,8 @@ import numpy as np
 
 from ckconv.adapters.model import rows_of
 from ckconv.core.adapters import Role
-from ckconv.core.tensors import Tensor, cut
+from ckconv.core.layouts import merged
+from ckconv.core.tensors import Tensor
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader, canonical_pieces
 
@@ -43,11 +44,9 @@ def _zero_beyond(tensor: Tensor, axis: int, rank: int, files: Files) -> bool:
 
 
 def _columns_of(tensor: Tensor, cols: int) -> Tensor:
-    """The first canonical columns; of a transposed matrix they are its first stored rows."""
-    layout = tensor.layout
-    shape = (tensor.shape[0], cols)
-    if not layout.transposed:
-        return replace(tensor, shape=shape, layout=replace(layout, cols=cols))
-    nbytes = cols * tensor.dtype.nbytes(layout.stored_cols)
-    extents = tuple(cut(tensor.extents, 0, nbytes))
-    return replace(tensor, shape=shape, extents=extents, layout=replace(layout, cols=cols, stored_rows=cols))
+    """The first canonical columns."""
+    (own,) = tensor.layout.strips
+    strips = (replace(own, cols=merged([(cols, own.cols[0][1])])),)
+    return replace(
+        tensor, shape=(tensor.shape[0], cols), layout=replace(tensor.layout, cols=cols, strips=strips, shared=True)
+    )

@@ -74,10 +74,9 @@ def changes_of(index: TensorIndex, name: str, config: ModelConfig) -> tuple[Chan
 def rows_of(tensor: Tensor, first: int, rows: int) -> Tensor:
     """Canonical rows ``first`` and on, as many as ``rows``, of a tensor stored in order or transposed."""
     layout, shape = tensor.layout, (rows, *tensor.shape[1:])
-    if layout.transposed:
-        return replace(
-            tensor, shape=shape, layout=replace(layout, rows=rows, column_offset=layout.column_offset + first)
-        )
+    if not layout.whole_rows:
+        return replace(tensor, shape=shape, layout=layout.part(first, rows))
     row_bytes = tensor.dtype.nbytes(layout.cols)
     extents = tuple(cut(tensor.extents, first * row_bytes, (first + rows) * row_bytes))
-    return replace(tensor, shape=shape, extents=extents, layout=replace(layout, rows=rows, stored_rows=rows))
+    layout = replace(layout.part(0, rows), stored_rows=rows, shared=layout.shared)
+    return replace(tensor, shape=shape, extents=extents, layout=layout)

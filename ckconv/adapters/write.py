@@ -169,7 +169,7 @@ class AdapterPlanner(Planner):
     def _keeps_blocks(self, entry: Entry) -> bool:
         """Whole rows of blocks can stay what they are."""
         source = entry.source.layout
-        alike = source.scale == entry.layout.scale and source.transposed == entry.layout.transposed
+        alike = source.scale == entry.layout.scale and source.whole_rows and entry.layout.whole_rows
         return self.holds_blocks and alike and self.options.dtype in ("engine", "keep")
 
 

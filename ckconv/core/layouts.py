@@ -1,10 +1,11 @@
 """How a tensor's canonical rows lie in stored bytes.
 
 Canonical order is Hugging Face's: a matrix is ``[out, in]`` rows, the RoPE rows of a head are in split
-("rotate half") order, and nothing is padded. A :class:`Layout` says where those rows are in a file:
-head by head with padding, RoPE pairs interleaved, columns blocked by head, transposed. It is index
-arithmetic over rows and knows no bytes and no files, so the same object serves a reader, a writer and
-the verifier, and quantised rows move as opaque runs of whole blocks.
+("rotate half") order, and nothing is padded. A :class:`Layout` says where those rows are in a file, by the number of
+stored elements from one index of an axis to the next: heads with padding behind them, RoPE pairs as neighbours, columns
+in blocks by head, a transposed matrix, Q K and V fused head by head are all such strides. It is index arithmetic and
+knows no bytes and no files, so the same object serves a reader, a writer and the verifier, and quantised rows move as
+opaque runs of whole blocks.
 
 Units: rows and columns are elements. A vector is a matrix of one column, so that biases permute and
 pad the way the rows of their matrix do.
@@ -12,7 +13,11 @@ pad the way the rows of their matrix do.
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -24,25 +29,119 @@ if TYPE_CHECKING:
 #: The number of a row, or of many.
 Row = TypeVar("Row", int, "Index")
 
+#: Of an axis: its elements, and how many stored elements are from one to the next.
+Axis = tuple[int, int]
 
-@dataclass(frozen=True, slots=True)
+#: One range of each axis.
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Canonical rows one after the other, and where their elements are stored.
+
+    Attributes:
+        first: the stored element that is the first one.
+        rows, cols: axes of the rows and of a row, outermost first.
+    """
+
+    first: int
+    rows: tuple[Axis, ...]
+    cols: tuple[Axis, ...]
+
+    @cached_property
+    def height(self) -> int:
+        """How many rows they are."""
+        return math.prod(n for n, _ in self.rows)
+
+    @cached_property
+    def stored(self) -> tuple[tuple[int, int, int, bool], ...]:
+        """The axes in stored order: elements, stored stride, canonical stride, whether it is one of rows."""
+        own = [*_canonical(self.rows, True), *_canonical(self.cols, False)]
+        return tuple(sorted(own, key=lambda axis: -axis[1]))
+
+    @property
+    def run(self) -> int:
+        """Elements of a row that lie together, and start at multiples of themselves."""
+        if self.cols and self.cols[-1][1] != 1:
+            return 1
+        inner = self.cols[-1][0] if self.cols else 1
+        return math.gcd(inner, self.first, *(stride for _, stride in (*self.rows, *self.cols[:-1])))
+
+    def start(self, row: Row) -> Row:
+        """The stored element that is the first one of a row."""
+        at = row * 0 + self.first
+        for n, stride in reversed(self.rows):
+            at = at + row % n * stride
+            row = row // n
+        return at
+
+    def between(self, start: int, stop: int) -> Iterator[Box]:
+        """What lies between two stored elements, as ranges of the axes in stored order."""
+        sizes = [axis[0] for axis in self.stored]
+        yield from boxes(sizes, self._behind(start), self._behind(stop))
+
+    def _behind(self, element: int) -> int:
+        """How many of the strip's elements lie before a stored one."""
+        rest, count = max(0, element - self.first), math.prod(axis[0] for axis in self.stored)
+        before = 0
+        for n, stride, _, _ in self.stored:
+            count //= n
+            step, rest = divmod(rest, stride)
+            before += min(step, n) * count
+            if step >= n:
+                return before
+        return before + (rest > 0)
+
+
+def _canonical(axes: Sequence[Axis], of_rows: bool) -> Iterator[tuple[int, int, int, bool]]:
+    inner = 1
+    for n, stride in reversed(axes):
+        yield n, stride, inner, of_rows
+        inner *= n
+
+
+def boxes(sizes: Sequence[int], start: int, stop: int) -> Iterator[Box]:
+    """The elements ``start`` to ``stop`` of an array of these sizes, as few boxes as are in order."""
+    if start >= stop:
+        return
+    if not sizes:
+        yield ()
+        return
+    inner = math.prod(sizes[1:])
+    low, below = divmod(start, inner)
+    high, above = divmod(stop, inner)
+    if below:
+        for box in boxes(sizes[1:], below, inner if low < high else above):
+            yield (low, low + 1), *box
+        low += 1
+    if low < high:
+        yield (low, high), *((0, n) for n in sizes[1:])
+    if above and low <= high:
+        for box in boxes(sizes[1:], 0, above):
+            yield (high, high + 1), *box
+
+
+def merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """The same elements along as few axes as can be."""
+    found: list[Axis] = []
+    for n, stride in axes:
+        if n != 1 and found and found[-1][1] == n * stride:
+            found[-1] = found[-1][0] * n, stride
+        elif n != 1:
+            found.append((n, stride))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
 class Layout:
     """Canonical matrix ``[rows, cols]`` -> stored matrix ``[stored_rows, stored_cols]``.
 
     Attributes:
         rows, cols: the canonical matrix.
-        stored_rows, stored_cols: the stored matrix, padding included. With ``column_head`` it is the
-            stack of all head blocks; with ``transposed`` it is ``[cols, rows]``.
-        head_rows, head_stride: rows of one head, and stored rows from one head to the next; 0 where
-            rows form no heads.
-        interleaved: within a head, canonical row ``i`` and row ``i + head_rows / 2`` are neighbours, as
-            llama.cpp's converter stores the Q and K rows of llama models.
-        column_head: canonical columns of one head, where the columns are stored as one block per head
-            (bump 3's FP32 Wo: block ``h`` holds ``W[:, h*D:(h+1)*D]``); 0 where they are not.
-        block_rows: stored rows of one such block.
-        transposed: the stored matrix is ``[in, out]`` (GPT-2's Conv1D).
-        column_offset: where the first canonical row is among the stored columns of a ``transposed`` matrix that
-            holds more than one tensor side by side (GPT-2's fused q, k and v).
+        stored_rows, stored_cols: the stored matrix, padding and other tensors included.
+        strips: where the canonical rows are; several where other tensors' rows follow that are stored as one with them.
+        shared: stored elements that are in no canonical row are those of other tensors, no padding.
         shift: what is added to every canonical value in the file (gemma norms hold 1 + w in GGUF).
         scale: what every stored value is to be multiplied by (the B of a LoRA, whose scale its configuration holds);
             a float32 number.
@@ -52,100 +151,139 @@ class Layout:
     cols: int
     stored_rows: int
     stored_cols: int
-    head_rows: int = 0
-    head_stride: int = 0
-    interleaved: bool = False
-    column_head: int = 0
-    block_rows: int = 0
-    transposed: bool = False
-    column_offset: int = 0
+    strips: tuple[Strip, ...]
+    shared: bool = False
     shift: int = 0
     scale: float = 1.0
 
     @property
     def in_order(self) -> bool:
         """Stored rows are the canonical rows and nothing else, in order: bytes can be copied as one run."""
-        return (
-            self.stored_rows == self.rows
-            and self.stored_cols == self.cols
-            and not (self.interleaved or self.transposed or self.column_head)
-        )
+        return self.elements == self.rows * self.cols and self.strips == _in_order(self.rows, self.cols)
 
     @property
     def padded(self) -> bool:
         """The stored matrix holds elements that are in no canonical row; all of them are zero."""
-        return not self.transposed and self.stored_rows * self.stored_cols != self.rows * self.cols
+        return not self.shared and self.elements != self.rows * self.cols
 
     @property
     def elements(self) -> int:
         """Stored elements, padding included."""
         return self.stored_rows * self.stored_cols
 
+    @cached_property
+    def run(self) -> int:
+        """Elements of a row that stay together: a block type may pass where its blocks divide them."""
+        return math.gcd(*(strip.run for strip in self.strips))
+
+    @property
+    def pitch(self) -> int:
+        """Stored elements from one row to another are a multiple of this."""
+        return math.gcd(*(stride for strip in self.strips for _, stride in strip.rows)) or self.cols
+
+    @property
+    def whole_rows(self) -> bool:
+        """Every row lies together."""
+        return all(strip.cols in ((), ((self.cols, 1),)) for strip in self.strips)
+
+    @property
+    def interleaved(self) -> bool:
+        """Rows ``i`` and ``i + n / 2`` of each head are neighbours, as llama.cpp's converter stores Q and K."""
+        return self._pair >= 0
+
     @property
     def heads(self) -> int:
-        """Blocks of columns, or heads of rows; 1 where there are none."""
-        if self.column_head:
-            return self.cols // self.column_head
-        return self.rows // self.head_rows if self.head_rows else 1
+        """How many heads have their rows ``interleaved``; 1 where none has."""
+        return math.prod(n for n, _ in self.strips[0].rows[: max(0, self._pair)])
+
+    @property
+    def _pair(self) -> int:
+        """Which axis of rows counts the two halves of a head."""
+        axes = self.strips[0].rows if len(self.strips) == 1 else ()
+        pairs = itertools.pairwise(axes)
+        return next((n for n, (one, other) in enumerate(pairs) if one[0] == 2 and other[1] == 2 * one[1]), -1)
+
+    @property
+    def period(self) -> int:
+        """Rows that change places among themselves only, again and again; only for one strip of whole rows."""
+        axes = self.strips[0].rows
+        inner = math.prod(n for n, _ in axes[1:])
+        return inner if axes and axes[0][1] == inner * self.cols else self.rows
 
     def same_bytes_as(self, other: Layout) -> bool:
         """Both put the same values at the same places, so a whole tensor is one run of bytes."""
         if (self.shift, self.scale) != (other.shift, other.scale) or (self.rows, self.cols) != (other.rows, other.cols):
             return False
-        if self.in_order and other.in_order:
-            return True
-        return not self.padded and self == other
+        return not self.padded and (self.elements, self.strips) == (other.elements, other.strips)
 
-    def stored_index(self, canonical: Row) -> Row:
-        """Stored row of each canonical row. Not for ``transposed`` or ``column_head`` layouts."""
-        if not self.head_rows:
-            return canonical
-        head, row = canonical // self.head_rows, canonical % self.head_rows
-        if self.interleaved:
-            half = self.head_rows // 2
-            row = row % half * 2 + row // half
-        return head * self.head_stride + row
+    def part(self, first: int, rows: int) -> Layout:
+        """The places of canonical rows ``first`` and on in the same stored matrix; whole heads if there are some."""
+        (one,) = self.strips
+        inner = math.prod(n for n, _ in one.rows[1:])
+        stride = one.rows[0][1] if one.rows else 0
+        kept = merged([(rows // inner, stride), *one.rows[1:]])
+        places = Strip(one.first + first // inner * stride, kept, one.cols)
+        return replace(self, rows=rows, strips=(places,), shared=True)
 
-    def canonical_index(self, stored: Index) -> Index:
-        """Canonical row of each stored row, -1 for a padding row. The inverse of :meth:`stored_index`."""
-        import numpy as np
+    def of_width(self, cols: int) -> Layout:
+        """The same places for rows of another width; only for whole rows."""
+        wide = tuple(
+            Strip(
+                strip.first * cols // self.cols,
+                tuple((n, stride * cols // self.cols) for n, stride in strip.rows),
+                merged([(cols, 1)]),
+            )
+            for strip in self.strips
+        )
+        return replace(self, cols=cols, stored_rows=self.elements // self.cols, stored_cols=cols, strips=wide)
 
-        if not self.head_rows:
-            return np.where(stored < self.rows, stored, -1)
-        head, row = stored // self.head_stride, stored % self.head_stride
-        padding = row >= self.head_rows
-        if self.interleaved:
-            half = self.head_rows // 2
-            row = row // 2 + row % 2 * half
-        return np.where(padding, -1, head * self.head_rows + row)
+
+def _in_order(rows: int, cols: int) -> tuple[Strip, ...]:
+    return (Strip(0, merged([(rows, cols)]), merged([(cols, 1)])),)
+
+
+def strip(first: int, axes: Sequence[Axis], cols: int) -> Strip:
+    """The strip with these axes in canonical order, of which the last ones are the ``cols`` elements of a row."""
+    split = len(axes)
+    while cols > 1:
+        split -= 1
+        cols //= axes[split][0]
+    return Strip(first, merged(axes[:split]), merged(axes[split:]))
 
 
 def plain(rows: int, cols: int, *, stored_rows: int = 0, stored_cols: int = 0, shift: int = 0) -> Layout:
     """Rows in canonical order, padded at the end of each row and after the last row."""
-    return Layout(rows, cols, stored_rows or rows, stored_cols or cols, shift=shift)
+    return headed(1, rows, cols, head_stride=stored_rows, stored_cols=stored_cols, shift=shift)
 
 
 def headed(
-    heads: int, head_rows: int, cols: int, *, head_stride: int = 0, stored_cols: int = 0, interleaved: bool = False
+    heads: int,
+    head_rows: int,
+    cols: int,
+    *,
+    head_stride: int = 0,
+    stored_cols: int = 0,
+    interleaved: bool = False,
+    shift: int = 0,
 ) -> Layout:
     """``heads * head_rows`` rows, each head padded to ``head_stride`` stored rows."""
-    stride = head_stride or head_rows
-    return Layout(
-        heads * head_rows, cols, heads * stride, stored_cols or cols, head_rows, stride, interleaved=interleaved
-    )
+    stride, width = head_stride or head_rows, stored_cols or cols
+    rows = [(2, width), (head_rows // 2, 2 * width)] if interleaved else [(head_rows, width)]
+    places = Strip(0, merged([(heads, stride * width), *rows]), merged([(cols, 1)]))
+    return Layout(heads * head_rows, cols, heads * stride, width, (places,), shift=shift)
 
 
 def column_blocks(rows: int, heads: int, head_cols: int, *, block_rows: int = 0, stored_cols: int = 0) -> Layout:
     """``[rows, heads * head_cols]`` stored as one ``[block_rows, stored_cols]`` block per head."""
-    block = block_rows or rows
-    return Layout(
-        rows, heads * head_cols, heads * block, stored_cols or head_cols, column_head=head_cols, block_rows=block
-    )
+    block, width = block_rows or rows, stored_cols or head_cols
+    places = Strip(0, merged([(rows, width)]), merged([(heads, block * width), (head_cols, 1)]))
+    return Layout(rows, heads * head_cols, heads * block, width, (places,))
 
 
-def transposed(rows: int, cols: int, *, stored_cols: int = 0, column_offset: int = 0) -> Layout:
-    """Canonical ``[rows, cols]`` stored as columns ``column_offset`` and on of ``[cols, stored_cols]``."""
-    return Layout(rows, cols, cols, stored_cols or rows, transposed=True, column_offset=column_offset)
+def transposed(rows: int, cols: int, *, stored_cols: int = 0) -> Layout:
+    """Canonical ``[rows, cols]`` stored as the columns of ``[cols, stored_cols]``."""
+    width = stored_cols or rows
+    return Layout(rows, cols, cols, width, (Strip(0, merged([(rows, 1)]), merged([(cols, width)])),))
 
 
 def shifted(layout: Layout, shift: int) -> Layout:

@@ -145,6 +145,13 @@ def matrix_of(shape: tuple[int, ...], dtype: DType) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1]
 
 
+def blocks_apart(dtype: DType, layout: Layout) -> str:
+    """Why blocks of this type cannot go as they are between this layout and canonical order; empty where they can."""
+    if layout.run % dtype.block == 0 and (layout.whole_rows or dtype.block == 1 or dtype.ggml is not None):
+        return ""
+    return f"blocks of {dtype} would have to be decoded: of {dtype.block} values only {layout.run:,} stay together"
+
+
 def plain_tensor(name: str, stored: StoredTensor) -> Tensor:
     """A canonical tensor whose bytes are its stored tensor's, in order."""
     return Tensor(

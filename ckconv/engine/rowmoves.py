@@ -28,17 +28,20 @@ def row_order(source: Tensor, target: Tensor) -> tuple[int, ...] | None:
         one number a row of a head; ``None`` where more happens to the bytes, or nothing.
     """
     one, other = source.layout, target.layout
-    layouts = (one, other)
-    size = one.head_rows or other.head_rows
     same = source.dtype is target.dtype and (one.shift, one.scale) == (other.shift, other.scale)
-    same = same and (one.rows, one.cols, one.elements) == (other.rows, other.cols, other.elements)
-    plain = not any(x.transposed or x.column_head or x.padded or x.head_rows not in (0, size) for x in layouts)
+    same = same and (one.rows, one.cols) == (other.rows, other.cols)
+    same = same and one.elements == other.elements == one.rows * one.cols
+    plain = all(len(layout.strips) == 1 and layout.whole_rows for layout in (one, other))
     stored = not any(tensor.merge is not None or tensor.planes for tensor in (source, target))
-    if not (same and plain and stored) or one.interleaved == other.interleaved:
+    if not (same and plain and stored) or one.strips == other.strips:
         return None
-    if size * source.dtype.nbytes(one.cols) > MAX_HEAD_BYTES:
+    size = max(one.period, other.period)
+    if size % one.period or size % other.period:
         return None
-    order = {other.stored_index(row): one.stored_index(row) for row in range(size)}
+    if size > MAX_ROWS or size * source.dtype.nbytes(one.cols) > MAX_HEAD_BYTES:
+        return None
+    (mine,), (theirs,) = one.strips, other.strips
+    order = {theirs.start(row) // one.cols: mine.start(row) // one.cols for row in range(size)}
     return tuple(order[row] for row in range(size))
 
 

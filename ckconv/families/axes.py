@@ -15,12 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+from typing import NamedTuple
 
 #: A row is written for no more tensors.
 _MOST_NAMES = 64
@@ -184,7 +179,7 @@ def _whole(value: float, what: object) -> int:
 def _elements(term: Term, size: Size) -> float:
     if isinstance(term, Segments):
         return sum(_size(part, size) for part in term.parts)
-    return int(term) if term.isdigit() else size(term)
+    return int(term) if term.isdigit() else size(term.removeprefix("_"))
 
 
 def _term_size(term: Term, size: Size) -> int:
@@ -192,65 +187,19 @@ def _term_size(term: Term, size: Size) -> int:
 
 
 class Move(NamedTuple):
-    """How a stored tensor's values and a canonical tensor's belong together.
+    """Where the values of a canonical tensor are among those of a stored one.
 
     Attributes:
         stored: shape of the stored tensor.
         canonical: shape of the canonical one.
-        factors: the stored shape taken apart into its terms.
-        cut: (term, start, stop): the segment of ``factors`` that is this tensor; ``None`` where there are none.
-        parts: the terms of the tensor in stored order: ``factors`` with those of the segment in the place of it.
-        order: for each term in canonical order, its place among ``parts``.
+        first: the stored element that is the first canonical one.
+        axes: elements, and stored elements from one to the next, of each axis in canonical order.
     """
 
     stored: tuple[int, ...]
     canonical: tuple[int, ...]
-    factors: tuple[int, ...]
-    cut: tuple[int, int, int] | None
-    parts: tuple[int, ...]
-    order: tuple[int, ...]
-
-    @property
-    def in_order(self) -> bool:
-        """Canonical order is stored order."""
-        return self.order == tuple(sorted(self.order))
-
-    @property
-    def first_row(self) -> int:
-        """Stored row that is the first canonical one, where the tensor is a run of whole rows of the stored one."""
-        if self.cut is None:
-            return 0
-        axis, start, _ = self.cut
-        return start * math.prod(self.factors[axis + 1 :]) // math.prod(self.stored[1:])
-
-    @property
-    def run(self) -> int:
-        """Elements that stay together in both orders: a block type may pass where its blocks divide them."""
-        tail = 0
-        while tail < len(self.order) and self.order[-1 - tail] == len(self.order) - 1 - tail:
-            tail += 1
-        run = math.prod(self.parts[len(self.parts) - tail :])
-        if self.cut is not None and len(self.parts) - tail <= self.cut[0]:
-            return math.prod(self.parts[self.cut[0] :]) if self.in_order else run
-        return run
-
-    def to_canonical(self, stored: NDArray[np.generic]) -> NDArray[np.generic]:
-        """The tensor's values ``[canonical]`` out of the stored ones ``[stored]``."""
-        whole = stored.reshape(self.factors)
-        if self.cut is not None:
-            axis, start, stop = self.cut
-            whole = whole[(slice(None),) * axis + (slice(start, stop),)]
-        return whole.reshape(self.parts).transpose(self.order).reshape(self.canonical)
-
-    def to_stored(self, canonical: NDArray[np.generic], into: NDArray[np.generic]) -> None:
-        """Put a tensor's values ``[canonical]`` into their places of ``into`` ``[stored]``."""
-        ordered = canonical.reshape([self.parts[place] for place in self.order])
-        back = [self.order.index(place) for place in range(len(self.order))]
-        whole = into.reshape(self.factors)
-        if self.cut is not None:
-            axis, start, stop = self.cut
-            whole = whole[(slice(None),) * axis + (slice(start, stop),)]
-        whole[...] = ordered.transpose(back).reshape(whole.shape)
+    first: int
+    axes: tuple[tuple[int, int], ...]
 
 
 def move(stored: Shape, canonical: Shape, part: int, size: Size) -> Move:
@@ -262,58 +211,50 @@ def move(stored: Shape, canonical: Shape, part: int, size: Size) -> Move:
     Raises:
         AxesError: the two do not hold the same axes.
     """
-    factors: list[int] = []
-    cut: tuple[int, int, int] | None = None
-    names: list[str] = []
-    parts: list[int] = []
-    for product in stored:
-        for term in product:
-            if isinstance(term, Segments) and len(_owned(term)) > part:
-                cut = (len(factors), *_span(term, part, size))
-                for inner in _letters(_owned(term)[part]):
-                    names.append(inner)
-                    parts.append(_term_size(inner, size))
-            elif isinstance(term, Segments):
-                raise AxesError(f"there is no segment {part + 1}")
-            else:
-                names.append(term)
-                parts.append(_term_size(term, size))
-            factors.append(_term_size(term, size))
-    return Move(
-        sizes(stored, size),
-        sizes(canonical, size),
-        tuple(factors),
-        cut,
-        tuple(parts),
-        _order(names, [name for product in canonical for name in _letters(product)]),
-    )
+    terms = [term for product in stored for term in product]
+    stride = math.prod(_term_size(term, size) for term in terms)
+    first = 0
+    places: list[tuple[str, int, int]] = []
+    for term in terms:
+        stride //= _term_size(term, size)
+        own: Product = (term,)
+        if isinstance(term, Segments):
+            start, own = _span(term, part, size)
+            first += start * stride
+        inner = stride * _size(own, size)
+        for letter in _letters(own):
+            inner //= _term_size(letter, size)
+            places.append((letter, _term_size(letter, size), inner))
+    axes = _in_order(places, [letter for product in canonical for letter in _letters(product)])
+    return Move(sizes(stored, size), sizes(canonical, size), first, axes)
 
 
-def _span(term: Segments, part: int, size: Size) -> tuple[int, int]:
-    """Where a segment starts and stops, in elements."""
+def _span(term: Segments, part: int, size: Size) -> tuple[int, Product]:
+    """Where a segment starts, in elements, and what it is."""
     start, owned = 0, -1
     for piece in term.parts:
         owned += not _owned_by_none(piece)
         if owned == part and not _owned_by_none(piece):
-            return start, start + _size(piece, size)
+            return start, piece
         start += _size(piece, size)
     raise AxesError(f"there is no segment {part + 1}")
 
 
-def _order(stored: list[str], canonical: list[str]) -> tuple[int, ...]:
-    """For each canonical letter the place among the stored ones; axes of one element may be on one side only."""
-    order: list[int] = []
+def _in_order(places: list[tuple[str, int, int]], canonical: list[str]) -> tuple[tuple[int, int], ...]:
+    """The stored axes in canonical order; those of one element may be on one side only."""
+    left, axes = list(places), []
     for name in canonical:
-        place = next((n for n, other in enumerate(stored) if other == name and n not in order), None)
+        place = next((place for place in left if place[0] == name), None)
         if place is None:
             if name == "1":
                 continue
             raise AxesError(f"the stored shape has no axis {name!r}")
-        order.append(place)
-    left = [n for n in range(len(stored)) if n not in order]
-    if any(stored[n] != "1" for n in left):
-        raise AxesError(f"the canonical shape has no axis {next(stored[n] for n in left if stored[n] != '1')!r}")
-    return (*left, *order)
+        left.remove(place)
+        axes.append(place[1:])
+    other = next((name for name, _, _ in left if name != "1"), None)
+    if other is not None:
+        raise AxesError(f"the canonical shape has no axis {other!r}")
+    return tuple(axes)
 
 
 def expanded(text: str) -> list[str]:

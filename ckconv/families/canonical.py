@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import DType
 from ckconv.core.layouts import plain, shifted
 from ckconv.core.names import Name, parse, with_layer
-from ckconv.core.tensors import Dropped, Extent, StoredTensor, Tensor, matrix_of, plain_tensor
+from ckconv.core.tensors import Dropped, StoredTensor, Tensor, cut, matrix_of, plain_tensor
 from ckconv.errors import Faults, UnsupportedError, quoted
 from ckconv.families import axes as shapes
-from ckconv.families.kinds import Kind, kind_of
+from ckconv.families.kinds import Kind, kind_of, stored_layout
 from ckconv.families.names import Names, Part, Stored
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
@@ -99,7 +99,7 @@ class _Reading:
         self.dropped: list[Dropped] = []
         self.unknown: list[StoredTensor] = []
         self.faults = Faults(path)
-        self.experts: dict[str, tuple[Part, dict[int, Item]]] = {}
+        self.stacks: dict[str, tuple[Part, dict[int, Item]]] = {}
         self.beyond: dict[int, str] = {}
         self._kinds: dict[tuple[int, int | None], Kind] = {}
 
@@ -112,11 +112,13 @@ class _Reading:
                 self.dropped += [Dropped(stored, why) for stored in item.stored]
             else:
                 self.unknown += item.stored
-        elif name.layer is not None and name.layer >= self.sizes.layers(found.parts[0].row):
+        elif name.layer is not None and name.layer >= self._layers(name, found.parts[0]):
             self.beyond.setdefault(name.layer, item.tensor.source)
-        elif name.expert is not None:
-            canonical = with_layer(found.canonical, name.layer)
-            self.experts.setdefault(canonical, (found.parts[0], {}))[1][name.expert] = item
+        elif found.parts[0].stack:
+            layer, number = (None, name.layer) if name.expert is None else (name.layer, name.expert)
+            for part in found.parts:
+                stack = self.stacks.setdefault(with_layer(part.canonical, layer), (part, {}))
+                stack[1][number or 0] = item
         else:
             self._place(item, found, name.layer)
 
@@ -126,13 +128,17 @@ class _Reading:
             named = f"layer{'s' if len(self.beyond) > 1 else ''} {', '.join(map(str, sorted(self.beyond)[:10]))}"
             first = self.beyond[min(self.beyond)]
             self._fault(f"{self.layers} is {self.config.num_layers}, tensors name {named} ({quoted(first)})", first)
-        for name, (part, members) in self.experts.items():
+        for name, (part, members) in self.stacks.items():
             self._stack(name, part, members)
         self.faults.check()
         return Canonical(self.tensors, self.canonical_of, tuple(self.dropped), tuple(self.unknown))
 
     def _fault(self, message: str, tensor: str) -> None:
         self.faults.add("model.config", message, tensor=tensor)
+
+    def _layers(self, name: Name, part: Part) -> float:
+        """How many layers there may be; a number that is no layer's is that of a stack."""
+        return math.inf if part.stack and name.expert is None else self.sizes.layers(part.row)
 
     def _look_up(self, stored: str) -> tuple[Name, Stored | None]:
         for prefix, instead in (("", ""), *self.nested):
@@ -187,75 +193,68 @@ class _Reading:
 
     def _stack(self, name: str, part: Part, members: Mapping[int, Item]) -> None:
         """What is stored one by one becomes one tensor of several extents."""
-        count = self.sizes.of(part.row, None)(part.stack)
-        what = self.said(*sorted(self.family.axes[part.stack].names))
+        layer = parse(name).layer
+        count = self.sizes.of(part.row, layer)(part.stack)
+        counted = self.family.axes[part.stack].names
+        said, what = self.said(*sorted(counted)), "expert" if "experts" in counted else "part"
         beyond = [n for n in sorted(members) if n >= count]
         if beyond:
             source = members[beyond[0]].tensor.source
             self._fault(
-                f"the number of experts{what} is {count:,}, {quoted(source)} names expert {beyond[0]:,}", source
+                f"the number of {what}s{said} is {count:,}, {quoted(source)} names {what} {beyond[0]:,}", source
             )
             return
         if len(members) < count:
             missing = next(n for n in range(int(count)) if n not in members)
-            there = f"{len(members):,} of {count:,} experts{what} are there"
-            self._fault(f"{name}: {there}, expert {missing:,} is missing", next(iter(members.values())).tensor.source)
+            there = f"{len(members):,} of {count:,} {what}s{said} are there"
+            self._fault(f"{name}: {there}, {what} {missing:,} is missing", next(iter(members.values())).tensor.source)
             return
         ordered = [members[n] for n in range(int(count))]
         one = ordered[0].tensor
-        shape = self._kind(part, parse(name).layer, one.source).shape
+        kind = self._kind(part, layer, one.source)
         for item in ordered:
-            if item.tensor.shape != shape or item.tensor.dtype is not one.dtype:
+            if item.tensor.shape != kind.whole or item.tensor.dtype is not one.dtype:
                 self._fault(
                     f"tensor {quoted(item.tensor.source)} is {item.tensor.dtype} {list(item.tensor.shape)}, "
-                    f"the configuration and the other parts make it {one.dtype} {list(shape)}{self._said([part])}",
+                    f"the configuration and the other parts make it {one.dtype} {list(kind.whole)}{self._said([part])}",
                     item.tensor.source,
                 )
                 return
-        self._put(
-            Tensor(
-                name,
-                one.source,
-                one.dtype,
-                (len(ordered), *shape),
-                tuple(extent for item in ordered for extent in item.tensor.extents),
-                plain(len(ordered) * shape[0], shape[1]),
-                tuple(_serial([item.tensor.planes[i] for item in ordered]) for i in range(len(one.planes))),
-            )
+        pieces = [item.tensor for item in ordered]
+        if kind.in_order:
+            pieces = [_cut(piece, kind.shape, kind.first) for piece in pieces]
+            kind = kind._replace(whole=kind.shape, first=0)
+        whole = replace(
+            one,
+            shape=(len(ordered), *kind.whole),
+            extents=tuple(extent for piece in pieces for extent in piece.extents),
+            planes=tuple(_serial([piece.planes[i] for piece in pieces]) for i in range(len(one.planes))),
         )
+        self._put(replace(_placed(whole, part, kind.stacked(len(ordered))), name=name))
         for item in ordered:
             for stored in item.stored:
-                self.canonical_of[stored.name] = (name,)
+                self.canonical_of[stored.name] = (*self.canonical_of.get(stored.name, ()), name)
 
 
 def _placed(tensor: Tensor, part: Part, kind: Kind) -> Tensor:
     """The part of a stored tensor, under its stored name."""
-    if kind.layout is None:
-        tensor = replace(tensor, shape=kind.shape)
-    elif kind.layout.in_order:
+    if kind.in_order:
         tensor = _cut(tensor, kind.shape, kind.first)
     else:
-        rows, cols = matrix_of(kind.shape, tensor.dtype)
-        tensor = replace(tensor, shape=kind.shape, layout=replace(kind.layout, rows=rows, cols=cols))
+        layout = stored_layout([kind], tensor.dtype)
+        planes = tuple(replace(plane, layout=layout.of_width(plane.layout.cols)) for plane in tensor.planes)
+        tensor = replace(tensor, shape=kind.shape, layout=layout, planes=planes)
     shift = _SHIFTS[part.value]
     return replace(tensor, layout=shifted(tensor.layout, shift)) if shift else tensor
 
 
 def _cut(tensor: Tensor, shape: tuple[int, ...], first: int) -> Tensor:
-    """Rows ``first`` and on of a stored tensor, as many as ``shape`` has."""
+    """The elements from one on of a stored tensor, as many as ``shape`` has."""
     rows, cols = matrix_of(shape, tensor.dtype)
-    return replace(
-        tensor,
-        shape=shape,
-        extents=tuple(_rows_of(extent, tensor.dtype, cols, first, rows) for extent in tensor.extents),
-        layout=plain(rows, cols),
-        planes=tuple(_cut(plane, (rows, plane.shape[1]), first) for plane in tensor.planes),
-    )
-
-
-def _rows_of(extent: Extent, dtype: DType, cols: int, first: int, rows: int) -> Extent:
-    row_bytes = dtype.nbytes(cols)
-    return Extent(extent.path, extent.offset + first * row_bytes, rows * row_bytes)
+    start, stop = tensor.dtype.nbytes(first), tensor.dtype.nbytes(first + rows * cols)
+    planes = (_cut(plane, (rows, plane.layout.cols), first // cols * plane.layout.cols) for plane in tensor.planes)
+    extents = tuple(cut(tensor.extents, start, stop)) if start or stop < tensor.nbytes else tensor.extents
+    return replace(tensor, shape=shape, extents=extents, layout=plain(rows, cols), planes=tuple(planes))
 
 
 def _serial(planes: list[Tensor]) -> Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckconv.core.layouts import Layout
+from ckconv.core.dtypes import F32, DType
+from ckconv.core.layouts import Axis, Layout, merged, strip
 from ckconv.core.names import parse
+from ckconv.core.tensors import matrix_of
 from ckconv.families import axes as shapes
-from ckconv.families.names import Part, names_of
-from ckconv.families.orders import layout_of
+from ckconv.families.names import Part, Stored, names_of
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 
@@ -20,30 +23,67 @@ class Kind(NamedTuple):
     Attributes:
         whole: shape of the stored tensor.
         shape: shape of the canonical one.
-        first: stored row that is its first one, where it is a run of whole rows.
-        layout: where its rows lie in what it is cut to; ``None`` where stored and canonical order are the same.
+        first: stored element that is its first one.
+        axes: in canonical order, with stored elements from one to the next.
     """
 
     whole: tuple[int, ...]
     shape: tuple[int, ...]
     first: int
-    layout: Layout | None
+    axes: tuple[Axis, ...]
+
+    @property
+    def in_order(self) -> bool:
+        """It is one run of the stored elements, in order."""
+        return merged(self.axes) in ((), ((math.prod(self.shape), 1),))
+
+    def stacked(self, count: int) -> Kind:
+        """As many of them, each in a stored tensor of its own, one behind the other."""
+        each = math.prod(self.whole)
+        return Kind((count, *self.whole), (count, *self.shape), self.first, ((count, each), *self.axes))
 
 
 def kind_of(part: Part, size: shapes.Size) -> Kind:
     """The part with these sizes.
 
     Raises:
-        AxesError: sizes that are no whole numbers, or values in an order that is not moved.
+        AxesError: sizes that are no whole numbers.
     """
-    whole, shape = shapes.sizes(part.stored, size), shapes.sizes(part.axes, size)
-    if part.stored == part.axes:
-        return Kind(whole, shape, 0, None)
-    move = shapes.move(part.stored, part.axes, part.number, size)
-    layout = layout_of(move)
-    if layout is None:
-        raise shapes.AxesError("values in an order that is not moved")
-    return Kind(whole, shape, move.first_row, layout)
+    if part.stored != part.axes:
+        move = shapes.move(part.stored, part.axes, part.number, size)
+        return Kind(move.stored, move.canonical, move.first, move.axes)
+    shape = shapes.sizes(part.axes, size)
+    return Kind(shape, shape, 0, tuple((n, math.prod(shape[at + 1 :])) for at, n in enumerate(shape)))
+
+
+def stored_layout(kinds: Sequence[Kind], dtype: DType, *, one: bool = False) -> Layout:
+    """How canonical tensors of one width, rows one after the other, lie in the stored tensor that they share.
+
+    Args:
+        one: of a stack, so that a vector is a row.
+    """
+    cols = kinds[0].shape[-1] if one else matrix_of(kinds[0].shape, dtype)[1]
+    rows = sum(math.prod(kind.shape) for kind in kinds) // cols
+    whole = matrix_of(kinds[0].whole, dtype)
+    first = 0
+    for kind in kinds:
+        first = first + math.prod(kind.shape) if kind.in_order and kind.first == first else -1
+    axes = [((rows, cols), (cols, 1))] if first == rows * cols else [kind.axes for kind in kinds]
+    starts = [kinds[0].first] if len(axes) == 1 else [kind.first for kind in kinds]
+    strips = tuple(strip(start, own, cols) for start, own in zip(starts, axes, strict=True))
+    return Layout(rows, cols, *whole, strips, shared=len(kinds) == 1)
+
+
+def layout_in(stored: Stored, sizes: Sizes, layer: int | None) -> tuple[tuple[int, ...], Layout] | None:
+    """Shape and layout of a stored tensor; ``None`` where it is its canonical tensors, rows one after the other.
+
+    Raises:
+        AxesError: the parameters give no sizes.
+    """
+    kinds = [kind_of(part, sizes.of(part.row, layer)) for part in stored.parts]
+    layout = stored_layout(kinds, F32, one=bool(stored.parts[0].stack))
+    same = layout.in_order and len(kinds[0].whole) == len(kinds[0].shape)
+    return None if same else (kinds[0].whole, replace(layout, shared=False))
 
 
 def is_transposed(part: Part) -> bool:

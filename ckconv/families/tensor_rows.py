@@ -17,16 +17,12 @@ from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed
 from ckconv.families.merge import FORMATS
-from ckconv.families.orders import unmoved
 
 #: Operations that change values: what is stored for a canonical x.
 VALUES = ("add_one",)
 
 #: The format that has an order of rows and values of its own; the others have Hugging Face's.
 _OWN_VALUES = "gguf"
-
-#: What a stack that is stored one by one is counted by.
-_COUNTED = "experts"
 
 
 class Cell(NamedTuple):
@@ -185,24 +181,17 @@ class TensorRows(Fields):
         return cell
 
     def _check_cell(self, cell: Cell, axes: shapes.Shape, format: str) -> None:
-        """The atoms of a cell are the tensor's own, an axis that is stacked left out, in an order that is moved."""
+        """The atoms of a cell are the tensor's own, an axis that is stacked left out."""
         canonical = axes[1:] if cell.stack else axes
-        one_by_one = (
-            axes[:1] == ((cell.stack,),) and self._letters.get(cell.stack) == _COUNTED and format != _OWN_VALUES
-        )
-        if cell.stack and not one_by_one:
-            raise self.fault(
-                f"{cell.name}: only the first axis of {_COUNTED} is stored one by one, not in {_OWN_VALUES}"
-            )
+        if cell.stack and (axes[:1] != ((cell.stack,),) or format == _OWN_VALUES):
+            raise self.fault(f"{cell.name}: only the first axis is stored one by one, and not in {_OWN_VALUES}")
         if cell.axes is None:
             return
         part = cell.part if shapes.segment_count(cell.axes) > 1 else 0
         try:
-            why = unmoved(cell.axes, canonical, part, shared=cell.parts > 1, heads=format == _OWN_VALUES)
+            shapes.move(cell.axes, canonical, part, lambda letter: 1)
         except shapes.AxesError as error:
             raise self.fault(f"{cell.name}: {error}") from None
-        if why:
-            raise self.fault(f"{cell.name}: {why}")
 
     def _axes(self, text: object) -> shapes.Shape | None:
         if text is None:
@@ -212,6 +201,6 @@ class TensorRows(Fields):
         except shapes.AxesError as error:
             raise self.fault(str(error)) from None
         for letter in shapes.letters(shape):
-            if not letter.isdigit() and not letter.startswith("_") and letter not in self._letters:
+            if not letter.isdigit() and letter.removeprefix("_") not in self._letters:
                 raise self.fault(f"there is no axis {letter!r}")
         return shape

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckconv.core.dtypes import WIDENS_TO_F32
+from ckconv.io.cells import cell_of, stored_view
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.quant.convert import Action, decode
@@ -54,22 +55,17 @@ def dirty_padding(tensor: Tensor, files: Files) -> int | None:
     if not layout.padded:
         return None
     stored_bytes = dtype.nbytes(layout.stored_cols)
-    if layout.column_head:
-        row_bytes, period, real_rows = dtype.nbytes(layout.column_head), layout.block_rows, layout.rows
-    else:
-        row_bytes = dtype.nbytes(layout.cols)
-        period, real_rows = (
-            (layout.head_stride, layout.head_rows) if layout.head_rows else (layout.stored_rows, layout.rows)
-        )
     step = max(1, CHUNK // stored_bytes)
     buffer = np.empty((min(step, layout.stored_rows), stored_bytes), np.uint8)
     for start in range(0, layout.stored_rows, step):
         stop = min(start + step, layout.stored_rows)
         rows = buffer[: stop - start]
         files.read_into(tensor.extents[0].path, tensor.extents[0].offset + start * stored_bytes, rows)
-        bad = np.asarray(rows[:, row_bytes:].any(axis=1))
-        padding_rows = np.nonzero(np.arange(start, stop) % period >= real_rows)[0]
-        bad[padding_rows] |= rows[padding_rows].any(axis=1)
+        cells, first = rows.reshape(-1).view(cell_of(dtype)), start * layout.stored_cols
+        for strip in layout.strips:
+            for box in strip.between(first, stop * layout.stored_cols):
+                stored_view(cells, strip, box, dtype.block, first)[...] = np.zeros((), cells.dtype)
+        bad = rows.any(axis=1)
         if bad.any():
             return start + int(np.argmax(bad))
     return None

@@ -2,33 +2,39 @@
 
 A :class:`RowReader` undoes a tensor's layout while reading. :func:`stored_chunks` goes the other way: it yields the
 bytes of a tensor as a target layout stores it. Neither ever holds a whole tensor: pieces are about ``CHUNK`` bytes,
-and where a layout turns rows into columns they are up to ``SCRATCH`` bytes, so that the source is not read too often.
+and where a layout takes rows apart they are up to ``SCRATCH`` bytes, so that the source is not read too often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from ckconv.core.layouts import Layout, plain
+from ckconv.core.tensors import blocks_apart
+from ckconv.errors import UnsupportedError
+from ckconv.io.cells import PAGE, SPARSE, cell_of, indices, read_box, row_boxes, stored_view
 from ckconv.io.files import CHUNK, Files
-from ckconv.quant.convert import decode, narrowed
+from ckconv.quant.convert import Action, decode, narrowed
 from ckconv.quant.triples import triple_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckconv.core.tensors import Tensor
+    from ckconv.io.cells import Cells
     from ckconv.io.merge import MergedRows
     from ckconv.quant.codec import Rows
-    from ckconv.quant.convert import Conversion, Run, narrowed
+    from ckconv.quant.convert import Conversion, Run
 
     Index = NDArray[np.int64]
 
-#: Bytes of a piece where rows become columns: a compromise between memory and reading the source again.
+#: Bytes of a piece where rows are taken apart: a compromise between memory and the number of reads.
 SCRATCH = 8 << 20
 
 # glibc gives freed memory back to the system at once, and getting it again, zeroed page by page, takes longer than what
@@ -53,23 +59,31 @@ class Reader(Protocol):
     def gather(self, canonical: Index) -> Rows:
         """The canonical rows at these indices: ``[len(canonical), row_bytes]``."""
 
+    def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
+        """Columns ``low`` to ``high`` of the rows at these indices, converted, and how many values changed."""
+
 
 class RowReader:
     """Reads the canonical rows of one tensor, as bytes of its stored type, padding cut off."""
 
     def __init__(self, tensor: Tensor, files: Files) -> None:
+        """Read nothing yet.
+
+        Raises:
+            UnsupportedError: ``plan.refused``, blocks hold values of several canonical rows.
+        """
         self.tensor = tensor
         self.layout = tensor.layout
         self._files = files
-        self._itemsize = tensor.dtype.size  # only meaningful for types of one element a block
         self._planes = [RowReader(plane, files) for plane in tensor.planes]
         self._merged: MergedRows | None = None
         if tensor.merge is not None:
             from ckconv.io.merge import MergedRows
 
             self._merged = MergedRows(tensor.merge, tensor.dtype, files)
+        elif why := blocks_apart(tensor.dtype, tensor.layout):
+            raise UnsupportedError("plan.refused", f"{tensor.source}: {why}", tensor=tensor.source)
         self.row_bytes = tensor.dtype.nbytes(self.layout.cols)
-        self._stored_row_bytes = tensor.dtype.nbytes(self.layout.stored_cols)
 
     @property
     def max_change(self) -> float:
@@ -78,8 +92,8 @@ class RowReader:
 
     @property
     def piece(self) -> int:
-        """Bytes worth asking for at once: more where every piece costs a pass over the whole tensor."""
-        return SCRATCH if self.layout.transposed else CHUNK
+        """Bytes worth asking for at once: more where rows are put together out of many runs."""
+        return CHUNK if self.layout.whole_rows or self.layout.run > 1 else SCRATCH
 
     def rows(self, start: int, stop: int) -> Rows:
         """Canonical rows ``start`` to ``stop``: ``[stop - start, row_bytes]``; planes stand side by side."""
@@ -87,11 +101,7 @@ class RowReader:
             return self._merged.rows(start, stop)
         if self._planes:
             return np.concatenate([plane.rows(start, stop) for plane in self._planes], axis=1)
-        if self.layout.transposed:
-            return self._rows_of_transposed(start, stop)
-        if self.layout.column_head:
-            return self._rows_of_blocks(start, stop)
-        return self.gather(np.arange(start, stop, dtype=np.int64))
+        return self._rows(start, stop, 0, self.layout.cols)
 
     def gather(self, canonical: Index) -> Rows:
         """The canonical rows at these indices: ``[len(canonical), row_bytes]``."""
@@ -99,46 +109,74 @@ class RowReader:
             return self._merged.gather(canonical)
         if self._planes:
             return np.concatenate([plane.gather(canonical) for plane in self._planes], axis=1)
-        if not len(canonical):
-            return np.empty((0, self.row_bytes), np.uint8)
-        if self.layout.transposed or self.layout.column_head:
-            low = int(canonical.min())
-            return _take(self.rows(low, int(canonical.max()) + 1), canonical - low)
-        stored = self.layout.stored_index(canonical)
-        low, high = int(stored.min()), int(stored.max()) + 1
-        if high - low <= 4 * len(stored):
-            block = _take(self.stored(low, high), stored - low)
-        else:
-            block = np.concatenate([self.stored(int(row), int(row) + 1) for row in stored])
-        return block if self.row_bytes == self._stored_row_bytes else np.ascontiguousarray(block[:, : self.row_bytes])
+        return self._gather(canonical, 0, self.layout.cols)
+
+    def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
+        """Columns ``low`` to ``high`` of the rows at these indices, converted, and how many values changed."""
+        if self._merged or self._planes or self.tensor.dtype.block > 1:
+            return _columns(self.gather(canonical), conversion, low, high)
+        return conversion.apply(self._gather(canonical, low, high))
 
     def stored(self, start: int, stop: int) -> Rows:
         """Stored rows, padding included. Rows of several extents follow each other; no row crosses two."""
-        out = np.empty((stop - start, self._stored_row_bytes), np.uint8)
-        self._files.read_run(self.tensor.extents, start * self._stored_row_bytes, out.reshape(-1))
+        out = np.empty((stop - start, self.tensor.dtype.nbytes(self.layout.stored_cols)), np.uint8)
+        self._read(start * out.shape[1], out.reshape(-1))
         return out
 
-    def _rows_of_blocks(self, start: int, stop: int) -> Rows:
-        """Canonical rows of a matrix whose columns are stored head by head."""
-        size = self._itemsize
-        out = np.empty((stop - start, self.row_bytes), np.uint8)
-        width = self.layout.column_head * size
-        for head in range(self.layout.heads):
-            first = head * self.layout.block_rows
-            out[:, head * width : (head + 1) * width] = self.stored(first + start, first + stop)[:, :width]
+    def _rows(self, start: int, stop: int, low: int, high: int) -> Rows:
+        if self.layout.whole_rows:
+            return self._gather(np.arange(start, stop, dtype=np.int64), low, high)
+        dtype = self.tensor.dtype
+        out = np.empty((stop - start, (high - low) // dtype.block), cell_of(dtype))
+        for first, to, axes in row_boxes(self.layout.strips[0], dtype.block, (start, stop), (low, high)):
+            read_box(self._cells, first, axes, out.reshape(-1)[to:], CHUNK)
+        return out.view(np.uint8)
+
+    def _gather(self, canonical: Index, low: int, high: int) -> Rows:
+        dtype = self.tensor.dtype
+        width = dtype.nbytes(high - low)
+        if not len(canonical):
+            return np.empty((0, width), np.uint8)
+        if not self.layout.whole_rows:
+            first = int(canonical.min())
+            return _take(self._rows(first, int(canonical.max()) + 1, low, high), canonical - first)
+        places = (self.layout.strips[0].start(canonical) + low) // dtype.block * dtype.size
+        edges = [0, *(np.flatnonzero(np.diff(places) != width) + 1).tolist(), len(places)]
+        first = int(places.min())
+        nbytes = int(places.max()) + width - first
+        out = np.empty((len(places), width), np.uint8)
+        if len(edges) == 2 or nbytes > max(SPARSE * len(places) * width, PAGE * len(edges)):
+            for one, other in itertools.pairwise(edges):
+                self._read(int(places[one]), out[one:other])
+            return out
+        if nbytes <= 2 * CHUNK or len(places) == 1:
+            return self._picked(first, nbytes, places - first, width)
+        step = max(1, len(places) * CHUNK // nbytes)
+        for one in range(0, len(places), step):
+            out[one : one + step] = self._gather(canonical[one : one + step], low, high)
         return out
 
-    def _rows_of_transposed(self, start: int, stop: int) -> Rows:
-        """Canonical rows are stored columns: one pass over the stored matrix."""
-        size = self._itemsize
-        out = np.empty((stop - start, self.layout.cols, size), np.uint8)
-        step = max(1, CHUNK // self._stored_row_bytes)
-        for low in range(0, self.layout.cols, step):
-            high = min(low + step, self.layout.cols)
-            tile = self.stored(low, high).reshape(high - low, self.layout.stored_cols, size)
-            first = self.layout.column_offset
-            out[:, low:high] = tile[:, first + start : first + stop].swapaxes(0, 1)
-        return out.reshape(stop - start, self.row_bytes)
+    def _picked(self, first: int, nbytes: int, places: Index, width: int) -> Rows:
+        """Rows that begin at these places of a run of bytes."""
+        pitch = self.tensor.dtype.nbytes(self.layout.pitch)
+        index = places // pitch
+        count = int(index.max()) + 1
+        run = np.empty(max(nbytes, count * pitch), np.uint8)
+        self._read(first, run[:nbytes])
+        if pitch == width:
+            return _take(run.reshape(count, pitch), index)
+        picked: Rows = as_strided(run, (count, width), (pitch, 1))[index]
+        return picked
+
+    def _read(self, start: int, out: Rows) -> None:
+        self._files.read_run(self.tensor.extents, start, out)
+
+    def _cells(self, first: int, out: Cells) -> None:
+        self._read(first * out.itemsize, out.view(np.uint8))
+
+
+#: What reads rows of one run, converted, and counts the values that changed.
+_Read = Callable[["Run", RowReader, "Index"], "tuple[Rows, int]"]
 
 
 class JoinedRows:
@@ -151,7 +189,7 @@ class JoinedRows:
     def __init__(self, runs: Sequence[Run], cols: int, files: Files) -> None:
         self._runs = [(run, RowReader(run.tensor, files)) for run in runs]
         self._first = np.cumsum([0, *(run.stop - run.start for run in runs)])
-        self._changed: dict[tuple[int, int, int], int] = {}
+        self._changed: dict[tuple[int, int, int, int], int] = {}
         self.dtype = runs[0].conversion.written
         self.layout = plain(int(self._first[-1]), cols)
         self.row_bytes = self.dtype.nbytes(cols)
@@ -177,14 +215,24 @@ class JoinedRows:
 
     def gather(self, canonical: Index) -> Rows:
         """The rows at these indices: ``[len(canonical), row_bytes]``."""
-        out = np.empty((len(canonical), self.row_bytes), np.uint8)
+        cols = self.layout.cols
+        return self._joined(canonical, 0, cols, lambda run, reader, rows: run.conversion.apply(reader.gather(rows)))
+
+    def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
+        """Columns of the rows at these indices; they are converted already."""
+        return self._joined(
+            canonical, low, high, lambda run, reader, rows: reader.columns(rows, low, high, run.conversion)
+        ), 0
+
+    def _joined(self, canonical: Index, low: int, high: int, read: _Read) -> Rows:
+        out = np.empty((len(canonical), self.dtype.nbytes(high - low)), np.uint8)
         for number, (run, reader) in enumerate(self._runs):
             first, last = int(self._first[number]), int(self._first[number + 1])
             mine = (canonical >= first) & (canonical < last)
             if mine.any():
                 wanted = canonical[mine] - first + run.start
-                out[mine], changed = run.conversion.apply(reader.gather(wanted))
-                self._changed[number, int(wanted.min()), int(wanted.max())] = changed
+                out[mine], changed = read(run, reader, wanted)
+                self._changed[number, int(wanted.min()), int(wanted.max()), low] = changed
         return out
 
 
@@ -202,8 +250,9 @@ def canonical_pieces(reader: Reader, row_bytes: int = 0) -> Iterator[tuple[int, 
     """
     layout = reader.layout
     step = max(1, reader.piece // max(row_bytes, reader.row_bytes, 1))
-    if layout.head_rows and step > layout.head_rows:
-        step -= step % layout.head_rows  # whole heads, so that no row is read twice
+    sizes = [n for n, _ in layout.strips[0].rows]
+    inner = itertools.accumulate(reversed(sizes), lambda one, n: one * n)
+    step -= step % max((n for n in inner if n <= step), default=1)  # whole heads, so that no row is read twice
     for start in range(0, layout.rows, step):
         yield start, reader.rows(start, min(start + step, layout.rows))
 
@@ -215,13 +264,14 @@ def stored_chunks(reader: Reader, layout: Layout, conversion: Conversion) -> Ite
         contiguous uint8 arrays, and how many values in each are not what they were (see :class:`Conversion`).
     """
     if isinstance(reader, RowReader) and _same_places(reader, layout, conversion):
-        yield from _elements(reader, layout, conversion)
-    elif layout.column_head:
-        yield from _blocks(reader, layout, conversion)
-    elif layout.transposed:
-        yield from _transposed(reader, layout, conversion)
-    else:
-        yield from _rows(reader, layout, conversion)
+        yield from _elements(reader, conversion)
+        return
+    row_bytes = max(conversion.written.nbytes(layout.stored_cols), reader.row_bytes * layout.stored_cols // layout.cols)
+    step = max(1, (reader.piece if layout.whole_rows else SCRATCH) // max(1, row_bytes)) * layout.stored_cols
+    strides = (stride for strip in layout.strips for _, stride in (*strip.rows, *strip.cols))
+    step -= step % max((stride for stride in strides if layout.stored_cols <= stride <= step), default=1)
+    for start in range(0, layout.elements, step):
+        yield _chunk(reader, layout, conversion, start, min(start + step, layout.elements))
 
 
 def _same_places(reader: RowReader, layout: Layout, conversion: Conversion) -> bool:
@@ -232,64 +282,44 @@ def _same_places(reader: RowReader, layout: Layout, conversion: Conversion) -> b
     return elementwise and complete and alike.same_bytes_as(layout)
 
 
-def _elements(reader: RowReader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
-    step = max(1, CHUNK // conversion.target.nbytes(layout.stored_cols))
-    for start in range(0, layout.stored_rows, step):
-        yield conversion.apply(reader.stored(start, min(start + step, layout.stored_rows)))
+def _elements(reader: RowReader, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
+    rows = reader.layout.stored_rows
+    step = max(1, CHUNK // conversion.target.nbytes(reader.layout.stored_cols))
+    for start in range(0, rows, step):
+        yield conversion.apply(reader.stored(start, min(start + step, rows)))
 
 
-def _rows(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
-    target = conversion.written
-    stored_bytes, row_bytes = target.nbytes(layout.stored_cols), target.nbytes(layout.cols)
-    step = max(1, reader.piece // max(stored_bytes, reader.row_bytes))
-    if layout.head_stride and step > layout.head_stride:
-        step -= step % layout.head_stride
-    for start in range(0, layout.stored_rows, step):
-        stop = min(start + step, layout.stored_rows)
-        canonical = layout.canonical_index(np.arange(start, stop, dtype=np.int64))
-        real = canonical >= 0
-        whole = bool(real.all())
-        rows, changed = conversion.apply(reader.gather(canonical if whole else canonical[real]))
-        if whole and stored_bytes == row_bytes:
-            yield rows, changed
-            continue
-        out = np.zeros((stop - start, stored_bytes), np.uint8)
-        if whole:
-            out[:, :row_bytes] = rows
-        else:
-            out[real, :row_bytes] = rows
-        yield out, changed
+def _chunk(reader: Reader, layout: Layout, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
+    """Stored elements ``start`` to ``stop``, those of no canonical row zero."""
+    dtype, cell = conversion.written, cell_of(conversion.written)
+    out: Cells | None = None
+    above = all_changed = 0
+    for strip in layout.strips:
+        for box in strip.between(start, stop):
+            rows, cols = above + indices(strip, box, of_rows=True), indices(strip, box, of_rows=False)
+            values, changed = _box(reader, layout, conversion, rows, cols)
+            all_changed += changed
+            if layout.whole_rows and len(rows) * len(cols) == stop - start:
+                return values, changed
+            if out is None:
+                out = np.zeros((stop - start) // dtype.block, cell)
+            view = stored_view(out, strip, box, dtype.block, start)
+            view[...] = values.view(cell).reshape(view.shape)
+        above += strip.height
+    if out is None:
+        out = np.zeros((stop - start) // dtype.block, cell)
+    return out.view(np.uint8), all_changed
 
 
-def _blocks(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
-    """One block of columns per head, a few heads at a time so that the source is read only a few times."""
-    size = conversion.target.size
-    width = layout.column_head * size
-    group = max(1, SCRATCH // (layout.block_rows * layout.stored_cols * size))
-    for first in range(0, layout.heads, group):
-        heads = min(group, layout.heads - first)
-        out = np.zeros((heads, layout.block_rows, layout.stored_cols * size), np.uint8)
-        changed = 0
-        for start, rows in canonical_pieces(reader):
-            cut, some = _columns(rows, conversion, first * layout.column_head, (first + heads) * layout.column_head)
-            changed += some
-            out[:, start : start + len(rows), :width] = cut.reshape(len(rows), heads, width).swapaxes(0, 1)
-        yield out.reshape(-1, layout.stored_cols * size), changed
-
-
-def _transposed(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
-    """Stored rows are canonical columns, padded at their end: a group of columns at a time."""
-    size = conversion.target.size
-    group = max(1, SCRATCH // (layout.stored_cols * size))
-    for low in range(0, layout.cols, group):
-        high = min(low + group, layout.cols)
-        out = np.zeros((high - low, layout.stored_cols, size), np.uint8)
-        changed = 0
-        for start, rows in canonical_pieces(reader):
-            cut, some = _columns(rows, conversion, low, high)
-            changed += some
-            out[:, start : start + len(rows)] = cut.reshape(len(rows), high - low, size).swapaxes(0, 1)
-        yield out.reshape(high - low, layout.stored_cols * size), changed
+def _box(reader: Reader, layout: Layout, conversion: Conversion, rows: Index, cols: Index) -> tuple[Rows, int]:
+    """Rows and columns of a tensor, converted, in this order."""
+    if layout.whole_rows and len(cols) == layout.cols:
+        return conversion.apply(reader.gather(rows))
+    low, high = int(cols.min()), int(cols.max()) + 1
+    values, changed = reader.columns(rows, low, high, conversion)
+    block, cell = conversion.written.block, cell_of(conversion.written)
+    found = _take(values.view(cell).swapaxes(0, 1), (cols[::block] - low) // block).swapaxes(0, 1)
+    return np.ascontiguousarray(found).view(np.uint8), changed
 
 
 def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[Rows, int]:
@@ -298,8 +328,8 @@ def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[R
     Of blocks only those are decoded that hold one of the columns; the planes of an MLX triple cannot be cut.
     """
     source, target = conversion.source, conversion.target
-    if source.block == 1:
-        return conversion.apply(np.ascontiguousarray(rows[:, low * source.size : high * source.size]))
+    if source.block == 1 or conversion.action is Action.COPY:
+        return conversion.apply(np.ascontiguousarray(rows[:, source.nbytes(low) : source.nbytes(high)]))
     first, last = 0, rows.shape[1] // source.size
     if triple_of(source) is None:
         first, last = low // source.block, -(-high // source.block)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from ckconv.core.dtypes import DType
 from ckconv.core.layouts import Layout
-from ckconv.core.tensors import Extent, Tensor
+from ckconv.core.tensors import Extent, Tensor, blocks_apart
 from ckconv.plan.steps import Step
 from ckconv.quant.convert import Conversion, Run
 
@@ -45,6 +46,13 @@ class Piece(NamedTuple):
         extent = Extent(Path(), offset, self.nbytes)
         target = Tensor(self.canonical, self.name, self.dtype, self.shape, (extent,), self.layout)
         return Step(self.name, target, self.source, self.conversion, runs=self.runs)
+
+
+def apart(parts: Iterable[Tensor], layout: Layout | None, dtype: DType) -> str:
+    """Why blocks of parts cannot be moved into a layout, or out of their own; empty where they can, or are none."""
+    reasons = [blocks_apart(part.dtype, part.layout) for part in parts if part.merge is None]
+    reasons += [blocks_apart(dtype, layout)] if layout is not None else []
+    return next(filter(None, reasons), "")
 
 
 #: Pieces that stay in one file: the arrays of a quantised module, else one alone.

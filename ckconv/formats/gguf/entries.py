@@ -16,7 +16,7 @@ from ckconv.core.names import parse, with_layer
 from ckconv.core.tensors import Tensor, TensorIndex, matrix_of, plain_tensor
 from ckconv.families.axes import AxesError
 from ckconv.families.catalogue import FAMILIES
-from ckconv.families.kinds import kind_of
+from ckconv.families.kinds import layout_in
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import names_of, shift_of
 from ckconv.families.schema import Family
@@ -190,14 +190,10 @@ def _check_missing(planner: Planner, config: ModelConfig, family: Family, tensor
 def _entry(name: str, parts: list[Tensor], family: Family, config: ModelConfig) -> Entry:
     pattern = parse(parts[0].name).pattern
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if len(parts) > 1 else parts[0].shape
-    rows, cols = matrix_of(shape, F32)
-    held = names_of(family, "gguf").written[pattern]
-    layout = None
-    if len(held.parts) == 1:
-        size = Sizes(family, config.scope).of(held.parts[0].row, parse(parts[0].name).layer)
-        with suppress(AxesError):
-            layout = kind_of(held.parts[0], size).layout
-    layout = layout or plain(rows, cols)
+    layout = plain(*matrix_of(shape, F32))
+    with suppress(AxesError):
+        held = names_of(family, "gguf").written[pattern]
+        shape, layout = layout_in(held, Sizes(family, config.scope), parse(parts[0].name).layer) or (shape, layout)
     shift = shift_of(family, pattern)
     fp32 = len(shape) == 1 or pattern in _FP32_MATRICES or pattern == ROPE_FREQUENCIES
     canonical = parts[0].name if len(parts) == 1 else name

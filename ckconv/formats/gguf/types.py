@@ -10,6 +10,7 @@ from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.tensors import Tensor
 from ckconv.families.gguf_metadata import FILE_TYPES
 from ckconv.formats.gguf.entries import Entry
+from ckconv.plan.pieces import apart
 from ckconv.plan.planner import Planner
 from ckconv.quant.convert import convertible, decodable
 from ckconv.quant.triples import triple_of
@@ -45,6 +46,8 @@ def types_of(planner: Planner, entries: Sequence[Entry], *, same_format: bool) -
             if choice.why:
                 refused.setdefault((choice.why, choice.hint), []).append(part.source)
                 groups[choice.why] += choice.groups
+            elif why := apart([part], entry.layout, choice.dtype):
+                refused.setdefault((why, ""), []).append(part.source)
             types.append(choice.dtype)
         if len(set(types)) > 1 and set(types) <= WIDENS_TO_F32 and planner.options.dtype == "engine":
             types = [F32]

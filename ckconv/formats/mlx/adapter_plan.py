@@ -10,6 +10,7 @@ from typing import Any
 from ckconv.adapters.names import local_path
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
 from ckconv.core.adapters import Role
+from ckconv.core.layouts import plain, transposed
 from ckconv.errors import quoted
 from ckconv.families.names import MLX
 from ckconv.formats.mlx.spec import MLX_NAME
@@ -76,18 +77,19 @@ class MlxAdapterPlanner(AdapterPlanner):
                 ending = _ENDINGS[role]
                 if module.embedding and role in (Role.A, Role.B):
                     ending = _ENDINGS[Role.B if role is Role.A else Role.A]
-                transposed = role in (Role.A, Role.B) and not module.embedding
+                turned = role in (Role.A, Role.B) and not module.embedding
                 scale = self.scale if role is Role.B else 1.0
-                build = as_columns if transposed else as_rows
+                build = as_columns if turned else as_rows
                 entry = build(f"{self.paths[module.name]}{ending}", tensor, scale=scale)
-                found.append(self._widened(entry, role) if role in (Role.A, Role.B) else entry)
+                found.append(self._widened(entry, role, turned) if role in (Role.A, Role.B) else entry)
         return found
 
-    def _widened(self, entry: Entry, role: Role) -> Entry:
+    def _widened(self, entry: Entry, role: Role, turned: bool) -> Entry:
         """A matrix of the one rank: what is beyond its own is zeros, at the end of its rows or behind the last one."""
         layout, shape = entry.layout, entry.shape
-        if layout.transposed == (role is Role.A):
-            return entry._replace(layout=replace(layout, stored_cols=self.rank), shape=(shape[0], self.rank))
+        if turned == (role is Role.A):
+            wide = (transposed if turned else plain)(layout.rows, layout.cols, stored_cols=self.rank)
+            return entry._replace(layout=replace(wide, scale=layout.scale), shape=(shape[0], self.rank))
         return entry._replace(shape=(self.rank, shape[1]))
 
     def finish(self, pieces: Sequence[Piece]) -> Plan:

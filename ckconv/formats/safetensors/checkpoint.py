@@ -21,6 +21,7 @@ from ckconv.families.keys import CONSUMERS
 from ckconv.families.loaders import Loader
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family
+from ckconv.families.sizes import Sizes
 from ckconv.families.words import of_source
 from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
@@ -34,7 +35,7 @@ from ckconv.formats.safetensors.shards import lay_out
 from ckconv.formats.safetensors.spec import SINGLE_NAME
 from ckconv.formats.safetensors.write import Checkpoint, container
 from ckconv.options import Options
-from ckconv.plan.pieces import Module
+from ckconv.plan.pieces import Module, apart
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.source_rules import surplus_reasons
@@ -93,9 +94,7 @@ class CheckpointPlanner(Planner):
         for (why, hint), names in self._type_faults.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             self.refuse(f"{why}: {names[0]}{more}", hint)
-        if self.reasons or only_reasons:
-            return self.refused()
-        return self._finish(modules, kept, metadata)
+        return self.refused() if self.reasons or only_reasons else self._finish(modules, kept, metadata)
 
     # What is written
 
@@ -130,8 +129,8 @@ class CheckpointPlanner(Planner):
         """Every stored tensor by itself."""
         dropped = {item.stored.name for item in self.index.dropped}
         modules: dict[str, list[Any]] = {}
-        quantised = {s.name.removesuffix(".scales") for s in self.index.stored if s.name.endswith(".scales")}
-        quantised = quantised if self.index.format == "mlx" else set()
+        scales = [s.name for s in self.index.stored if self.index.format == "mlx" and s.name.endswith(".scales")]
+        quantised = {name.removesuffix(".scales") for name in scales}
         for stored in self.index.stored:
             canonical = self.index.canonical_of.get(stored.name, ())
             if stored.name in dropped:
@@ -147,7 +146,7 @@ class CheckpointPlanner(Planner):
             name = canonical[0] if len(canonical) == 1 else stored.name
             modules.setdefault(module if grouped else stored.name, []).append(copied_piece(name, stored, dtype))
         self.tied = HEAD not in self.index.tensors
-        return [tuple(pieces) for pieces in modules.values()]
+        return [*map(tuple, modules.values())]
 
     def _renamed(self) -> list[Module]:
         """Every canonical tensor under the family's names."""
@@ -156,11 +155,10 @@ class CheckpointPlanner(Planner):
         self._select()
         self._check_class(self.family)
         names = self.dialect if self.options.names == "hf" else self.options.names
-        spelling = Spelling(self.family, names, [FUSIONS[what] for what in self.options.fuse])
-        entries, nameless = spelling.entries(self.tensors, self.config.num_experts)
+        fused = [FUSIONS[what] for what in self.options.fuse]
+        entries, nameless = Spelling(Sizes(self.family, self.config.scope), names, fused).entries(self.tensors)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
-        for name, tensor in self.tensors.items():
-            self.types[name] = self._type(tensor)
+        self.types = {name: self._type(tensor) for name, tensor in self.tensors.items()}
         modules = []
         for entry in entries:
             if entry.missing:
@@ -171,14 +169,17 @@ class CheckpointPlanner(Planner):
                 mixed = " and ".join(f"{part} is {dtype}" for dtype, part in types.items())
                 self._fault("the parts of a fused tensor share one type", DECODE, f"{entry.name} ({mixed})")
                 continue
-            modules.append(module_of(entry, [self.tensors[part] for part in entry.parts], next(iter(types))))
+            parts, dtype = [self.tensors[part] for part in entry.parts], next(iter(types))
+            if why := apart(parts, entry.places[1] if entry.places else None, dtype):
+                self._fault(why, "", entry.name)
+            else:
+                modules.append(module_of(entry, parts, dtype))
         return modules
 
     def _select(self) -> None:
         """Every source tensor is written, or left out by a rule or a flag, or a reason to refuse."""
         assert self.family is not None
         assert self.config is not None
-        self.tensors = {}
         blank = placeholders(self.index)
         for tensor in self.index.tensors.values():
             if self.dropped(tensor.name, tensor.source):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from ckconv.core.layouts import Layout
 from ckconv.core.names import parse, with_layer
 from ckconv.families.dialects import dialect_names, fusion_names
-from ckconv.families.kinds import is_transposed
+from ckconv.families.kinds import layout_in
 from ckconv.families.names import Stored
-from ckconv.families.schema import Family
+from ckconv.families.sizes import Sizes
 
 
 class Entry(NamedTuple):
@@ -21,7 +22,7 @@ class Entry(NamedTuple):
         parts: canonical tensors whose rows it holds, in order.
         missing: parts that the model does not have.
         expert: the one expert whose rows it holds, ``None`` for all rows.
-        transposed: it is stored ``[in, out]``.
+        places: its shape, and where the canonical rows are in it; ``None`` where they follow each other.
     """
 
     name: str
@@ -29,7 +30,7 @@ class Entry(NamedTuple):
     parts: tuple[str, ...]
     missing: tuple[str, ...] = ()
     expert: int | None = None
-    transposed: bool = False
+    places: tuple[tuple[int, ...], Layout] | None = None
 
 
 class Spelling:
@@ -40,16 +41,17 @@ class Spelling:
         fuse: canonical stems of tensors to fuse besides those that the family always fuses.
     """
 
-    def __init__(self, family: Family, dialect: str, fuse: Iterable[str] = ()) -> None:
+    def __init__(self, sizes: Sizes, dialect: str, fuse: Iterable[str] = ()) -> None:
+        family, self._sizes = sizes.family, sizes
         self._written = dict(dialect_names(family, dialect).written)
         for whole in fuse:
             self._written |= fusion_names(family, dialect, whole)
 
-    def entries(self, present: Collection[str], experts: int) -> tuple[list[Entry], list[str]]:
+    def entries(self, present: Collection[str]) -> tuple[list[Entry], list[str]]:
         """What a checkpoint of these canonical tensors holds, and the canonical names that it has no name for.
 
-        Args:
-            experts: how many a stack of experts is cut into where they are stored one by one.
+        Raises:
+            AxesError: the parameters give no sizes.
         """
         found: dict[str, Entry] = {}
         nameless: list[str] = []
@@ -59,18 +61,19 @@ class Spelling:
             if stored is None:
                 nameless.append(canonical)
                 continue
-            for entry in _entries_of(canonical, stored, name.layer, present, experts):
+            for entry in self._entries_of(stored, name.layer, present):
                 found.setdefault(entry.name, entry)
         return list(found.values()), nameless
 
-
-def _entries_of(
-    canonical: str, stored: Stored, layer: int | None, present: Collection[str], experts: int
-) -> list[Entry]:
-    called = with_layer(stored.pattern, layer)
-    part = stored.parts[0]
-    if part.stack:
-        return [Entry(called.replace("{e}", str(n)), canonical, (canonical,), expert=n) for n in range(experts)]
-    parts = tuple(with_layer(name, layer) for name in stored.names)
-    missing = tuple(part for part in parts if part not in present) if len(parts) > 1 else ()
-    return [Entry(called, with_layer(stored.canonical, layer), parts, missing, transposed=is_transposed(part))]
+    def _entries_of(self, stored: Stored, layer: int | None, present: Collection[str]) -> Iterator[Entry]:
+        called, part = with_layer(stored.pattern, layer), stored.parts[0]
+        parts = tuple(with_layer(name, layer) for name in stored.names)
+        missing = tuple(part for part in parts if part not in present) if len(parts) > 1 else ()
+        places = layout_in(stored, self._sizes, layer)
+        whole = Entry(called, with_layer(stored.canonical, layer), parts, missing, places=places)
+        if not part.stack:
+            yield whole
+            return
+        hole = "{e}" if "{e}" in called else "{n}"
+        for n in range(int(self._sizes.of(part.row, layer)(part.stack))):
+            yield whole._replace(name=called.replace(hole, str(n)), expert=n)

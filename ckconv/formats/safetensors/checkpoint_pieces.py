@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ckconv.core.dtypes import DType
-from ckconv.core.layouts import plain, transposed
+from ckconv.core.layouts import Layout, plain
 from ckconv.core.tensors import StoredTensor, Tensor, matrix_of, plain_tensor
 from ckconv.formats.safetensors.checkpoint_names import Entry
 from ckconv.plan.pieces import Module, Piece
@@ -30,40 +31,40 @@ def module_of(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> Module:
         parts: the tensors of ``entry.parts``.
         dtype: of all of them in the output; an MLX triple's is written as one array a plane.
     """
-    shape = _shape(entry, parts)
+    shape, layout = _places(entry, parts, dtype)
     if triple_of(dtype) is None:
-        return (_dense(entry, parts, shape, dtype),)
-    return _planes(entry, parts, shape, dtype)
+        return (_dense(entry, parts, shape, layout, dtype),)
+    return _planes(entry, parts, shape, layout, dtype)
 
 
-def _shape(entry: Entry, parts: Sequence[Tensor]) -> tuple[int, ...]:
-    """The canonical shape of the whole."""
-    first = parts[0].shape
-    if entry.expert is not None:
-        return first[1:]
-    return first if len(parts) == 1 else (sum(part.shape[0] for part in parts), *first[1:])
+def _places(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> tuple[tuple[int, ...], Layout]:
+    """The shape of the whole, and where the rows of the parts are in it."""
+    if entry.places is not None:
+        return entry.places
+    shape = parts[0].shape if entry.expert is None else parts[0].shape[1:]
+    shape = shape if len(parts) == 1 else (sum(part.shape[0] for part in parts), *shape[1:])
+    rows, cols = matrix_of(shape, dtype) if entry.expert is None else (math.prod(shape[:-1]), shape[-1])
+    return shape, plain(rows, cols)
 
 
-def _dense(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], dtype: DType) -> Piece:
-    rows, cols = matrix_of(shape, dtype)
+def _dense(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], layout: Layout, dtype: DType) -> Piece:
     conversions = [Conversion(part.dtype, dtype, -part.layout.shift, factor=part.layout.scale) for part in parts]
     return Piece(
         entry.name,
         entry.canonical,
         dtype,
-        shape[::-1] if entry.transposed else shape,
-        transposed(rows, cols) if entry.transposed else plain(rows, cols),
+        shape,
+        layout,
         parts[0],
         conversions[0],
-        _runs(entry, parts, conversions, rows),
+        _runs(entry, parts, parts, conversions),
     )
 
 
-def _planes(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], dtype: DType) -> Module:
+def _planes(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], layout: Layout, dtype: DType) -> Module:
     triple = triple_of(dtype)
     assert triple is not None
-    rows, cols = matrix_of(shape, dtype)
-    q = triple.quantization
+    q, cols = triple.quantization, layout.cols
     widths = (q.row_bytes(cols) // 4, cols // q.group_size, cols // q.group_size)
     pieces = []
     for number, plane in enumerate(plane_types(triple)):
@@ -79,20 +80,24 @@ def _planes(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], dtype
                 entry.canonical,
                 plane,
                 (*shape[:-1], widths[number]),
-                plain(rows, widths[number]),
+                layout.of_width(widths[number]),
                 sources[0],
                 conversions[0],
-                _runs(entry, sources, conversions, rows),
+                _runs(entry, parts, sources, conversions),
                 dtype,
             )
         )
     return tuple(pieces)
 
 
-def _runs(entry: Entry, sources: Sequence[Tensor], conversions: Sequence[Conversion], rows: int) -> tuple[Run, ...]:
-    """The rows, where they are not all rows of one tensor; ``rows`` is how many the whole has."""
-    if entry.expert is not None:
-        return (Run(sources[0], conversions[0], entry.expert * rows, (entry.expert + 1) * rows),)
-    if len(sources) == 1:
+def _runs(
+    entry: Entry, parts: Sequence[Tensor], sources: Sequence[Tensor], conversions: Sequence[Conversion]
+) -> tuple[Run, ...]:
+    """The rows, where they are not all rows of one tensor. ``sources`` are the parts, or one array of each."""
+    if entry.expert is None and len(sources) == 1:
         return ()
-    return tuple(Run(s, c, 0, s.layout.rows) for s, c in zip(sources, conversions, strict=True))
+    found, number = [], entry.expert or 0
+    for part, source, conversion in zip(parts, sources, conversions, strict=True):
+        each = source.layout.rows // (1 if entry.expert is None else part.shape[0])
+        found.append(Run(source, conversion, number * each, (number + 1) * each))
+    return tuple(found)
