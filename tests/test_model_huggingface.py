@@ -138,8 +138,8 @@ def test_gpt2_matrices_are_turned_but_for_mlx(tmp_path: Path) -> None:
 def test_a_matrix_that_looks_the_same_turned_is_turned_by_its_name(tmp_path: Path) -> None:
     """attn.c_proj is square: only the rule can tell that its rows are columns."""
     index = opened(tmp_path, GPT2, gpt2_tensors("", turned=False))
-    assert index.tensors["layers.0.attention.output.weight"].layout.transposed
-    assert not index.tensors["token_embedding.weight"].layout.transposed
+    assert not index.tensors["layers.0.attention.output.weight"].layout.whole_rows
+    assert index.tensors["token_embedding.weight"].layout.whole_rows
 
 
 # experts
