@@ -21,7 +21,6 @@ from ckconv.families.keys import CONSUMERS
 from ckconv.families.loaders import Loader
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family
-from ckconv.families.sizes import Sizes
 from ckconv.families.words import of_source
 from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
@@ -156,7 +155,7 @@ class CheckpointPlanner(Planner):
         self._check_class(self.family)
         names = self.dialect if self.options.names == "hf" else self.options.names
         fused = [FUSIONS[what] for what in self.options.fuse]
-        entries, nameless = Spelling(Sizes(self.family, self.config.scope), names, fused).entries(self.tensors)
+        entries, nameless = Spelling(self.family, self.config.scope, names, fused).entries(self.tensors)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
         self.types = {name: self._type(tensor) for name, tensor in self.tensors.items()}
         modules = []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from ckconv.core.layouts import Layout
 from ckconv.core.names import parse, with_layer
 from ckconv.families.dialects import dialect_names, fusion_names
 from ckconv.families.kinds import layout_in
 from ckconv.families.names import Stored
+from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 
 
@@ -37,12 +38,13 @@ class Spelling:
     """How one family's tensors are named and put together in one kind of checkpoint.
 
     Args:
+        parameters: of the model.
         dialect: ``hf``, ``mlx``, or one of :data:`ckconv.families.dialects.OTHER_DIALECTS`.
         fuse: canonical stems of tensors to fuse besides those that the family always fuses.
     """
 
-    def __init__(self, sizes: Sizes, dialect: str, fuse: Iterable[str] = ()) -> None:
-        family, self._sizes = sizes.family, sizes
+    def __init__(self, family: Family, parameters: Mapping[str, Any], dialect: str, fuse: Iterable[str] = ()) -> None:
+        self._sizes = Sizes(family, parameters)
         self._written = dict(dialect_names(family, dialect).written)
         for whole in fuse:
             self._written |= fusion_names(family, dialect, whole)
