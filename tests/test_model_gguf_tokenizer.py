@@ -59,7 +59,7 @@ def document(pre: object = BYTE_LEVEL, **model: Any) -> dict[str, Any]:
         (sequence({"type": "Digits", "individual_digits": True}, BYTE_LEVEL), {}, "smollm"),
         (sequence(split(LLAMA3), BYTES_ONLY), {"ignore_merges": True}, "llama-bpe"),
         (sequence(split(LLAMA3), BYTES_ONLY), {}, "dbrx"),
-        (sequence(split(QWEN2), BYTES_ONLY), {"ignore_merges": False}, "qwen2"),
+        (sequence(split(QWEN2), BYTES_ONLY), {"ignore_merges": False}, "deepseek-r1-qwen"),
         (sequence(split(TEKKEN), BYTES_ONLY), {"ignore_merges": True}, "tekken"),
     ],
 )
@@ -77,9 +77,10 @@ def test_a_pre_tokenizer_is_recognised_by_its_whole_definition(pre: object, mode
         (document(sequence(split(LLAMA3 + "|x"), BYTES_ONLY)), "pre-tokenizer is none that llama.cpp names"),
         (document(sequence(split(LLAMA3), BYTE_LEVEL)), "pre-tokenizer is none that llama.cpp names"),
         (
-            document(sequence(split(QWEN2), BYTES_ONLY), ignore_merges=True),
-            "pre-tokenizer is none that llama.cpp names",
+            document(sequence(split(QWEN2), BYTES_ONLY), ignore_merges=True, vocab={"a": 0, "b": 1, "ba": 2}),
+            "no merges make the token 'ba', and llama.cpp follows merges (deepseek-r1-qwen)",
         ),
+        ({**document(), "decoder": {"type": "WordPiece"}}, "its decoder is 'WordPiece'"),
         (document(None), "pre-tokenizer is none that llama.cpp names"),
         (document(type="Unigram"), "its model is 'Unigram', not byte-level BPE"),
         (document(dropout=0.1), "dropout = 0.1"),
@@ -180,10 +181,17 @@ def test_a_document_that_cannot_be_said_faithfully_is_left_out(change: dict[str,
     assert why in made.notes[0]
 
 
-def test_normalising_is_noted() -> None:
-    assert keys({**document(), "normalizer": {"type": "NFC"}}).notes == (
-        "the tokenizer normalises text first (NFC), which llama.cpp does not do",
-    )
+def test_normalising_is_noted_and_names_a_definition_whose_tokenizers_do_so() -> None:
+    made = keys({**document(), "normalizer": {"type": "NFC"}})
+
+    assert made.notes == ("the tokenizer normalises text first (NFC), which llama.cpp does not do",)
+    assert value(made, "pre") == scalar("str", "olmo")
+
+
+def test_words_that_merges_make_are_the_same_looked_up() -> None:
+    made = keys(document(sequence(split(QWEN2), BYTES_ONLY), ignore_merges=True))
+
+    assert value(made, "pre") == scalar("str", "deepseek-r1-qwen")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_sentencepiece import from_json, from_model, is_sentencepiece
 from ckconv.tokenizer.gguf_special import chat_templates, put_around, special_ids
 from ckconv.tokenizer.gguf_words import Words, check_text, filled, words_of
+from ckconv.tokenizer.merging import unmade
 from ckconv.tokenizer.pretokenizers import recognised
 
 
@@ -72,21 +73,27 @@ _HARMLESS = frozenset({"NFC"})
 
 
 def _bpe(document: Mapping[str, Any], vocab_size: int) -> Words:
-    known, why = recognised(document)
+    notes = _normalized(document.get("normalizer"))
+    known, why = recognised(document, composed=bool(notes))
     if known is None:
         raise LeftOut(f"{why} (tokenizer.json)")
     by_id, ids = words_of(document, vocab_size)
     tokens = filled(by_id, vocab_size)
+    merges = _merges(document["model"].get("merges"))
+    if known.ignore_merges != (document["model"].get("ignore_merges") is True):
+        word = unmade((token for token in document["model"]["vocab"] if token not in ids), merges)
+        if word is not None:
+            does = "looks words up" if known.ignore_merges else "follows merges"
+            raise LeftOut(f"no merges make the token {word!r}, and llama.cpp {does} ({known.name})")
     metadata = {
         "tokenizer.ggml.model": scalar("str", "gpt2"),
         "tokenizer.ggml.pre": scalar("str", known.name),
         "tokenizer.ggml.tokens": array("str", [token for token, _ in tokens]),
         "tokenizer.ggml.token_type": array("i32", [kind for _, kind in tokens]),
-        "tokenizer.ggml.merges": array("str", _merges(document["model"].get("merges"))),
+        "tokenizer.ggml.merges": array("str", merges),
     }
-    notes = _normalized(document.get("normalizer"))
-    if known.approximate:
-        notes += (f"llama.cpp cuts text with combining marks otherwise than this tokenizer ({known.name})",)
+    if known.otherwise:
+        notes += (f"llama.cpp cuts {known.otherwise} otherwise than this tokenizer ({known.name})",)
     words = frozenset(token for token, _ in by_id.values())
     return Words(metadata, {**{token: n for n, (token, _) in by_id.items()}, **ids}, words, notes=notes)
 

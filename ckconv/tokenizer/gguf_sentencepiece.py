@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from ckconv.core.typed import array, scalar
@@ -166,24 +167,45 @@ def _scores(model: Mapping[str, Any], pieces: list[str]) -> dict[str, float]:
     Raises:
         LeftOut: the merges have an order that scores of pieces cannot have.
     """
+    if sum(len(piece) ** 2 for piece in pieces) > _MAX_CUT:
+        raise LeftOut("its pieces are too long to be looked through (tokenizer.json)")
     scores: dict[str, float] = {}
-    pairs: set[tuple[str, str]] = set()
+    order: list[str] = []
+    pairs: dict[tuple[str, str], None] = {}
+    tied: set[str] = set()
     last = ""
     for left, right in _merges(model.get("merges")):
         piece = left + right
         if piece != last and piece in scores:
-            raise LeftOut(f"the merges of {piece!r} do not follow each other (tokenizer.json)")
-        scores.setdefault(piece, float(-len(scores)))
-        pairs.add((left, right))
+            between = order[order.index(piece) :]
+            if len(set("".join(between))) > 1:
+                raise LeftOut(f"the merges of {piece!r} do not follow each other (tokenizer.json)")
+            tied.update(between)
+            scores |= dict.fromkeys(between, scores[piece])
+        elif piece not in scores:
+            scores[piece] = float(-len(scores))
+            order.append(piece)
+        pairs[left, right] = None
         last = piece
-    if sum(len(piece) ** 2 for piece in pieces) > _MAX_CUT:
-        raise LeftOut("its pieces are too long to be looked through (tokenizer.json)")
+    _check_ties([pair for pair in pairs if "".join(pair) in tied])
     for piece in pieces:
         for left, right in ((piece[:at], piece[at:]) for at in range(1, len(piece))):
             joins = all(len(half) == 1 or half in scores for half in (left, right))
             if joins and (left, right) not in pairs:
                 raise LeftOut(f"no merge makes {piece!r} of {left!r} and {right!r}, llama.cpp does (tokenizer.json)")
     return scores
+
+
+def _check_ties(pairs: list[tuple[str, str]]) -> None:
+    """Runs of one character, as the spaces of llama's vocabulary, have one score: the leftmost of them is made longer.
+
+    Raises:
+        LeftOut: the merges have another order.
+    """
+    for _, same in groupby(pairs, key=lambda pair: pair[0][0]):
+        run = list(same)
+        if run != sorted(run, key=lambda pair: (-len(pair[0]), -len(pair[1]))):
+            raise LeftOut(f"the merges of {''.join(run[0])!r} do not follow each other (tokenizer.json)")
 
 
 def _merges(merges: object) -> Iterator[tuple[str, str]]:

@@ -102,10 +102,16 @@ def _template(processor: object, settings: Mapping[str, Any]) -> tuple[str, str]
         inner = processor.get("processors")
         members = inner if isinstance(inner, list) else [None]
     for member in members:
-        kind = member.get("type") if isinstance(member, dict) else None
+        member = member if isinstance(member, dict) else {}
+        kind = member.get("type")
         if kind == "ByteLevel":
             continue
-        if kind != "TemplateProcessing" or not isinstance(member, dict):
+        if kind in ("BertProcessing", "RobertaProcessing"):
+            pairs = [pair for key in ("cls", "sep") if isinstance(pair := member.get(key), list) and pair]
+            if len(pairs) == 2 and all(isinstance(pair[0], str) for pair in pairs):
+                first, last = (pair[0] for pair in pairs)
+                continue
+        if kind != "TemplateProcessing":
             raise LeftOut(f"its post-processor is {kind!r} (tokenizer.json)")
         first, last = _ends(member.get("single"))
     for what, token in (("bos", first), ("eos", last)):

@@ -1,108 +1,87 @@
 """Which of llama.cpp's pre-tokenizers a ``tokenizer.json`` defines, recognised by its definition and nothing less.
 
 llama.cpp splits text by rules that it knows by a name (``tokenizer.ggml.pre``), not by the rules of the file. A name
-is only right where the file's whole definition is the one that llama.cpp implements under it.
-Source: ``llm_tokenizer_bpe`` and ``llama_vocab::impl::load`` of llama.cpp's ``src/llama-vocab.cpp``, which quotes the
-regular expressions of the original files.
+is only right where the file's whole definition is the one that llama.cpp implements under it: ``pretokenizers.toml``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
-_QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
-
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_START = r"[^\r\n\p{L}\p{N}]?"
-_SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_TEKKEN = rf"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASHED}"
-_GPT4O = (
-    rf"{_START}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_START}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SLASHED}"
-)
+_TABLE = Path(__file__).with_suffix(".toml")
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """One definition.
+    """What llama.cpp does under one name.
 
     Attributes:
-        name: llama.cpp's.
-        steps: what text goes through, as :func:`steps_of` names them.
-        ignore_merges: a word that is a token is one, whatever the merges say.
-        approximate: llama.cpp stands in for classes of letters with ranges of ASCII: combining marks are cut elsewhere.
-        adds_bos: llama.cpp puts a beginning before a text where a file does not say.
+        steps: what text goes through, by their names in the table.
         composed: the tokenizers of this name compose characters first (NFC), which llama.cpp does not do.
-        also: other names under which llama.cpp does the same.
+        ignore_merges: a word that is a token is one, whatever the merges say.
+        adds_bos: llama.cpp puts a beginning before a text where a file does not say.
+        otherwise: text that llama.cpp cuts otherwise than the tokenizers of this name; empty for none.
     """
 
     name: str
     steps: tuple[str, ...]
-    ignore_merges: bool = False
-    approximate: bool = False
-    adds_bos: bool = False
     composed: bool = False
-    also: tuple[str, ...] = ()
+    ignore_merges: bool = False
+    adds_bos: bool = False
+    otherwise: str = ""
 
 
-_BYTES = "bytes"
-#: ByteLevel with its own expression, that of GPT-2.
-_GPT2_BYTES = "gpt-2 bytes"
-_DIGITS = "single digits"
-
-#: Every definition that is recognised. "dbrx" is llama 3's expression for a tokenizer that follows its merges.
-PRE_TOKENIZERS: tuple[PreTokenizer, ...] = (
-    PreTokenizer("gpt-2", (_GPT2_BYTES,), also=("phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4")),
-    PreTokenizer("smollm", (_DIGITS, _GPT2_BYTES), also=("starcoder", "refact", "codeshell", "exaone", "minerva-7b")),
-    PreTokenizer(
-        "llama-bpe",
-        (f"split {_LLAMA3}", _BYTES),
-        ignore_merges=True,
-        adds_bos=True,
-        also=("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-    ),
-    PreTokenizer("dbrx", (f"split {_LLAMA3}", _BYTES), also=("smaug-bpe",)),
-    PreTokenizer("qwen2", (f"split {_QWEN2}", _BYTES), composed=True),
-    PreTokenizer("tekken", (f"split {_TEKKEN}", _BYTES), ignore_merges=True, approximate=True, adds_bos=True),
-    PreTokenizer("gpt-4o", (f"split {_GPT4O}", _BYTES), approximate=True),
-)
-
-#: Names under which llama.cpp cuts text as under another, for tokenizers that do not compose characters.
-_UNCOMPOSED = {"deepseek-r1-qwen": "qwen2", "megrez": "qwen2", "stablelm2": "qwen2", "hunyuan": "qwen2"}
+#: A step as what it does: its kind and what tells it from others of the kind.
+Step = tuple[object, ...]
 
 
-def named(name: str) -> PreTokenizer | None:
-    """What llama.cpp does under a name; ``None`` where this is not known exactly."""
-    wanted = _UNCOMPOSED.get(name, name)
-    known = next((known for known in PRE_TOKENIZERS if wanted in (known.name, *known.also)), None)
-    return replace(known, composed=known.composed and wanted == name) if known else None
+@cache
+def _table() -> Mapping[str, Any]:
+    return tomllib.loads(_TABLE.read_text("utf-8"))
+
+
+@cache
+def pre_tokenizers() -> Mapping[str, PreTokenizer]:
+    """Every name; of those for one definition the one that is written comes first."""
+    return {
+        name: PreTokenizer(name, tuple(steps), name in composed, **more)
+        for row in _table()["definition"]
+        for names, steps, composed, more in [_row(**row)]
+        for name in names
+    }
+
+
+def _row(
+    names: list[str], steps: list[str], composed: tuple[str, ...] = (), **more: Any
+) -> tuple[list[str], list[str], tuple[str, ...], dict[str, Any]]:
+    return names, steps, composed, more
 
 
 def definition(known: PreTokenizer) -> dict[str, Any]:
-    """The ``pre_tokenizer`` of a ``tokenizer.json``, of which :func:`steps_of` makes ``known.steps``."""
+    """The ``pre_tokenizer`` of a ``tokenizer.json``."""
     members = [_member(step) for step in known.steps]
     return members[0] if len(members) == 1 else {"type": "Sequence", "pretokenizers": members}
 
 
 def _member(step: str) -> dict[str, Any]:
-    if step in (_BYTES, _GPT2_BYTES):
-        return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": step == _GPT2_BYTES}
-    if step == _DIGITS:
-        return {"type": "Digits", "individual_digits": True}
-    expression = step.removeprefix("split ")
+    table = _table()
+    if step in table["step"]:
+        return dict(table["step"][step])
+    expression = table["whole"].get(step) or table["apart"][step]
     return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
 
 
-def recognised(document: Mapping[str, Any]) -> tuple[PreTokenizer | None, str]:
+def recognised(document: Mapping[str, Any], *, composed: bool = False) -> tuple[PreTokenizer | None, str]:
     """The definition of a ``tokenizer.json``, or ``None`` and what speaks against every one.
 
-    A normalizer is not looked at: llama.cpp applies none.
+    Args:
+        document: where one name fits but for ``ignore_merges``, it is returned: that only counts for some vocabularies.
+        composed: it composes characters first; a name whose tokenizers do is preferred then.
     """
     model = document.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
@@ -116,36 +95,71 @@ def recognised(document: Mapping[str, Any]) -> tuple[PreTokenizer | None, str]:
     ):
         if model.get(key) not in harmless:
             return None, f"its model has {key} = {model[key]!r}"
+    decoder = document.get("decoder")
+    if isinstance(decoder, dict) and decoder.get("type") != "ByteLevel":
+        return None, f"its decoder is {decoder.get('type')!r}"
     steps = steps_of(document.get("pre_tokenizer"))
-    if steps is None:
+    found = [known for known in pre_tokenizers().values() if _steps_by_name(known.name) == steps]
+    if not found:
         return None, "its pre-tokenizer is none that llama.cpp names"
     ignores = model.get("ignore_merges") is True
-    for known in PRE_TOKENIZERS:
-        if (known.steps, known.ignore_merges) == (steps, ignores):
-            return known, ""
-    return None, "its pre-tokenizer is none that llama.cpp names"
+    return min(found, key=lambda known: (known.ignore_merges != ignores, known.composed != composed)), ""
 
 
-def steps_of(definition: object) -> tuple[str, ...] | None:
-    """The steps of a ``pre_tokenizer`` as words that compare; ``None`` where one has no word."""
+@cache
+def _steps_by_name(name: str) -> tuple[Step, ...] | None:
+    return steps_of(definition(pre_tokenizers()[name]))
+
+
+def steps_of(definition: object) -> tuple[Step, ...] | None:
+    """The steps of a ``pre_tokenizer`` as what they do; ``None`` where one is of no kind that is known."""
     if not isinstance(definition, dict):
         return None
     members = definition.get("pretokenizers") if definition.get("type") == "Sequence" else [definition]
-    if not isinstance(members, list):
+    if not isinstance(members, list) or not all(isinstance(member, dict) for member in members):
         return None
-    steps = [_step(member) if isinstance(member, dict) else None for member in members]
-    return None if None in steps else tuple(step for step in steps if step is not None)
+    steps = tuple(step for member in members for step in _steps(member))
+    return None if () in steps else steps
 
 
-def _step(member: Mapping[str, Any]) -> str | None:
+def _steps(member: Mapping[str, Any]) -> Iterator[Step]:
+    """A step, or the two that ByteLevel is with its own expression; an empty one is not known."""
     kind = member.get("type")
     if kind == "ByteLevel" and member.get("add_prefix_space") is False:
-        return _GPT2_BYTES if member.get("use_regex", True) else _BYTES
-    if kind == "Digits" and member.get("individual_digits") is True:
-        return _DIGITS
+        if member.get("use_regex", True):
+            yield ("Split", "gpt-2-words")
+        yield (kind,)
+    elif kind == "Digits":
+        yield (kind, member.get("individual_digits", False))
+    elif kind == "Punctuation":
+        yield (kind, member.get("behavior", "Isolated"))
+    elif kind == "Split":
+        yield _split(member)
+    else:
+        yield ()
+
+
+def _split(member: Mapping[str, Any]) -> Step:
     pattern = member.get("pattern")
     expression = pattern.get("Regex") if isinstance(pattern, dict) else None
-    # What the expressions above match is the whole text, so that keeping matches apart and removing what is between
-    # them is the same.
-    split = (member.get("behavior"), member.get("invert")) in (("Isolated", False), ("Removed", True))
-    return f"split {expression}" if kind == "Split" and split and isinstance(expression, str) else None
+    if not isinstance(expression, str):
+        return ()
+    # The characters themselves, as some files hold them, and their escapes match the same.
+    expression = expression.replace("\r", r"\r").replace("\n", r"\n")
+    behavior, invert = member.get("behavior"), member.get("invert", False)
+    name = _whole().get(expression)
+    if name and (behavior, invert) in (("Isolated", False), ("Removed", True)):
+        return ("Split", name)
+    return (
+        ("Digits", True)
+        if (expression, behavior) == (r"\p{N}", "Isolated")
+        else ("Split", expression, behavior, invert)
+    )
+
+
+@cache
+def _whole() -> Mapping[str, str]:
+    """Expression that matches every text -> its name."""
+    table = _table()
+    others = {spelling: name for name, spellings in table["spelling"].items() for spelling in spellings}
+    return {expression: name for name, expression in table["whole"].items()} | others

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckconv.tokenizer.pretokenizers import PreTokenizer, named
+from ckconv.tokenizer.pretokenizers import PreTokenizer, pre_tokenizers
 
 #: Name of a special token in Hugging Face's words -> its key in GGUF after ``tokenizer.ggml.``, in llama.cpp's order.
 SPECIAL: dict[str, str] = {
@@ -126,7 +126,7 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 
 def adds_by_default(metadata: Mapping[str, Any]) -> dict[str, bool]:
     """Key -> whether llama.cpp puts a token around a text where the file does not say; empty where it is not known."""
-    kind, pre = _text(metadata, "tokenizer.ggml.model"), named(_text(metadata, "tokenizer.ggml.pre"))
+    kind, pre = _text(metadata, "tokenizer.ggml.model"), pre_tokenizers().get(_text(metadata, "tokenizer.ggml.pre"))
     if kind != "llama" and pre is None:
         return {}
     adds_bos = kind == "llama" or (pre is not None and pre.adds_bos)
@@ -148,9 +148,9 @@ def ending_ids(metadata: Mapping[str, Any]) -> list[int]:
 
 def _pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
     name = _text(metadata, "tokenizer.ggml.pre")
-    if name in ("", "default"):
+    if not name:
         raise NotFaithful("the source does not say how it splits text (tokenizer.ggml.pre)")
-    known = named(name)
+    known = pre_tokenizers().get(name)
     if known is None:
         raise NotFaithful(f"it splits text as {name!r}, whose definition is not known exactly")
     return known

@@ -49,9 +49,9 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
         return TokenizerPlan(None, context, generation, (left_out(reason),))
     notes = []
     if found.pre and found.pre.composed:
-        notes.append("the tokenizer NFC-normalises text first, as Qwen's does; llama.cpp does not")
-    if found.pre and found.pre.approximate:
-        notes.append(f"llama.cpp cuts text with combining marks otherwise than the tokenizer ({found.pre.name})")
+        notes.append(f"the tokenizer NFC-normalises text first, as those of {found.pre.name} do; llama.cpp does not")
+    if found.pre and found.pre.otherwise:
+        notes.append(f"llama.cpp cuts {found.pre.otherwise} otherwise than the tokenizer ({found.pre.name})")
     return TokenizerPlan(found, context, generation, tuple(notes))
 
 

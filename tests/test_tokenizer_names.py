@@ -1,0 +1,86 @@
+"""Every pre-tokenizer of llama.cpp by its name, and real vocabularies: the ids that llama.cpp makes, recorded."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from conftest import FIXTURES
+from test_plan_checkpoint_tokenizer import Array, Scalar, files_of
+
+from ckconv.core.typed import array, scalar
+from ckconv.tokenizer.files import TokenizerFiles
+from ckconv.tokenizer.gguf import tokenizer_keys
+from ckconv.tokenizer.pretokenizers import pre_tokenizers
+
+tokenizers = pytest.importorskip("tokenizers")
+
+FOLDER = FIXTURES / "tokenizers"
+TEXTS = json.loads((FOLDER / "texts.json").read_bytes())
+NAMES = json.loads((FOLDER / "names.json").read_bytes())
+RESULTS = {name: result["ids"] for result in NAMES["results"] for name in result["names"]}
+VOCABULARIES = sorted(path.stem for path in (FOLDER / "vocabularies").glob("*.json"))
+
+#: The vocabulary has words that one trained with this definition cannot have: with a space before digits.
+_FINER = frozenset({"falcon"})
+#: llama.cpp takes words for the end of a text by their text, although the vocabulary has them as normal ones.
+_FOUND_BY_TEXT = frozenset({"</s>", "<s>"})
+
+
+def keys_of(said: Mapping[str, Any]) -> dict[str, Scalar]:
+    """The metadata of a GGUF that has them."""
+    kinds = {"tokens": "str", "merges": "str", "token_type": "i32", "scores": "f32"}
+    values = {key: Array(kinds[key], value) if key in kinds else value for key, value in said.items()}
+    return {f"tokenizer.ggml.{key}": Scalar(value) for key, value in values.items()}
+
+
+def document_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    files, _ = files_of(keys_of(said))
+    document: dict[str, Any] = json.loads(files["tokenizer.json"])
+    return document
+
+
+def differing(document: Mapping[str, Any], texts: Sequence[str], wanted: Sequence[Sequence[int]]) -> list[str]:
+    """Texts of which the tokenizers library makes other ids; what composing changes is no text of llama.cpp's."""
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(document))
+    composes = document["normalizer"] == {"type": "NFC"}
+    return [
+        text
+        for text, ids in zip(texts, wanted, strict=True)
+        if (not composes or unicodedata.is_normalized("NFC", text)) and tokenizer.encode(text).ids != ids
+    ]
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_name_cuts_hostile_texts_as_llama_cpp_does_or_its_row_says_which_not(name: str) -> None:
+    document = document_of({**NAMES["keys"], "pre": name})
+    texts = [TEXTS[number] for number in NAMES["texts"]]
+
+    assert len(texts) > 500
+    others = differing(document, texts, RESULTS[name])
+    assert bool(others) == bool(pre_tokenizers()[name].otherwise or name in _FINER), others[:5]
+    assert len(others) < len(texts) / 5
+
+
+def test_only_names_that_are_newer_than_the_recording_have_none() -> None:
+    assert pre_tokenizers().keys() - RESULTS.keys() == {"glm5"}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_real_vocabulary_makes_the_same_ids_and_comes_back(name: str) -> None:
+    recorded = json.loads((FOLDER / "vocabularies" / f"{name}.json").read_bytes())
+    said = recorded["keys"]
+    document = document_of(said)
+    plain = {**said, "add_bos_token": False, "add_eos_token": False}
+
+    known = pre_tokenizers().get(said.get("pre", ""))
+    others = set(differing(document, TEXTS, recorded["ids"])) - _FOUND_BY_TEXT
+    assert bool(others) == bool(known and known.otherwise) or len(others) < 10, others
+    made = tokenizer_keys(TokenizerFiles(tokenizer=document_of(plain)), len(said["tokens"])).metadata
+    for key, kind in (("tokens", "str"), ("token_type", "i32"), ("merges", "str")):
+        if key in said:
+            assert made[f"tokenizer.ggml.{key}"] == array(kind, said[key])
+    assert made["tokenizer.ggml.model"] == scalar("str", said["model"])
