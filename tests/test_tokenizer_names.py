@@ -11,7 +11,7 @@ import pytest
 from conftest import FIXTURES
 from test_plan_checkpoint_tokenizer import Array, Scalar, files_of
 
-from ckconv.core.typed import array, scalar
+from ckconv.core.typed import Value, array, scalar
 from ckconv.tokenizer.files import TokenizerFiles
 from ckconv.tokenizer.gguf import tokenizer_keys
 from ckconv.tokenizer.pretokenizers import pre_tokenizers
@@ -26,6 +26,10 @@ VOCABULARIES = sorted(path.stem for path in (FOLDER / "vocabularies").glob("*.js
 
 #: The vocabulary has words that one trained with this definition cannot have: with a space before digits.
 _FINER = frozenset({"falcon"})
+#: Names with the definition of another, which is the one that is written.
+_SAME = {"starcoder": "smollm"}
+#: Whether the unknown token is a special one or of a type of its own is all the same.
+_KINDS = {2: 3}
 #: llama.cpp takes words for the end of a text by their text, although the vocabulary has them as normal ones.
 _FOUND_BY_TEXT = frozenset({"</s>", "<s>"})
 
@@ -73,14 +77,18 @@ def test_only_names_that_are_newer_than_the_recording_have_none() -> None:
 def test_a_real_vocabulary_makes_the_same_ids_and_comes_back(name: str) -> None:
     recorded = json.loads((FOLDER / "vocabularies" / f"{name}.json").read_bytes())
     said = recorded["keys"]
-    document = document_of(said)
-    plain = {**said, "add_bos_token": False, "add_eos_token": False}
+    files, _ = files_of(keys_of(said))
+    document, settings = json.loads(files["tokenizer.json"]), json.loads(files["tokenizer_config.json"])
 
     known = pre_tokenizers().get(said.get("pre", ""))
     others = set(differing(document, TEXTS, recorded["ids"])) - _FOUND_BY_TEXT
-    assert bool(others) == bool(known and known.otherwise) or len(others) < 10, others
-    made = tokenizer_keys(TokenizerFiles(tokenizer=document_of(plain)), len(said["tokens"])).metadata
-    for key, kind in (("tokens", "str"), ("token_type", "i32"), ("merges", "str")):
+    assert bool(others) == bool(known and known.otherwise and name != "deepseek-coder"), others
+    made = tokenizer_keys(TokenizerFiles(tokenizer=document, settings=settings), len(said["tokens"])).metadata
+    has, had = made["tokenizer.ggml.token_type"], array("i32", [_KINDS.get(kind, kind) for kind in said["token_type"]])
+    assert Value(has.type, has.payload.replace(b"\2\0\0\0", b"\3\0\0\0")) == had
+    for key in ("tokens", "merges"):
         if key in said:
-            assert made[f"tokenizer.ggml.{key}"] == array(kind, said[key])
-    assert made["tokenizer.ggml.model"] == scalar("str", said["model"])
+            assert made[f"tokenizer.ggml.{key}"] == array("str", said[key])
+    for key in ("model", "pre"):
+        if key in said:
+            assert made[f"tokenizer.ggml.{key}"] == scalar("str", _SAME.get(said[key], said[key]))
