@@ -76,7 +76,7 @@ def _expressions(family: Family) -> Iterator[tuple[str, Expression]]:
         everything = (parameter.value, *parameter.defaults.values(), *computed)
         yield from ((f"parameters.{name}", one) for one in everything if one)
     for name, engine in family.engines.items():
-        for condition in engine.right_if:
+        for condition in (*engine.right_if, *engine.same_if):
             yield f"engines.{name}.right_if", condition.expression
 
 

@@ -51,6 +51,8 @@ class Engine(NamedTuple):
         absent: the engine is known to have nothing for the family.
         loader: name of the class that loads the family, where it is another's.
         right_if: what must hold; otherwise the engine computes something else.
+        same_if: what must hold for the engine to compute what transformers does; where it does not, a note says
+            so, as nothing that a file could say would change it.
         needs: keys of the document that its class cannot do without, or takes a default of its own for.
         reads: keys that its class reads where another library's goes by another key.
         ignores: parameters that it does not look at, though the format has them.
@@ -58,6 +60,7 @@ class Engine(NamedTuple):
         head_must_be_written: a tied output head is stored all the same.
         no_head: it has no output head but the embedding.
         optional: canonical names of tensors that it loads where they are, and does without.
+        required: those that only some models of the family have, and that it does not do without.
         tensors: of a bump engine: canonical names of tensors that its operations use besides those of a Llama; all
             of them have to be there, and no others may.
         interleaved: of a bump engine: it rotates interleaved rows of Q and K; otherwise split ones.
@@ -69,6 +72,7 @@ class Engine(NamedTuple):
     absent: bool = False
     loader: str = ""
     right_if: tuple[Condition, ...] = ()
+    same_if: tuple[Condition, ...] = ()
     needs: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
@@ -76,6 +80,7 @@ class Engine(NamedTuple):
     head_must_be_written: bool = False
     no_head: bool = False
     optional: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
     interleaved: bool = False
     slides: bool = False
@@ -83,8 +88,11 @@ class Engine(NamedTuple):
 
 
 _KNOWN = frozenset(
-    {"class", "right_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head", "optional"}
-)
+    {
+        "class", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head",
+        "optional", "required",
+    }
+)  # fmt: skip
 _OF_BUMP = frozenset({"tensors", "interleaved", "slides", "unnamed"})
 
 
@@ -101,6 +109,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         False,
         fields.get("class", ""),
         tuple(_condition(reader, item) for item in listed(fields.get("right_if", []))),
+        tuple(_condition(reader, item) for item in listed(fields.get("same_if", []))),
         texts(fields.get("needs")),
         texts(fields.get("reads")),
         texts(fields.get("ignores")),
@@ -108,6 +117,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         bool(fields.get("head_must_be_written")),
         bool(fields.get("no_head")),
         _names(fields.get("optional")),
+        _names(fields.get("required")),
         _names(fields.get("tensors")),
         bool(fields.get("interleaved")),
         bool(fields.get("slides")),

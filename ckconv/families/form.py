@@ -36,6 +36,15 @@ def _scalar(value: Any) -> str | None:
     return None if isinstance(value, bool | int | float) else ": a text, a number, true or false expected"
 
 
+def _count(value: Any) -> str | None:
+    return None if type(value) is int and 0 < value < _LARGEST else ": a whole number above 0 expected"
+
+
+def _number(value: Any) -> str | None:
+    right = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+    return None if right else ": a number above 0 and at most 1 expected"
+
+
 def _plain(value: Any, depth: int = 0) -> str | None:
     """A constant of a document: no date, nothing in great depth."""
     if isinstance(value, list | dict) and depth == _DEEPEST:
@@ -149,12 +158,13 @@ _ENGINE = _or_table(
     lambda value: None if value == "absent" else ": a table or 'absent' expected",
     {
         "class": _text,
-        "right_if": _many(_CONDITION),
-        **dict.fromkeys(("needs", "reads", "ignores", "scaling", "optional", "tensors"), _many(_text)),
+        **dict.fromkeys(("right_if", "same_if"), _many(_CONDITION)),
+        **dict.fromkeys(("needs", "reads", "ignores", "scaling", "optional", "required", "tensors"), _many(_text)),
         **dict.fromkeys(("head_must_be_written", "interleaved", "slides", "unnamed"), _flag),
     },
 )
 
+_PARTS = _table_of(_number)
 _ROPE_TABLES = dict.fromkeys(("default", "unscaled"), _table_of(_scalar))
 
 #: Section -> what it is.
@@ -175,8 +185,8 @@ _FORMS: dict[str, Form] = {
         {
             **_KEYS,
             "written": _table_of(_plain),
-            "rope": _table({"by_layer": _flag, "types": _many(_text), "mlx_lm": _text, **_ROPE_TABLES}),
-            "window": _table_of(_text),
+            "rope": _table({"by_layer": _flag, "types": _many(_text), "mlx_lm": _text, "part": _PARTS, **_ROPE_TABLES}),
+            "window": _table({"transformers": _text, "mlx_lm": _text, "family": _text, "period": _count}),
         }
     ),
     "metadata": _table(_KEYS),

@@ -39,9 +39,9 @@ def period_of(kinds: Sequence[str]) -> int | None:
     return period if list(kinds) == every(len(kinds), period, SLIDING, FULL) else None
 
 
-def slide_pattern(kinds: Sequence[str]) -> int | list[bool] | None:
+def slide_pattern(kinds: Sequence[str], usual: int = PERIOD) -> int | list[bool] | None:
     """Which layers slide, where it is not what llama.cpp takes without a word: a period, else every layer by itself."""
-    if SLIDING not in kinds or list(kinds) == every(len(kinds), PERIOD, SLIDING, FULL):
+    if SLIDING not in kinds or list(kinds) == every(len(kinds), usual, SLIDING, FULL):
         return None
     return period_of(kinds) or [kind == SLIDING for kind in kinds]
 

@@ -38,10 +38,12 @@ def expected_of(config: ModelConfig, on: Mapping[str, bool], consumer: str) -> d
         on: keys of :func:`switches_of` -> there are those biases.
     """
     family = FAMILIES[config.family]
-    told = {
-        name: any(on.get(cell.key, False) for cell in family.parameters[name].cells.get("hf", ()))
-        for name in switches(family)
-    }
+    told = {}
+    for name in switches(family):
+        row = family.parameters[name]
+        keys = [cell.key for cell in row.cells.get("hf", ()) if family.document.keys.reads(cell.key, consumer)]
+        taken = row.defaults.get("mlx_lm" if consumer == MLX_LM else consumer)
+        told[name] = any(on.get(key, False) for key in keys) if keys or not taken else bool(taken.value({}))
     return expected(family, "mlx" if consumer == MLX_LM else "hf", {**config.scope, **told})
 
 

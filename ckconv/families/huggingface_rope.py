@@ -127,7 +127,7 @@ def read_rope(
     known = ROPE_KEYS.get(kind)
     unknown = tuple(f"{name}.{key}" for key in known.unknown(table)) if known else ()
     plain = kind == "default" or (consumer == MLX_LM and _is_plain_mrope(table, kind))
-    part, key, idle = _part(own, table, name, consumer, fail)
+    part, key, idle = _part(own, table, name, consumer, style.part.get(consumer, 1.0), fail)
     if plain and not turns_a_part:
         return Rope(float(theta), base, 1.0, None, tuple(modifiers), unknown, tuple(overruled))
     if not 0 < part <= 1:
@@ -137,13 +137,13 @@ def read_rope(
         return Rope(float(theta), base, part, None, tuple(modifiers), unknown, tuple(overruled))
     if known:
         merged = {key: value for key, value in table.items() if key != "partial_rotary_factor"}
-        if part != 1 and not (kind == "longrope" and turns_a_part):  # else it is a parameter of its own
+        if part != 1 and not turns_a_part:  # else it is a parameter of its own
             merged["partial_rotary_factor"] = part
         modifiers += [f"{name}.{key} = {merged[key]!r}" for key in known.active(merged, consumer)]
     made = _completed(own, table, kind, name, consumer, context, fail)
-    if kind == "longrope":
+    if turns_a_part or kind == "longrope":
         made = {key: value for key, value in made.items() if key != "partial_rotary_factor"}
-    part = part if kind == "longrope" and turns_a_part else 1.0
+    part = part if turns_a_part else 1.0
     if consumer == MLX_LM and kind == "longrope" and not same_factors_always(made):
         modifiers.append(f"{name}.long_factor, by which mlx-lm turns short sequences, too,")
     return Rope(float(theta), base, part, made, tuple(modifiers), unknown, tuple(overruled))
@@ -213,7 +213,7 @@ def _kind(table: Mapping[str, Any], name: str, consumer: str, fail: Fail) -> tup
 
 
 def _part(
-    own: Mapping[str, Any], table: Mapping[str, Any], name: str, consumer: str, fail: Fail
+    own: Mapping[str, Any], table: Mapping[str, Any], name: str, consumer: str, default: float, fail: Fail
 ) -> tuple[float, str, list[str]]:
     """The part of a head that the class turns, its key, and keys that say another one; the table's comes first."""
     stated = {f"{name}.partial_rotary_factor": table.get("partial_rotary_factor")} if consumer == TRANSFORMERS else {}
@@ -222,7 +222,7 @@ def _part(
     for key, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise fail(f"{key} must be a number above 0 and at most 1, got {value!r}")
-    read, part = next(iter(found.items()), ("partial_rotary_factor", 1.0))
+    read, part = next(iter(found.items()), ("partial_rotary_factor", default))
     return float(part), read, [key for key, value in found.items() if value != part]
 
 

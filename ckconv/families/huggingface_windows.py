@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ckconv.core.config import Fail
-from ckconv.families.functions import FULL, PERIOD, SLIDING, every
+from ckconv.families.functions import FULL, SLIDING, every
 from ckconv.families.keys import MLX_LM
 from ckconv.families.schema import Family
 
@@ -40,7 +40,7 @@ def read_windows(
     rule = style.mlx_lm if consumer == MLX_LM else style.transformers
     types: tuple[str, ...] = ()
     if rule == "period":
-        return _by_period(own, consumer, size, layers, fail)
+        return _by_period(own, consumer, size, layers, style.period, fail)
     if rule == "listed":
         types = _listed(own.get("layer_types"), layers, fail) or ()
     elif rule == "by_layer":
@@ -74,11 +74,11 @@ def _from_a_layer_on(own: Mapping[str, Any], size: int | None, layers: int, fail
     return tuple(SLIDING if size is not None and n >= first else FULL for n in range(layers))
 
 
-def _by_period(own: Mapping[str, Any], consumer: str, size: int | None, layers: int, fail: Fail) -> Windows:
+def _by_period(own: Mapping[str, Any], consumer: str, size: int | None, layers: int, usual: int, fail: Fail) -> Windows:
     """The class of transformers takes the list where there is one, and no notice of ``_sliding_window_pattern``."""
     types = None if consumer == MLX_LM else _listed(own.get("layer_types"), layers, fail)
     if types is None:
-        period = own.get("sliding_window_pattern", PERIOD)
+        period = own.get("sliding_window_pattern", usual)
         if isinstance(period, bool) or not isinstance(period, int) or period <= 0:
             raise fail(f"sliding_window_pattern must be a whole number above 0, got {period!r}")
         types = tuple(every(layers, period, SLIDING, FULL))

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ckconv.families.fields import Fields, listed, texts
+from ckconv.families.functions import PERIOD
 from ckconv.families.keys import READERS, Key, Keys, Kind
 from ckconv.families.parameter_rows import Parameter
 
@@ -29,6 +30,7 @@ class RopeStyle(NamedTuple):
             "nowhere".
         default: the table that transformers' class takes where there is no ``rope_parameters``.
         unscaled: the scaling that scales nothing, for a class of mlx-lm that wants one.
+        part: who reads -> the part of a head that its class turns where nothing is said; 1 for others.
     """
 
     by_layer: bool = False
@@ -36,6 +38,7 @@ class RopeStyle(NamedTuple):
     mlx_lm: str = "top"
     default: Mapping[str, Any] = {}
     unscaled: Mapping[str, Any] = {}
+    part: Mapping[str, float] = {}
 
 
 class WindowStyle(NamedTuple):
@@ -43,11 +46,13 @@ class WindowStyle(NamedTuple):
 
     Attributes:
         family: whose class is written for a model that has a window, where it is not the family's own.
+        period: every such layer has full attention, where the document does not say which.
     """
 
     transformers: str = ""
     mlx_lm: str = ""
     family: str = ""
+    period: int = PERIOD
 
 
 #: Rules of windows: every layer slides; where a switch is on, every layer or those that are listed; those that are
@@ -79,6 +84,8 @@ class KeyRows(Fields):
         cells = [cell for parameter in parameters for cell in parameter.key_cells("hf") if not cell.unread]
         readers = {cell.head: {who for one in cells if one.head == cell.head for who in one.readers} for cell in cells}
         own = {key: tuple(who for who in READERS["both"] if who in found) for key, found in readers.items()}
+        if row.get("rope", {}).get("mlx_lm") == "nowhere":
+            own["rope_scaling"] = READERS["transformers"]
         return Document(
             Keys(name, self._keys(row, own, expressions=False)),
             dict(row.get("written", {})),
@@ -133,14 +140,15 @@ class KeyRows(Fields):
 
     def _rope(self, row: Mapping[str, Any]) -> RopeStyle:
         self.where = "config.rope"
-        self.fields(row, frozenset({"by_layer", "types", "mlx_lm", "default", "unscaled"}))
+        self.fields(row, frozenset({"by_layer", "types", "mlx_lm", "default", "unscaled", "part"}))
         place = self.word(row, "mlx_lm", {word: word for word in ("top", "rope_parameters", "nowhere")}, "top")
-        tables = (row.get(name, {}) for name in ("default", "unscaled"))
-        return RopeStyle(bool(row.get("by_layer")), texts(row.get("types")), place, *tables)
+        part = {READERS[who][0]: number for who, number in row.get("part", {}).items() if who in READERS}
+        default, unscaled = (row.get(name, {}) for name in ("default", "unscaled"))
+        return RopeStyle(bool(row.get("by_layer")), texts(row.get("types")), place, default, unscaled, part)
 
     def _window(self, row: Mapping[str, Any]) -> WindowStyle:
         self.where = "config.window"
-        self.fields(row, frozenset({"transformers", "mlx_lm", "family"}))
+        self.fields(row, frozenset({"transformers", "mlx_lm", "family", "period"}))
         known = {word: word for word in WINDOWS}
         one, other = (self.word(row, who, known, "") for who in ("transformers", "mlx_lm"))
-        return WindowStyle(one, other, str(row.get("family", "")))
+        return WindowStyle(one, other, str(row.get("family", "")), row.get("period", PERIOD))

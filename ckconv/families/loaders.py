@@ -29,3 +29,6 @@ class Loader(NamedTuple):
 LLAMA_CPP = Loader("llama.cpp", "llama_cpp", "gguf", "architecture")
 MLX_LM = Loader("mlx-lm", "mlx_lm", "hf")
 TRANSFORMERS = Loader("transformers", "transformers", "hf")
+
+#: Format -> the engine that such a file was written for.
+OF_FORMAT = {"gguf": LLAMA_CPP, "mlx": MLX_LM}

@@ -177,7 +177,8 @@ class _Compiler:
             columns = axes[-1]
             axes, stored = axes[:-1], tuple(product for product in stored if product != columns)
         canonical = canonical_pattern(self.family, row.name, "" if row.whole_name else kind)
-        return Part(canonical, axes, stored, cell.part, cell.value, cell.stack, row)
+        value = cell.value if kind == "weight" else ""  # of a norm's scale; its shift is stored as it is
+        return Part(canonical, axes, stored, cell.part, value, cell.stack, row)
 
     def _spelled(self, row: TensorRow, name: str) -> list[str]:
         """The pattern behind every prefix that is read, the written one first."""

@@ -63,6 +63,12 @@ def loaded(family: Family, engine: str) -> frozenset[str]:
     return _patterns(family, row.optional if row else ())
 
 
+def required(family: Family, engine: str) -> frozenset[str]:
+    """Canonical patterns without which an engine does not load a model, though not every model has them."""
+    row = family.engines.get(engine)
+    return _patterns(family, row.required if row else ())
+
+
 def used(family: Family, engine: str) -> frozenset[str]:
     """Canonical patterns that a bump engine's operations use besides those of a Llama."""
     row = family.engines.get(engine)

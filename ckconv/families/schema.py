@@ -133,7 +133,7 @@ class Family:
             if name not in FIELD_OF
             and name not in SCALING | SCALING_NUMBERS
             and row.value is None
-            and not any(cell.kind in ("present", "absent", "shape") for cells in row.cells.values() for cell in cells)
+            and not any(cell.tensor.endswith(".bias") for cells in row.cells.values() for cell in cells)
         )
 
 

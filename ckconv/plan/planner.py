@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import quoted
-from ckconv.families.catalogue import families_of_gguf
+from ckconv.families.catalogue import FAMILIES, families_of_gguf
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
+from ckconv.families.loaders import OF_FORMAT, Loader
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import LeftOut, Plan, Reason
@@ -110,6 +111,22 @@ class Planner(ABC):
         if kept and not self.dropped(HEAD, index.tensors[HEAD].source) and _OWN_HEAD not in self.notes:
             self.notes.append(_OWN_HEAD)
         return bool(kept)
+
+    def head_is_loaders(self) -> bool:
+        """The source holds the embedding twice only because its engine has no tied heads; a flag leaves it so."""
+        loader = OF_FORMAT.get(self.index.format)
+        twice = loader is not None and self.doubles_head(loader) and self.options.tie != "untie"
+        return twice and HEAD in self.index.tensors and self.source.head_is_embedding
+
+    def is_tied(self) -> bool:
+        """The source's head is the embedding, or should be."""
+        config = self.index.config
+        return self.head_is_loaders() or (config is not None and bool(config.tied) and not self.keeps_head())
+
+    def doubles_head(self, loader: Loader) -> bool:
+        """The engine has no tied heads for the family: what it loads holds the embedding twice."""
+        row = FAMILIES[self.index.config.family].engines.get(loader.row) if self.index.config else None
+        return row is not None and row.head_must_be_written
 
     def leave_out(self, name: str, reason: str, nbytes: int) -> None:
         """Note a source tensor that is not written."""

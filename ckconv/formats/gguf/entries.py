@@ -130,8 +130,7 @@ def canonical_entries(planner: Planner, config: ModelConfig, family: Family, bla
             planner.refuse(f"GGUF stores {tensor.name} in one tensor with {absent}, which is not there")
     _check_missing(planner, config, family, tensors)
     found = list(entries.values())
-    row = family.engines.get(LLAMA_CPP.row)
-    wanted = planner.options.tie == "untie" or (row is not None and row.head_must_be_written)
+    wanted = planner.options.tie == "untie" or planner.doubles_head(LLAMA_CPP)
     if wanted and HEAD not in tensors and EMBEDDING in tensors:
         found.append(_head(index))
     return found
@@ -143,6 +142,7 @@ def _selected(planner: Planner, family: Family, blank: frozenset[str]) -> dict[s
     required = required_patterns(family)
     row = family.engines.get(LLAMA_CPP.row)
     headless = row is not None and row.no_head and index.config is not None and index.config.tied
+    headless = headless or (planner.head_is_loaders() and not planner.doubles_head(LLAMA_CPP))
     tensors: dict[str, Tensor] = {}
     nameless: Counter[str] = Counter()
     unmapped: Counter[str] = Counter()

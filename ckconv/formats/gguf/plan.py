@@ -238,7 +238,7 @@ class GgufPlanner(Planner):
         name = name.encode("utf-8", "replace").decode()  # a name in a file system may be no text
         plain = name.lower()
         if tokenizer.tokens and any(word in plain for word in PHI3_NAMES) and PHI3_TOKENS - tokenizer.tokens:
-            self.notes.append(f"general.name is left out: llama.cpp wants words of phi 3's vocabulary in {name!r}")
+            self.notes.append(f"general.name is left out: llama.cpp wants words of Phi 3's vocabulary in {name!r}")
             return ""
         return name
 

@@ -14,7 +14,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.rope import LLAMA3_NUMBERS, MAX_FLOAT32, MIN_FLOAT32, positive_numbers, scaled, starts_behind
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.loaders import LLAMA_CPP
-from ckconv.families.presence import always, loaded
+from ckconv.families.presence import always, loaded, required
 from ckconv.families.rope_keys import ROPE_KEYS
 from ckconv.families.schema import Family
 from ckconv.families.words import HEAD_SIZE, said
@@ -32,12 +32,12 @@ _YARN_FIXED: Mapping[str, float] = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 def known_patterns(family: Family) -> frozenset[str]:
     """Every canonical pattern that llama.cpp loads for a family."""
-    return always(family, "gguf") | loaded(family, LLAMA_CPP.row) | {HEAD}
+    return required_patterns(family) | loaded(family, LLAMA_CPP.row) | {HEAD}
 
 
 def required_patterns(family: Family) -> frozenset[str]:
     """Canonical patterns of tensors without which it does not load a model of the family."""
-    return always(family, "gguf") - loaded(family, LLAMA_CPP.row)
+    return (always(family, "gguf") - loaded(family, LLAMA_CPP.row)) | required(family, LLAMA_CPP.row)
 
 
 def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool, tied: bool = True) -> Iterator[Reason]:

@@ -26,7 +26,7 @@ from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
 from ckconv.formats.safetensors.checkpoint_names import Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import copied_piece, module_of
-from ckconv.formats.safetensors.checkpoint_rules import has_a_head_always, loader_reasons, option_reasons
+from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
 from ckconv.formats.safetensors.checkpoint_tokenizer import tokenizer_plan
 from ckconv.formats.safetensors.files import parts_beside
 from ckconv.formats.safetensors.rope_factors import scaling_of
@@ -34,6 +34,7 @@ from ckconv.formats.safetensors.shards import lay_out
 from ckconv.formats.safetensors.spec import SINGLE_NAME
 from ckconv.formats.safetensors.write import Checkpoint, container
 from ckconv.options import Options
+from ckconv.plan.checks import row_notes
 from ckconv.plan.pieces import Module, apart
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
@@ -204,17 +205,14 @@ class CheckpointPlanner(Planner):
     def _place_head(self) -> None:
         """The output head: its own tensor, or the embedding's rows."""
         assert self.config is not None
-        copied = "tie" if self.source.head_is_embedding and has_a_head_always(self.index) else ""
-        asked = "untie" if self.options.names == "max" else self.options.tie or copied
+        asked = "untie" if self.options.names == "max" or self.doubles_head(self.loader) else self.options.tie
         head, embedding = self.tensors.get(HEAD), self.tensors.get(EMBEDDING)
         if head is None and asked == "untie" and embedding is not None:
             self.tensors[HEAD] = replace(embedding, name=HEAD)
         elif head is None and self.config.tied is False and HEAD not in self.index.tensors:
-            self.refuse(
-                "there is no output head, and the source says that it is not the embedding (tie_word_embeddings)",
-                '"tie_word_embeddings": true in config.json says that it is',
-            )
-        elif head is not None and (asked == "tie" or (self.config.tied and asked != "untie" and not self.keeps_head())):
+            text = "there is no output head, and the source says that it is not the embedding (tie_word_embeddings)"
+            self.refuse(text, '"tie_word_embeddings": true in config.json says that it is')
+        elif head is not None and asked != "untie" and (asked == "tie" or self.is_tied()):
             if self.source.head_is_embedding:
                 del self.tensors[HEAD]
                 self.leave_out(HEAD, "byte for byte the embedding: tied", head.nbytes)
@@ -271,6 +269,7 @@ class CheckpointPlanner(Planner):
             self.reasons += loader_reasons(
                 self.index, self.config, self.tensors, self.loader, target=self.format, built=built, context=context
             )
+            self.notes += row_notes(self.config, self.loader, tied=HEAD not in self.tensors)
 
     # The plan
 

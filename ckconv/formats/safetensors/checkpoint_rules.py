@@ -12,7 +12,7 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.families.dialects import FUSIONS
 from ckconv.families.huggingface_classes import fit
 from ckconv.families.kinds import has_transposed
-from ckconv.families.loaders import LLAMA_CPP, Loader
+from ckconv.families.loaders import Loader
 from ckconv.families.words import said, tensors_said
 from ckconv.options import Options
 from ckconv.plan.checks import row_reasons
@@ -43,12 +43,6 @@ def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) ->
         )
     if options.context and not family.rope and options.context != config.context_length:
         yield Reason(f"the position table has {config.context_length:,} rows, --context says {options.context:,}")
-
-
-def has_a_head_always(index: TensorIndex) -> bool:
-    """llama.cpp does not load such a model without a head, tied or not."""
-    row = FAMILIES[index.config.family].engines.get(LLAMA_CPP.row) if index.config else None
-    return index.format == "gguf" and row is not None and row.head_must_be_written
 
 
 def loader_reasons(
