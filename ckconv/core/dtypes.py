@@ -109,6 +109,7 @@ F32, F16, BF16 = DTYPES["F32"], DTYPES["F16"], DTYPES["BF16"]
 WIDENS_TO_F32 = frozenset({F16, BF16, F32})
 
 BY_GGML: dict[int, DType] = {t.ggml: t for t in DTYPES.values() if t.ggml is not None}
+GGML_BLOCKS = tuple(t.name for t in BY_GGML.values() if t.kind is Kind.BLOCK)
 BY_SAFETENSORS: dict[str, DType] = {t.safetensors: t for t in DTYPES.values() if t.safetensors is not None}
 
 #: ggml ids that once had a meaning: id -> (name, what became of it). Source: comments in ``ggml.h``.

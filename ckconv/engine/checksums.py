@@ -1,14 +1,21 @@
-"""The file that ``sha256sum -c`` reads."""
+"""Lists of checksums beside a model, as sha256sum writes and reads them: ``NAME.sha256`` and ``SHA256SUMS``."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.reread import FileHash
 from ckconv.engine.settle import Late, Written
-from ckconv.errors import UsageError
+from ckconv.errors import InputError, UsageError, VerifyError, listed, quoted
 from ckconv.formats.destination import Destination
+from ckconv.formats.gguf.spec import parse_shard_name
+from ckconv.io.bytesource import open_source
+from ckconv.io.files import readable
+from ckconv.output.regular import opened_regular, there
 
 #: What the file is called in a directory, and what is added to the name of a model that is a file.
 IN_DIRECTORY = "SHA256SUMS"
@@ -48,3 +55,112 @@ def _line(digest: str, name: str) -> bytes:
     escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     mark = "\\" if escaped != name else ""
     return f"{mark}{digest}  {escaped}\n".encode("utf-8", "surrogateescape")
+
+
+CODE = "verify.checksum"
+
+#: Bytes of a list of checksums.
+_LIMIT = 16 << 20
+
+_LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)")
+_BSD = re.compile(r"SHA256 \((.+)\) = ([0-9a-fA-F]{64})")
+_ALONE = re.compile(r"([0-9a-fA-F]{64})")
+_ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
+
+
+class FileDigests:
+    """SHA-256 of files, each computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, str] = {}
+
+    def of(self, path: Path) -> str:
+        """Of a whole file, as hex.
+
+        Raises:
+            InputError: it is no regular file, or cannot be read.
+            OutputError: ``system``.
+        """
+        if path not in self._known:
+            with readable(path), opened_regular(path) as fd:
+                whole = FileHash(fd, 0)
+                whole.read_to(os.fstat(fd).st_size)
+            self._known[path] = whole.digest.hex()
+        return self._known[path]
+
+
+def check_sums(index: TensorIndex, opened: Path, digests: FileDigests, records: Collection[str] = ()) -> Path | None:
+    """Hold every file that a list of checksums beside the model names against it.
+
+    Args:
+        opened: what the user named.
+        records: names of the model's records, and of the files that they list.
+
+    Returns:
+        the list; ``None`` where there is none that names a file of the model.
+
+    Raises:
+        VerifyError: ``verify.checksum``, naming every file that has another digest or is missing.
+        InputError: ``checksum.line``, a line is none; the list cannot be read.
+    """
+    found = None
+    for path in _lists(index, opened):
+        pairs = list(_pairs(path, opened))
+        if path.name == IN_DIRECTORY and not opened.is_dir():  # it may be about other models too
+            mine = {*records, *(file.name for file in (*index.files, *index.side_files))}
+            pairs = [pair for pair in pairs if pair[0] in mine]
+        if not pairs:
+            continue
+        faults = [text for name, digest in pairs if (text := _fault(path.parent / name, digest, digests))]
+        if faults:
+            raise VerifyError(CODE, faults[0], path=path, details=listed(faults[1:]))
+        found = path
+    return found
+
+
+def _lists(index: TensorIndex, opened: Path) -> Iterator[Path]:
+    first = index.files[0]
+    names = [f"{opened.name}{SUFFIX}", f"{first.name}{SUFFIX}"]
+    shard = parse_shard_name(first.name)
+    if shard:
+        names.append(f"{shard.stem}.gguf{SUFFIX}")
+    for name in dict.fromkeys((*names, IN_DIRECTORY)):
+        path = first.parent / name
+        if there(path):
+            yield path
+
+
+def _pairs(path: Path, opened: Path) -> Iterator[tuple[str, str]]:
+    """(name, digest) of every line."""
+    with open_source(path) as source:
+        size = source.size or 0
+        if size > _LIMIT:
+            message = f"has {size:,} bytes; a list of checksums has at most {_LIMIT:,}"
+            raise InputError("checksum.line", message, path=path, found=size, allowed=_LIMIT)
+        text = source.read_at(0, size).decode("utf-8", "surrogateescape")
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.removesuffix("\r")
+        if not line or line.startswith("#"):
+            continue
+        if found := _LINE.fullmatch(line):
+            name = re.sub(r"\\[\\nr]", lambda m: _ESCAPES[m[0]], found[3]) if found[1] else found[3]
+            yield name, found[2].lower()
+        elif found := _BSD.fullmatch(line):
+            yield found[1], found[2].lower()
+        elif found := _ALONE.fullmatch(line):
+            yield path.name.removesuffix(SUFFIX), found[1].lower()
+        else:
+            message = f"line {number:,} is {quoted(line, 60)}, a SHA-256 and a file name expected"
+            raise InputError("checksum.line", message, path=path)
+
+
+def _fault(path: Path, digest: str, digests: FileDigests) -> str:
+    if not there(path):
+        return f"{path.name} is listed and missing"
+    computed = digests.of(path)
+    return "" if computed == digest else f"the SHA-256 of {path.name} is {computed}, {digest} is listed"
+
+
+def check_listed(path: Path, pairs: Sequence[tuple[str, str]], digests: FileDigests) -> list[str]:
+    """What is wrong with files that a document beside them lists with their digests."""
+    return [text for name, digest in pairs if (text := _fault(path.parent / name, digest, digests))]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.version import __version__
+from ckconv.engine.checksums import FileDigests
 from ckconv.engine.settle import Late, Written
-from ckconv.engine.sums import FileDigests
 from ckconv.errors import UsageError
 from ckconv.families.own import own_files
 from ckconv.formats.destination import Destination

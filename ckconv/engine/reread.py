@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 
-from ckconv.core.tensors import Checksum, Extent
+from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.engine.workers import Stage
-from ckconv.errors import VerifyError, listed, unreadable
+from ckconv.errors import UnsupportedError, VerifyError, listed, unreadable
 from ckconv.output.regular import opened_regular
 from ckconv.signals import check
 from ckconv.system import read_into
@@ -186,3 +187,43 @@ class ChecksumThread:
             self._reading.stopped = True
         if self._stage is not None:
             self._stage.wait()
+
+
+class Soundness:
+    """Whether a source that says its own checksum has it.
+
+    A source that is damaged is said to be so, whatever else is found to be wrong because of it.
+    """
+
+    def __init__(self, index: TensorIndex) -> None:
+        self._index = index
+        self._hashing: ChecksumThread | None = None
+
+    def begin(self) -> None:
+        """Hash it beside what is done from now on."""
+        if self._hashing is None:
+            self._hashing = ChecksumThread(self._index.checksums, {})
+
+    def check(self) -> None:
+        """Wait for the result.
+
+        Raises:
+            VerifyError: ``bump.checksum``.
+            InputError: ``input.unreadable``.
+        """
+        self.begin()
+        assert self._hashing is not None
+        self._hashing.check(self._index.path)
+
+    def __enter__(self) -> Soundness:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, (UnsupportedError, VerifyError)) and error.code != "bump.checksum":
+                self.check()
+        finally:
+            if self._hashing is not None:
+                self._hashing.stop()

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from ckconv.engine.entry import entry
 from ckconv.engine.leftovers import check_leftovers, stale_lists
 from ckconv.engine.pipeline import SMALLEST_HOLE
+from ckconv.engine.reread import Soundness
 from ckconv.engine.settle import NO_DIGEST, Late, Staged, Written, write_late
-from ckconv.engine.soundness import Soundness
 from ckconv.engine.transfer import Unwatched, Watcher, write_files, write_stdout
 from ckconv.errors import UsageError
 from ckconv.formats import format_of, load
+from ckconv.formats.bump.write3 import CONFIG_NAME
 from ckconv.formats.destination import Destination
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX
 from ckconv.io.files import Files
 from ckconv.output.filesystem import failing
 from ckconv.output.places import check_parent
@@ -233,3 +234,21 @@ def _holes(file: OutputFile) -> list[tuple[int, int]]:
 def _of_pipe(container: Container, digest: bytes) -> tuple[str, str]:
     """SHA-256 of the whole and of the payload; what follows a header is all that was hashed of it."""
     return ("", digest.hex()) if container.frames[0].header else (digest.hex(), "")
+
+
+def entry(plan: Plan, paths: Sequence[Path], side: Mapping[Path, Small]) -> list[Path]:
+    """The files to name last, in this order.
+
+    llama.cpp begins with the first shard of a split GGUF (``llama_model_loader``), the engine with the weights,
+    transformers with the index of a checkpoint, or its one file of weights; mlx-lm reads ``config.json`` and takes
+    no weights of which a tensor is missing.
+
+    Args:
+        paths: files of tensors, in order.
+        side: files beside them.
+    """
+    if format_of(plan.format).single:
+        return list(reversed(paths))
+    indexes = [path for path, what in side.items() if what.name.endswith(INDEX_SUFFIX)]
+    configs = [path for path, what in side.items() if what.name in (CONFIG_NAME, ADAPTER_CONFIG)]
+    return [*configs, *paths, *indexes]

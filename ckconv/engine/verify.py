@@ -23,9 +23,8 @@ from ckconv.core.tensors import (
     require_described,
 )
 from ckconv.engine.configs import parameter_differences
-from ckconv.engine.reread import ChecksumThread
+from ckconv.engine.reread import ChecksumThread, Soundness
 from ckconv.engine.rowmoves import moved_chunks, row_order
-from ckconv.engine.soundness import Soundness
 from ckconv.errors import VerifyError, listed
 from ckconv.io.files import Files, paired_pieces, pieces
 from ckconv.io.tied import head_is_embedding

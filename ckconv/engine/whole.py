@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckconv.core.tensors import TensorIndex
+from ckconv.engine.checksums import FileDigests, check_listed, check_sums
 from ckconv.engine.content import content_of_index, content_of_plan
 from ckconv.engine.contentdiff import check_json, differences
 from ckconv.engine.readback import check_frame, check_kept
 from ckconv.engine.replan import plan_again, restoring_again
-from ckconv.engine.sums import FileDigests, check_listed, check_sums
 from ckconv.engine.verify import Progress, Verified, verify_soundly
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.own import own_files

@@ -22,8 +22,8 @@ from ckconv.errors import InputError, quoted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import Family
-from ckconv.formats.gguf.adapter_spec import GGUF_A, GGUF_ALORA_KEY, GGUF_ALPHA_KEY, GGUF_B, GGUF_TYPE_KEY, HEAD_KEYS
 from ckconv.formats.gguf.read import GgufFile
+from ckconv.formats.gguf.spec import GGUF_A, GGUF_ALORA_KEY, GGUF_ALPHA_KEY, GGUF_B, GGUF_TYPE_KEY, HEAD_KEYS
 from ckconv.formats.safetensors.adapter_base import Opener, check_fits, find_base
 from ckconv.io.json import shown
 

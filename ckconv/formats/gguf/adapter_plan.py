@@ -20,9 +20,18 @@ from ckconv.core.typed import Value, scalar
 from ckconv.errors import quoted
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import Family
-from ckconv.formats.gguf.adapter_spec import GGUF_A, GGUF_ALPHA_KEY, GGUF_B, GGUF_KIND, GGUF_TYPE_KEY, HEAD_KEYS
 from ckconv.formats.gguf.keys import copied, dropped, with_set
-from ckconv.formats.gguf.spec import DEFAULT_ALIGNMENT, align_up, header_bytes
+from ckconv.formats.gguf.spec import (
+    DEFAULT_ALIGNMENT,
+    GGUF_A,
+    GGUF_ALPHA_KEY,
+    GGUF_B,
+    GGUF_KIND,
+    GGUF_TYPE_KEY,
+    HEAD_KEYS,
+    align_up,
+    header_bytes,
+)
 from ckconv.formats.gguf.write import container
 from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import OutputFile, Plan

@@ -12,11 +12,11 @@ from ckconv.families.catalogue import family_of_gguf
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family
 from ckconv.families.words import said_of
-from ckconv.formats.gguf.adapter_spec import GGUF_KIND
 from ckconv.formats.gguf.config import gguf_config, keys_of, value_of
 from ckconv.formats.gguf.layer_keys import tensors_of_keys
 from ckconv.formats.gguf.read import GgufFile, join_shards, read_gguf
 from ckconv.formats.gguf.read_header import read_header
+from ckconv.formats.gguf.spec import GGUF_KIND
 from ckconv.io.bytesource import ByteSource
 
 if TYPE_CHECKING:

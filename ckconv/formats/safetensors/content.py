@@ -1,4 +1,4 @@
-"""What a checkpoint or an adapter in safetensors files says besides its tensors."""
+"""What a checkpoint or an adapter in safetensors files says besides its tensors, and which options show in it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from ckconv.core.documents import METADATA
 from ckconv.core.tensors import TensorIndex
+from ckconv.families.dialects import NAMES_KEY
 from ckconv.formats.safetensors.read import read_safetensors
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG
 from ckconv.plan.content import Content, numbered
@@ -36,3 +37,19 @@ def _beside(index: TensorIndex) -> dict[str, Path]:
         path = index.files[0].parent / ADAPTER_CONFIG
         return {path.name: path} if path.exists() else {}
     return {index.shard_index.name: index.shard_index} if index.shard_index else {}
+
+
+#: A part of a fused tensor's name -> what ``--fuse`` calls it.
+_FUSED = {"qkv_proj": "qkv", "gate_up_proj": "gate-up"}
+
+
+def shown(source: TensorIndex, out: TensorIndex) -> dict[str, Any]:
+    """The naming scheme, and what was fused."""
+    names = [stored.name for stored in out.stored]
+    before = [stored.name for stored in source.stored]
+    fused = (
+        word
+        for part, word in _FUSED.items()
+        if any(part in name for name in names) and not any(part in name for name in before)
+    )
+    return {"names": str(out.metadata.get(f"{METADATA}.{NAMES_KEY}", "hf")), "fuse": tuple(fused)}
