@@ -34,7 +34,7 @@ PAIRS = {
     "phi3": ("phi3-bf16", "phi3-bf16.auto"),
     "gpt2": ("gpt2-hub-f32", "gpt2-f32.f32"),
 }
-FRAGMENTS = {"pretrained", "decoder", "layernorm", "longrope_factors", "moe", "partial"}
+FRAGMENTS = {"pretrained", "decoder", "latent", "layernorm", "longrope_factors", "moe", "partial"}
 FAMILIES = sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem not in FRAGMENTS)
 
 

@@ -66,6 +66,7 @@ class Engine(NamedTuple):
         interleaved: of a bump engine: it rotates interleaved rows of Q and K; otherwise split ones.
         slides: of a bump engine: it computes the sliding window, in every layer alike, all rotated by one base.
         unnamed: of a bump engine: a file that names no family and has these tensors is taken for this family's.
+        unadapted: canonical modules that it computes without the adapter of them.
     """
 
     name: str
@@ -85,12 +86,13 @@ class Engine(NamedTuple):
     interleaved: bool = False
     slides: bool = False
     unnamed: bool = False
+    unadapted: tuple[str, ...] = ()
 
 
 _KNOWN = frozenset(
     {
         "class", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head",
-        "optional", "required",
+        "optional", "required", "unadapted",
     }
 )  # fmt: skip
 _OF_BUMP = frozenset({"tensors", "interleaved", "slides", "unnamed"})
@@ -122,6 +124,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         bool(fields.get("interleaved")),
         bool(fields.get("slides")),
         bool(fields.get("unnamed")),
+        _names(fields.get("unadapted")),
     )
 
 

@@ -18,6 +18,7 @@ from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor
 from ckconv.core.typed import Value, scalar
 from ckconv.errors import quoted
+from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import Family
 from ckconv.formats.gguf.keys import copied, dropped, with_set
@@ -39,6 +40,7 @@ from ckconv.plan.steps import OutputFile, Plan
 _FILE_NAME = "adapter.gguf"
 _EMBEDDING, _POSITIONS, _HEAD = "token_embedding", "position_embedding", "output"
 
+_MERGED_HINT = "--adapter merges it into the model"
 _BASE_HINT = "--base names the base model"
 
 
@@ -77,6 +79,8 @@ class GgufAdapterPlanner(AdapterPlanner):
         base = self.adapter.base
         if module.name == _POSITIONS:
             self.refuse("llama.cpp does not change position embeddings")
+        elif _unadapted(module, family) and self.index.format != "gguf":
+            self.refuse(f"llama.cpp computes {module.name} of a {family.gguf} without its adapter", _MERGED_HINT)
         elif gguf_name_of(module.name, family) is None and self.index.format != "gguf":
             self.refuse(f"GGUF has no name for {quoted(module.path)}")
         elif module.name == _EMBEDDING and base is not None and base.tied:
@@ -159,6 +163,12 @@ class GgufAdapterPlanner(AdapterPlanner):
                 base = self.adapter.base
                 counts[field] = getattr(base, field) if base else self.tensor(module, Role.B).layout.heads
         return {HEAD_KEYS[field].format(arch=architecture): scalar("u32", n) for field, n in sorted(counts.items())}
+
+
+def _unadapted(module: AdapterModule, family: Family) -> bool:
+    row = family.engines.get(LLAMA_CPP.row)
+    name = parse(f"{module.name}.weight").pattern.removesuffix(".weight").replace("layers.{n}.", "L.")
+    return row is not None and name in row.unadapted
 
 
 def _heads_field(module: AdapterModule, family: Family | None) -> str | None:
