@@ -159,7 +159,9 @@ _ENGINE = _or_table(
     {
         "class": _text,
         **dict.fromkeys(("right_if", "same_if"), _many(_CONDITION)),
-        **dict.fromkeys(("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted"), _many(_text)),
+        **dict.fromkeys(
+            ("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted"), _many(_text)
+        ),
         **dict.fromkeys(("head_must_be_written", "interleaved", "slides", "unnamed"), _flag),
     },
 )
