@@ -21,7 +21,7 @@ from ckconv.errors import quoted
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import Family
-from ckconv.formats.gguf.keys import copied, dropped, with_set
+from ckconv.formats.gguf.keys import copied, edited
 from ckconv.formats.gguf.spec import (
     DEFAULT_ALIGNMENT,
     GGUF_A,
@@ -138,7 +138,7 @@ class GgufAdapterPlanner(AdapterPlanner):
         found = copied(self.index.metadata) if self.index.format == "gguf" else self._made_metadata(architecture)
         if self.family and interleaves(self.family):
             found |= self._head_counts(architecture)
-        return with_set(dropped(found, self.options.drop_meta, architecture), self.options.set_meta, architecture)
+        return edited(found, self.options, architecture)
 
     def _made_metadata(self, architecture: str) -> dict[str, Value]:
         found = {

@@ -12,6 +12,7 @@ from ckconv.errors import UsageError, quoted
 from ckconv.families.catalogue import hyperparameters
 from ckconv.formats.gguf.spec import ALIGNMENT_KEY, LENGTH, VERSION
 from ckconv.formats.gguf.values import ArrayRef, MetaValue
+from ckconv.options import Options
 
 ARCHITECTURE_KEY = "general.architecture"
 SPLIT_KEYS = "split."
@@ -35,7 +36,19 @@ def _value(value: MetaValue) -> Value:
     return Value(value.type, value.raw or string(str(found)))
 
 
-def dropped(metadata: Mapping[str, Value], globs: Sequence[str], architecture: str) -> dict[str, Value]:
+def edited(metadata: Mapping[str, Value], options: Options, architecture: str) -> dict[str, Value]:
+    """The metadata as ``--drop-meta`` and ``--set-meta`` want it; without them no family is read for it.
+
+    Raises:
+        UsageError: ``usage.meta``.
+    """
+    if not options.drop_meta and not options.set_meta:
+        return dict(metadata)
+    kept = _dropped(metadata, options.drop_meta, architecture)
+    return _with_set(kept, options.set_meta, architecture)
+
+
+def _dropped(metadata: Mapping[str, Value], globs: Sequence[str], architecture: str) -> dict[str, Value]:
     """The metadata without the keys that a flag names.
 
     Raises:
@@ -58,7 +71,7 @@ def _computing(architecture: str) -> Iterable[str]:
     return (f"{prefix}{name}" for _, name in hyperparameters(architecture) for prefix in (f"{architecture}.", ""))
 
 
-def with_set(metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], architecture: str) -> dict[str, Value]:
+def _with_set(metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], architecture: str) -> dict[str, Value]:
     """The metadata with what a flag sets: in the type that the key has, or that the text names, or looks like.
 
     Raises:

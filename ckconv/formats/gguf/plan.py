@@ -30,7 +30,7 @@ from ckconv.formats.gguf.entries import (
     number_entries,
     stored_entries,
 )
-from ckconv.formats.gguf.keys import copied, dropped, with_set
+from ckconv.formats.gguf.keys import copied, edited
 from ckconv.formats.gguf.layer_keys import keys_of_tensors
 from ckconv.formats.gguf.rules import engine_reasons
 from ckconv.formats.gguf.spec import (
@@ -228,8 +228,7 @@ class GgufPlanner(Planner):
         architecture = self.index.architecture if self._same_format else ""
         if not self._same_format and self._config:
             architecture = FAMILIES[self._config.family].gguf
-        kept = dropped(metadata, self.options.drop_meta, architecture)
-        return with_set(kept, self.options.set_meta, architecture)
+        return edited(metadata, self.options, architecture)
 
     def _name(self, tokenizer: TokenizerKeys) -> str:
         """What the source calls itself, or the directory that it is in."""
