@@ -140,8 +140,6 @@ def test_biases_that_start_at_zero_are_none_for_mlx_lm(tmp_path: Path, key: str)
         ("llama", {"rope_scaling": {**YARN, "truncate": False}}, "rope_scaling.truncate = False"),
         ("llama", {"rope_scaling": {**YARN, "partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
         ("llama", {"rope_scaling": YARN, "partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
-        ("qwen3_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}, "decoder_sparse_step = 2"),
-        ("qwen3_moe", {"mlp_only_layers": [0], "norm_topk_prob": True}, "mlp_only_layers = [0]"),
         ("mistral", {"sliding_window": 16}, "16 tokens (sliding_window)"),
         ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}, "max_window_layers"),
     ],
@@ -154,6 +152,15 @@ def test_what_the_target_does_not_compute_is_refused(
     with pytest.raises(UnsupportedError) as info:
         convert(source, to)
     assert said in " ".join((info.value.message, *info.value.details))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"), [({"decoder_sparse_step": 2}, "decoder_sparse_step = 2"), ({"mlp_only_layers": [0]}, "= [0]")]
+)
+def test_layers_without_experts_are_not_for_llama_cpp(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnsupportedError) as info:
+        convert(model(tmp_path, "qwen3_moe", **changes, norm_topk_prob=True), "gguf")
+    assert f"{said}, llama.cpp takes" in " ".join(info.value.details)
 
 
 @pytest.mark.parametrize("to", ["gguf", "mlx"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +35,8 @@ PAIRS = {
     "phi3": ("phi3-bf16", "phi3-bf16.auto"),
     "gpt2": ("gpt2-hub-f32", "gpt2-f32.f32"),
 }
-FRAGMENTS = {"pretrained", "decoder", "latent", "layernorm", "longrope_factors", "moe", "partial"}
-FAMILIES = sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem not in FRAGMENTS)
+#: Files without models of their own are what others extend.
+FAMILIES = sorted(path.stem for path in FOLDER.glob("*.toml") if "huggingface" in tomllib.loads(path.read_text()))
 
 
 class Document:

@@ -114,6 +114,8 @@ class _Reading:
                 self.unknown += item.stored
         elif name.layer is not None and name.layer >= self._layers(name, found.parts[0]):
             self.beyond.setdefault(name.layer, item.tensor.source)
+        elif not self.sizes.has(found.parts[0].row, name.layer):
+            self.unknown += item.stored
         elif found.parts[0].stack:
             layer, number = (None, name.layer) if name.expert is None else (name.layer, name.expert)
             for part in found.parts:

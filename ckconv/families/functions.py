@@ -28,6 +28,11 @@ def each(items: list[Any], item: Any, one: Any, other: Any) -> list[Any]:
     return [one if found == item else other for found in items]
 
 
+def among(count: int, numbers: list[int]) -> list[int]:
+    """Those of a list that number one of ``count`` items."""
+    return [n for n in range(count) if n in numbers]
+
+
 def every(count: int, period: int, one: Any, other: Any) -> list[Any]:
     """``count`` items: ``one``, and ``other`` as every ``period``-th of them (Gemma 3's layers of full attention)."""
     return [one if (n + 1) % period else other for n in range(count)]
@@ -62,6 +67,7 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "cycle": cycle,
     "leading": leading,
     "each": each,
+    "among": among,
     "every": every,
     "period_of": period_of,
     "slide_pattern": slide_pattern,

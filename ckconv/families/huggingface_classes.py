@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.names import parse
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.keys import MLX_LM
+from ckconv.families.parameter_rows import Parameter
 from ckconv.families.presence import always, expected, switches
 from ckconv.families.schema import Family
 
@@ -31,19 +32,32 @@ def switches_of(config: ModelConfig, consumer: str) -> dict[str, frozenset[str]]
     }
 
 
+def is_on(config: ModelConfig, key: str, document: Mapping[str, Any], consumer: str) -> bool:
+    """A document switches those biases on, or says nothing where the class has them."""
+    family = FAMILIES[config.family]
+    if key in document:
+        return document[key] is True
+    rows = [family.parameters[name] for name in switches(family)]
+    return any(_by_default(row, config, consumer) for row in rows if any(c.key == key for c in row.key_cells("hf")))
+
+
+def _by_default(row: Parameter, config: ModelConfig, consumer: str) -> bool:
+    default = row.defaults.get("mlx_lm" if consumer == MLX_LM else "transformers")
+    return default is not None and bool(default.value(config.scope))
+
+
 def expected_of(config: ModelConfig, on: Mapping[str, bool], consumer: str) -> dict[str, int]:
     """Canonical pattern of every tensor that the class has, the output head left out -> how many of them.
 
     Args:
-        on: keys of :func:`switches_of` -> there are those biases.
+        on: keys of :func:`switches_of` -> there are those biases; of others, what the class takes.
     """
     family = FAMILIES[config.family]
     told = {}
     for name in switches(family):
         row = family.parameters[name]
-        keys = [cell.key for cell in row.cells.get("hf", ()) if family.document.keys.reads(cell.key, consumer)]
-        taken = row.defaults.get("mlx_lm" if consumer == MLX_LM else consumer)
-        told[name] = any(on.get(key, False) for key in keys) if keys or not taken else bool(taken.value({}))
+        asked = [on[cell.key] for cell in row.key_cells("hf") if cell.key in on]
+        told[name] = any(asked) if asked else _by_default(row, config, consumer)
     return expected(family, "mlx" if consumer == MLX_LM else "hf", {**config.scope, **told})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ def huggingface_config(
     if windows.size is not None:
         values["sliding_window"] = windows.size
     if family.experts:
-        modifiers += _of_experts(own, family, values, names, fail)
+        _check_experts(own, family, values, names, fail)
     made = build_config(
         family.name,
         str(own.get("model_type", "")),
@@ -188,14 +188,14 @@ def _rotary(values: Mapping[str, int | float], part: float, fail: Fail) -> int:
     return rotary
 
 
-def _of_experts(
+def _check_experts(
     own: Mapping[str, Any],
     family: Family,
     values: Mapping[str, int | float],
     names: Mapping[str, str],
     fail: Fail,
-) -> Iterator[str]:
-    """Every layer has its experts, as many as are asked for."""
+) -> None:
+    """There are as many experts as are asked for, in layers that are numbered."""
     used, count = int(values.get("experts_used", 0)), int(values.get("num_experts", 0))
     if not 0 < used <= count:
         counted = dict.fromkeys([names["num_experts"], *(k for k in document_words(family, "num_experts") if k in own)])
@@ -207,10 +207,6 @@ def _of_experts(
         raise fail(f"decoder_sparse_step must be a whole number above 0, got {step!r}")
     if not isinstance(dense, list):
         raise fail(f"mlp_only_layers must be a list, got {dense!r}")
-    if step != 1:
-        yield f"decoder_sparse_step = {step}"
-    if any(layer in dense for layer in range(int(values.get("num_layers", 0)))):
-        yield f"mlp_only_layers = {dense!r}"
 
 
 def _tied(own: Mapping[str, Any], family: Family, consumer: str) -> bool | None:

@@ -247,7 +247,7 @@ def write(family: Family, values: Mapping[str, Any], format: str, stated: Collec
 
 def _stored(cell: ParameterCell, value: Any, values: Mapping[str, Any]) -> Any:
     words = {theirs: own for own, theirs in cell.words.items()}
-    stored = [words.get(item, item) for item in value] if isinstance(value, list) else value
+    stored = [words.get(item, item) for item in value] if isinstance(value, list | tuple) else value
     stored = words.get(stored, stored) if isinstance(stored, str) else stored
     if cell.write is None:
         return stored

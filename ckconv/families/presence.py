@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from ckconv.families.expressions import Expression
 from ckconv.families.names import canonical_pattern, has_bias
 from ckconv.families.schema import FAMILIES_KEPT, Family
-from ckconv.families.sizes import Scope, layers_of
+from ckconv.families.sizes import Scope, layers_with
 from ckconv.families.tensor_rows import TensorRow
 
 #: The output head, which a model has of its own or not whatever its class: rules of its own look at it.
@@ -33,6 +33,18 @@ def _has(row: TensorRow, format: str) -> bool:
     return bool(row.cells[format]) or (format == "gguf" and bool(row.key))
 
 
+def conditional(family: Family, format: str, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
+    """Canonical pattern of every weight that this model of the family has, and not all do -> the layers with it."""
+    scope = Scope(family, parameters)
+    rows = (row for row in family.tensors.values() if row.optional and row.cells[format] and row.cells["hf"])
+    return {
+        _pattern(family, row, "weight"): layers
+        for row in rows
+        if row.name != _HEAD and (row.when is None or row.when.value(scope))
+        if (layers := layers_with(family, row, scope))
+    }
+
+
 def expected(family: Family, format: str, parameters: Mapping[str, Any]) -> dict[str, int]:
     """Canonical pattern of every tensor that a model has, but for the output head -> how many of them there are."""
     scope = Scope(family, parameters)
@@ -40,7 +52,7 @@ def expected(family: Family, format: str, parameters: Mapping[str, Any]) -> dict
     for row in family.tensors.values():
         if not _has(row, format) or row.name == _HEAD or (row.when is not None and not row.when.value(scope)):
             continue
-        count = _count(family, row, scope)
+        count = len(layers_with(family, row, scope))
         counts[_pattern(family, row, "weight")] = count
         if row.bias is not None and row.bias.value(scope):
             counts[_pattern(family, row, "bias")] = count
@@ -94,16 +106,6 @@ def _asks(family: Family, expression: Expression) -> Iterator[str] | frozenset[s
         else:
             found.add(name)
     return frozenset(found)
-
-
-def _count(family: Family, row: TensorRow, scope: Scope) -> int:
-    if not row.in_stack(family.stacks):
-        return 1
-    count = layers_of(family, row, scope)
-    if row.layers is None:
-        return count
-    kinds = {name: kind.value(scope) for name, kind in family.layers.items()}
-    return sum(bool(row.layers.value({name: kind[n] for name, kind in kinds.items()})) for n in range(count))
 
 
 def _pattern(family: Family, row: TensorRow, kind: str) -> str:

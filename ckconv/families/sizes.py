@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -43,6 +43,22 @@ def layers_of(family: Family, row: TensorRow, scope: Mapping[str, Any]) -> int:
     return int(stack.count.value(scope) if stack else scope["layers"])
 
 
+def layers_with(family: Family, row: TensorRow, scope: Mapping[str, Any]) -> Sequence[int]:
+    """The layers that have a row's tensors; the one there is for a tensor that is in no layer."""
+    count = layers_of(family, row, scope) if row.in_stack(family.stacks) else 1
+    return range(count) if row.layers is None else [n for n in range(count) if _has(family, row, scope, n)]
+
+
+def _has(family: Family, row: TensorRow, scope: Mapping[str, Any], layer: int) -> bool:
+    """A layer is of the kind that has a row's tensors: a kind is a list over layers, or asks for ``n``."""
+    if row.layers is None:
+        return True
+    here = ChainMap({"n": layer}, scope)  # type: ignore[arg-type]
+    kinds = {name: family.layers[name].value(here) for name in row.layers.names}
+    listed = {name: kind[layer] for name, kind in kinds.items() if isinstance(kind, list | tuple)}
+    return bool(row.layers.value({**kinds, **listed}))
+
+
 class Sizes:
     """The sizes of one model's axes.
 
@@ -55,6 +71,7 @@ class Sizes:
         self._sizes: dict[int | None, shapes.Size] = {}
         self._layered: dict[str, bool] = {}
         self._layers: dict[str, int] = {}
+        self._has: dict[tuple[str, int], bool] = {}
 
     def of(self, row: TensorRow, layer: int | None) -> shapes.Size:
         """Elements along a row's axes in a layer.
@@ -77,6 +94,14 @@ class Sizes:
         if row.name not in self._layers:
             self._layers[row.name] = layers_of(self.family, row, self.scope)
         return self._layers[row.name]
+
+    def has(self, row: TensorRow, layer: int | None) -> bool:
+        """A layer is of the kind that has a row's tensors."""
+        if row.layers is None or layer is None:
+            return True
+        if (row.name, layer) not in self._has:
+            self._has[row.name, layer] = _has(self.family, row, self.scope, layer)
+        return self._has[row.name, layer]
 
     def _differs(self, row: TensorRow) -> bool:
         if row.name not in self._layered:

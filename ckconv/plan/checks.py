@@ -140,7 +140,8 @@ def _assumed(
         value, taken = scope[name], cell.expression.value(scope)
         if differ(value, taken):
             said = f"{_key(name, family)} = {_shown(value)}, {loader.name} takes {_shown(taken)}"
-            yield Reason(cell.sentence or f"{said} ({cell.expression})")
+            name_of = "" if str(cell.expression) == _shown(taken) else f" ({cell.expression})"
+            yield Reason(cell.sentence or f"{said}{name_of}")
 
 
 def _key(name: str, family: Family) -> str:

@@ -13,7 +13,7 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.errors import counted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.gguf_metadata import own_document
-from ckconv.families.huggingface_classes import expected_of, switches_of
+from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
 from ckconv.families.keys import CONSUMERS
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Reason
@@ -25,7 +25,7 @@ def surplus_reasons(index: TensorIndex, dropped: Callable[..., bool]) -> Iterato
     if config is None or consumer is None or not FAMILIES[config.family].known_classes:
         return
     document, switches = own_document(config), switches_of(config, consumer)
-    expected = expected_of(config, {key: document.get(key) is True for key in switches}, consumer)
+    expected = expected_of(config, {key: is_on(config, key, document, consumer) for key in switches}, consumer)
     found: dict[str, list[str]] = defaultdict(list)
     for tensor in index.tensors.values():
         surplus = tensor.name != HEAD and parse(tensor.name).pattern not in expected

@@ -23,13 +23,13 @@ from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 from ckconv.families.words import of_class, said, tensors_said
 from ckconv.formats.gguf.layer_keys import key_patterns
-from ckconv.formats.gguf.rules import known_patterns, required_patterns
+from ckconv.formats.gguf.rules import known_patterns, required_layers
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER
 from ckconv.plan.steps import missing_tensors
 
-#: Matrices that llama.cpp's converter keeps in FP32 whatever is asked for (``prepare_tensors``).
-_FP32_MATRICES = frozenset({"position_embedding.weight", "layers.{n}.ffn.router.weight"})
+#: Modules whose weights llama.cpp's converter keeps in FP32 whatever is asked for (``prepare_tensors``).
+_FP32_MODULES = frozenset({"position_embd", "ffn_gate_inp", "ffn_gate_inp_shexp"})
 
 FREQUENCIES_NAME = "rope_freqs.weight"
 
@@ -83,7 +83,7 @@ def stored_entries(planner: Planner) -> list[Entry]:
             entries.append(_entry(stored.name, parts, FAMILIES[config.family], config))
             continue
         tensor = plain_tensor(canonical[0] if len(canonical) == 1 else stored.name, stored)
-        narrowed = planner.options.dtype in ("f16", "bf16") and parse(tensor.name).pattern in _FP32_MATRICES
+        narrowed = planner.options.dtype in ("f16", "bf16") and _is_fp32(stored.name)
         fp32 = config is not None and (len(stored.shape) <= 1 or narrowed)
         entries.append(Entry(stored.name, tensor.name, (tensor,), stored.shape, tensor.layout, fp32))
     there = {name for names in index.canonical_of.values() for name in names}
@@ -98,7 +98,7 @@ def _check_needed(planner: Planner, canonical: tuple[str, ...]) -> None:
     """A flag may leave out what a model can do without, and nothing else."""
     config = planner.index.config
     family = FAMILIES[config.family] if config else None
-    needed = required_patterns(family) if family else frozenset()
+    needed = required_layers(config) if config else {}
     for name in canonical:
         if family and parse(name).pattern in needed:
             planner.refuse(f"llama.cpp loads no {family.gguf} without {name}, which --drop leaves out")
@@ -113,7 +113,7 @@ def canonical_entries(planner: Planner, config: ModelConfig, family: Family, bla
     index = planner.index
     for item in index.dropped:
         planner.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
-    tensors = _selected(planner, family, blank)
+    tensors = _selected(planner, config, blank)
     entries: dict[str, Entry] = {}
     written, keys = names_of(family, "gguf").written, key_patterns(family)
     for tensor in tensors.values():
@@ -128,7 +128,7 @@ def canonical_entries(planner: Planner, config: ModelConfig, family: Family, bla
         elif tensor.name.endswith(".bias"):
             absent = next(part for part in own if part not in tensors)
             planner.refuse(f"GGUF stores {tensor.name} in one tensor with {absent}, which is not there")
-    _check_missing(planner, config, family, tensors)
+    _check_missing(planner, config, tensors)
     found = list(entries.values())
     wanted = planner.options.tie == "untie" or planner.doubles_head(LLAMA_CPP)
     if wanted and HEAD not in tensors and EMBEDDING in tensors:
@@ -136,12 +136,12 @@ def canonical_entries(planner: Planner, config: ModelConfig, family: Family, bla
     return found
 
 
-def _selected(planner: Planner, family: Family, blank: frozenset[str]) -> dict[str, Tensor]:
+def _selected(planner: Planner, config: ModelConfig, blank: frozenset[str]) -> dict[str, Tensor]:
     """Canonical tensors that have a place and are not left out."""
-    index, known = planner.index, known_patterns(family)
-    required = required_patterns(family)
+    index, family, known = planner.index, FAMILIES[config.family], known_patterns(config)
+    required = required_layers(config)
     row = family.engines.get(LLAMA_CPP.row)
-    headless = row is not None and row.no_head and index.config is not None and index.config.tied
+    headless = row is not None and row.no_head and config.tied
     headless = headless or (planner.head_is_loaders() and not planner.doubles_head(LLAMA_CPP))
     tensors: dict[str, Tensor] = {}
     nameless: Counter[str] = Counter()
@@ -173,7 +173,7 @@ def _selected(planner: Planner, family: Family, blank: frozenset[str]) -> dict[s
     return tensors
 
 
-def _check_missing(planner: Planner, config: ModelConfig, family: Family, tensors: Mapping[str, Tensor]) -> None:
+def _check_missing(planner: Planner, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
     """Layers are counted before they are walked through: a configuration may claim any number of them."""
     bare = config.num_layers - len({parse(name).layer for name in tensors} - {None})
     if bare > 0:
@@ -181,8 +181,8 @@ def _check_missing(planner: Planner, config: ModelConfig, family: Family, tensor
         planner.refuse(f"{bare:,} of {config.num_layers:,} layers{words} {'has' if bare == 1 else 'have'} no tensors")
         return
     missing: Counter[str] = Counter()
-    for pattern in sorted(required_patterns(family)):
-        names = [with_layer(pattern, n) for n in range(config.num_layers)] if "{n}" in pattern else [pattern]
+    for pattern, layers in sorted(required_layers(config).items()):
+        names = [with_layer(pattern, n) for n in layers] if "{n}" in pattern else [pattern]
         missing[pattern] = sum(name not in tensors for name in names)
     planner.reasons += missing_tensors(missing, tensors_said(config, format=planner.index.format))
 
@@ -195,9 +195,15 @@ def _entry(name: str, parts: list[Tensor], family: Family, config: ModelConfig) 
         held = names_of(family, "gguf").written[pattern]
         shape, layout = layout_in(held, Sizes(family, config.scope), parse(parts[0].name).layer) or (shape, layout)
     shift = shift_of(family, pattern)
-    fp32 = len(shape) == 1 or pattern in _FP32_MATRICES or pattern == ROPE_FREQUENCIES
+    fp32 = len(shape) == 1 or _is_fp32(name)
     canonical = parts[0].name if len(parts) == 1 else name
     return Entry(name, canonical, tuple(parts), shape, shifted(layout, shift) if shift else layout, fp32)
+
+
+def _is_fp32(name: str) -> bool:
+    """A name of GGUF that is written in FP32, however many axes it has."""
+    module, _, kind = name.rpartition(".")
+    return kind != "weight" or module.endswith("_norm") or module.rpartition(".")[2] in _FP32_MODULES
 
 
 def _head(index: TensorIndex) -> Entry:

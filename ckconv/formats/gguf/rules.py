@@ -7,16 +7,15 @@ besides was found by loading files that have it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.rope import LLAMA3_NUMBERS, MAX_FLOAT32, MIN_FLOAT32, positive_numbers, scaled, starts_behind
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.loaders import LLAMA_CPP
-from ckconv.families.presence import always, loaded, required
+from ckconv.families.presence import always, conditional, loaded, required
 from ckconv.families.rope_keys import ROPE_KEYS
-from ckconv.families.schema import Family
 from ckconv.families.words import HEAD_SIZE, said
 from ckconv.plan.checks import row_reasons
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
@@ -30,14 +29,18 @@ _YARN_KEYS = frozenset({"rope_type", "type", "factor", "original_max_position_em
 _YARN_FIXED: Mapping[str, float] = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 
-def known_patterns(family: Family) -> frozenset[str]:
-    """Every canonical pattern that llama.cpp loads for a family."""
-    return required_patterns(family) | loaded(family, LLAMA_CPP.row) | {HEAD}
+def known_patterns(config: ModelConfig) -> frozenset[str]:
+    """Every canonical pattern that llama.cpp loads of a model."""
+    return frozenset(required_layers(config)) | loaded(FAMILIES[config.family], LLAMA_CPP.row) | {HEAD}
 
 
-def required_patterns(family: Family) -> frozenset[str]:
-    """Canonical patterns of tensors without which it does not load a model of the family."""
-    return (always(family, "gguf") - loaded(family, LLAMA_CPP.row)) | required(family, LLAMA_CPP.row)
+def required_layers(config: ModelConfig) -> dict[str, Sequence[int]]:
+    """Canonical patterns of tensors without which it does not load a model -> the layers that have them."""
+    family = FAMILIES[config.family]
+    everywhere = dict.fromkeys(always(family, "gguf"), range(config.num_layers))
+    wanted = {**everywhere, **conditional(family, "gguf", config.scope)}
+    wanted = {name: layers for name, layers in wanted.items() if name not in loaded(family, LLAMA_CPP.row)}
+    return wanted | dict.fromkeys(required(family, LLAMA_CPP.row), range(config.num_layers))
 
 
 def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool, tied: bool = True) -> Iterator[Reason]:
@@ -73,7 +76,7 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
     if kind == "llama3":
         if dropped:
             return
-        if ROPE_FREQUENCIES not in known_patterns(FAMILIES[config.family]):
+        if ROPE_FREQUENCIES not in known_patterns(config):
             yield Reason(f"{scaled(kind, config)}, which llama.cpp does not do for {FAMILIES[config.family].gguf}")
         elif positive_numbers(scaling, LLAMA3_NUMBERS) is None:
             yield Reason(f"{scaled(kind, config)} and lacks one of its numbers: " + ", ".join(LLAMA3_NUMBERS))

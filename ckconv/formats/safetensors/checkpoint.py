@@ -222,8 +222,6 @@ class CheckpointPlanner(Planner):
                 self.refuse(f"{head.source} is not byte for byte the embedding, and {why}", hint)
         self.tied = HEAD not in self.tensors
 
-    # Types
-
     def _type(self, tensor: Tensor) -> DType:
         """The type in the output; a refused one stands for itself, so that every reason is found."""
         source = tensor.dtype

@@ -11,7 +11,7 @@ from ckconv.core.documents import document_of
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.catalogue import FAMILIES
-from ckconv.families.huggingface_classes import fit
+from ckconv.families.huggingface_classes import fit, is_on
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
 from ckconv.families.loaders import MLX_LM
 from ckconv.formats.safetensors.checkpoint_agreement import agreeing, check_fit, fitting
@@ -145,8 +145,9 @@ def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> d
     """Biases that the source's reader starts at zero are none, and mlx-lm does not load a model that lacks them."""
     if not FAMILIES[config.family].known_classes:
         return {}
-    fitted = fit(config, said.present, CONSUMERS[said.format])
-    return {key: there for key, there in fitted.switches.items() if document.get(key, False) != there}
+    consumer = CONSUMERS[said.format]
+    fitted = fit(config, said.present, consumer).switches
+    return {key: there for key, there in fitted.items() if is_on(config, key, document, consumer) != there}
 
 
 def _with_context(source: Mapping[str, Any], config: ModelConfig | None, context: int) -> dict[str, Any]:
