@@ -188,6 +188,14 @@ def test_normalising_is_noted_and_names_a_definition_whose_tokenizers_do_so() ->
     assert value(made, "pre") == scalar("str", "olmo")
 
 
+@pytest.mark.parametrize("key", ["lstrip", "rstrip", "single_word"])
+def test_what_an_added_token_does_to_the_text_beside_it_is_noted(key: str) -> None:
+    changed = document()
+    changed["added_tokens"][0][key] = True
+
+    assert ["'<s>'" in note for note in keys(changed).notes] == [True]
+
+
 def test_words_that_merges_make_are_the_same_looked_up() -> None:
     made = keys(document(sequence(split(QWEN2), BYTES_ONLY), ignore_merges=True))
 
@@ -332,6 +340,25 @@ def test_merges_that_scores_cannot_say_are_left_out(changes: dict[str, Any], why
 
     assert value(made, "model") == scalar("str", "no_vocab")
     assert why in made.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("adds_bos", "model"), [(False, {"model": "gpt2", "pre": "sarvam-moe"}), (True, {"model": "gemma4"})]
+)
+def test_merges_that_scores_cannot_say_go_as_they_are_where_no_space_is_put_in_front(
+    adds_bos: bool, model: dict[str, str]
+) -> None:
+    around = template("</s>", "A") if adds_bos else None
+    changed = pieces_document(
+        normalizer=SPACES, model={"merges": [["b", "b"], ["▁", "a"], ["a", "b"], ["▁", "ab"]]}, post_processor=around
+    )
+    made = keys(changed, vocab_size=265, settings={"bos_token": "</s>"})
+
+    assert {key: value(made, key) for key in ("model", "pre", "scores")} == {
+        "pre": None, "scores": None, **{key: scalar("str", name) for key, name in model.items()}
+    }  # fmt: skip
+    assert value(made, "merges") == array("str", ["b b", "▁ a", "a b", "▁ ab"])
+    assert value(made, "add_bos_token") == scalar("bool", adds_bos)
 
 
 # SentencePiece.

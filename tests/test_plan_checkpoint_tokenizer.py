@@ -288,6 +288,22 @@ def test_a_space_before_the_text_is_the_sources() -> None:
     assert not sentencepiece.parse(without["tokenizer.model"]).add_dummy_prefix
 
 
+def test_merges_of_pieces_stay_as_they_are_and_gemma_4_always_has_a_beginning() -> None:
+    said = spm([("▁", 0.0, NORMAL), ("a", 0.0, NORMAL), ("▁a", 0.0, NORMAL)], scores=..., bos_token_id=1)
+    merges = {"tokenizer.ggml.merges": Scalar(Array("str", ["▁ a"]))}
+
+    def made(**changes: str | bool) -> dict[str, Any]:
+        return made_of({**said, **merges, **{f"tokenizer.ggml.{key}": Scalar(value) for key, value in changes.items()}})
+
+    gemma, sarvam = made(model="gemma4", add_bos_token=False), made(model="gpt2", pre="sarvam-moe")
+
+    assert gemma["model"] == sarvam["model"]
+    assert (gemma["model"]["merges"], gemma["model"]["byte_fallback"]) == (["▁ a"], True)
+    assert gemma["normalizer"]["normalizers"] == [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    assert [document["post_processor"] is None for document in (gemma, sarvam)] == [False, True]
+    assert made(model="gpt2", pre="granite-embed-multi-311m") == gemma
+
+
 def test_phi_3s_special_tokens_swallow_spaces() -> None:
     tokens = [("<|end|>", -1000.0, CONTROL), ("<|endoftext|>", -1000.0, CONTROL)]
     keys = {**spm(tokens), "general.name": Scalar("Phi-3 mini")}
@@ -607,7 +623,7 @@ def test_pieces_longer_than_any_that_was_trained_are_left_out() -> None:
 
 def sentencepiece_document(tokens: list[str], types: list[int], scores: list[float]) -> bytes:
     words = Vocabulary(None, {"unk": 0}, False, False, False, False, None, None, None)
-    return tokenizer_json.sentencepiece(words, tokens, types, scores)
+    return tokenizer_json.pieces(words, tokens, types, scores)
 
 
 def test_files_that_make_the_model_what_it_is_are_carried_and_directories_named(tmp_path: Path) -> None:

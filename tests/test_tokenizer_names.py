@@ -82,7 +82,7 @@ def test_a_real_vocabulary_makes_the_same_ids_and_comes_back(name: str) -> None:
 
     known = pre_tokenizers().get(said.get("pre", ""))
     others = set(differing(document, TEXTS, recorded["ids"])) - _FOUND_BY_TEXT
-    assert bool(others) == bool(known and known.otherwise and name != "deepseek-coder"), others
+    assert not others or (known and known.otherwise), others
     made = tokenizer_keys(TokenizerFiles(tokenizer=document, settings=settings), len(said["tokens"])).metadata
     has, had = made["tokenizer.ggml.token_type"], array("i32", [_KINDS.get(kind, kind) for kind in said["token_type"]])
     assert Value(has.type, has.payload.replace(b"\2\0\0\0", b"\3\0\0\0")) == had

@@ -42,7 +42,7 @@ def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
         if files.model is not None:
             return _made(files, from_model(files, files.model, vocab_size), vocab_size)
         if files.tokenizer is not None and is_sentencepiece(files.tokenizer):
-            return _made(files, from_json(files.tokenizer, vocab_size), vocab_size)
+            return _made(files, from_json(files, files.tokenizer, vocab_size), vocab_size)
         if files.tokenizer is not None:
             return _made(files, _bpe(files.tokenizer, vocab_size), vocab_size)
         reason = f"{files.others[0]} is not read" if files.others else "the source has none"
@@ -65,7 +65,26 @@ def _made(files: TokenizerFiles, words: Words, vocab_size: int) -> TokenizerKeys
         **words.behind,
         **templates,
     }
-    return TokenizerKeys(metadata, (*words.notes, *notes, *ends_notes, *template_notes), words.tokens)
+    return TokenizerKeys(metadata, (*words.notes, *notes, *_beside(files), *ends_notes, *template_notes), words.tokens)
+
+
+def _beside(files: TokenizerFiles) -> Iterator[str]:
+    """What is said of the text beside an added token, and a GGUF has no place for."""
+    added = (files.tokenizer or {}).get("added_tokens")
+    decoder = files.settings.get("added_tokens_decoder")
+    tokens = [*(added if isinstance(added, list) else ()), *(decoder.values() if isinstance(decoder, dict) else ())]
+    for key, what in _BESIDE.items():
+        found = next((token.get("content") for token in tokens if isinstance(token, dict) and token.get(key)), None)
+        if found is not None:
+            yield what.format(repr(found))
+
+
+#: Switch of an added token -> what llama.cpp does instead.
+_BESIDE = {
+    "lstrip": "llama.cpp keeps the spaces before {}, which the tokenizer swallows",
+    "rstrip": "llama.cpp swallows the spaces behind {} only where the model's name (general.name) says phi-3",
+    "single_word": "llama.cpp finds {} inside of words too, the tokenizer not",
+}
 
 
 #: Steps of a normaliser that change next to no text: characters that are composed stay as they are.

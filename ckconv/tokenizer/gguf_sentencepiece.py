@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from ckconv.core.typed import array, scalar
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
+from ckconv.tokenizer.gguf_special import put_around
 from ckconv.tokenizer.gguf_words import LOOKS_SPECIAL, Words, check_text, filled, words_of
 from ckconv.tokenizer.sentencepiece import (
     BPE,
@@ -74,8 +76,8 @@ def is_sentencepiece(document: Mapping[str, Any]) -> bool:
     return isinstance(model, dict) and model.get("type") == "BPE" and model.get("byte_fallback") is True
 
 
-def from_json(document: Mapping[str, Any], vocab_size: int) -> Words:
-    """The words of a ``tokenizer.json``.
+def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Words:
+    """The words of a ``tokenizer.json``: with scores, or with merges where their order is none of scores.
 
     Raises:
         LeftOut: llama.cpp would make other ids of a text.
@@ -88,7 +90,14 @@ def from_json(document: Mapping[str, Any], vocab_size: int) -> Words:
     by_id, added = words_of(document, vocab_size)
     if not model["vocab"].keys() >= _BYTES:
         raise LeftOut("tokenizer.json has no tokens for all bytes")
-    scores = _scores(model, [token for token in model["vocab"] if token not in added and token not in _BYTES])
+    plain = [token for token in model["vocab"] if token not in added and token not in _BYTES]
+    merges: list[str] = []
+    try:
+        scores = _scores(model, plain)
+    except LeftOut:
+        if prefix or any("\n" in token and token.strip("\n") for token in plain):
+            raise  # the tokenizer of llama.cpp that follows merges puts no space in front, and cuts between lines
+        scores, merges = {}, [" ".join(pair) for pair in _merges(model.get("merges"))]
     unknown = model.get("unk_token")
     rows: Rows = []
     for token, kind in filled(by_id, vocab_size):
@@ -102,7 +111,19 @@ def from_json(document: Mapping[str, Any], vocab_size: int) -> Words:
             rows.append((token, scores.get(token, float(-len(scores))), kind))
         else:
             rows.append((token.replace(_SPACE, " ") if kind == USER_DEFINED else token, _ADDED_SCORE, kind))
-    return _words(rows, {}, prefix=prefix, notes=notes)
+    words = _words(rows, {}, prefix=prefix, notes=notes)
+    return _with_merges(words, merges, adds_bos=put_around(files)[0]) if merges else words
+
+
+def _with_merges(words: Words, merges: list[str], *, adds_bos: bool) -> Words:
+    """llama.cpp puts a beginning before every text under one name, and does as it is told under the other."""
+    bad = next((merge for merge in merges if merge.count(" ") != 1), "")
+    if bad:
+        raise LeftOut(f"the merge {bad!r} holds a space (tokenizer.json)")
+    model = {"model": "gemma4"} if adds_bos else {"model": "gpt2", "pre": "sarvam-moe"}
+    said = {f"tokenizer.ggml.{key}": scalar("str", name) for key, name in model.items()}
+    kept = {key: words.metadata[key] for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")}
+    return replace(words, metadata={**said, **kept, "tokenizer.ggml.merges": array("str", merges)})
 
 
 def _words(rows: Rows, own: Mapping[str, int], *, prefix: bool, notes: list[str]) -> Words:

@@ -137,10 +137,11 @@ def _of_tokens(merges: Iterable[str], vocab: Mapping[str, int]) -> Iterator[str]
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
-def sentencepiece(
-    vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
-) -> SideFile:
-    """``tokenizer.json`` of SentencePiece BPE with byte fallback.
+def pieces(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> SideFile:
+    """``tokenizer.json`` of BPE of characters with byte fallback: SentencePiece's.
+
+    Args:
+        scores: of SentencePiece; none where the vocabulary has merges.
 
     Raises:
         NotFaithful: it is not one that merges can say.
@@ -149,7 +150,8 @@ def sentencepiece(
     vocab = {token: n for n, token in enumerate(tokens) if not fills(token, types[n], n)}
     if any(types[vocab.get(f"<0x{byte:02X}>", unknown)] != BYTE for byte in range(_BYTES)):
         raise NotFaithful("it has no tokens for all bytes")
-    spell_out(vocab, tokens, types)
+    if scores:
+        spell_out(vocab, tokens, types)
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if vocabulary.space_prefix else []
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.space_prefix else []
@@ -178,7 +180,9 @@ def sentencepiece(
         "byte_fallback": True,
         "ignore_merges": False,
     }
-    return _document(document, model, vocab, lambda: merges_of(vocab, tokens, types, scores))
+    if scores:
+        return _document(document, model, vocab, lambda: merges_of(vocab, tokens, types, scores))
+    return _document(document, model, vocab, lambda: _of_tokens(vocabulary.merges.each(), vocab))
 
 
 def _added(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:

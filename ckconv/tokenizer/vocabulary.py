@@ -48,6 +48,10 @@ ENDS_BY_TEXT = frozenset(
 #: the one of that type.
 _LLAMA_SPECIAL = {"bos": 1, "eos": 2}
 
+#: Pre-tokenizers that make spaces pieces and follow merges of pieces -> whether a beginning is put before a text
+#: whatever the file says.
+PIECES: dict[str, bool] = {"gemma4": True, "granite-embed-multi-311m": True, "sarvam-moe": False}
+
 #: Models whose name holds one of these have special tokens that swallow the white space behind them, but for these.
 PHI3_NAMES = ("phi-3", "phi3")
 #: Words that llama.cpp looks up in their vocabulary, without asking whether they are there.
@@ -64,10 +68,11 @@ class Vocabulary:
     """A tokenizer, without its words.
 
     Attributes:
-        pre: how text is split; ``None`` for SentencePiece, which does not split it.
+        pre: how text is split; ``None`` for pieces, where it is not: those of SentencePiece, with ``scores``, or with
+            ``merges``.
         special: Hugging Face's name (``bos``) -> id.
         adds_bos, adds_eos: a beginning, an end is put around a text.
-        space_prefix: SentencePiece: a space is put before a text.
+        space_prefix: a space is put before a text of pieces.
         strips: special tokens swallow the white space behind them, but for ``KEEPS_SPACE``.
         chat_template: a text, or a list of ``name`` and ``template`` with the default one first; ``None`` for none.
         tokens, types, merges, scores: arrays with ``count`` and ``decode()``, of strings with ``each()`` too; ``None``
@@ -96,31 +101,34 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     kind = _text(metadata, "tokenizer.ggml.model")
     if kind in ("", "no_vocab", "none"):
         raise NotFaithful("the source has none")
-    if kind not in ("gpt2", "llama"):
+    if kind not in ("gpt2", "llama", "gemma4"):
         raise NotFaithful(f"its model is {kind!r}, neither byte-level BPE nor SentencePiece BPE")
-    pre = _pre_tokenizer(metadata) if kind == "gpt2" else None
+    name = "gemma4" if kind == "gemma4" else _text(metadata, "tokenizer.ggml.pre")
+    pieces = kind == "llama" or name in PIECES
+    pre = None if pieces else _pre_tokenizer(name)
     special = special_ids(metadata)
     tokens = _array(metadata, "tokens", "str", 1)
     added = [
         _flag(metadata, key, default)
-        for key, default in (("add_bos_token", pre is None or pre.adds_bos), ("add_eos_token", False))
+        for key, default in (("add_bos_token", pre.adds_bos if pre else kind == "llama"), ("add_eos_token", False))
     ]
+    added[0] = added[0] or (kind != "llama" and PIECES.get(name, False))
     for what, adds in zip(("bos", "eos"), added, strict=True):
         if adds and what not in special:
             raise NotFaithful(f"it puts a token around a text and does not say which ({SPECIAL[what]})")
-    name = _text(metadata, "general.name").lower()
+    model = _text(metadata, "general.name").lower()
     return Vocabulary(
         pre,
         special,
         added[0],
         added[1],
-        _flag(metadata, "add_space_prefix", True),
-        any(word in name for word in PHI3_NAMES),
+        kind == "llama" and _flag(metadata, "add_space_prefix", True),
+        any(word in model for word in PHI3_NAMES),
         _chat_template(metadata),
         tokens,
         _array(metadata, "token_type", "i32", tokens.count),
-        _array(metadata, "merges", "str", 1) if pre else None,
-        None if pre else _array(metadata, "scores", "f32", tokens.count),
+        None if kind == "llama" else _array(metadata, "merges", "str", 1),
+        _array(metadata, "scores", "f32", tokens.count) if kind == "llama" else None,
     )
 
 
@@ -146,8 +154,7 @@ def ending_ids(metadata: Mapping[str, Any]) -> list[int]:
     return list(dict.fromkeys(number for number in ids if number is not None))
 
 
-def _pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
-    name = _text(metadata, "tokenizer.ggml.pre")
+def _pre_tokenizer(name: str) -> PreTokenizer:
     if not name:
         raise NotFaithful("the source does not say how it splits text (tokenizer.ggml.pre)")
     known = pre_tokenizers().get(name)

@@ -40,10 +40,13 @@ def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
         settings = tokenizer_config(vocabulary, tokens, types, (), context)
         document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.each)
         return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
-    scores = vocabulary.scores.decode()
-    document = tokenizer_json.sentencepiece(vocabulary, tokens, types, scores)
+    scores = vocabulary.scores.decode() if vocabulary.scores else ()
+    document = tokenizer_json.pieces(vocabulary, tokens, types, scores)
     unknown = tokenizer_json.unknown_token(vocabulary, tokens, types)
     vocabulary = replace(vocabulary, special={"unk": unknown, **vocabulary.special})
+    if not scores:
+        settings = tokenizer_config(vocabulary, tokens, types, (), context)
+        return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
     own = {name: number for name, number in vocabulary.special.items() if name in ("bos", "eos", "pad")}
     own["unk"] = unknown
     model = sentencepiece.encode(pieces(tokens, types, scores, unknown), own, add_dummy_prefix=vocabulary.space_prefix)
