@@ -11,11 +11,14 @@ import pytest
 
 HEAVY = {"numpy", "rich", "tqdm", "gguf", "safetensors"}
 
-#: Runs the command line, then names the packages that were imported on the last line of stderr.
+#: Runs the command line, then names on the last two lines of stderr the families that were read, and the packages that
+#: were imported.
 PROGRAM = """
 import sys
 from ckconv.__main__ import run
 status = run(sys.argv[1:])
+catalogue = sys.modules.get("ckconv.families.catalogue")
+print(*(catalogue.FAMILIES._loaded if catalogue else ()), file=sys.stderr)
 print(*{name.partition(".")[0] for name in sys.modules}, file=sys.stderr)
 sys.exit(status)
 """
@@ -25,7 +28,13 @@ ROOT = Path(__file__).parent.parent
 
 
 def imported(*arguments: object) -> tuple[int, str, set[str]]:
-    """Exit status, stdout and the heavy packages that a command imported, all its streams being pipes."""
+    """Exit status, stdout and the heavy packages that a command imported."""
+    done = run(*arguments)
+    return done.returncode, done.stdout, HEAVY & set(done.stderr.splitlines()[-1].split())
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """A command, all its streams being pipes."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
@@ -35,7 +44,7 @@ def imported(*arguments: object) -> tuple[int, str, set[str]]:
         check=False,
     )
     assert "Traceback" not in done.stderr
-    return done.returncode, done.stdout, HEAVY & set(done.stderr.splitlines()[-1].split())
+    return done
 
 
 @pytest.mark.parametrize(
@@ -76,3 +85,34 @@ def test_dry_run_imports_nothing_heavy(fixtures: Path, tmp_path: Path) -> None:
 def test_widening_needs_numpy_and_nothing_else(fixtures: Path, tmp_path: Path) -> None:
     code, _, heavy = imported("convert", fixtures / MODEL, tmp_path / "out.bump", "--no-verify")
     assert (code, heavy) == (0, {"numpy"})
+
+
+def test_a_verified_copy_imports_nothing_heavy(fixtures: Path, tmp_path: Path) -> None:
+    code, _, heavy = imported("convert", fixtures / MODEL, tmp_path / "out.gguf")
+    assert (code, heavy) == (0, set())
+
+
+def test_inspect_loads_no_hashing(fixtures: Path) -> None:
+    assert "hashlib" not in run("inspect", fixtures / MODEL).stderr.splitlines()[-1].split()
+
+
+@pytest.mark.parametrize(
+    ("source", "out"),
+    [
+        (MODEL, "out.gguf"),
+        (MODEL, "out.bump"),
+        (MODEL, "out.safetensors"),
+        ("hf/llama-tied-bf16", "out.gguf"),
+        ("hf/llama-tied-bf16", "out.bump"),
+    ],
+)
+def test_a_conversion_reads_one_family_however_many_there_are(
+    fixtures: Path, tmp_path: Path, source: str, out: str
+) -> None:
+    """Four families have that architecture in GGUF."""
+    done = run("convert", fixtures / source, f"{tmp_path}/{out}")
+    assert (done.returncode, done.stderr.splitlines()[-2].split()) == (0, ["llama"])
+
+
+def test_help_reads_no_family() -> None:
+    assert run("--help").stderr.splitlines()[-2] == ""
