@@ -73,7 +73,7 @@ class Collector:
             return
         rank = 0
         if Role.A in parts or Role.B in parts:
-            found = self._rank(path, parts, shape)
+            found = self._rank(name, path, parts, shape)
             if found is None:
                 return
             rank = found
@@ -95,6 +95,13 @@ class Collector:
             feedforward,
         )
 
+    def add_made(self, module: AdapterModule, tensors: Mapping[Role, Tensor]) -> None:
+        """Add a module whose tensors are canonical already; several may be parts of one stored tensor."""
+        self._modules[module.name] = module
+        for tensor in tensors.values():
+            self._tensors[tensor.name] = tensor
+            self._canonical_of[tensor.source] = (*self._canonical_of.get(tensor.source, ()), tensor.name)
+
     def finish(self) -> Collected:
         """Everything gathered.
 
@@ -104,22 +111,23 @@ class Collector:
         self.faults.check()
         return Collected(self._modules, self._tensors, self._canonical_of)
 
-    def _rank(self, path: str, parts: Mapping[Role, Part], shape: Shape) -> int | None:
+    def _rank(self, name: str, path: str, parts: Mapping[Role, Part], shape: Shape) -> int | None:
         """The rank that both matrices and the configuration agree on."""
         for role, other in ((Role.A, Role.B), (Role.B, Role.A)):
             if role in parts and other not in parts:
-                name = parts[role].stored.name
-                self.faults.add("adapter.rank", f"{quoted(name)} has no {_SAID[other]} beside it", tensor=name)
+                there = parts[role].stored.name
+                self.faults.add("adapter.rank", f"{quoted(there)} has no {_SAID[other]} beside it", tensor=there)
                 return None
         a, b = (_tensor("", parts[role]) for role in (Role.A, Role.B))
+        axes = 3 if ".experts." in name and len(a.shape) == 3 else 2
         for role, tensor in ((Role.A, a), (Role.B, b)):
-            wrong = len(tensor.shape) != 2 or 0 in tensor.shape
+            wrong = len(tensor.shape) != axes or 0 in tensor.shape or tensor.shape[:-2] != a.shape[:-2]
             if wrong or tensor.dtype.kind not in (Kind.FLOAT, Kind.BLOCK):
                 stored = parts[role].stored
                 message = f"{quoted(stored.name)} is {stored.dtype} {list(stored.shape)}, not a matrix of numbers"
                 self.faults.add("adapter.rank", message, tensor=stored.name)
                 return None
-        ranks = a.shape[0], b.shape[1]
+        ranks = a.shape[-2], b.shape[-1]
         if ranks[0] != ranks[1]:
             message = f"{path}: lora_A has rank {ranks[0]}, lora_B {ranks[1]}"
             self.faults.add("adapter.rank", message, tensor=path, found=ranks[1], allowed=ranks[0])

@@ -92,6 +92,10 @@ class AdapterPlanner(Planner):
         """The source's tensor."""
         return self.index.tensors[f"{module.name}.{role.value}"]
 
+    def stacked(self, module: AdapterModule) -> bool:
+        """It is all experts of a layer: its matrices have an axis of them in front."""
+        return Role.A in module.roles and len(self.tensor(module, Role.A).shape) == 3
+
     def made(self, files: Sequence[OutputFile], contents: Callable[[], Container], *, rope_layout: str = "") -> Plan:
         """The plan of what was found to be possible."""
         return Plan(
@@ -135,7 +139,7 @@ class AdapterPlanner(Planner):
             )
             hint = "--base names the base model: copies of its matrices are left out; " if beside else ""
             self.refuse(f"{self.what} has no place for {_SAID[role]} of {modules}", f"{hint}{_MERGED}; {_LEFT_OUT}")
-        experts = [module for module in self.modules if ".experts." in module.name]
+        experts = [module for module in self.modules if ".experts." in module.name and not self.stacked(module)]
         if experts and self.index.format != self.format.removesuffix(" adapter"):
             self.refuse(f"{self.what}: {quoted(experts[0].path)} is one of many experts, which have no rule", _MERGED)
 

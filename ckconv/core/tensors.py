@@ -69,8 +69,8 @@ class Delta(NamedTuple):
     """A low-rank change of a matrix ``[out, in]``: ``scale * b @ a`` is added.
 
     Attributes:
-        a: ``[rank, in]``; ``None`` for a vector, to which ``scale * b`` is added.
-        b: ``[out, rank]``, rows in canonical order.
+        a: ``[rank, in]``; ``None`` for a vector, to which ``scale * b`` is added. Of a stack ``[experts, rank, in]``.
+        b: ``[out, rank]``, rows in canonical order; ``[experts, out, rank]``.
         magnitude: DoRA's: after adding, every row is given this Euclidean length; one column, a row each.
     """
 

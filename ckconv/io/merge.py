@@ -9,6 +9,7 @@ tuners/ia3/layer.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -90,6 +91,8 @@ class _Added:
         self._a = RowReader(delta.a, files) if delta.a is not None else None
         self._b_type = delta.b.dtype
         self._b = RowReader(delta.b, files)
+        #: Rows of one matrix of a stack, 0 where there is no stack.
+        self._out = delta.b.shape[1] if len(delta.b.shape) == 3 else 0
         self._scale = np.float32(float32(delta.scale))
         self._magnitude = _Factors(delta.magnitude, files) if delta.magnitude is not None else None
         self._rows_of_a: Floats | None = None
@@ -100,10 +103,14 @@ class _Added:
             self._rows_of_a = np.ones((1, 1), np.float32)
             if self._a is not None:
                 self._rows_of_a = decode(self._a.rows(0, self._a.layout.rows), self._a.tensor.dtype)
-        b = decode(self._b.gather(canonical), self._b_type)
         total = np.zeros_like(values)
         product = np.empty_like(values)
-        for rank, row in enumerate(self._rows_of_a):
+        b = decode(self._b.gather(canonical), self._b_type)
+        of_rank: Iterable[Floats] = self._rows_of_a
+        if self._out:
+            rows = self._rows_of_a.reshape(-1, b.shape[1], values.shape[1])
+            of_rank = (rows[canonical // self._out, rank] for rank in range(b.shape[1]))
+        for rank, row in enumerate(of_rank):
             np.multiply(b[:, rank, None], row, out=product)
             total += product
         total *= self._scale

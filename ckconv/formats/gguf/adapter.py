@@ -2,7 +2,8 @@
 
 In numpy order ``lora_a`` is ``[rank, in]`` and ``lora_b`` ``[out, rank]``, its rows in the order of the base's, which
 for Llama's q and k depends on the number of heads; of ``token_embd.weight`` ``lora_a`` is ``[vocabulary, rank]`` and
-``lora_b`` ``[hidden, rank]``. There is one alpha for all; the scale is alpha / rank, and 1 where there is no alpha
+``lora_b`` ``[hidden, rank]``; of experts they are ``[experts, rank, in]`` and ``[experts, out, rank]``
+(``build_lora_mm_id``). There is one alpha for all; the scale is alpha / rank, and 1 where there is no alpha
 (``llama_adapter_lora_weight::get_scale``).
 """
 

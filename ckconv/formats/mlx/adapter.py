@@ -2,7 +2,8 @@
 
 ``PATH.lora_a`` is ``[in, rank]`` and ``PATH.lora_b`` ``[rank, out]``; a matrix changes by ``scale * (b.T @ a.T)``, with
 the scale as the configuration has it, not divided by the rank. An embedding's are ``[vocabulary, rank]`` and
-``[rank, hidden]``; experts that are stacked have one of each in three dimensions, which has no rule here.
+``[rank, hidden]``. Experts that are stacked have one of each: ``[experts, rank, in]`` and ``[experts, out, rank]``
+(``LoRASwitchLinear`` of mlx_lm/tuner/lora.py).
 """
 
 from __future__ import annotations
@@ -78,13 +79,12 @@ def open_mlx_adapter(
     for module, parts in found.items():
         name = module_of(module, families) or module
         embedding = name in EMBEDDINGS
-        read = {role: Part(stored, transposed=role in (Role.A, Role.B)) for role, stored in parts.items()}
+        read = {
+            role: Part(stored, transposed=role in (Role.A, Role.B) and len(stored.shape) == 2)
+            for role, stored in parts.items()
+        }
         if embedding and Role.A in parts and Role.B in parts:
             read |= {Role.B: Part(parts[Role.A]), Role.A: Part(parts[Role.B])}
-        if any(len(parts[role].shape) == 3 for role in (Role.A, Role.B) if role in parts):
-            unsupported.append(f"{quoted(module)} is a LoRA of stacked experts")
-            unknown += parts.values()
-            continue
         lora = Role.A in parts or Role.B in parts
         if lora != (method != "full") or (lora and (method == "dora") != (Role.MAGNITUDE in parts)):
             unsupported.append(f"{quoted(module)} has tensors of another method than {method}")

@@ -50,6 +50,8 @@ class MlxAdapterPlanner(AdapterPlanner):
         if len(ranks) > 1:
             small = ", ".join(map(str, ranks[:-1]))
             self.notes.append(f"MLX has one rank for all modules: zeros make those of {small} modules of {self.rank}")
+        if len(ranks) > 1 and any(map(self.stacked, self.modules)):
+            self.refuse(f"MLX has one rank for all modules, and those of {small} modules are experts or beside them")
         with_magnitude = [m for m in self.modules if Role.MAGNITUDE in m.roles]
         if with_magnitude and len(with_magnitude) != sum(bool(m.rank) for m in self.modules):
             self.refuse("MLX has DoRA magnitudes for all modules or for none")
@@ -77,11 +79,13 @@ class MlxAdapterPlanner(AdapterPlanner):
                 ending = _ENDINGS[role]
                 if module.embedding and role in (Role.A, Role.B):
                     ending = _ENDINGS[Role.B if role is Role.A else Role.A]
-                turned = role in (Role.A, Role.B) and not module.embedding
+                stacked = self.stacked(module)
+                turned = role in (Role.A, Role.B) and not module.embedding and not stacked
                 scale = self.scale if role is Role.B else 1.0
                 build = as_columns if turned else as_rows
                 entry = build(f"{self.paths[module.name]}{ending}", tensor, scale=scale)
-                found.append(self._widened(entry, role, turned) if role in (Role.A, Role.B) else entry)
+                widened = role in (Role.A, Role.B) and not stacked
+                found.append(self._widened(entry, role, turned) if widened else entry)
         return found
 
     def _widened(self, entry: Entry, role: Role, turned: bool) -> Entry:

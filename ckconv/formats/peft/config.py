@@ -27,7 +27,6 @@ _VARIANTS: dict[str, str] = {
     "monteclora_config": "its scales are sampled",
     "kasa_config": "it truncates the base's singular values",
     "velora_config": "it has parts of its own",
-    "target_parameters": "it changes bare parameters, not modules",
     "trainable_token_indices": "it replaces single rows of the embedding",
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 from ckconv.adapters.names import families_of
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, paths_in
 from ckconv.core.adapters import AdapterModule, Role, effective_scale
+from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import has_transposed
 from ckconv.families.names import HF
@@ -28,7 +29,12 @@ class PeftPlanner(AdapterPlanner):
     roles = frozenset(Role)
 
     def check(self) -> None:
-        """A whole model that was fine-tuned is no adapter to peft."""
+        """A whole model that was fine-tuned is no adapter to peft, and experts are parameters of a class."""
+        stacked = [module for module in self.modules if self.stacked(module)]
+        if stacked:
+            self.refuse(
+                f"peft: {quoted(stacked[0].path)} is all experts of a layer, for whose parameters there is no rule"
+            )
         if self.index.format != "peft":
             whole = [m for m in self.modules if {Role.SAVED_WEIGHT, Role.SAVED_BIAS} & set(m.roles)]
             if whole:

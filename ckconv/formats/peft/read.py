@@ -15,6 +15,7 @@ from ckconv.core.adapters import Adapter, Role, effective_scale
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.peft.config import PeftConfig, read_peft_config
+from ckconv.formats.peft.experts import add_experts
 from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PICKLE, PEFT_PREFIX
 from ckconv.formats.safetensors.adapter_base import Opener, check_fits, find_base
 from ckconv.formats.safetensors.adapter_index import adapter_index
@@ -74,7 +75,12 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None, follow_li
     families = (model.family,) if model else families_of(found)
     collector = Collector(root)
     unsupported = list(config.unsupported)
+    bare = config.document.get("target_parameters")
     for module, (parts, embedding) in found.items():
+        if bare and add_experts(collector, config, module, parts, model):
+            continue
+        if bare and not config.selection.holds(module):
+            unsupported.append(f"{quoted(module)} (target_parameters): it changes bare parameters, not modules")
         _add(collector, config, module, parts, embedding, families, unsupported)
     collected = collector.finish()
     if model is not None and not unsupported:  # what has no rule has no shape to be held against either
@@ -165,7 +171,7 @@ def _add(
         collector.faults.add("adapter.scale", message, tensor=module)
     given = "rank_pattern" if rank != config.rank else "r"
     # The matrices of a bare parameter, of all experts say, have the rank as often as there are experts.
-    stated = None if bare else rank
+    stated = None if bare and not config.selection.holds(module) else rank
     collector.add(name, module, parts, Shape(scale, stated, alpha, given), embedding=embedding)
 
 

@@ -82,7 +82,7 @@ def check_fits(
     faults = Faults(path)
     for module in modules.values():
         shape = matrix_shape(module.name, config)
-        if ".experts." in module.name or (Role.B not in module.roles and shape is None):
+        if shape is None and (".experts." in module.name or Role.B not in module.roles):
             continue  # one of many experts has no matrix of its own; a norm is none
         if shape is None:
             message = f"no base tensor for {quoted(module.path)}"
@@ -91,7 +91,7 @@ def check_fits(
         if Role.B not in module.roles:
             continue
         a, b = tensors[f"{module.name}.{Role.A.value}"], tensors[f"{module.name}.{Role.B.value}"]
-        made = (b.shape[0], a.shape[1])
+        made = (*b.shape[:-1], a.shape[-1])
         if made != shape:
             message = f"{quoted(module.path)} changes a matrix of {list(made)}, the base has {list(shape)}"
             faults.add("adapter.base", message, tensor=module.path, found=list(made), allowed=list(shape))
