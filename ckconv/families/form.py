@@ -132,7 +132,7 @@ _KEY = _many(
         {
             **dict.fromkeys(("key", "only", "present", "absent", "tensor", "else"), _text),
             **dict.fromkeys(("read", "write", "when", "fixed"), _scalar),
-            **dict.fromkeys(("alias", "unread", "folded"), _flag),
+            **dict.fromkeys(("alias", "instead", "unread", "folded"), _flag),
             "shape": _shape,
             "map": _table_of(_scalar),
         },

@@ -58,6 +58,21 @@ def slides(count: int, pattern: int | list[bool]) -> list[str]:
     return every(count, pattern, SLIDING, FULL) if pattern else [SLIDING] * count
 
 
+def letters(kinds: Sequence[str]) -> str:
+    """``LLLG``: the least that gives these layers over and over, L for one that slides (Exaone 4)."""
+    every_one = "".join("L" if kind == SLIDING else "G" for kind in kinds)
+    return next(
+        every_one[:n] for n in range(1, len(kinds) + 1) if cycle(len(kinds), list(every_one[:n])) == list(every_one)
+    )
+
+
+def lettered(count: int, pattern: str | int | None) -> list[str]:
+    """Kinds of layers out of ``LLLG``, or of a period; none slides where nothing is said."""
+    if isinstance(pattern, str) and pattern:
+        return [SLIDING if letter == "L" else FULL for letter in cycle(count, list(pattern))]
+    return every(count, int(pattern or 1), SLIDING, FULL)
+
+
 def longrope_scale(stretch: float, original: int) -> float:
     """What LongRoPE multiplies cosines and sines by (``_compute_longrope_parameters`` of transformers)."""
     return shortest_float32(math.sqrt(1 + math.log(stretch) / math.log(original))) if stretch > 1 else 1.0
@@ -72,5 +87,7 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "period_of": period_of,
     "slide_pattern": slide_pattern,
     "slides": slides,
+    "letters": letters,
+    "lettered": lettered,
     "longrope_scale": longrope_scale,
 }

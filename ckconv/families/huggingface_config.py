@@ -99,9 +99,12 @@ def huggingface_config(
         modifiers += rope.modifiers
         if family.turns_a_part and rope.part < 1:
             values["rotary_dim"] = _rotary(values, rope.part, fail)
-    size = values.pop("sliding_window", None)
+    size = None if "sliding_window" not in values else int(values.pop("sliding_window"))
     known = {name: values[field] for name, field in FIELD_OF.items() if field in values}
-    windows = read_windows(own, family, consumer, None if size is None else int(size), known, fail)
+    layers = int(known.get("layers", 0))
+    windows = read_windows(
+        own, family, consumer, size, layers, lambda: _kinds(own, family, reader, known, size, fail), fail
+    )
     if windows.size is not None:
         values["sliding_window"] = windows.size
     if family.experts:
@@ -253,6 +256,16 @@ class _Document:
 
     def numbers(self, tensor: str) -> list[float] | None:
         return None
+
+
+def _kinds(
+    own: Mapping[str, Any], family: Family, reader: str, known: Mapping[str, Any], window: int | None, fail: Fail
+) -> object:
+    """What the family's row says of each layer."""
+    try:
+        return Values(family, _Document(own), reader, {**known, "window": window})["layer_types"]
+    except (ParameterError, ExpressionError) as error:
+        raise fail(f"layer_types: {error}") from None
 
 
 def _completed(

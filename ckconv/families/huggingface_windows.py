@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ckconv.core.config import Fail
@@ -12,6 +12,8 @@ from ckconv.families.schema import Family
 
 #: Layers below this one have full attention, where nothing is said (Qwen2Config, Qwen3Config).
 _MAX_WINDOW_LAYERS = 28
+
+Kinds = Callable[[], object]
 
 
 class Windows(NamedTuple):
@@ -27,15 +29,15 @@ class Windows(NamedTuple):
 
 
 def read_windows(
-    own: Mapping[str, Any], family: Family, consumer: str, size: int | None, values: Mapping[str, Any], fail: Fail
+    own: Mapping[str, Any], family: Family, consumer: str, size: int | None, layers: int, kinds: Kinds, fail: Fail
 ) -> Windows:
     """Read the window, by the rule that the family's file names for the consumer.
 
     Args:
         size: what ``sliding_window`` says, or the class takes for it; ``None`` for none.
-        values: parameters that are known, ``layers`` among them.
+        layers: how many there are.
+        kinds: what the family's row of ``layer_types`` says.
     """
-    layers = int(values.get("layers", 0))
     style = family.document.window
     rule = style.mlx_lm if consumer == MLX_LM else style.transformers
     types: tuple[str, ...] = ()
@@ -44,9 +46,7 @@ def read_windows(
     if rule == "listed":
         types = _listed(own.get("layer_types"), layers, fail) or ()
     elif rule == "by_layer":
-        types = _listed(own.get("layer_types"), layers, fail) or _usual(
-            family, {**values, "layers": layers, "window": size}
-        )
+        types = _listed(kinds(), layers, fail) or ()
     elif rule == "all" or (rule == "switch" and own.get("use_sliding_window")):
         types = (SLIDING,) * layers
     elif rule == "switch_by_layer" and own.get("use_sliding_window"):
@@ -56,12 +56,6 @@ def read_windows(
     if size == 0:
         raise fail("sliding_window is 0")
     return Windows(size, types if FULL in types or rule == "by_layer" else None)
-
-
-def _usual(family: Family, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the family's class takes for ``layer_types``."""
-    default = family.parameters["layer_types"].defaults["transformers"]
-    return tuple(default.value(values))
 
 
 def _from_a_layer_on(own: Mapping[str, Any], size: int | None, layers: int, fail: Fail) -> tuple[str, ...]:

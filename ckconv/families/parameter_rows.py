@@ -4,8 +4,8 @@
 ``gguf`` are a cell or a list of cells: a key (``"hidden_size"``, ``"rope.freq_base:f32"``), or a table that has one of
 
 - ``key``: with ``read`` and ``write`` (expressions over ``it``), ``when`` (written only then), ``alias`` (read, never
-  written), ``unread`` (no engine looks at it), ``map`` (words to words), ``only`` (``transformers`` or ``mlx_lm``:
-  whose class reads it);
+  written), ``instead`` (an alias that counts only where no other cell says anything), ``unread`` (no engine looks at
+  it), ``map`` (words to words), ``only`` (``transformers`` or ``mlx_lm``: whose class reads it);
 - ``fixed``: the loader takes this value for granted, and another is refused with the sentence ``else``, unless it is
   ``folded`` into the tensors;
 - ``present``, ``absent`` (a tensor's name), ``shape`` (a name and an axis): what tensors say;
@@ -45,6 +45,7 @@ class ParameterCell(NamedTuple):
         alias: read, never written.
         unread: written, but no engine looks at it.
         sentence: of ``fixed``, what is said of another value.
+        instead: an alias that is looked at only where no other cell says anything.
         folded: another value than ``fixed`` is in the tensors (``scale``), and not refused.
         words: stored word -> the parameter's.
         readers: of a document's key, whose classes read it.
@@ -61,6 +62,7 @@ class ParameterCell(NamedTuple):
     when: Expression | None = None
     alias: bool = False
     unread: bool = False
+    instead: bool = False
     folded: bool = False
     sentence: str = ""
     words: Mapping[str, Any] = {}
@@ -100,8 +102,8 @@ class Parameter(NamedTuple):
 
 _CELL = frozenset(
     {
-        "key", "read", "write", "when", "alias", "unread", "map", "only", "fixed", "folded", "else", "present",
-        "absent", "shape", "tensor",
+        "key", "read", "write", "when", "alias", "instead", "unread", "map", "only", "fixed", "folded", "else",
+        "present", "absent", "shape", "tensor",
     }
 )  # fmt: skip
 _KINDS = ("key", "fixed", "present", "absent", "shape", "tensor")
@@ -148,7 +150,8 @@ class ParameterRows(Fields):
             "read": self.expression(row.get("read")),
             "write": self.expression(row.get("write")),
             "when": self.expression(row.get("when")),
-            "alias": bool(row.get("alias")),
+            "alias": bool(row.get("alias") or row.get("instead")),
+            "instead": bool(row.get("instead")),
             "unread": bool(row.get("unread")),
             "folded": bool(row.get("folded")),
             "sentence": str(row.get("else", "")),

@@ -80,11 +80,11 @@ class Values(Mapping[str, Any]):
         if parameter.value is not None:
             return parameter.value.value(self)
         cells = [cell for cell in parameter.cells.get(self._source.format, ()) if self._looks_at(cell)]
-        found = {
-            cell.key or cell.tensor: value
-            for cell in cells
-            if cell.kind != "fixed" and (value := self._cell(cell, parameter.kind)) is not None
-        }
+        found: dict[str, Any] = {}
+        for cell in sorted(cells, key=lambda cell: cell.instead):
+            if cell.kind != "fixed" and not (cell.instead and found):
+                value = self._cell(cell, parameter.kind)
+                found |= {} if value is None else {cell.key or cell.tensor: value}
         distinct = list(found.items())
         for key, value in distinct[1:]:
             if value != distinct[0][1]:

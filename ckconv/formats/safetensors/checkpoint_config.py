@@ -175,9 +175,10 @@ def _complete(document: dict[str, Any], config: ModelConfig, facts: Facts) -> No
     """Add what mlx-lm needs and the document does not say in the words that mlx-lm reads."""
     built = build_document(config, facts)
     row = engine_of(FAMILIES[config.family], MLX_LM)
-    for key in (*_MLX_NEEDS, *(row.needs if row else ())):
-        if document.get(key) is None and built.get(key) is not None:
-            document[key] = built[key]
+    needs = row.needs if row else ()
+    for key in (*_MLX_NEEDS, *needs):
+        if document.get(key) is None and (built.get(key) is not None or key in built.keys() & needs):
+            document[key] = built[key]  # null is said where a class has no default
     if config.rope_scaling and not document.get("rope_scaling"):
         document["rope_scaling"] = built["rope_scaling"]
     elif not config.rope_scaling and document.get("rope_scaling"):
