@@ -35,8 +35,8 @@ PAIRS = {
     "phi3": ("phi3-bf16", "phi3-bf16.auto"),
     "gpt2": ("gpt2-hub-f32", "gpt2-f32.f32"),
 }
-FRAGMENTS = {path.stem for path in FOLDER.glob("*.toml") if "\nhuggingface = " not in path.read_text()}
-FAMILIES = sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem not in FRAGMENTS)
+#: Files without models of their own are what others extend.
+FAMILIES = sorted(path.stem for path in FOLDER.glob("*.toml") if "huggingface" in tomllib.loads(path.read_text()))
 
 
 class Document:
