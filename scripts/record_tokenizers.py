@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def written(keys: Mapping[str, Any], path: Path) -> Path:
     for key, value in keys.items():
         name = f"tokenizer.ggml.{key}"
         if key == "precompiled_charsmap":
-            writer.add_array(name, bytes.fromhex(value))
+            writer.add_array(name, b64decode(value))
         elif isinstance(value, list):
             writer.add_array(name, value)
         elif isinstance(value, bool):
@@ -159,7 +160,7 @@ def _cut(keys: Keys, kept: Sequence[int], new: Mapping[int, int]) -> Keys:
         halves = (merge.split(" ") for merge in keys["merges"] if not merge.startswith(" "))
         made["merges"] = [f"{a} {b}" for a, b in halves if {a, b, a + b} <= words]
     if "precompiled_charsmap" in keys:
-        made["precompiled_charsmap"] = bytes(value % 256 for value in keys["precompiled_charsmap"]).hex()
+        made["precompiled_charsmap"] = b64encode(bytes(keys["precompiled_charsmap"])).decode()
     return made | {key: new[value] for key, value in keys.items() if key.endswith("_token_id") and value in new}
 
 

@@ -421,6 +421,18 @@ def test_a_model_without_a_space_in_front_says_so() -> None:
     assert value(made, "add_space_prefix") == scalar("bool", False)
 
 
+def test_a_unigram_model_goes_with_its_rules() -> None:
+    data = model(*PIECES[:3], kind=1, fallback=0, normalizer=field(2, b"rules"))
+
+    made = tokenizer_keys(TokenizerFiles(model=data), 3)
+
+    assert value(made, "model") == scalar("str", "t5")
+    assert value(made, "scores") == array("f32", [0.0, 0.0, -1.5])
+    assert value(made, "precompiled_charsmap") == array("u8", list(b"rules"))
+    assert [value(made, key) for key in ("remove_extra_whitespaces", "add_space_prefix")] == [scalar("bool", True)] * 2
+    assert made.notes == ()
+
+
 def test_rules_that_llama_cpp_does_not_apply_are_noted() -> None:
     normalizer = field(1, b"nmt_nfkc") + field(2, b"rules") + PLAIN
 
@@ -432,7 +444,8 @@ def test_rules_that_llama_cpp_does_not_apply_are_noted() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (model(*PIECES, kind=1), "not of the BPE type"),
+        (model(*PIECES, kind=3), "of neither the BPE nor the unigram type"),
+        (model(*PIECES, kind=1), "has pieces for bytes, which llama.cpp does not take in unigram models"),
         (model(*PIECES, fallback=0), "no pieces for bytes"),
         (model(*PIECES, piece("b", 0.0)), "more pieces than the embedding has rows (4)"),
         (b"", "malformed: it has no pieces"),

@@ -1,7 +1,8 @@
-"""SentencePiece BPE as the keys of a GGUF: pieces, scores and types, out of ``tokenizer.model`` or ``tokenizer.json``.
+"""SentencePiece as the keys of a GGUF: pieces, scores and types, out of ``tokenizer.model`` or ``tokenizer.json``.
 
-llama.cpp joins the two neighbours whose piece has the highest score, the leftmost of equals. A ``tokenizer.json`` has
-merges in an order instead: the scores are made of that order, where it is one of pieces.
+Of a unigram model llama.cpp takes the likeliest pieces, and applies its rules to a text first. Of a BPE model it joins
+the two neighbours whose piece has the highest score, the leftmost of equals. A ``tokenizer.json`` has merges in an
+order instead: the scores are made of that order, where it is one of pieces.
 Sources: ``_create_vocab_sentencepiece`` of llama.cpp's converter; ``llm_tokenizer_spm_session`` of llama.cpp's
 ``src/llama-vocab.cpp``.
 """
@@ -14,7 +15,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from ckconv.core.typed import array, scalar
+from ckconv.core.typed import Value, array, raw_array, scalar
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_special import put_around
@@ -24,6 +25,7 @@ from ckconv.tokenizer.sentencepiece import (
     BYTE,
     CONTROL,
     NORMAL,
+    UNIGRAM,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -48,7 +50,7 @@ def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
     """The words of a ``tokenizer.model``.
 
     Raises:
-        LeftOut: it is malformed, or no BPE with byte fallback.
+        LeftOut: it is malformed, or neither BPE with byte fallback nor unigram without.
     """
     try:
         model = sentencepiece.parse(data, limit=vocab_size)
@@ -56,18 +58,41 @@ def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
         raise LeftOut(f"tokenizer.model has more pieces than the embedding has rows ({vocab_size:,})") from None
     except Malformed as error:
         raise LeftOut(f"tokenizer.model is malformed: {error}") from None
-    if model.model_type != BPE:
-        raise LeftOut("tokenizer.model is not of the BPE type")
-    if not model.byte_fallback:
-        raise LeftOut("tokenizer.model has no pieces for bytes")
+    unigram = model.model_type == UNIGRAM
+    if not unigram and model.model_type != BPE:
+        raise LeftOut("tokenizer.model is of neither the BPE nor the unigram type")
+    if model.byte_fallback == unigram:
+        has = (
+            "has pieces for bytes, which llama.cpp does not take in unigram models"
+            if unigram
+            else "has no pieces for bytes"
+        )
+        raise LeftOut(f"tokenizer.model {has}")
     rows = _pieces(model, files, vocab_size)
     prefix = files.settings.get("add_prefix_space")
     prefix = prefix if isinstance(prefix, bool) else model.add_dummy_prefix
+    if unigram:
+        words = _words(rows, model.special, prefix=prefix, notes=[])
+        return replace(words, metadata={**words.metadata, **_rules(model)}, behind=_prefix(prefix))
     notes = []
     if model.charsmap or model.remove_extra_whitespaces:
         rules = model.normalizer or "removing spaces"
         notes.append(f"the tokenizer normalises text first ({rules}), which llama.cpp does not do")
     return _words(rows, model.special, prefix=prefix, notes=notes)
+
+
+def _rules(model: SentencePiece) -> dict[str, Value]:
+    """What llama.cpp does to a text before it takes pieces of a unigram model."""
+    rules = {
+        "model": scalar("str", "t5"),
+        "remove_extra_whitespaces": scalar("bool", model.remove_extra_whitespaces),
+        "precompiled_charsmap": raw_array("u8", len(model.charsmap), model.charsmap),
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in rules.items() if key[0] != "p" or model.charsmap}
+
+
+def _prefix(prefix: bool) -> dict[str, Value]:
+    return {"tokenizer.ggml.add_space_prefix": scalar("bool", prefix)}
 
 
 def is_sentencepiece(document: Mapping[str, Any]) -> bool:
@@ -137,8 +162,7 @@ def _words(rows: Rows, own: Mapping[str, int], *, prefix: bool, notes: list[str]
     }
     ids = {text: n for n, text in reversed(list(enumerate(texts)))}
     # llama.cpp's default for this model is true.
-    behind = {} if prefix else {"tokenizer.ggml.add_space_prefix": scalar("bool", False)}
-    return Words(metadata, ids, frozenset(texts), own, behind, tuple(notes))
+    return Words(metadata, ids, frozenset(texts), own, {} if prefix else _prefix(prefix), tuple(notes))
 
 
 def _spaces(document: Mapping[str, Any]) -> tuple[bool, list[str]]:

@@ -28,7 +28,7 @@ _MAX_BYTES = 64 << 20
 #: Characters of it that are written at a time.
 _PIECE = 64 << 10
 #: What stands for a space in a SentencePiece model.
-_SPACE = "▁"
+SPACE = "▁"
 #: What llama.cpp takes for the unknown token where a file does not say.
 _UNKNOWN_ID = 0
 
@@ -106,10 +106,10 @@ def byte_level(
         raise NotFaithful("it has tokens for bytes and is byte-level BPE")
     vocab = {token: n for n, token in enumerate(tokens) if not fills(token, types[n], n)}
     document = {
-        "added_tokens": _added(vocabulary, tokens, types),
+        "added_tokens": added_tokens(vocabulary, tokens, types),
         "normalizer": {"type": "NFC"} if pre.composed else None,
         "pre_tokenizer": definition(pre),
-        "post_processor": _around(vocabulary, tokens, _BYTE_LEVEL),
+        "post_processor": around(vocabulary, tokens, _BYTE_LEVEL),
         "decoder": _BYTE_LEVEL,
     }
     model = {
@@ -122,7 +122,7 @@ def byte_level(
         "byte_fallback": False,
         "ignore_merges": pre.ignore_merges,
     }
-    return _document(document, model, vocab, lambda: _of_tokens(merges(), vocab))
+    return written(document, model, vocab, lambda: _of_tokens(merges(), vocab))
 
 
 def _of_tokens(merges: Iterable[str], vocab: Mapping[str, int]) -> Iterator[str]:
@@ -152,18 +152,18 @@ def pieces(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
         raise NotFaithful("it has no tokens for all bytes")
     if scores:
         spell_out(vocab, tokens, types)
-    prefix = [{"type": "Prepend", "prepend": _SPACE}] if vocabulary.space_prefix else []
-    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    prefix = [{"type": "Prepend", "prepend": SPACE}] if vocabulary.space_prefix else []
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.space_prefix else []
     document = {
-        "added_tokens": _added(vocabulary, tokens, types),
+        "added_tokens": added_tokens(vocabulary, tokens, types),
         "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
         "pre_tokenizer": None,
-        "post_processor": _around(vocabulary, tokens, None),
+        "post_processor": around(vocabulary, tokens, None),
         "decoder": {
             "type": "Sequence",
             "decoders": [
-                {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+                {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
                 {"type": "ByteFallback"},
                 {"type": "Fuse"},
                 *strip,
@@ -181,11 +181,11 @@ def pieces(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
         "ignore_merges": False,
     }
     if scores:
-        return _document(document, model, vocab, lambda: merges_of(vocab, tokens, types, scores))
-    return _document(document, model, vocab, lambda: _of_tokens(vocabulary.merges.each(), vocab))
+        return written(document, model, vocab, lambda: merges_of(vocab, tokens, types, scores))
+    return written(document, model, vocab, lambda: _of_tokens(vocabulary.merges.each(), vocab))
 
 
-def _added(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
+def added_tokens(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
     """Tokens that are looked for first. llama.cpp says nothing of white space around them, but for phi 3."""
     return [
         {
@@ -202,7 +202,7 @@ def _added(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) 
     ]
 
 
-def _around(vocabulary: Vocabulary, tokens: Sequence[str], otherwise: dict[str, Any] | None) -> dict[str, Any] | None:
+def around(vocabulary: Vocabulary, tokens: Sequence[str], otherwise: dict[str, Any] | None) -> dict[str, Any] | None:
     """What puts the beginning and the end around a text, or around each of two."""
     ends = [
         tokens[vocabulary.special[what]] if adds else ""
@@ -225,10 +225,10 @@ def _around(vocabulary: Vocabulary, tokens: Sequence[str], otherwise: dict[str, 
     return {"type": "Sequence", "processors": [otherwise, template]} if otherwise else template
 
 
-def _document(
+def written(
     document: dict[str, Any],
     model: dict[str, Any],
-    vocab: Mapping[str, int],
+    vocab: Mapping[str, int] | Sequence[tuple[str, float]],
     merges: Callable[[], Iterable[str]],
 ) -> SideFile:
     """The document, in pieces: the whole as one object in memory would be ten times the file.
@@ -240,9 +240,12 @@ def _document(
 
 
 def _texts(
-    document: Mapping[str, Any], model: Mapping[str, Any], vocab: Mapping[str, int], merges: Iterable[str]
+    document: Mapping[str, Any],
+    model: Mapping[str, Any],
+    vocab: Mapping[str, int] | Sequence[tuple[str, float]],
+    merges: Iterable[str],
 ) -> Iterator[str]:
-    """One line for a word."""
+    """One line for a word, which has an id, or a score and its place."""
     yield '{\n  "version": "1.0",\n  "truncation": null,\n  "padding": null,\n'
     for key, value in document.items():
         if key == "added_tokens":
@@ -254,6 +257,11 @@ def _texts(
     yield '  "model": {\n'
     for key, value in model.items():
         yield f'    "{key}": {json.dumps(value, ensure_ascii=False)},\n'
+    if not isinstance(vocab, Mapping):
+        yield '    "vocab": [\n'
+        yield from _lines("      ", (f"[{_encoded(token)}, {score!r}]" for token, score in vocab))
+        yield "    ]\n  }\n}\n"
+        return
     yield '    "vocab": {\n'
     yield from _lines("      ", (f"{_encoded(token)}: {number}" for token, number in vocab.items()))
     yield '    },\n    "merges": [\n'

@@ -54,7 +54,7 @@ class SentencePiece:
         byte_fallback: characters without a piece become pieces of their bytes.
         special: ``unk``, ``bos``, ``eos``, ``pad`` -> id, -1 where there is none.
         normalizer: name of the rules that text goes through first.
-        charsmap: there are such rules.
+        charsmap: the rules, empty for none.
         add_dummy_prefix: a space is put before the text.
         remove_extra_whitespaces: runs of spaces become one.
     """
@@ -64,7 +64,7 @@ class SentencePiece:
     byte_fallback: bool
     special: dict[str, int]
     normalizer: str
-    charsmap: bool
+    charsmap: bytes
     add_dummy_prefix: bool
     remove_extra_whitespaces: bool
 
@@ -99,7 +99,7 @@ def parse(data: bytes, limit: int = _MAX_PIECES) -> SentencePiece:
         bool(_number(trainer, 35, 0)),
         {name: _signed(_number(trainer, field, default)) for name, field, default in ids},
         _text(_message(normalizer.get(1, b""))),
-        bool(normalizer.get(2)),
+        _message(normalizer.get(2, b"")),
         bool(_number(normalizer, 3, 1)),
         bool(_number(normalizer, 4, 1)),
     )
@@ -175,12 +175,22 @@ def _text(data: bytes) -> str:
         raise Malformed("a text is no UTF-8") from None
 
 
-def encode(pieces: Iterable[Piece], special: Mapping[str, int], *, add_dummy_prefix: bool) -> bytes:
-    """A BPE model with byte fallback that takes text as it is, but for the space that may be put before it.
+def encode(
+    pieces: Iterable[Piece],
+    special: Mapping[str, int],
+    *,
+    add_dummy_prefix: bool,
+    unigram: bool = False,
+    charsmap: bytes = b"",
+    one_space: bool = False,
+) -> bytes:
+    """A BPE model with byte fallback that takes text as it is, but for the space that may be put before it; or unigram.
 
     Args:
         pieces: by id.
         special: ``unk``, ``bos``, ``eos``, ``pad`` -> id; those that there are.
+        charsmap: rules that a text goes through first.
+        one_space: runs of spaces become one.
 
     Raises:
         UnicodeEncodeError: the text of a piece is no text.
@@ -196,13 +206,14 @@ def encode(pieces: Iterable[Piece], special: Mapping[str, int], *, add_dummy_pre
         out += _field(1, message)
         if count - 1 in wanted:
             texts[count - 1] = piece.text
-    trainer = _field(3, BPE) + _field(4, count) + _field(35, 1)
+    trainer = _field(3, UNIGRAM if unigram else BPE) + _field(4, count) + _field(35, int(not unigram))
     for number, name in enumerate(("unk", "bos", "eos", "pad")):
         found = special.get(name, -1)
         trainer += _field(40 + number, found)
         if found in texts:
             trainer += _field(45 + number, texts[found].encode())
-    normalizer = _field(1, b"identity") + _field(3, int(add_dummy_prefix)) + _field(4, 0)
+    rules = _field(2, charsmap) if charsmap else b""
+    normalizer = _field(1, b"identity") + rules + _field(3, int(add_dummy_prefix)) + _field(4, int(one_space))
     return bytes(out + _field(2, trainer) + _field(3, normalizer))
 
 

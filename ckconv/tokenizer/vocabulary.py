@@ -46,7 +46,7 @@ ENDS_BY_TEXT = frozenset(
 
 #: What llama.cpp takes for the special tokens of a SentencePiece model whose file does not say. The unknown token is
 #: the one of that type.
-_LLAMA_SPECIAL = {"bos": 1, "eos": 2}
+_SPECIAL = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1, "unk": 2, "pad": 0}}
 
 #: Pre-tokenizers that make spaces pieces and follow merges of pieces -> whether a beginning is put before a text
 #: whatever the file says.
@@ -64,6 +64,14 @@ class NotFaithful(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Rules:
+    """What a unigram model does to a text first: SentencePiece's map of characters, and one space for many."""
+
+    charsmap: Any
+    one_space: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Vocabulary:
     """A tokenizer, without its words.
 
@@ -77,6 +85,7 @@ class Vocabulary:
         chat_template: a text, or a list of ``name`` and ``template`` with the default one first; ``None`` for none.
         tokens, types, merges, scores: arrays with ``count`` and ``decode()``, of strings with ``each()`` too; ``None``
             for those that the model does not have.
+        unigram: the rules of a unigram model; ``None`` for BPE.
     """
 
     pre: PreTokenizer | None
@@ -90,6 +99,7 @@ class Vocabulary:
     types: Any
     merges: Any = None
     scores: Any = None
+    unigram: Rules | None = None
 
 
 def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
@@ -101,18 +111,22 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     kind = _text(metadata, "tokenizer.ggml.model")
     if kind in ("", "no_vocab", "none"):
         raise NotFaithful("the source has none")
-    if kind not in ("gpt2", "llama", "gemma4"):
-        raise NotFaithful(f"its model is {kind!r}, neither byte-level BPE nor SentencePiece BPE")
+    if kind not in ("gpt2", "llama", "gemma4", "t5"):
+        raise NotFaithful(f"its model is {kind!r}, neither byte-level BPE nor SentencePiece")
     name = "gemma4" if kind == "gemma4" else _text(metadata, "tokenizer.ggml.pre")
-    pieces = kind == "llama" or name in PIECES
+    scored = kind in ("llama", "t5")
+    pieces = scored or name in PIECES
     pre = None if pieces else _pre_tokenizer(name)
     special = special_ids(metadata)
     tokens = _array(metadata, "tokens", "str", 1)
     added = [
         _flag(metadata, key, default)
-        for key, default in (("add_bos_token", pre.adds_bos if pre else kind == "llama"), ("add_eos_token", False))
+        for key, default in (
+            ("add_bos_token", pre.adds_bos if pre else kind == "llama"),
+            ("add_eos_token", kind == "t5"),
+        )
     ]
-    added[0] = added[0] or (kind != "llama" and PIECES.get(name, False))
+    added[0] = added[0] or (not scored and PIECES.get(name, False))
     for what, adds in zip(("bos", "eos"), added, strict=True):
         if adds and what not in special:
             raise NotFaithful(f"it puts a token around a text and does not say which ({SPECIAL[what]})")
@@ -122,13 +136,14 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         special,
         added[0],
         added[1],
-        kind == "llama" and _flag(metadata, "add_space_prefix", True),
+        scored and _flag(metadata, "add_space_prefix", kind == "llama"),
         any(word in model for word in PHI3_NAMES),
         _chat_template(metadata),
         tokens,
         _array(metadata, "token_type", "i32", tokens.count),
-        None if kind == "llama" else _array(metadata, "merges", "str", 1),
-        _array(metadata, "scores", "f32", tokens.count) if kind == "llama" else None,
+        None if scored else _array(metadata, "merges", "str", 1),
+        _array(metadata, "scores", "f32", tokens.count) if scored else None,
+        Rules(_charsmap(metadata), _flag(metadata, "remove_extra_whitespaces", False)) if kind == "t5" else None,
     )
 
 
@@ -143,7 +158,7 @@ def adds_by_default(metadata: Mapping[str, Any]) -> dict[str, bool]:
 
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     """Name of a special token -> its id, where the file says it or llama.cpp takes it for granted."""
-    found = dict(_LLAMA_SPECIAL) if _text(metadata, "tokenizer.ggml.model") == "llama" else {}
+    found = _SPECIAL.get(_text(metadata, "tokenizer.ggml.model"), {})
     said = {name: _number(metadata, key) for name, key in SPECIAL.items()}
     return found | {name: number for name, number in said.items() if number is not None}
 
@@ -161,6 +176,13 @@ def _pre_tokenizer(name: str) -> PreTokenizer:
     if known is None:
         raise NotFaithful(f"it splits text as {name!r}, whose definition is not known exactly")
     return known
+
+
+def _charsmap(metadata: Mapping[str, Any]) -> Any:
+    """llama.cpp takes bytes of either sign."""
+    key = "precompiled_charsmap"
+    found = _value(metadata, f"tokenizer.ggml.{key}")
+    return None if found is None else _array(metadata, key, "i8" if getattr(found, "type", "") == "i8" else "u8", 0)
 
 
 def _chat_template(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None:

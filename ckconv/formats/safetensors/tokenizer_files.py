@@ -12,6 +12,7 @@ from ckconv.output.streamed import SideFile
 from ckconv.tokenizer import huggingface as tokenizer_json
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.settings import also_ending, pieces, tokenizer_config
+from ckconv.tokenizer.unigram import rules_of, unigram
 from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary
 
 
@@ -41,7 +42,8 @@ def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
         document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.each)
         return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
     scores = vocabulary.scores.decode() if vocabulary.scores else ()
-    document = tokenizer_json.pieces(vocabulary, tokens, types, scores)
+    made = unigram if vocabulary.unigram else tokenizer_json.pieces
+    document = made(vocabulary, tokens, types, scores)
     unknown = tokenizer_json.unknown_token(vocabulary, tokens, types)
     vocabulary = replace(vocabulary, special={"unk": unknown, **vocabulary.special})
     if not scores:
@@ -49,7 +51,12 @@ def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
         return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
     own = {name: number for name, number in vocabulary.special.items() if name in ("bos", "eos", "pad")}
     own["unk"] = unknown
-    model = sentencepiece.encode(pieces(tokens, types, scores, unknown), own, add_dummy_prefix=vocabulary.space_prefix)
+    model = sentencepiece.encode(
+        pieces(tokens, types, scores, unknown),
+        own,
+        add_dummy_prefix=vocabulary.space_prefix,
+        **(rules_of(vocabulary.unigram) if vocabulary.unigram else {}),
+    )
     settings = tokenizer_config(vocabulary, tokens, types, scores, context)
     return {"tokenizer.json": document, "tokenizer.model": model, "tokenizer_config.json": _json(settings)}
 
