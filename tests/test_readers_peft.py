@@ -15,7 +15,7 @@ from conftest import FIXTURES
 from safetensors.numpy import load_file
 
 from ckconv.adapters.model import changes_of
-from ckconv.adapters.names import families_of, gguf_module_of, gguf_name_of, module_of, path_of
+from ckconv.adapters.names import families_of, family_named, gguf_module_of, gguf_name_of, module_of, path_of
 from ckconv.api import open_model
 from ckconv.core.adapters import Role
 from ckconv.errors import CkconvError, InputError, UnsupportedError
@@ -466,3 +466,10 @@ def test_an_adapter_that_names_itself_as_its_base_has_none(tmp_path: Path, ckcon
     path = build.peft(tmp_path / "a", pair(), base_model_name_or_path=str(tmp_path / "a"))
     assert ckconv("inspect", path).code == 0
     assert "is an adapter, not the model that one changes" in ckconv("inspect", path, "--base", path).err
+
+
+@pytest.mark.parametrize(("architecture", "family"), [("llama", "llama"), ("qwen2", "qwen2"), ("qwen3moe", "qwen3moe")])
+def test_an_adapter_that_names_an_architecture_is_one_of_its_dense_family(architecture: str, family: str) -> None:
+    found = family_named(architecture)
+    assert found is not None
+    assert found.name == family

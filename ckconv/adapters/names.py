@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from ckconv.core.names import PARTS, parse, with_layer
-from ckconv.families.catalogue import FAMILIES, families_of_gguf
+from ckconv.families.catalogue import FAMILIES, family_of_gguf
 from ckconv.families.dialects import NESTED, decoder, fusion_names
 from ckconv.families.names import GGUF, HF, names_of
 from ckconv.families.schema import FAMILIES_KEPT, Family
@@ -94,9 +94,8 @@ def gguf_name_of(module: str, family: Family) -> str | None:
 
 
 def family_named(architecture: str) -> Family | None:
-    """The family of a ``general.architecture``; where two share it the first, which is the dense one."""
-    found = families_of_gguf(architecture)
-    return next((family for family in found if not family.experts), found[0] if found else None)
+    """The family of a ``general.architecture``; where several share it the dense one, of which nothing more is said."""
+    return family_of_gguf(architecture, lambda key: False) or family_of_gguf(architecture, lambda key: True)
 
 
 def local_path(module: str) -> str | None:

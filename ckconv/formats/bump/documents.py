@@ -18,6 +18,7 @@ from ckconv.errors import VerifyError, listed
 from ckconv.families.catalogue import families_of_gguf
 from ckconv.formats.bump.beside import document_beside
 from ckconv.formats.bump.config import CONFIG_NAME, load_config
+from ckconv.formats.bump.engines import TEMPLATED
 from ckconv.formats.bump.header5 import read_bump5
 from ckconv.formats.bump.manifest import MANIFEST_NAME, load_manifest
 from ckconv.formats.bump.metadata import HUGGINGFACE_KEYS
@@ -208,7 +209,8 @@ def _config_faults(config: Document, described: Document, header: HeaderV4) -> l
     stated: Mapping[str, Any] = known
     expected = {HUGGINGFACE_KEYS.get(key, key): stated[key] for key in stated if key not in _BUILDERS_OWN}
     expected |= {"num_merges": header.num_merges, "total_vocab_bytes": header.total_vocab_bytes}
-    classes = [family.hf_class for family in families_of_gguf(str(known.get("model")))]
+    families = families_of_gguf(str(known.get("model")))
+    classes = [f.hf_class for f in families if TEMPLATED in f.engines and not f.engines[TEMPLATED].absent]
     if classes:
         expected["architectures"] = classes[:1]
     for key, value in expected.items():
