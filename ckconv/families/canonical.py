@@ -22,6 +22,9 @@ from ckconv.families.sizes import Sizes
 #: What is added to a canonical value where the file stores another one.
 _SHIFTS: Mapping[str, int] = {"": 0, "add_one": 1}
 
+#: Why layers behind the last are left out, as many as the parameter ``extra_layers`` says.
+_EXTRA = "of a layer that predicts further tokens, which the model computes without"
+
 #: Parameters -> the keys of the source that they stand under, for people: `` (hidden_size)``.
 Said = Callable[..., str]
 
@@ -101,12 +104,15 @@ class _Reading:
         self.faults = Faults(path)
         self.stacks: dict[str, tuple[Part, dict[int, Item]]] = {}
         self.beyond: dict[int, str] = {}
+        self.extra = int(config.own.get("extra_layers") or 0)
         self._kinds: dict[tuple[int, int | None], Kind] = {}
 
     def add(self, item: Item) -> None:
         """Name one tensor, drop it by a rule, or leave it unknown."""
         name, found = self._look_up(item.tensor.source)
-        if found is None:
+        if name.layer is not None and 0 <= name.layer - self.config.num_layers < self.extra:
+            self.dropped += [Dropped(stored, _EXTRA) for stored in item.stored]
+        elif found is None:
             why = self.names.dropped.get(name.pattern)
             if why is not None:
                 self.dropped += [Dropped(stored, why) for stored in item.stored]

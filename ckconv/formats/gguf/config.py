@@ -127,7 +127,8 @@ def _check_tokens(file: GgufFile, vocab: int, fail: Any) -> None:
 
 def _classified(file: GgufFile, architecture: str, family: Family, config: ModelConfig) -> ModelConfig:
     """With the keys that change the computation, those that llama.cpp does not read, and the scaling of RoPE."""
-    table, prefix, scope = family.metadata.keys, f"{architecture}.", config.scope
+    table, prefix = family.metadata.keys, f"{architecture}."
+    scope = Values(family, _Metadata(file, architecture), given=config.scope)
     modifiers, unread = [], []
     for name in file.metadata:
         key = table.get(name.removeprefix(prefix))
