@@ -39,7 +39,8 @@ def _module_of(path: str, family: str) -> str | None:
 
 def families_of(paths: Iterable[str]) -> tuple[str, ...]:
     """The families that have a rule for every path that any family has one for."""
-    known = [path for path in paths if any(_module_of(path, family) for family in FAMILIES)]
+    one_a_layer = {parse(path).pattern: path for path in paths}.values()  # numbers of layers make no difference
+    known = [path for path in one_a_layer if any(_module_of(path, family) for family in FAMILIES)]
     return tuple(family for family in FAMILIES if all(_module_of(path, family) for path in known))
 
 

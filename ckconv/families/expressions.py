@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ckconv.core.config import MAX_LAYERS
@@ -105,6 +106,7 @@ class Expression:
         return self.text
 
 
+@lru_cache(maxsize=1024)
 def parse(text: str) -> Expression:
     """Parse ``text``.
 

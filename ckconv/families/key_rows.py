@@ -82,7 +82,9 @@ class KeyRows(Fields):
         self.where = "config"
         self.fields(row, _SECTION | {"written", "rope", "window"})
         cells = [cell for parameter in parameters for cell in parameter.key_cells("hf") if not cell.unread]
-        readers = {cell.head: {who for one in cells if one.head == cell.head for who in one.readers} for cell in cells}
+        readers: dict[str, set[str]] = {}
+        for cell in cells:
+            readers.setdefault(cell.head, set()).update(cell.readers)
         own = {key: tuple(who for who in READERS["both"] if who in found) for key, found in readers.items()}
         if row.get("rope", {}).get("mlx_lm") == "nowhere":
             own["rope_scaling"] = READERS["transformers"]
