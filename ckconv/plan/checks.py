@@ -60,15 +60,16 @@ def row_reasons(config: ModelConfig, loader: Loader, *, context: int, tied: bool
             yield Reason(f"{_key(name, family)} is {value:g}, which no float32 holds")
 
 
-def row_notes(config: ModelConfig, loader: Loader, *, tied: bool) -> Iterator[str]:
+def row_notes(config: ModelConfig, loader: Loader, *, context: int, tied: bool) -> Iterator[str]:
     """Where the engine computes something else whatever a file says.
 
     Args:
+        context: context length in the output.
         tied: the output has no head of its own.
     """
     family = FAMILIES[config.family]
     row = engine_of(family, loader)
-    scope = {**scope_of(family, config), "tied": tied}
+    scope = {**scope_of(family, config), "context": context, "tied": tied}
     for condition in row.same_if if row else ():
         yield from (reason.text for reason in _condition(condition, config, loader, scope, ""))
 

@@ -21,6 +21,7 @@ from ckconv.families.gguf_metadata import (
     size_label,
     type_keys,
 )
+from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import interleaves
 from ckconv.formats.gguf.entries import (
     Entry,
@@ -47,6 +48,7 @@ from ckconv.formats.gguf.spec import (
 )
 from ckconv.formats.gguf.types import file_type, types_of
 from ckconv.formats.gguf.write import container
+from ckconv.plan.checks import row_notes
 from ckconv.plan.container import Container
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import placeholders
@@ -137,6 +139,7 @@ class GgufPlanner(Planner):
         rope_dropped = self.dropped(ROPE_FREQUENCIES)
         tied = all(entry.name != HEAD for entry in entries)
         self.reasons += engine_reasons(config, self._context, rope_dropped=rope_dropped, tied=tied)
+        self.notes += row_notes(config, LLAMA_CPP, context=self._context, tied=tied)
         self.reasons += surplus_reasons(self.index, self.dropped)
         if config.rope_scaling and starts_behind(config.rope_scaling, config, self._context):
             self.notes.append(behind_note(config))

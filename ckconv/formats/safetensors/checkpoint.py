@@ -267,7 +267,8 @@ class CheckpointPlanner(Planner):
             self.reasons += loader_reasons(
                 self.index, self.config, self.tensors, self.loader, target=self.format, built=built, context=context
             )
-            self.notes += row_notes(self.config, self.loader, tied=HEAD not in self.tensors)
+            length, tied = context or self.config.context_length, HEAD not in self.tensors
+            self.notes += row_notes(self.config, self.loader, context=length, tied=tied)
 
     # The plan
 

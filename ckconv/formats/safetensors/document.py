@@ -71,9 +71,13 @@ def _neutral(family: Family) -> dict[str, Any]:
 
 
 def _rows(family: Family, scope: Mapping[str, Any]) -> dict[str, Any]:
-    """What the rows of the parameters say; tables within the document are RoPE's."""
-    entries = write(family, scope, "hf").entries
-    return {key: value for key, (_, value) in entries.items() if "." not in key}
+    """What the rows of the parameters say, in tables of one level; those of RoPE have a rule of their own."""
+    document: dict[str, Any] = {}
+    for path, (_, value) in write(family, scope, "hf").entries.items():
+        table, _, key = path.rpartition(".")
+        if not table.startswith("rope_"):
+            (document.setdefault(table, {}) if table else document)[key] = value
+    return document
 
 
 def _keys_of(family: Family, name: str) -> list[str]:
