@@ -25,13 +25,19 @@ def module_of(path: str, families: Iterable[str] | None = None) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
+def mixed(path: str, families: Iterable[str]) -> bool:
+    """The matrix at a path holds Q, K and V of one head after those of another."""
+    patterns = [(names_of(FAMILIES[family], HF).stored, parse(f"{path}{_WEIGHT}").pattern) for family in families]
+    return any(pattern in stored and not stored[pattern].side_by_side for stored, pattern in patterns)
+
+
 def _module_of(path: str, family: str) -> str | None:
     stored = names_of(FAMILIES[family], HF).stored
     for prefix, instead in (("", ""), *NESTED):
         if path.startswith(prefix):
             name = parse(f"{instead}{path[len(prefix) :]}{_WEIGHT}")
             found = stored.get(name.pattern)
-            if found is not None:
+            if found is not None and found.side_by_side:
                 module = with_layer(found.canonical.removesuffix(_WEIGHT), name.layer)
                 return module if name.expert is None else module.replace(".experts.", f".experts.{name.expert}.")
     return None
@@ -65,7 +71,8 @@ def _paths(family: Family, format: str) -> dict[str, str]:
     names = names_of(family, format)
     wholes = {name: found for whole in PARTS for name, found in fusion_names(family, format, whole).items()}
     paths = {name: found.pattern for name, found in names.written.items() if len(found.parts) == 1}
-    paths |= {found.canonical: found.pattern for found in (*names.always_fused, *wholes.values())}
+    fused = (*names.always_fused, *wholes.values())
+    paths |= {found.canonical: found.pattern for found in fused if found.side_by_side}
     return {
         ours.removesuffix(_WEIGHT): theirs.removesuffix(_WEIGHT)
         for ours, theirs in paths.items()

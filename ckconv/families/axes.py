@@ -141,6 +141,11 @@ def segment_count(shape: Shape) -> int:
     return counts.pop() if counts else 1
 
 
+def segmented(product: Product) -> bool:
+    """There are segments in it."""
+    return any(isinstance(term, Segments) for term in product)
+
+
 def _owned_by_none(part: Product) -> bool:
     return len(part) == 1 and isinstance(part[0], str) and part[0].startswith("_")
 

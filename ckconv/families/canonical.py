@@ -152,10 +152,17 @@ class _Reading:
         for prefix, instead in (("", ""), *self.nested):
             if stored.startswith(prefix):
                 name = parse(instead + stored[len(prefix) :])
-                found = self.names.stored.get(name.pattern)
+                found = self._found(name.pattern)
                 if found is not None or name.pattern in self.names.dropped:
                     return name, found
         return parse(stored), None
+
+    def _found(self, pattern: str) -> Stored | None:
+        choices = self.names.choices.get(pattern)
+        if choices is None:
+            return self.names.stored.get(pattern)
+        rows = [(one, one.parts[0].row.when) for one in choices]
+        return next((one for one, when in rows if when is None or when.value(self.sizes.scope)), None)
 
     def _put(self, tensor: Tensor) -> None:
         if tensor.name in self.tensors:

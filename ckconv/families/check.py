@@ -5,6 +5,7 @@ A user's file is checked whenever it is read, the shipped ones by a test.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from ckconv.families import axes as shapes
@@ -106,6 +107,10 @@ def _place_faults(family: Family, format: str) -> Iterator[tuple[str, str]]:
     for pattern, found in names.stored.items():
         if found in names.written.values():
             yield from _segment_faults(family, format, pattern, found)
+    for pattern, choices in names.choices.items():
+        for one, other in itertools.combinations([choice.parts[0].row.name for choice in choices], 2):
+            if one != other and not _exclusive(family, one, other):
+                yield f"tensors.{other}", f"{one} is {pattern} too ({format})"
 
 
 def _segment_faults(family: Family, format: str, pattern: str, found: Stored) -> Iterator[tuple[str, str]]:

@@ -167,6 +167,7 @@ _ENGINE = _or_table(
 )
 
 _PARTS = _table_of(_number)
+_ROPE_TEXTS = dict.fromkeys(("mlx_lm", "theta", "share"), _text)
 _ROPE_TABLES = dict.fromkeys(("default", "unscaled"), _table_of(_scalar))
 
 #: Section -> what it is.
@@ -187,7 +188,7 @@ _FORMS: dict[str, Form] = {
         {
             **_KEYS,
             "written": _table_of(_plain),
-            "rope": _table({"by_layer": _flag, "types": _many(_text), "mlx_lm": _text, "part": _PARTS, **_ROPE_TABLES}),
+            "rope": _table({"by_layer": _flag, "types": _many(_text), "part": _PARTS, **_ROPE_TEXTS, **_ROPE_TABLES}),
             "window": _table({"transformers": _text, "mlx_lm": _text, "family": _text, "period": _count}),
         }
     ),

@@ -134,6 +134,8 @@ def _numbers(
     """Field -> number, and field -> what the document calls it."""
     values: dict[str, int | float] = {}
     names: dict[str, str] = {}
+    rows = [(row.name, cell) for row in family.parameters.values() for cell in row.key_cells("hf")]
+    computed = {cell.key: name for name, cell in rows if cell.read is not None}
     for field, number in NUMBERS.items():
         words = document_words(family, field)
         names[field] = written_words(family, field)[0] if words else field
@@ -141,6 +143,8 @@ def _numbers(
             if own.get(key) is None or not family.document.keys.reads(key, consumer):
                 continue
             found = checked_number(key, own[key], number, fail)
+            if key in computed:
+                found = Values(family, _Document(own), _READERS[consumer])[computed[key]]
             if values.setdefault(field, found) != found:
                 raise fail(f"{names[field]} is {values[field]:,}, {key} is {found:,}")
             names[field] = key
@@ -163,10 +167,11 @@ def _defaults(
             continue
         if not default.names and any(key in own for key in document_words(family, field)):
             continue
-        known = {name: {**values, **made}.get(field) for name, field in FIELD_OF.items()}
+        both = {**values, **made}
+        known = {name: both[field] for name, field in FIELD_OF.items() if both.get(field) is not None}
         try:
-            found = default.value(known)
-        except ExpressionError:
+            found = default.value(Values(family, _Document(own), reader, known))
+        except (ExpressionError, ParameterError):
             found = None
         if found is None:
             continue  # of numbers that are missing, or 0, which is said where they are looked at

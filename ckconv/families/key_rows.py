@@ -31,6 +31,7 @@ class RopeStyle(NamedTuple):
         default: the table that transformers' class takes where there is no ``rope_parameters``.
         unscaled: the scaling that scales nothing, for a class of mlx-lm that wants one.
         part: who reads -> the part of a head that its class turns where nothing is said; 1 for others.
+        theta, share: what the classes call the base and that part at the top of the document.
     """
 
     by_layer: bool = False
@@ -39,6 +40,8 @@ class RopeStyle(NamedTuple):
     default: Mapping[str, Any] = {}
     unscaled: Mapping[str, Any] = {}
     part: Mapping[str, float] = {}
+    theta: str = "rope_theta"
+    share: str = "partial_rotary_factor"
 
 
 class WindowStyle(NamedTuple):
@@ -142,11 +145,12 @@ class KeyRows(Fields):
 
     def _rope(self, row: Mapping[str, Any]) -> RopeStyle:
         self.where = "config.rope"
-        self.fields(row, frozenset({"by_layer", "types", "mlx_lm", "default", "unscaled", "part"}))
+        self.fields(row, frozenset({"by_layer", "types", "mlx_lm", "default", "unscaled", "part", "theta", "share"}))
         place = self.word(row, "mlx_lm", {word: word for word in ("top", "rope_parameters", "nowhere")}, "top")
         part = {READERS[who][0]: number for who, number in row.get("part", {}).items() if who in READERS}
         default, unscaled = (row.get(name, {}) for name in ("default", "unscaled"))
-        return RopeStyle(bool(row.get("by_layer")), texts(row.get("types")), place, default, unscaled, part)
+        names = (row.get(name, RopeStyle._field_defaults[name]) for name in ("theta", "share"))
+        return RopeStyle(bool(row.get("by_layer")), texts(row.get("types")), place, default, unscaled, part, *names)
 
     def _window(self, row: Mapping[str, Any]) -> WindowStyle:
         self.where = "config.window"

@@ -65,6 +65,11 @@ class Stored:
         """Canonical patterns of the parts."""
         return tuple(part.canonical for part in self.parts)
 
+    @property
+    def side_by_side(self) -> bool:
+        """What it holds is not mixed head by head: an adapter's rows are those of one part after the other."""
+        return all(len(product) == 1 or not shapes.segmented(product) for product in self.parts[0].stored)
+
 
 class Names(NamedTuple):
     """A family in one format.
@@ -73,11 +78,13 @@ class Names(NamedTuple):
         stored: pattern of a stored name -> what such a tensor holds, in every spelling that is read.
         written: canonical pattern of a tensor -> what it is written in: the first of its spellings.
         dropped: pattern of a stored tensor that is no part of the model -> why it is not.
+        choices: pattern of a stored name -> what such a tensor is in one model or in another, where that differs.
     """
 
     stored: Mapping[str, Stored]
     written: Mapping[str, Stored]
     dropped: Mapping[str, str]
+    choices: Mapping[str, tuple[Stored, ...]] = {}
 
     @property
     def always_fused(self) -> tuple[Stored, ...]:
@@ -107,6 +114,7 @@ class _Compiler:
         self.stored: dict[str, Stored] = {}
         self.written: dict[str, Stored] = {}
         self.dropped: dict[str, str] = {}
+        self.choices: dict[str, tuple[Stored, ...]] = {}
 
     def names(self) -> Names:
         for row in self.family.tensors.values():
@@ -125,7 +133,7 @@ class _Compiler:
         for fusion in self.family.fused.values():
             for found in self.fusions(fusion):
                 self._add(found, write=False)
-        return Names(self.stored, self.written, self.dropped)
+        return Names(self.stored, self.written, self.dropped, self.choices)
 
     def fusions(self, fusion: Fusion) -> Iterator[Stored]:
         """What a fusion is stored as, the first spelling first; nothing where the parts are always stored as one."""
@@ -152,7 +160,10 @@ class _Compiler:
 
     def _add(self, found: Stored, *, write: bool) -> None:
         there = self.stored.get(found.pattern)
-        if there is not None and there.names != found.names and len(found.parts) == 1:
+        alone = shapes.segment_count(found.parts[0].stored) == 1
+        if there is not None and there.names != found.names and alone:
+            self.choices[found.pattern] = (*self.choices.get(found.pattern, (there,)), found)
+        elif there is not None and there.names != found.names and len(found.parts) == 1:
             found = replace(there, parts=(*there.parts, *found.parts))
             found = replace(found, canonical=self._whole(found))
         self.stored[found.pattern] = found

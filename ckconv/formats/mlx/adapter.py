@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.adapters.names import families_of, local_path, module_of
+from ckconv.adapters.names import families_of, local_path, mixed, module_of
 from ckconv.adapters.read import Collector, Part, Shape
 from ckconv.core.adapters import Adapter, Role, float32
 from ckconv.core.tensors import StoredTensor, TensorIndex
@@ -78,6 +78,8 @@ def open_mlx_adapter(
     unsupported: list[str] = []
     for module, parts in found.items():
         name = module_of(module, families) or module
+        if mixed(module, families):
+            unsupported.append(f"{quoted(module)} holds Q, K and V head by head, and its adapter has no rule")
         embedding = name in EMBEDDINGS
         read = {
             role: Part(stored, transposed=role in (Role.A, Role.B) and len(stored.shape) == 2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckconv.adapters.names import families_of, module_of
+from ckconv.adapters.names import families_of, mixed, module_of
 from ckconv.adapters.read import Collector, Part, Shape, vector
 from ckconv.core.adapters import Adapter, Role, effective_scale
 from ckconv.core.tensors import StoredTensor, TensorIndex
@@ -149,6 +149,8 @@ def _add(
     unsupported: list[str],
 ) -> None:
     name = module_of(module, families) or module
+    if mixed(module, families):
+        unsupported.append(f"{quoted(module)} holds Q, K and V head by head, and its adapter has no rule")
     if not (Role.A in parts or Role.B in parts):
         beside = {Role.MAGNITUDE, Role.BIAS} & parts.keys()
         if beside or (Role.IA3 in parts and config.method != "IA3"):
