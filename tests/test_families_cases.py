@@ -15,11 +15,11 @@ import consumers
 import pytest
 from family_adapters import DIRECTIONS as USED
 from family_adapters import AdapterRun
-from family_cases import CASES, NO_SOURCE, AdapterCase, Case, adapters, cases, families, recording
+from family_cases import CASES, NO_SOURCE, AdapterCase, Case, adapters, cases, families
 from family_directions import Run
 
 EVERY = [pytest.param(case, id=str(case)) for case in cases()]
-LORAS = [pytest.param(one, id=str(one)) for one in adapters() if "adapters" in recording(one.case.family)]
+LORAS = [pytest.param(one, id=str(one)) for one in adapters()]
 
 
 def run(case: Case, place: Path) -> Run:

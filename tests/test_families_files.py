@@ -1,19 +1,26 @@
-"""What holds for every shipped family file: how long it is and what its tensors are called."""
+"""What holds for every shipped family file: how long it is, what its tensors are called; its cases and its page."""
 
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import gguf
 import pytest
+from family_cases import ROOT
+from family_cases import families as with_cases
 
 from ckconv.families.catalogue import FAMILIES, Family
 from ckconv.families.merge import FOLDER
 
 FILES = {path.stem: tomllib.loads(path.read_text()) for path in sorted(FOLDER.glob("*.toml"))}
 SHIPPED = sorted(name for name, table in FILES.items() if "huggingface" in table)
+
+#: Of its decoder and encoder only names and sizes are known, and no engine computes it.
+NAMES_ONLY = {"whisper"}
 
 #: Rows of every decoder, whose models a row of [engines] refuses where llama.cpp does not load the tensor.
 INHERITED = {"output", "rope_freqs"}
@@ -49,3 +56,12 @@ def test_tensors_of_a_gguf_are_called_as_the_gguf_package_says_for_the_architect
 
     names = {cell.name.removeprefix("=").removesuffix(".weight").removesuffix(".bias") for cell in cells}
     assert names - known == REFUSED.get(family.name, set())
+
+
+def test_every_shipped_family_has_cases() -> None:
+    assert set(SHIPPED) - NAMES_ONLY == set(with_cases())
+
+
+def test_the_page_about_families_says_what_is_recorded() -> None:
+    script = ROOT / "scripts" / "families_page.py"
+    assert subprocess.run([sys.executable, script, "--check"], check=False).returncode == 0
