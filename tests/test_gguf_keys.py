@@ -15,7 +15,7 @@ from models import Model
 
 import ckconv
 from ckconv import Options
-from ckconv.core.config import FIELD_OF, ModelConfig
+from ckconv.core.config import ModelConfig
 from ckconv.core.llama3_rope import rope_factors, rope_scaling_of
 from ckconv.errors import UnsupportedError
 from ckconv.families.catalogue import FAMILIES
@@ -80,7 +80,7 @@ def test_the_keys_that_llama_cpp_reads_are_those_of_the_table(name: str) -> None
 def test_a_modifier_has_a_neutral_value(name: str) -> None:
     for key in KEYS[name].values():
         assert (key.kind is Kind.MODIFIER) == bool(key.neutral or key.same_as)
-        assert not key.same_as or key.same_as.names <= FIELD_OF.keys()
+        assert not key.same_as or key.same_as.names <= FAMILIES[name].parameters.keys()
 
 
 def test_names_are_those_of_the_gguf_package() -> None:

@@ -1,0 +1,90 @@
+"""Numbers that are hyper-parameters in one format and tensors in another: LongRoPE's factors, xIELU's four."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from family_cases import cases, checkpoint
+
+import ckconv
+from ckconv.errors import InputError, UnsupportedError
+
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+
+
+def made(family: str, case: str, folder: Path) -> Path:
+    """The GGUF of a recorded case."""
+    found = next(each for each in cases(family) if each.name == case)
+    ckconv.convert(checkpoint(found.recorded, folder / "hf"), folder / "m.gguf")
+    return folder / "m.gguf"
+
+
+def changed(source: Path, *, without: str = "", arrays: dict[str, list[float]] | None = None) -> Path:
+    """The file, written again by the gguf package."""
+    read, path = gguf.GGUFReader(source), source.with_name("changed.gguf")
+    writer = gguf.GGUFWriter(path, str(read.fields["general.architecture"].contents()))
+    for key, field in read.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            contents: Any = (arrays or {}).get(key, field.contents())
+            writer.add_key_value(key, contents, field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    for tensor in read.tensors:
+        if tensor.name != without:
+            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_factors_are_tensors_and_come_back_as_the_numbers_that_they_were(tmp_path: Path) -> None:
+    source = made("phi3", "longrope_with_an_attention_factor", tmp_path)
+    ckconv.convert(source, tmp_path / "back", to="safetensors")
+
+    scaling = json.loads((tmp_path / "back" / "config.json").read_text())["rope_scaling"]
+    assert scaling == {
+        "rope_type": "longrope",
+        "type": "longrope",
+        "long_factor": [1.0, 1.4, 1.9, 3.0],
+        "short_factor": [1.0, 1.4, 1.9, 3.0],
+        "attention_factor": 1.3,
+        "original_max_position_embeddings": 256,
+    }
+
+
+def test_an_attention_factor_that_follows_from_the_context_is_not_said(tmp_path: Path) -> None:
+    source = made("phi3", "longrope_in_short_sequences", tmp_path)
+    ckconv.convert(source, tmp_path / "back", to="safetensors")
+
+    key = gguf.GGUFReader(source).fields["phi3.rope.scaling.attn_factor"].contents()
+    assert key == pytest.approx((1 + np.log(4) / np.log(256)) ** 0.5)
+    assert "attention_factor" not in json.loads((tmp_path / "back" / "config.json").read_text())["rope_scaling"]
+
+
+@pytest.mark.parametrize("without", [LONG, SHORT])
+def test_one_set_of_factors_alone_is_refused(tmp_path: Path, without: str) -> None:
+    source = changed(made("phi3", "longrope_in_short_sequences", tmp_path), without=without)
+
+    with pytest.raises(UnsupportedError, match="of a scaling that is not longrope"):
+        ckconv.convert(source, tmp_path / "back", to="safetensors")
+
+
+def test_numbers_of_layers_are_metadata_without_the_architecture_before_them(tmp_path: Path) -> None:
+    read = gguf.GGUFReader(made("apertus", "llama3", tmp_path))
+
+    arrays = {key: field.contents() for key, field in read.fields.items() if "xielu" in key}
+    assert {key: len(value) for key, value in arrays.items()} == {
+        "xielu.alpha_n": 3, "xielu.alpha_p": 3, "xielu.beta": 3, "xielu.eps": 3,
+    }  # fmt: skip
+
+
+def test_an_array_that_has_not_a_number_a_layer_is_an_error_of_the_file(tmp_path: Path) -> None:
+    source = changed(made("apertus", "llama3", tmp_path), arrays={"xielu.beta": [0.5, 0.5]})
+
+    with pytest.raises(InputError, match=r"xielu\.beta is no list of 3 numbers"):
+        ckconv.convert(source, tmp_path / "back", to="safetensors")
