@@ -196,6 +196,12 @@ def test_what_an_added_token_does_to_the_text_beside_it_is_noted(key: str) -> No
     assert ["'<s>'" in note for note in keys(changed).notes] == [True]
 
 
+def test_bytes_may_be_one_step_of_a_decoder() -> None:
+    decoder = {"type": "Sequence", "decoders": [{"type": "ByteLevel"}, {"type": "Fuse"}]}
+
+    assert keys({**document(), "decoder": decoder}) == keys()
+
+
 def test_words_that_merges_make_are_the_same_looked_up() -> None:
     made = keys(document(sequence(split(QWEN2), BYTES_ONLY), ignore_merges=True))
 

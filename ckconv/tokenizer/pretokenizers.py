@@ -6,6 +6,7 @@ is only right where the file's whole definition is the one that llama.cpp implem
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def recognised(document: Mapping[str, Any], *, composed: bool = False) -> tuple[
         if model.get(key) not in harmless:
             return None, f"its model has {key} = {model[key]!r}"
     decoder = document.get("decoder")
-    if isinstance(decoder, dict) and decoder.get("type") != "ByteLevel":
+    if isinstance(decoder, dict) and '"ByteLevel"' not in json.dumps(decoder):  # alone, or one of a sequence
         return None, f"its decoder is {decoder.get('type')!r}"
     steps = steps_of(document.get("pre_tokenizer"))
     found = [known for known in pre_tokenizers().values() if _steps_by_name(known.name) == steps]
