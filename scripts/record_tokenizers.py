@@ -120,6 +120,8 @@ def record_vocabulary(path: Path) -> None:
     reader = gguf.GGUFReader(path)
     prefix = "tokenizer.ggml."
     keys = {name.removeprefix(prefix): f.contents() for name, f in reader.fields.items() if name.startswith(prefix)}
+    if keys["model"] == "bert":
+        keys = {"bos_token_id": 101, **keys}  # llama.cpp's default, which no longer fits
     wanted = ids_by_file(path, TEXTS)
     assert wanted is not None
     kept = sorted(_kept(keys, {number for ids in wanted for number in ids}))

@@ -83,6 +83,7 @@ def test_a_pre_tokenizer_is_recognised_by_its_whole_definition(pre: object, mode
         ({**document(), "decoder": {"type": "WordPiece"}}, "its decoder is 'WordPiece'"),
         (document(None), "pre-tokenizer is none that llama.cpp names"),
         (document(type="Unigram"), "its model is 'Unigram', not byte-level BPE"),
+        (document(type="WordPiece"), "its normaliser is not BERT's"),
         (document(dropout=0.1), "dropout = 0.1"),
         (document(end_of_word_suffix="</w>"), "end_of_word_suffix = '</w>'"),
     ],
@@ -365,6 +366,21 @@ def test_merges_that_scores_cannot_say_go_as_they_are_where_no_space_is_put_in_f
     }  # fmt: skip
     assert value(made, "merges") == array("str", ["b b", "▁ a", "a b", "▁ ab"])
     assert value(made, "add_bos_token") == scalar("bool", adds_bos)
+
+
+def test_pieces_of_words_are_marked_where_a_word_begins() -> None:
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": False}
+    model = {"type": "WordPiece", "continuing_subword_prefix": "##", "vocab": {"a": 0, "##b": 1, "c": 2}}
+    changed = {**document({"type": "BertPreTokenizer"}), "normalizer": normalizer, "model": model}
+    around = {"type": "BertProcessing", "cls": ["<s>", 3], "sep": ["</s>", 4]}
+
+    made = keys({**changed, "post_processor": around}, settings={"cls_token": "<s>", "sep_token": "</s>"})
+
+    assert value(made, "model") == scalar("str", "bert")
+    assert value(made, "tokens") == array("str", ["▁a", "b", "▁c", "<s>", "</s>", "[PAD5]"])
+    assert [value(made, f"{key}_token_id") for key in ("bos", "seperator")] == [scalar("u32", 3), scalar("u32", 4)]
+    assert [value(made, f"normalizer.{key}") for key in ("lowercase", "strip_accents")] == [scalar("bool", False)] * 2
+    assert made.notes == ()
 
 
 # SentencePiece.

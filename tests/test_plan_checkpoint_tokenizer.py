@@ -226,7 +226,7 @@ def test_names_for_the_same_rules() -> None:
     [
         ({}, "the source has none"),
         (metadata(model="no_vocab"), "the source has none"),
-        (metadata(model="bert"), "its model is 'bert', neither byte-level BPE nor SentencePiece"),
+        (metadata(model="rwkv"), "its model is 'rwkv', which is not known exactly"),
         (metadata(pre=...), "the source does not say how it splits text (tokenizer.ggml.pre)"),
         (metadata(pre="x"), "it splits text as 'x', whose definition is not known exactly"),
         (metadata(merges=...), "tokenizer.ggml.merges is missing or too short"),

@@ -27,8 +27,9 @@ VOCABULARIES = sorted(path.stem for path in (FOLDER / "vocabularies").glob("*.js
 
 #: The vocabulary has words that one trained with this definition cannot have: with a space before digits.
 _FINER = frozenset({"falcon"})
-#: Texts with marks to which the tokenizers library applies rules as wholes, SentencePiece and llama.cpp one by one.
-_BY_GRAPHEME = 16
+#: Texts with marks: the tokenizers library applies SentencePiece's rules to wholes, llama.cpp one by one; and to take
+#: accents off, as BERT does, llama.cpp decomposes fewer characters.
+_WITH_MARKS = {"t5": 16, "bert": 60}
 #: Names with the definition of another, which is the one that is written.
 _SAME = {"starcoder": "smollm"}
 #: Whether the unknown token is a special one or of a type of its own is all the same.
@@ -87,7 +88,7 @@ def test_a_real_vocabulary_makes_the_same_ids_and_comes_back(name: str) -> None:
 
     known = pre_tokenizers().get(said.get("pre", ""))
     others = set(differing(document, TEXTS, recorded["ids"])) - _FOUND_BY_TEXT
-    assert not others or (known and known.otherwise) or (said["model"] == "t5" and len(others) == _BY_GRAPHEME), others
+    assert (known and known.otherwise) or len(others) == _WITH_MARKS.get(said["model"], 0), others
     model = files.get("tokenizer.model") if said["model"] == "t5" else None
     source = TokenizerFiles(tokenizer=document, model=model, settings=settings)
     made = tokenizer_keys(source, len(said["tokens"])).metadata
@@ -97,5 +98,5 @@ def test_a_real_vocabulary_makes_the_same_ids_and_comes_back(name: str) -> None:
         if key in said:
             assert made[f"tokenizer.ggml.{key}"] == array("str", said[key])
     for key in ("model", "pre"):
-        if key in said:
+        if key in said and (key, said["model"]) != ("pre", "bert"):  # which has none
             assert made[f"tokenizer.ggml.{key}"] == scalar("str", _SAME.get(said[key], said[key]))

@@ -19,6 +19,7 @@ from ckconv.tokenizer.gguf_special import chat_templates, put_around, special_id
 from ckconv.tokenizer.gguf_words import Words, check_text, filled, words_of
 from ckconv.tokenizer.merging import unmade
 from ckconv.tokenizer.pretokenizers import recognised
+from ckconv.tokenizer.wordpiece import from_wordpiece, is_wordpiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
             return _made(files, from_model(files, files.model, vocab_size), vocab_size)
         if files.tokenizer is not None and is_sentencepiece(files.tokenizer):
             return _made(files, from_json(files, files.tokenizer, vocab_size), vocab_size)
+        if files.tokenizer is not None and is_wordpiece(files.tokenizer):
+            return _made(files, from_wordpiece(files.tokenizer, vocab_size), vocab_size)
         if files.tokenizer is not None:
             return _made(files, _bpe(files.tokenizer, vocab_size), vocab_size)
         reason = f"{files.others[0]} is not read" if files.others else "the source has none"

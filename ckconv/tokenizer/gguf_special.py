@@ -25,13 +25,19 @@ def content_of(settings: Mapping[str, Any], key: str) -> str:
     return entry if isinstance(entry, str) else ""
 
 
+def _word(settings: Mapping[str, Any], name: str) -> str:
+    """BERT's kin call what they put around a text by other names."""
+    other = {"bos": "cls", "eos": "sep"}.get(name, name)
+    return content_of(settings, f"{name}_token") or content_of(settings, f"{other}_token")
+
+
 def special_ids(
     files: TokenizerFiles, ids: Mapping[str, int], own: Mapping[str, int], vocab_size: int
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
     """Ids by the words of the settings, else by ``config.json``, else the model's ``own``; and notes."""
     found: dict[str, int] = {}
     for name in SPECIAL:
-        word = content_of(files.settings, f"{name}_token")
+        word = _word(files.settings, name)
         said = files.config.get(f"{name}_token_id")
         said = said[0] if isinstance(said, list) and said else said
         said = said if isinstance(said, int) and not isinstance(said, bool) else own.get(name, -1)
@@ -115,7 +121,7 @@ def _template(processor: object, settings: Mapping[str, Any]) -> tuple[str, str]
             raise LeftOut(f"its post-processor is {kind!r} (tokenizer.json)")
         first, last = _ends(member.get("single"))
     for what, token in (("bos", first), ("eos", last)):
-        if token and token != content_of(settings, f"{what}_token"):
+        if token and token != _word(settings, what):
             raise LeftOut(f"it puts {token!r} around a text, which is not its {what}_token (tokenizer.json)")
     return first, last
 

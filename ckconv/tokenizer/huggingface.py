@@ -264,6 +264,9 @@ def _texts(
         return
     yield '    "vocab": {\n'
     yield from _lines("      ", (f"{_encoded(token)}: {number}" for token, number in vocab.items()))
+    if "byte_fallback" not in model:
+        yield "    }\n  }\n}\n"
+        return
     yield '    },\n    "merges": [\n'
     yield from _lines("      ", map(_encoded, merges))
     yield "    ]\n  }\n}\n"

@@ -46,7 +46,11 @@ ENDS_BY_TEXT = frozenset(
 
 #: What llama.cpp takes for the special tokens of a SentencePiece model whose file does not say. The unknown token is
 #: the one of that type.
-_SPECIAL = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1, "unk": 2, "pad": 0}}
+_SPECIAL = {
+    "llama": {"bos": 1, "eos": 2},
+    "t5": {"eos": 1, "unk": 2, "pad": 0},
+    "bert": {"bos": 101, "sep": 102, "unk": 100, "pad": 0, "mask": 103},
+}
 
 #: Pre-tokenizers that make spaces pieces and follow merges of pieces -> whether a beginning is put before a text
 #: whatever the file says.
@@ -85,7 +89,8 @@ class Vocabulary:
         chat_template: a text, or a list of ``name`` and ``template`` with the default one first; ``None`` for none.
         tokens, types, merges, scores: arrays with ``count`` and ``decode()``, of strings with ``each()`` too; ``None``
             for those that the model does not have.
-        unigram: the rules of a unigram model; ``None`` for BPE.
+        unigram: the rules of a unigram model; ``None`` for another.
+        lowers: WordPiece: letters are made small, and accents taken off them; ``None`` for another.
     """
 
     pre: PreTokenizer | None
@@ -100,6 +105,7 @@ class Vocabulary:
     merges: Any = None
     scores: Any = None
     unigram: Rules | None = None
+    lowers: tuple[bool, bool] | None = None
 
 
 def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
@@ -111,11 +117,11 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     kind = _text(metadata, "tokenizer.ggml.model")
     if kind in ("", "no_vocab", "none"):
         raise NotFaithful("the source has none")
-    if kind not in ("gpt2", "llama", "gemma4", "t5"):
-        raise NotFaithful(f"its model is {kind!r}, neither byte-level BPE nor SentencePiece")
+    if kind not in ("gpt2", "llama", "gemma4", "t5", "bert"):
+        raise NotFaithful(f"its model is {kind!r}, which is not known exactly")
     name = "gemma4" if kind == "gemma4" else _text(metadata, "tokenizer.ggml.pre")
     scored = kind in ("llama", "t5")
-    pieces = scored or name in PIECES
+    pieces = scored or kind == "bert" or name in PIECES
     pre = None if pieces else _pre_tokenizer(name)
     special = special_ids(metadata)
     tokens = _array(metadata, "tokens", "str", 1)
@@ -127,10 +133,13 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         )
     ]
     added[0] = added[0] or (not scored and PIECES.get(name, False))
+    if kind == "bert":  # llama.cpp asks no switch, and closes with the separator
+        added, special = [True, True], {**special, "cls": special["bos"], "eos": special["sep"]}
     for what, adds in zip(("bos", "eos"), added, strict=True):
         if adds and what not in special:
             raise NotFaithful(f"it puts a token around a text and does not say which ({SPECIAL[what]})")
     model = _text(metadata, "general.name").lower()
+    lower = _flag(metadata, "normalizer.lowercase", True)
     return Vocabulary(
         pre,
         special,
@@ -141,9 +150,10 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         _chat_template(metadata),
         tokens,
         _array(metadata, "token_type", "i32", tokens.count),
-        None if scored else _array(metadata, "merges", "str", 1),
+        None if scored or kind == "bert" else _array(metadata, "merges", "str", 1),
         _array(metadata, "scores", "f32", tokens.count) if scored else None,
         Rules(_charsmap(metadata), _flag(metadata, "remove_extra_whitespaces", False)) if kind == "t5" else None,
+        (lower, _flag(metadata, "normalizer.strip_accents", lower)) if kind == "bert" else None,
     )
 
 

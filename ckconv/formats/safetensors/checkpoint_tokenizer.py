@@ -11,6 +11,7 @@ from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
 from ckconv.options import Options
 from ckconv.tokenizer.settings import generation_config
 from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
+from ckconv.tokenizer.wordpiece import ACCENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
         notes.append(f"the tokenizer NFC-normalises text first, as those of {found.pre.name} do; llama.cpp does not")
     if found.pre and found.pre.otherwise:
         notes.append(f"llama.cpp cuts {found.pre.otherwise} otherwise than the tokenizer ({found.pre.name})")
+    if found.lowers and found.lowers[1]:
+        notes.append(ACCENTS)
     return TokenizerPlan(found, context, generation, tuple(notes))
 
 

@@ -14,6 +14,7 @@ from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.settings import also_ending, pieces, tokenizer_config
 from ckconv.tokenizer.unigram import rules_of, unigram
 from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary
+from ckconv.tokenizer.wordpiece import wordpiece
 
 
 def tokenizer_files(plan: TokenizerPlan) -> tuple[dict[str, SideFile], tuple[str, ...]]:
@@ -42,7 +43,7 @@ def _files(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], 
         document = tokenizer_json.byte_level(vocabulary, tokens, types, vocabulary.merges.each)
         return {"tokenizer.json": document, "tokenizer_config.json": _json(settings)}
     scores = vocabulary.scores.decode() if vocabulary.scores else ()
-    made = unigram if vocabulary.unigram else tokenizer_json.pieces
+    made = unigram if vocabulary.unigram else wordpiece if vocabulary.lowers else tokenizer_json.pieces
     document = made(vocabulary, tokens, types, scores)
     unknown = tokenizer_json.unknown_token(vocabulary, tokens, types)
     vocabulary = replace(vocabulary, special={"unk": unknown, **vocabulary.special})
