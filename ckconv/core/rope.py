@@ -77,6 +77,7 @@ _COMPUTES: Mapping[str, tuple[str, ...]] = {
     "llama3": LLAMA3_NUMBERS,
     "yarn": (
         *("factor", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim"),
+        "llama_4_scaling_beta",
         *YARN_DEFAULTS,
     ),
 }

@@ -22,7 +22,7 @@ from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families.catalogue import family_of_model_type
 from ckconv.families.expressions import ExpressionError
-from ckconv.families.huggingface_rope import read_rope
+from ckconv.families.huggingface_rope import Rope, read_rope
 from ckconv.families.huggingface_windows import read_windows
 from ckconv.families.keys import MLX_LM, TRANSFORMERS
 from ckconv.families.parameters import ParameterError, Values
@@ -94,7 +94,7 @@ def huggingface_config(
         theta = family.parameters["rope_theta"].defaults[reader].value({})
         context = int(values.get("context_length", 0))
         rope = read_rope(own, family.document.rope, theta, consumer, context, family.turns_a_part, fail)
-        values["rope_theta"], scaling, local = rope.theta, rope.scaling, rope.local
+        values["rope_theta"], scaling, local = _stretched(rope, values), rope.scaling, rope.local
         unread, overruled = rope.unknown, rope.overruled
         modifiers += rope.modifiers
         if family.turns_a_part and rope.part < 1:
@@ -186,6 +186,12 @@ def _check_switches(own: Mapping[str, Any], family: Family, fail: Fail) -> None:
         read = any(keys.reads(key, consumer) for consumer in (TRANSFORMERS, MLX_LM))
         if read and own.get(key) is not None and not isinstance(own[key], bool):
             raise fail(f"{key} must be true or false, got {own[key]!r}")
+
+
+def _stretched(rope: Rope, values: Mapping[str, int | float]) -> float:
+    """The base, as ``compute_ntk_alpha_rope_parameters`` of modeling_hunyuan_v1_dense.py stretches it."""
+    head = values.get("head_dim") or values.get("hidden_size", 0) / max(values.get("num_heads", 1), 1)
+    return rope.theta * rope.alpha ** (head / (head - 2)) if rope.alpha != 1 and head > 2 else rope.theta
 
 
 def _rotary(values: Mapping[str, int | float], part: float, fail: Fail) -> int:

@@ -49,6 +49,7 @@ class Rope(NamedTuple):
         modifiers: what else changes the angles, as "key = value".
         unknown: keys of the tables that nobody reads.
         overruled: keys that another one makes idle, as "key, because other_key is there".
+        alpha: what stretches the base.
     """
 
     theta: float
@@ -58,6 +59,7 @@ class Rope(NamedTuple):
     modifiers: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     overruled: tuple[str, ...] = ()
+    alpha: float = 1.0
 
 
 def read_rope(
@@ -127,6 +129,9 @@ def read_rope(
     base = local.get("rope_theta") if consumer == TRANSFORMERS else None
     known = ROPE_KEYS.get(kind)
     unknown = tuple(f"{name}.{key}" for key in known.unknown(table)) if known else ()
+    if style.alpha and table.get("alpha") and (consumer == MLX_LM or kind == "dynamic"):
+        alpha = float(checked_number(f"{name}.alpha", table["alpha"], REAL, fail))
+        return Rope(float(theta), base, 1.0, None, tuple(modifiers), (), tuple(overruled), alpha)
     plain = kind == "default" or (consumer == MLX_LM and _is_plain_mrope(table, kind))
     part, key, idle = _part(own, table, name, consumer, style.part.get(consumer, 1.0), fail)
     if plain and not turns_a_part:

@@ -79,7 +79,9 @@ ROPE_KEYS: Mapping[str, Keys] = {
         _keys(
             "yarn",
             _BASE,
-            _parameters("factor", _CONTEXT, "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+            _parameters(
+                "factor", _CONTEXT, "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "llama_4_scaling_beta"
+            ),
             _parameters("attention_factor", readers=(TRANSFORMERS,)),
             _modifier("truncate", True),  # find_correction_range of _compute_yarn_parameters
             _WHOLE,

@@ -105,7 +105,7 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
             yield Reason(f"{scaled(kind, config)} with numbers that are none: " + ", ".join(given))
             return
         for key, fixed in _YARN_FIXED.items():
-            if scaling.get(key) not in (None, fixed):
+            if key not in written and scaling.get(key) not in (None, fixed):
                 yield Reason(
                     f"{scaled(kind, config)} with {key} = {scaling[key]!r}, llama.cpp's {family.gguf} {fixed:g}"
                 )

@@ -49,5 +49,5 @@ def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], row: Engine) -
             f"{scaled(kind, config)} and names no original_max_position_embeddings: mlx-lm takes {_YARN_CONTEXT}"
         )
     for key, value in sorted(scaling.items()):
-        if key not in _KEYS[kind] | _NAMES and not ROPE_KEYS[kind].idle(key, value):
+        if key not in _KEYS[kind] | _NAMES | {*row.reads} and not ROPE_KEYS[kind].idle(key, value):
             yield Reason(f"{scaled(kind, config)} with {key} = {value!r}, which mlx-lm does not read")
