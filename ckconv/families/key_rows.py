@@ -153,9 +153,9 @@ class KeyRows(Fields):
         place = self.word(row, "mlx_lm", {word: word for word in ("top", "rope_parameters", "nowhere")}, "top")
         part = {READERS[who][0]: number for who, number in row.get("part", {}).items() if who in READERS}
         default, unscaled = (row.get(name, {}) for name in ("default", "unscaled"))
-        names = (row.get(name, RopeStyle._field_defaults[name]) for name in ("theta", "share"))
+        theta, share = (row.get(name, RopeStyle._field_defaults[name]) for name in ("theta", "share"))
         types, alpha = texts(row.get("types")), bool(row.get("alpha"))
-        return RopeStyle(bool(row.get("by_layer")), types, place, default, unscaled, part, *names, alpha)
+        return RopeStyle(bool(row.get("by_layer")), types, place, default, unscaled, part, theta, share, alpha)
 
     def _window(self, row: Mapping[str, Any]) -> WindowStyle:
         self.where = "config.window"
