@@ -197,6 +197,12 @@ def test_what_an_added_token_does_to_the_text_beside_it_is_noted(key: str) -> No
     assert ["'<s>'" in note for note in keys(changed).notes] == [True]
 
 
+def test_words_that_the_settings_name_are_special_as_transformers_adds_them() -> None:
+    made = keys(settings={"sep_token": {"content": "b"}, "pad_token": "missing"})
+
+    assert value(made, "token_type") == array("i32", [1, 3, 1, 3, 3, 5])
+
+
 def test_bytes_may_be_one_step_of_a_decoder() -> None:
     decoder = {"type": "Sequence", "decoders": [{"type": "ByteLevel"}, {"type": "Fuse"}]}
 

@@ -45,9 +45,9 @@ def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
         if files.tokenizer is not None and is_sentencepiece(files.tokenizer):
             return _made(files, from_json(files, files.tokenizer, vocab_size), vocab_size)
         if files.tokenizer is not None and is_wordpiece(files.tokenizer):
-            return _made(files, from_wordpiece(files.tokenizer, vocab_size), vocab_size)
+            return _made(files, from_wordpiece(files, files.tokenizer, vocab_size), vocab_size)
         if files.tokenizer is not None:
-            return _made(files, _bpe(files.tokenizer, vocab_size), vocab_size)
+            return _made(files, _bpe(files, files.tokenizer, vocab_size), vocab_size)
         reason = f"{files.others[0]} is not read" if files.others else "the source has none"
     except LeftOut as error:
         reason = str(error)
@@ -94,12 +94,12 @@ _BESIDE = {
 _HARMLESS = frozenset({"NFC"})
 
 
-def _bpe(document: Mapping[str, Any], vocab_size: int) -> Words:
+def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Words:
     notes = _normalized(document.get("normalizer"))
     known, why = recognised(document, composed=bool(notes))
     if known is None:
         raise LeftOut(f"{why} (tokenizer.json)")
-    by_id, ids = words_of(document, vocab_size)
+    by_id, ids = words_of(document, vocab_size, files.settings)
     tokens = filled(by_id, vocab_size)
     merges = _merges(document["model"].get("merges"))
     if known.ignore_merges != (document["model"].get("ignore_merges") is True):

@@ -112,7 +112,7 @@ def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: in
         if model.get(key):
             raise LeftOut(f"its model has {key} = {model[key]!r} (tokenizer.json)")
     prefix, notes = _spaces(document)
-    by_id, added = words_of(document, vocab_size)
+    by_id, added = words_of(document, vocab_size, files.settings)
     if not model["vocab"].keys() >= _BYTES:
         raise LeftOut("tokenizer.json has no tokens for all bytes")
     plain = [token for token in model["vocab"] if token not in added and token not in _BYTES]

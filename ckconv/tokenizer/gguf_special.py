@@ -13,16 +13,10 @@ from typing import Any
 
 from ckconv.core.typed import Value, array, scalar
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
+from ckconv.tokenizer.gguf_words import content_of
 from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL
 
 _TEMPLATE_NAME = re.compile(r"[a-z0-9_]{1,64}")
-
-
-def content_of(settings: Mapping[str, Any], key: str) -> str:
-    """The word that a setting names, as a text or as an object with one."""
-    entry = settings.get(key)
-    entry = entry.get("content") if isinstance(entry, dict) else entry
-    return entry if isinstance(entry, str) else ""
 
 
 def _word(settings: Mapping[str, Any], name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from ckconv.core.typed import Value
 from ckconv.tokenizer.files import LeftOut
 from ckconv.tokenizer.sentencepiece import CONTROL, NORMAL, UNUSED, USER_DEFINED
+from ckconv.tokenizer.vocabulary import SPECIAL
 
 #: Tokens that llama.cpp's converter takes for control tokens although nobody marked them as special.
 LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL)
@@ -35,8 +36,12 @@ class Words:
     notes: tuple[str, ...] = ()
 
 
-def words_of(document: Mapping[str, Any], vocab_size: int) -> tuple[dict[int, tuple[str, int]], dict[str, int]]:
+def words_of(
+    document: Mapping[str, Any], vocab_size: int, settings: Mapping[str, Any]
+) -> tuple[dict[int, tuple[str, int]], dict[str, int]]:
     """``tokenizer.json``: id -> word and type, and the ids of the added tokens by word.
+
+    transformers adds those that ``tokenizer_config.json`` names.
 
     Raises:
         LeftOut: a word has no id of the embedding, or is no text.
@@ -55,7 +60,18 @@ def words_of(document: Mapping[str, Any], vocab_size: int) -> tuple[dict[int, tu
             raise LeftOut("tokenizer.json has an added token without content")
         control = item.get("special") is True or LOOKS_SPECIAL.fullmatch(token)
         ids[token] = _place(by_id, token, number, CONTROL if control else USER_DEFINED, vocab_size)
+    named = [content_of(settings, f"{name}_token") for name in SPECIAL]
+    for token in named:
+        if token in vocab and token not in ids:
+            ids[token] = _place(by_id, token, vocab[token], CONTROL, vocab_size)
     return by_id, ids
+
+
+def content_of(settings: Mapping[str, Any], key: str) -> str:
+    """The word that a setting names, as a text or as an object with one."""
+    entry = settings.get(key)
+    entry = entry.get("content") if isinstance(entry, dict) else entry
+    return entry if isinstance(entry, str) else ""
 
 
 def filled(by_id: Mapping[int, tuple[str, int]], vocab_size: int) -> list[tuple[str, int]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ckconv.core.typed import array, scalar
 from ckconv.output.streamed import SideFile
-from ckconv.tokenizer.files import LeftOut
+from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_words import Words, filled, words_of
 from ckconv.tokenizer.huggingface import SPACE, added_tokens, around, fills, unknown_token, written
 from ckconv.tokenizer.sentencepiece import NORMAL, UNUSED
@@ -65,7 +65,7 @@ def is_wordpiece(document: Mapping[str, Any]) -> bool:
     return isinstance(model, dict) and model.get("type") == "WordPiece"
 
 
-def from_wordpiece(document: Mapping[str, Any], vocab_size: int) -> Words:
+def from_wordpiece(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Words:
     """The words of a ``tokenizer.json``.
 
     Raises:
@@ -80,7 +80,7 @@ def from_wordpiece(document: Mapping[str, Any], vocab_size: int) -> Words:
         raise LeftOut("its pre-tokenizer is not BERT's (tokenizer.json)")
     if model.get("continuing_subword_prefix") != _CONTINUED:
         raise LeftOut(f"its pieces do not begin with {_CONTINUED} (tokenizer.json)")
-    by_id, added = words_of(document, vocab_size)
+    by_id, added = words_of(document, vocab_size, files.settings)
     rows = [(_ours(token) if kind == NORMAL else token, kind) for token, kind in filled(by_id, vocab_size)]
     lowercase, accents = normalizer.get("lowercase") is True, normalizer.get("strip_accents")
     metadata = {
