@@ -135,7 +135,7 @@ def _numbers(
     values: dict[str, int | float] = {}
     names: dict[str, str] = {}
     rows = [(row.name, cell) for row in family.parameters.values() for cell in row.key_cells("hf")]
-    computed = {cell.key: name for name, cell in rows if cell.read is not None}
+    computed = {(FIELD_OF.get(name), cell.key): name for name, cell in rows if cell.read is not None}
     for field, number in NUMBERS.items():
         words = document_words(family, field)
         names[field] = written_words(family, field)[0] if words else field
@@ -143,8 +143,8 @@ def _numbers(
             if own.get(key) is None or not family.document.keys.reads(key, consumer):
                 continue
             found = checked_number(key, own[key], number, fail)
-            if key in computed:
-                found = Values(family, _Document(own), _READERS[consumer])[computed[key]]
+            if (field, key) in computed:
+                found = Values(family, _Document(own), _READERS[consumer])[computed[field, key]]
             if values.setdefault(field, found) != found:
                 raise fail(f"{names[field]} is {values[field]:,}, {key} is {found:,}")
             names[field] = key
