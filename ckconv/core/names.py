@@ -51,4 +51,4 @@ def with_layer(pattern: str, layer: int | None) -> str:
 
 def is_bias(canonical: str) -> bool:
     """A tensor that is added to something, so that one of zeros is the same as none; some formats store such zeros."""
-    return canonical.endswith(".bias") and parse(canonical).pattern.startswith(_BIASED)
+    return canonical.endswith((".bias", "_bias")) and parse(canonical).pattern.startswith(_BIASED)

@@ -142,13 +142,18 @@ def _numbers(
         for key in () if field in _BY_RULE else words:
             if own.get(key) is None or not family.document.keys.reads(key, consumer):
                 continue
-            found = checked_number(key, own[key], number, fail)
+            found = checked_number(key, _alike(own[key]), number, fail)
             if (field, key) in computed:
                 found = Values(family, _Document(own), _READERS[consumer])[computed[field, key]]
             if values.setdefault(field, found) != found:
                 raise fail(f"{names[field]} is {values[field]:,}, {key} is {found:,}")
             names[field] = key
     return values, names
+
+
+def _alike(value: Any) -> Any:
+    """A number that is listed for every layer, and is the same for all."""
+    return value[0] if isinstance(value, list) and value and value.count(value[0]) == len(value) else value
 
 
 def _defaults(

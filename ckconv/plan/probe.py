@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from ckconv.core.adapters import Role
 from ckconv.core.dtypes import DType
+from ckconv.core.names import is_bias, parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.io.files import Files, pieces
 from ckconv.io.tied import head_is_embedding
@@ -81,8 +82,17 @@ def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
     return counts
 
 
-def placeholders(index: TensorIndex) -> frozenset[str]:
-    """Canonical names of tensors that may be absent and are all zeros: they stand for ones that are not there."""
-    candidates = [tensor for tensor in index.tensors.values() if tensor.may_be_absent]
+def placeholders(index: TensorIndex, written: Container[str] | None = None) -> frozenset[str]:
+    """Canonical names of tensors that may be absent and are all zeros: they stand for ones that are not there.
+
+    Args:
+        written: patterns that have a place; others may be absent, if they are added to something.
+    """
+    candidates = [
+        tensor
+        for tensor in index.tensors.values()
+        if tensor.may_be_absent
+        or (written is not None and is_bias(tensor.name) and parse(tensor.name).pattern not in written)
+    ]
     with Files(index.identities) as files:
         return frozenset(tensor.name for tensor in candidates if files.are_zero(pieces(tensor)))

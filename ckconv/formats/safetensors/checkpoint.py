@@ -15,7 +15,7 @@ from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import UsageError
 from ckconv.families.catalogue import FAMILIES
-from ckconv.families.dialects import FUSIONS, NAMES_KEY
+from ckconv.families.dialects import FUSIONS, NAMES_KEY, dialect_names
 from ckconv.families.huggingface_classes import needs
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.loaders import Loader
@@ -180,7 +180,7 @@ class CheckpointPlanner(Planner):
         """Every source tensor is written, or left out by a rule or a flag, or a reason to refuse."""
         assert self.family is not None
         assert self.config is not None
-        blank = placeholders(self.index)
+        blank = placeholders(self.index, dialect_names(self.family, self.dialect).written)
         for tensor in self.index.tensors.values():
             if self.dropped(tensor.name, tensor.source):
                 self.leave_out(tensor.name, "--drop", tensor.nbytes)
