@@ -266,12 +266,12 @@ def stored_chunks(reader: Reader, layout: Layout, conversion: Conversion) -> Ite
     if isinstance(reader, RowReader) and _same_places(reader, layout, conversion):
         yield from _elements(reader, conversion)
         return
-    row_bytes = max(
-        conversion.written.nbytes(layout.stored_cols), reader.row_bytes * layout.stored_cols // max(1, layout.cols)
-    )
+    if not layout.elements:
+        return
+    row_bytes = max(conversion.written.nbytes(layout.stored_cols), reader.row_bytes * layout.stored_cols // layout.cols)
     step = max(1, (reader.piece if layout.whole_rows else SCRATCH) // max(1, row_bytes)) * layout.stored_cols
     strides = (stride for strip in layout.strips for _, stride in (*strip.rows, *strip.cols))
-    step -= step % max((stride for stride in strides if 0 < stride and layout.stored_cols <= stride <= step), default=1)
+    step -= step % max((stride for stride in strides if layout.stored_cols <= stride <= step), default=1)
     for start in range(0, layout.elements, step):
         yield _chunk(reader, layout, conversion, start, min(start + step, layout.elements))
 
