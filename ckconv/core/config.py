@@ -76,6 +76,9 @@ FIELD_OF: Mapping[str, str] = {
     "tied": "tied",
 }
 
+#: Parameters of what every reader leaves out: layers behind the last, which predict further tokens.
+LEFT_OUT = frozenset({"extra_layers"})
+
 #: Fields that mean the same in every format.
 SHARED_FIELDS = (
     "family",
@@ -293,7 +296,7 @@ def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> d
         silent = name in _WORDED_FIELDS and not same_words and (name == "modifiers" or None in (ours, theirs))
         if ours != theirs and not silent:
             found[name] = ours, theirs
-    for name in sorted({*a.own, *b.own}):
+    for name in sorted({*a.own, *b.own} - LEFT_OUT):
         pair = a.own.get(name), b.own.get(name)
         if pair[0] != pair[1] and (same_words or None not in pair):
             found[name] = pair

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckconv.core.config import FIELD_OF, ModelConfig
+from ckconv.core.config import FIELD_OF, LEFT_OUT, ModelConfig
 from ckconv.core.rope import MAX_FLOAT32
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.engine_rows import Condition, Engine
@@ -104,7 +104,7 @@ def _is_carried(name: str, family: Family) -> bool:
 
 def _is_lost(name: str, parameter: Parameter, family: Family, loader: Loader) -> bool:
     """The source may say it, and the engine's format or class has nothing for it."""
-    if parameter.value is not None or not (name in family.own or name in (_WINDOW, "final_cap", "query_scalar")):
+    if parameter.value is not None or name in LEFT_OUT or not (name in family.own or name in (_WINDOW, "final_cap", "query_scalar")):
         return False
     if loader.of_metadata:
         cells = parameter.cells.get(loader.column, ())
