@@ -104,7 +104,11 @@ def _is_carried(name: str, family: Family) -> bool:
 
 def _is_lost(name: str, parameter: Parameter, family: Family, loader: Loader) -> bool:
     """The source may say it, and the engine's format or class has nothing for it."""
-    if parameter.value is not None or name in LEFT_OUT or not (name in family.own or name in (_WINDOW, "final_cap", "query_scalar")):
+    if (
+        parameter.value is not None
+        or name in LEFT_OUT
+        or not (name in family.own or name in (_WINDOW, "final_cap", "query_scalar"))
+    ):
         return False
     if loader.of_metadata:
         cells = parameter.cells.get(loader.column, ())
