@@ -163,9 +163,11 @@ def test_a_shipped_name_is_claimed_only_by_what_extends_it(name: str, text: str,
 
 
 def test_an_architecture_is_shared_where_no_file_matches_both(tmp_path: Path) -> None:
-    text = MINE.replace('arch = "mylmo"', 'arch = "olmo2"').replace('"not has(', '"has(')
+    text = MINE.replace('arch = "mylmo"', 'arch = "phi3"').replace(
+        "not has('attention.sliding_window", "has('expert_count"
+    )
     with own_families([written(tmp_path, text)]):
-        assert FAMILIES["mylmo"].gguf == "olmo2"
+        assert FAMILIES["mylmo"].gguf == "phi3"
 
 
 def test_two_files_may_not_claim_the_same(tmp_path: Path) -> None:
@@ -175,7 +177,8 @@ def test_two_files_may_not_claim_the_same(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_a_shipped_family_goes_first(tmp_path: Path) -> None:
     text = 'extends = "olmo2"\nhuggingface = { model_type = "olmo2", class = "OtherForCausalLM" }\n'
-    text += 'gguf = { arch = "olmo2" }\n[engines]\ntransformers = {}\nllama_cpp = {}\n'
+    text += 'gguf = { arch = "olmo2", match = "not has(\'attention.sliding_window\')" }\n[engines]\n'
+    text += "transformers = {}\nllama_cpp = {}\n"
     options = Options(families=(written(tmp_path, text),))
 
     ckconv.convert(FIXTURES / "zoo/olmo2.f32.gguf", f"{tmp_path}/hf/", to="safetensors", options=options)

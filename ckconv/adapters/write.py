@@ -20,6 +20,8 @@ from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import quoted
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.kinds import has_transposed
 from ckconv.options import Options
 from ckconv.plan.container import Container
 from ckconv.plan.pieces import Piece
@@ -230,16 +232,10 @@ def paths_in(planner: AdapterPlanner, dialect: str, *, same: bool) -> Mapping[st
     Args:
         same: the source is of the same format: paths stay what they are, as do those for which no rule is known.
     """
-    adapter, index, modules = planner.adapter, planner.index, planner.modules
+    index, modules = planner.index, planner.modules
     if same:
         return {module.name: module.path for module in modules}
-    if adapter.base is not None:
-        families: tuple[str, ...] = (adapter.base.family,)
-    elif index.metadata_kind is MetadataKind.TYPED:
-        family = family_named(index.architecture)
-        families = (family.name,) if family else ()
-    else:
-        families = families_of(module.path for module in modules)
+    families = families_in(planner)
     paths = {}
     for module in modules:
         path = path_of(module.name, families, dialect)
@@ -247,3 +243,16 @@ def paths_in(planner: AdapterPlanner, dialect: str, *, same: bool) -> Mapping[st
             planner.refuse(f"no name is known for {quoted(module.path)} of {index.architecture!r}")
         paths[module.name] = path or module.path
     return paths
+
+
+def families_in(planner: AdapterPlanner) -> tuple[str, ...]:
+    """The families that the base may be of: the base's own, the one that the file names, or those with such modules."""
+    adapter, index = planner.adapter, planner.index
+    if adapter.base is not None:
+        return (adapter.base.family,)
+    if index.metadata_kind is MetadataKind.TYPED:
+        family = family_named(index.architecture)
+        return (family.name,) if family else ()
+    found = families_of(module.path for module in planner.modules)
+    conv1d = adapter.document.get("fan_in_fan_out")  # peft's word for matrices that are stored [in, out]
+    return tuple(name for name in found if has_transposed(FAMILIES[name]) is conv1d) or found

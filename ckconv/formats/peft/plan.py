@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ckconv.adapters.names import families_of
-from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, paths_in
+from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, families_in, paths_in
 from ckconv.core.adapters import AdapterModule, Role, effective_scale
 from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES
@@ -84,7 +83,7 @@ class PeftPlanner(AdapterPlanner):
             "alpha_pattern": {paths[m.name]: _number(alphas[m.name]) for m in modules if alphas[m.name] != alpha},
             "base_model_name_or_path": self.adapter.base_name or None,
             "bias": "none",
-            "fan_in_fan_out": _is_conv1d(self.paths.values()),
+            "fan_in_fan_out": _is_conv1d(families_in(self)),
             "inference_mode": True,
             "init_lora_weights": True,
             "lora_alpha": _number(alpha),
@@ -118,7 +117,6 @@ def _number(value: float) -> int | float:
     return int(value) if value == int(value) else value
 
 
-def _is_conv1d(paths: Sequence[str] | Any) -> bool:
+def _is_conv1d(families: Sequence[str]) -> bool:
     """Matrices are stored the other way round in transformers, which peft wants to be told."""
-    families = families_of(paths)
     return bool(families) and all(has_transposed(FAMILIES[name]) for name in families)
