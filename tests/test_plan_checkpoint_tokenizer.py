@@ -206,12 +206,12 @@ def test_what_is_put_around_a_text_follows_the_switches_or_llama_cpps_default() 
 @pytest.mark.parametrize("known", pre_tokenizers().values(), ids=lambda known: known.name)
 def test_a_definition_is_recognised_as_what_it_was_made_of(known: PreTokenizer) -> None:
     document = made_of(metadata(pre=known.name, bos_token_id=0))
-    found, _ = recognised(document, composed=known.composed)
+    found, _ = recognised(document, nfc=known.nfc)
 
     assert document["pre_tokenizer"] == definition(known)
     assert found is not None
     assert (found.steps, found.ignore_merges, found.otherwise) == (known.steps, known.ignore_merges, known.otherwise)
-    assert document["normalizer"] == ({"type": "NFC"} if found.composed else None)
+    assert document["normalizer"] == ({"type": "NFC"} if found.nfc else None)
 
 
 def test_names_for_the_same_rules() -> None:

@@ -432,8 +432,8 @@ def test_names_there_and_back() -> None:
         for stem in ("layers.2.attention.q", "layers.2.attention.qkv", "layers.2.ffn.gate_up", "output"):
             name = gguf_name_of(stem, family)
             assert name is None or gguf_module_of(name, family) == stem
-            for dialect in ("hf", "mlx"):
-                path = path_of(stem, [family.name], dialect)
+            for scheme in ("hf", "mlx"):
+                path = path_of(stem, [family.name], scheme)
                 assert path is None or module_of(path, [family.name]) == stem
     assert families_of(["transformer.h.0.attn.c_attn"]) == ("gpt2",)
     assert path_of("layers.0.attention.qkv", ["gpt2"], "mlx") == "model.h.0.attn.c_attn"

@@ -27,9 +27,9 @@ def family_of(adapter: Adapter) -> Family | None:
     return FAMILIES[adapter.base.family] if adapter.base else None
 
 
-def matrix_shape(stem: str, config: ModelConfig) -> tuple[int, ...] | None:
+def matrix_shape(module_name: str, config: ModelConfig) -> tuple[int, ...] | None:
     """``[out, in]`` of a module of the base, a fused one included; ``None`` for one that the family does not have."""
-    name = parse(stem)
+    name = parse(module_name)
     if name.layer is not None and name.layer >= config.num_layers:
         return None
     family = FAMILIES[config.family]
@@ -48,12 +48,12 @@ def changes_of(index: TensorIndex, name: str, config: ModelConfig) -> tuple[Chan
         config: the base model's, for the rows of fused modules.
     """
     assert index.adapter is not None
-    stem = name.rpartition(".")[0]
-    asked = parse(stem)
+    module_name = name.rpartition(".")[0]
+    asked = parse(module_name)
     found = []
-    own = index.adapter.modules.get(stem)
+    own = index.adapter.modules.get(module_name)
     if own is not None:
-        found.append(Change(own, {role: index.tensors[f"{stem}.{role.value}"] for role in own.roles}))
+        found.append(Change(own, {role: index.tensors[f"{module_name}.{role.value}"] for role in own.roles}))
     for fused, parts in PARTS.items():
         whole = with_layer(fused, asked.layer)
         module = index.adapter.modules.get(whole)

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from ckconv.core.names import PARTS, parse, with_layer
 from ckconv.families.catalogue import FAMILIES, family_of_gguf
-from ckconv.families.dialects import NESTED, decoder, fusion_names
 from ckconv.families.names import GGUF, HF, names_of
+from ckconv.families.naming_schemes import NESTED, decoder, fusion_names
 from ckconv.families.schema import FAMILIES_KEPT, Family
 
 _WEIGHT = ".weight"
@@ -50,8 +50,8 @@ def families_of(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(family for family in FAMILIES if all(_module_of(path, family) for path in known))
 
 
-def path_of(module: str, families: Iterable[str], dialect: str) -> str | None:
-    """The path of a module, in the names of a :mod:`dialect <ckconv.families.dialects>`.
+def path_of(module: str, families: Iterable[str], scheme: str) -> str | None:
+    """The path of a module, in the names of a :mod:`naming scheme <ckconv.families.naming_schemes>`.
 
     Returns:
         ``None`` where families differ, or have no rule.
@@ -59,7 +59,7 @@ def path_of(module: str, families: Iterable[str], dialect: str) -> str | None:
     name = parse(module)
     found = set()
     for family in families:
-        pattern = _paths(FAMILIES[family], dialect).get(name.pattern)
+        pattern = _paths(FAMILIES[family], scheme).get(name.pattern)
         if pattern is not None:
             found.add(with_layer(pattern, name.layer))
     return found.pop() if len(found) == 1 else None

@@ -226,8 +226,8 @@ def best_scale(modules: Iterable[AdapterModule]) -> float:
     return max(scales, key=fit) if scales else 1.0
 
 
-def paths_in(planner: AdapterPlanner, dialect: str, *, same: bool) -> Mapping[str, str]:
-    """Module -> its path as ``dialect`` has it; modules without one are reasons to refuse.
+def paths_in(planner: AdapterPlanner, scheme: str, *, same: bool) -> Mapping[str, str]:
+    """Module -> its path as ``scheme`` has it; modules without one are reasons to refuse.
 
     Args:
         same: the source is of the same format: paths stay what they are, as do those for which no rule is known.
@@ -238,7 +238,7 @@ def paths_in(planner: AdapterPlanner, dialect: str, *, same: bool) -> Mapping[st
     families = families_in(planner)
     paths = {}
     for module in modules:
-        path = path_of(module.name, families, dialect)
+        path = path_of(module.name, families, scheme)
         if path is None and index.metadata_kind is MetadataKind.TYPED:
             planner.refuse(f"no name is known for {quoted(module.path)} of {index.architecture!r}")
         paths[module.name] = path or module.path

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Tensors that may be stored as one, rows one after the other: stem of the whole -> stems of its parts, in order.
+#: Tensors that may be stored as one, rows one after the other: module of the whole -> those of its parts, in order.
 PARTS: dict[str, tuple[str, ...]] = {
     "layers.{n}.attention.qkv": ("layers.{n}.attention.q", "layers.{n}.attention.k", "layers.{n}.attention.v"),
     "layers.{n}.ffn.gate_up": ("layers.{n}.ffn.gate", "layers.{n}.ffn.up"),

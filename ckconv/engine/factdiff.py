@@ -17,7 +17,7 @@ from ckconv.engine.content import content_of_index, content_of_plan
 from ckconv.engine.contentdiff import COVERED, SPELLING, Fact, differences
 from ckconv.engine.replan import plan_again
 from ckconv.errors import CkconvError
-from ckconv.families.dialects import NAMES_KEY
+from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.formats import format_of
 from ckconv.formats.bump.config import CONFIG_NAME
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX

@@ -38,7 +38,7 @@ _BY_RULE = frozenset({"rope_theta", "rotary_dim"})
 #: What a consumer is called in family files.
 _READERS: Mapping[str, str] = {TRANSFORMERS: "transformers", MLX_LM: "mlx_lm"}
 
-#: Endings of the names of tables, in every dialect.
+#: Endings of the names of tables, in every naming scheme.
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "token_embedding.weight", "token_embd.weight")
 _POSITIONS = ("wpe.weight", "decoder.embed_positions.weight", "position_embd.weight")
 

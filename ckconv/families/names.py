@@ -173,9 +173,9 @@ class _Compiler:
                 self.written[part.canonical] = found
 
     def _whole(self, found: Stored) -> str:
-        stems = tuple(name.rpartition(".")[0] for name in found.names)
+        modules = tuple(name.rpartition(".")[0] for name in found.names)
         kind = found.parts[0].canonical.rpartition(".")[2]
-        return next((f"{whole}.{kind}" for whole, parts in PARTS.items() if parts == stems), found.canonical)
+        return next((f"{whole}.{kind}" for whole, parts in PARTS.items() if parts == modules), found.canonical)
 
     def _stored(self, row: TensorRow, cell: Cell, pattern: str, kind: str) -> Stored:
         part = self._part(row, cell, kind)

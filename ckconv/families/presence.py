@@ -90,9 +90,9 @@ def used(family: Family, engine: str) -> frozenset[str]:
 def _patterns(family: Family, names: tuple[str, ...]) -> frozenset[str]:
     patterns = (name.rpartition(".") for name in names)
     return frozenset(
-        canonical_pattern(family, stem, kind) if kind in ("weight", "bias") else canonical_pattern(family, whole, "")
-        for stem, dot, kind in patterns
-        for whole in (stem + dot + kind,)
+        canonical_pattern(family, module, kind) if kind in ("weight", "bias") else canonical_pattern(family, whole, "")
+        for module, dot, kind in patterns
+        for whole in (module + dot + kind,)
     )
 
 

@@ -96,7 +96,7 @@ _HARMLESS = frozenset({"NFC"})
 
 def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Words:
     notes = _normalized(document.get("normalizer"))
-    known, why = recognised(document, composed=bool(notes))
+    known, why = recognised(document, nfc=bool(notes))
     if known is None:
         raise LeftOut(f"{why} (tokenizer.json)")
     by_id, ids = words_of(document, vocab_size, files.settings)

@@ -107,7 +107,7 @@ def byte_level(
     vocab = {token: n for n, token in enumerate(tokens) if not fills(token, types[n], n)}
     document = {
         "added_tokens": added_tokens(vocabulary, tokens, types),
-        "normalizer": {"type": "NFC"} if pre.composed else None,
+        "normalizer": {"type": "NFC"} if pre.nfc else None,
         "pre_tokenizer": definition(pre),
         "post_processor": around(vocabulary, tokens, _BYTE_LEVEL),
         "decoder": _BYTE_LEVEL,

@@ -23,7 +23,7 @@ class PreTokenizer:
 
     Attributes:
         steps: what text goes through, by their names in the table.
-        composed: the tokenizers of this name compose characters first (NFC), which llama.cpp does not do.
+        nfc: the tokenizers of this name compose characters first (NFC), which llama.cpp does not do.
         ignore_merges: a word that is a token is one, whatever the merges say.
         adds_bos: llama.cpp puts a beginning before a text where a file does not say.
         otherwise: text that llama.cpp cuts otherwise than the tokenizers of this name; empty for none.
@@ -31,7 +31,7 @@ class PreTokenizer:
 
     name: str
     steps: tuple[str, ...]
-    composed: bool = False
+    nfc: bool = False
     ignore_merges: bool = False
     adds_bos: bool = False
     otherwise: str = ""
@@ -50,17 +50,17 @@ def _table() -> Mapping[str, Any]:
 def pre_tokenizers() -> Mapping[str, PreTokenizer]:
     """Every name; of those for one definition the one that is written comes first."""
     return {
-        name: PreTokenizer(name, tuple(steps), name in composed, **more)
+        name: PreTokenizer(name, tuple(steps), name in nfc, **more)
         for row in _table()["definition"]
-        for names, steps, composed, more in [_row(**row)]
+        for names, steps, nfc, more in [_row(**row)]
         for name in names
     }
 
 
 def _row(
-    names: list[str], steps: list[str], composed: tuple[str, ...] = (), **more: Any
+    names: list[str], steps: list[str], nfc: tuple[str, ...] = (), **more: Any
 ) -> tuple[list[str], list[str], tuple[str, ...], dict[str, Any]]:
-    return names, steps, composed, more
+    return names, steps, nfc, more
 
 
 def definition(known: PreTokenizer) -> dict[str, Any]:
@@ -77,12 +77,12 @@ def _member(step: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
 
 
-def recognised(document: Mapping[str, Any], *, composed: bool = False) -> tuple[PreTokenizer | None, str]:
+def recognised(document: Mapping[str, Any], *, nfc: bool = False) -> tuple[PreTokenizer | None, str]:
     """The definition of a ``tokenizer.json``, or ``None`` and what speaks against every one.
 
     Args:
         document: where one name fits but for ``ignore_merges``, it is returned: that only counts for some vocabularies.
-        composed: it composes characters first; a name whose tokenizers do is preferred then.
+        nfc: it composes characters first; a name whose tokenizers do is preferred then.
     """
     model = document.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
@@ -104,7 +104,7 @@ def recognised(document: Mapping[str, Any], *, composed: bool = False) -> tuple[
     if not found:
         return None, "its pre-tokenizer is none that llama.cpp names"
     ignores = model.get("ignore_merges") is True
-    return min(found, key=lambda known: (known.ignore_merges != ignores, known.composed != composed)), ""
+    return min(found, key=lambda known: (known.ignore_merges != ignores, known.nfc != nfc)), ""
 
 
 @cache

@@ -104,16 +104,18 @@ def _check_needed(planner: Planner, canonical: tuple[str, ...]) -> None:
             planner.refuse(f"llama.cpp loads no {family.gguf} without {name}, which --drop leaves out")
 
 
-def canonical_entries(planner: Planner, config: ModelConfig, family: Family, blank: frozenset[str]) -> list[Entry]:
+def canonical_entries(
+    planner: Planner, config: ModelConfig, family: Family, zero_filled: frozenset[str]
+) -> list[Entry]:
     """The tensors that llama.cpp looks for, out of canonical ones. What has no place, or is missing, is refused.
 
     Args:
-        blank: source tensors that only stand for ones that are not there.
+        zero_filled: source tensors that only stand for ones that are not there.
     """
     index = planner.index
     for item in index.dropped:
         planner.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
-    tensors = _selected(planner, config, blank)
+    tensors = _selected(planner, config, zero_filled)
     entries: dict[str, Entry] = {}
     written, keys = names_of(family, "gguf").written, key_patterns(family)
     for tensor in tensors.values():
@@ -136,7 +138,7 @@ def canonical_entries(planner: Planner, config: ModelConfig, family: Family, bla
     return found
 
 
-def _selected(planner: Planner, config: ModelConfig, blank: frozenset[str]) -> dict[str, Tensor]:
+def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]) -> dict[str, Tensor]:
     """Canonical tensors that have a place and are not left out."""
     index, family, known = planner.index, FAMILIES[config.family], known_patterns(config)
     required = required_layers(config)
@@ -150,7 +152,7 @@ def _selected(planner: Planner, config: ModelConfig, blank: frozenset[str]) -> d
         pattern = parse(tensor.name).pattern
         if planner.dropped(tensor.name, tensor.source):
             planner.leave_out(tensor.name, "--drop", tensor.nbytes)
-        elif tensor.name in blank and pattern not in required:
+        elif tensor.name in zero_filled and pattern not in required:
             planner.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
         elif tensor.name == HEAD and planner.options.tie == "tie" and planner.source.head_is_embedding:
             planner.leave_out(tensor.name, "--tie: byte for byte the embedding", tensor.nbytes)

@@ -11,6 +11,6 @@ class HuggingFacePlanner(CheckpointPlanner):
 
     format = "safetensors"
     loader = TRANSFORMERS
-    dialect = "hf"
+    scheme = "hf"
     written_by = "pt"
     always_index = False

@@ -9,10 +9,10 @@ from typing import Any
 from ckconv.core.documents import joined_metadata
 from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
 from ckconv.families.canonical import Canonical, Item, canonicalise, plain_item
-from ckconv.families.dialects import NAMES_KEY, NESTED, OTHER_DIALECTS, dialect_names
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.huggingface_tensors import foreign_quantizer
 from ckconv.families.keys import CONSUMERS
+from ckconv.families.naming_schemes import NAMES_KEY, NESTED, OTHER_SCHEMES, scheme_names
 from ckconv.families.words import said, said_of
 from ckconv.formats.safetensors.files import CheckpointFiles
 
@@ -34,7 +34,7 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
     quantizer = "" if mlx else foreign_quantizer(checkpoint.tensors, config)
     # Without the values of its matrices a model has no canonical tensors, whatever its family.
     family = huggingface_family(config) if config and not quantizer else None
-    dialect = checkpoint.shards[0].metadata.get(NAMES_KEY, "hf")
+    scheme = checkpoint.shards[0].metadata.get(NAMES_KEY, "hf")
     model = None
     canonical = Canonical({}, {}, (), checkpoint.tensors)
     if config is not None:
@@ -45,7 +45,7 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
             canonical = canonicalise(
                 items,
                 family,
-                dialect_names(family, dialect if dialect in OTHER_DIALECTS else "mlx" if mlx else "hf"),
+                scheme_names(family, scheme if scheme in OTHER_SCHEMES else "mlx" if mlx else "hf"),
                 model,
                 said_of(model),
                 path=path,

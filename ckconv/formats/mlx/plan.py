@@ -23,7 +23,7 @@ class MlxPlanner(CheckpointPlanner):
 
     format = "mlx"
     loader = MLX_LM
-    dialect = "mlx"
+    scheme = "mlx"
     written_by = "mlx"
     always_index = True
 

@@ -15,11 +15,11 @@ from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import UsageError
 from ckconv.families.catalogue import FAMILIES
-from ckconv.families.dialects import FUSIONS, NAMES_KEY, dialect_names
 from ckconv.families.huggingface_classes import needs
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.loaders import Loader
 from ckconv.families.names import names_of
+from ckconv.families.naming_schemes import FUSIONS, NAMES_KEY, scheme_names
 from ckconv.families.schema import Family
 from ckconv.families.words import of_source
 from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
@@ -54,13 +54,13 @@ class CheckpointPlanner(Planner):
 
     Attributes:
         loader: what loads it.
-        dialect: what ``--names hf`` means here.
+        scheme: what ``--names hf`` means here.
         written_by: the value of ``format`` in the files' metadata.
         always_index: a single file has an index, too.
     """
 
     loader: Loader
-    dialect: str
+    scheme: str
     written_by: str
     always_index: bool
 
@@ -154,7 +154,7 @@ class CheckpointPlanner(Planner):
         assert self.family is not None
         self._select()
         self._check_class(self.family)
-        names = self.dialect if self.options.names == "hf" else self.options.names
+        names = self.scheme if self.options.names == "hf" else self.options.names
         fused = [FUSIONS[what] for what in self.options.fuse]
         entries, nameless = Spelling(self.family, self.config.scope, names, fused).entries(self.tensors)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
@@ -180,11 +180,11 @@ class CheckpointPlanner(Planner):
         """Every source tensor is written, or left out by a rule or a flag, or a reason to refuse."""
         assert self.family is not None
         assert self.config is not None
-        blank = placeholders(self.index, dialect_names(self.family, self.dialect).written)
+        zero_filled = placeholders(self.index, scheme_names(self.family, self.scheme).written)
         for tensor in self.index.tensors.values():
             if self.dropped(tensor.name, tensor.source):
                 self.leave_out(tensor.name, "--drop", tensor.nbytes)
-            elif tensor.name in blank and not needs(self.family, tensor.name):
+            elif tensor.name in zero_filled and not needs(self.family, tensor.name):
                 self.leave_out(tensor.name, PLACEHOLDER, tensor.nbytes)
             elif tensor.name != ROPE_FREQUENCIES:
                 self.tensors[tensor.name] = tensor

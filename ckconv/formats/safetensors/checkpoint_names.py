@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from ckconv.core.layouts import Layout
 from ckconv.core.names import parse, with_layer
-from ckconv.families.dialects import dialect_names, fusion_names
 from ckconv.families.kinds import layout_in
 from ckconv.families.names import Stored
+from ckconv.families.naming_schemes import fusion_names, scheme_names
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 
@@ -39,15 +39,15 @@ class Spelling:
 
     Args:
         parameters: of the model.
-        dialect: ``hf``, ``mlx``, or one of :data:`ckconv.families.dialects.OTHER_DIALECTS`.
-        fuse: canonical stems of tensors to fuse besides those that the family always fuses.
+        scheme: ``hf``, ``mlx``, or one of :data:`ckconv.families.naming_schemes.OTHER_SCHEMES`.
+        fuse: canonical modules of tensors to fuse besides those that the family always fuses.
     """
 
-    def __init__(self, family: Family, parameters: Mapping[str, Any], dialect: str, fuse: Iterable[str] = ()) -> None:
+    def __init__(self, family: Family, parameters: Mapping[str, Any], scheme: str, fuse: Iterable[str] = ()) -> None:
         self._sizes = Sizes(family, parameters)
-        self._written = dict(dialect_names(family, dialect).written)
+        self._written = dict(scheme_names(family, scheme).written)
         for whole in fuse:
-            self._written |= fusion_names(family, dialect, whole)
+            self._written |= fusion_names(family, scheme, whole)
 
     def entries(self, present: Collection[str]) -> tuple[list[Entry], list[str]]:
         """What a checkpoint of these canonical tensors holds, and the canonical names that it has no name for.

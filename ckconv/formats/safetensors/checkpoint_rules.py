@@ -9,10 +9,10 @@ from ckconv.core.names import GATE_UP
 from ckconv.core.rope import scaled
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.catalogue import FAMILIES
-from ckconv.families.dialects import FUSIONS
 from ckconv.families.huggingface_classes import fit
 from ckconv.families.kinds import has_transposed
 from ckconv.families.loaders import Loader
+from ckconv.families.naming_schemes import FUSIONS
 from ckconv.families.words import said, tensors_said
 from ckconv.options import Options
 from ckconv.plan.checks import row_reasons

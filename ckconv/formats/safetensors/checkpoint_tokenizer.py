@@ -49,7 +49,7 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
     except NotFaithful as reason:
         return TokenizerPlan(None, context, generation, (left_out(reason),))
     notes = []
-    if found.pre and found.pre.composed:
+    if found.pre and found.pre.nfc:
         notes.append(f"the tokenizer NFC-normalises text first, as those of {found.pre.name} do; llama.cpp does not")
     if found.pre and found.pre.otherwise:
         notes.append(f"llama.cpp cuts {found.pre.otherwise} otherwise than the tokenizer ({found.pre.name})")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckconv.core.documents import METADATA
 from ckconv.core.tensors import TensorIndex
-from ckconv.families.dialects import NAMES_KEY
+from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.formats.safetensors.read import read_safetensors
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG
 from ckconv.plan.content import Content, numbered

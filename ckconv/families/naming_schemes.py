@@ -22,26 +22,26 @@ NAMES_KEY = "ckconv.names"
 #: Where a configuration has a ``text_config``, its decoder's tensors are under one of these: transformers 5 and 4.
 NESTED = (("model.language_model.", "model."), ("language_model.", ""))
 
-#: What ``--fuse`` calls them -> canonical stem of the fused tensor.
+#: What ``--fuse`` calls them -> canonical module of the fused tensor.
 FUSIONS: dict[str, str] = {"qkv": QKV, "gate-up": GATE_UP}
 
 #: What names a checkpoint may have besides its family's own.
-OTHER_DIALECTS = ("max", "canonical", GGUF)
+OTHER_SCHEMES = ("max", "canonical", GGUF)
 
 
 @lru_cache(maxsize=FAMILIES_KEPT)
-def dialect_names(family: Family, dialect: str) -> Names:
-    """The names of a family's checkpoints as ``hf`` or ``mlx`` have them, or in one of :data:`OTHER_DIALECTS`."""
-    if dialect in (HF, MLX):
-        return names_of(family, dialect)
+def scheme_names(family: Family, scheme: str) -> Names:
+    """The names of a family's checkpoints as ``hf`` or ``mlx`` have them, or in one of :data:`OTHER_SCHEMES`."""
+    if scheme in (HF, MLX):
+        return names_of(family, scheme)
     own = names_of(family, HF)
-    if dialect == "max":
+    if scheme == "max":
         return Names(
             {pattern: _in_order(found) for pattern, found in own.stored.items()},
             {name: _in_order(found) for name, found in own.written.items()},
             own.dropped,
         )
-    names = _gguf_names(family) if dialect == GGUF else {name: name for name in own.written}
+    names = _gguf_names(family) if scheme == GGUF else {name: name for name in own.written}
     single = {
         name: Stored(names[name], name, (_canonical(part),))
         for found in own.written.values()
@@ -49,18 +49,18 @@ def dialect_names(family: Family, dialect: str) -> Names:
         if (name := part.canonical) in names
     }
     wholes = []
-    for whole, stems in PARTS.items():
+    for whole, modules in PARTS.items():
         for kind in ("weight", "bias"):
-            parts = [single[f"{stem}.{kind}"].parts[0] for stem in stems if f"{stem}.{kind}" in single]
-            if len(parts) == len(stems):
-                called = f"{whole}.{kind}" if dialect == "canonical" else _gguf_whole(f"{whole}.{kind}")
+            parts = [single[f"{module}.{kind}"].parts[0] for module in modules if f"{module}.{kind}" in single]
+            if len(parts) == len(modules):
+                called = f"{whole}.{kind}" if scheme == "canonical" else _gguf_whole(f"{whole}.{kind}")
                 wholes.append(Stored(called, f"{whole}.{kind}", _side_by_side(parts)))
     return Names({found.pattern: found for found in (*single.values(), *wholes)}, single, {})
 
 
-def fusion_names(family: Family, dialect: str, whole: str) -> dict[str, Stored]:
+def fusion_names(family: Family, scheme: str, whole: str) -> dict[str, Stored]:
     """Canonical pattern of a tensor -> what it is written in where ``whole`` is stored as one."""
-    names = dialect_names(family, dialect)
+    names = scheme_names(family, scheme)
     found: dict[str, Stored] = {}
     for stored in names.stored.values():
         if stored.canonical.rpartition(".")[0] == whole:
