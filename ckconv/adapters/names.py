@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ckconv.core.names import PARTS, parse, with_layer
 from ckconv.families.catalogue import FAMILIES, family_of_gguf
-from ckconv.families.names import GGUF, HF, names_of
+from ckconv.families.names import GGUF, HF, MLX, names_of
 from ckconv.families.naming_schemes import NESTED, decoder, fusion_names
 from ckconv.families.schema import FAMILIES_KEPT, Family
 
@@ -32,11 +32,11 @@ def mixed(path: str, families: Iterable[str]) -> bool:
 
 
 def _module_of(path: str, family: str) -> str | None:
-    stored = names_of(FAMILIES[family], HF).stored
+    formats = [names_of(FAMILIES[family], format).stored for format in (HF, MLX)]
     for prefix, instead in (("", ""), *NESTED):
         if path.startswith(prefix):
             name = parse(f"{instead}{path[len(prefix) :]}{_WEIGHT}")
-            found = stored.get(name.pattern)
+            found = next((stored[name.pattern] for stored in formats if name.pattern in stored), None)
             if found is not None and found.side_by_side:
                 module = with_layer(found.canonical.removesuffix(_WEIGHT), name.layer)
                 return module if name.expert is None else module.replace(".experts.", f".experts.{name.expert}.")
