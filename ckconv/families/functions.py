@@ -28,6 +28,37 @@ def each(items: list[Any], item: Any, one: Any, other: Any) -> list[Any]:
     return [one if found == item else other for found in items]
 
 
+def spread(count: int, it: Any) -> list[Any]:
+    """What every layer has: a list, or one value for all."""
+    return it if isinstance(it, list) else [it] * count
+
+
+def of_kind(items: list[Any], kinds: Sequence[str], kind: str) -> Any:
+    """The one item that all layers of a kind have, that of all layers where none is of it."""
+    found = [item for item, own in zip(items, kinds, strict=True) if own == kind] or items
+    if found.count(found[0]) < len(found):
+        raise ValueError(f"{kind} layers have {found}")
+    return found[0]
+
+
+def first_of(items: list[Any], item: Any) -> int:
+    """Where a list has an item first, 0 where it has none."""
+    return items.index(item) if item in items else 0
+
+
+def count(items: list[Any], item: Any) -> int:
+    """How often a list has an item."""
+    return items.count(item)
+
+
+def overridden(table: dict[Any, dict[str, Any]], kinds: Sequence[str], kind: str, key: str, other: Any) -> Any:
+    """What ``per_layer_config`` of transformers says for all layers of a kind, and for no others; else ``other``."""
+    own = {int(layer): row for layer, row in table.items() if row}
+    if any(kinds[layer] != kind for layer in own):
+        raise ValueError(f"per_layer_config names layers that are not {kind}")
+    return of_kind([own.get(n, {}).get(key, other) for n in range(len(kinds))], kinds, kind)
+
+
 def among(count: int, numbers: list[int]) -> list[int]:
     """Those of a list that number one of ``count`` items."""
     return [n for n in range(count) if n in numbers]
@@ -82,6 +113,11 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "cycle": cycle,
     "leading": leading,
     "each": each,
+    "spread": spread,
+    "of_kind": of_kind,
+    "first_of": first_of,
+    "count": count,
+    "overridden": overridden,
     "among": among,
     "every": every,
     "period_of": period_of,

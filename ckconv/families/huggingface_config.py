@@ -300,7 +300,7 @@ def _completed(
                 checked_number(document_words(family, name)[0], extra[name], WHOLE, fail)
         if "local_theta" in rows:
             local = values["local_theta"] if local is None else checked_number("rope_theta", local, REAL, fail)
-    except ParameterError as error:
+    except (ParameterError, ExpressionError) as error:
         raise fail(str(error)) from None
     for name, value in found.items():
         if value is not None and (value < 0 or (name == "query_scalar" and value == 0)):

@@ -8,7 +8,7 @@
   it), ``map`` (words to words), ``only`` (``transformers`` or ``mlx_lm``: whose class reads it);
 - ``fixed``: the loader takes this value for granted, and another is refused with the sentence ``else``, unless it is
   ``folded`` into the tensors;
-- ``present``, ``absent`` (a tensor's name), ``shape`` (a name and an axis): what tensors say;
+- ``present``, ``absent`` (a tensor's name, parameters in braces), ``shape`` (a name and an axis): what tensors say;
 - ``tensor``: the numbers are a float32 tensor of that name, with ``read``, ``write`` and ``when`` as a key has them.
 
 ``default`` is what the class takes where nothing is said, an expression, for all or as a table of ``transformers``,

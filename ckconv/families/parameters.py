@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +13,10 @@ from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.keys import READERS
 from ckconv.families.parameter_rows import Parameter, ParameterCell
 from ckconv.families.schema import Family
+
+
+#: A parameter in the name of a tensor.
+_HOLE = re.compile(r"\{(\w+)\}")
 
 
 class ParameterError(ValueError):
@@ -110,7 +115,7 @@ class Values(Mapping[str, Any]):
     def _cell(self, cell: ParameterCell, kind: str) -> Any:
         """What one cell says, ``None`` for nothing."""
         if cell.kind in ("present", "absent"):
-            return (self._source.shape(cell.tensor) is not None) == (cell.kind == "present")
+            return (self._source.shape(self._named(cell.tensor)) is not None) == (cell.kind == "present")
         if cell.kind == "shape":
             shape = self._source.shape(cell.tensor)
             return shape[cell.axis] if shape is not None else None
@@ -125,6 +130,13 @@ class Values(Mapping[str, Any]):
         if cell.read is not None:
             return _with_it(cell.read, stored, self)
         return stored if isinstance(stored, list) else _checked(cell.key, stored, kind)
+
+    def _named(self, tensor: str) -> str:
+        """A tensor's name with the parameters that stand in braces."""
+        try:
+            return _HOLE.sub(lambda hole: str(self[hole[1]]), tensor)
+        except KeyError as error:
+            raise ParameterError(f"{tensor}: there is no parameter {error}") from None
 
 
 #: Type of a parameter -> the numbers and words that it may be.

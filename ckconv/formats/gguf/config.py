@@ -20,7 +20,7 @@ from ckconv.core.config import (
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.families.functions import SLIDING
 from ckconv.families.keys import Kind
-from ckconv.families.parameters import ParameterError, Values
+from ckconv.families.parameters import ExpressionError, ParameterError, Values
 from ckconv.families.schema import SCALING_NUMBERS, Family
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue
 
@@ -55,9 +55,11 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
             continue
         cells = row.key_cells("gguf")
         names[field] = f"{architecture}.{cells[0].key}" if cells else field
-        for key in (key for cell in cells for key in keys_of(architecture, cell.key)):
+        for key, cell in ((key, one) for one in cells for key in keys_of(architecture, one.key)):
             value = value_of(file.metadata, key)
             if value is not None:
+                if isinstance(value, ArrayRef) and cell.read:
+                    value = _read(file, architecture, family, name, fail)
                 names[field] = key
                 values[field] = checked_number(key, _uniform(file, key, value), NUMBERS[field], fail)
                 break
@@ -81,6 +83,14 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
     made = _classified(file, architecture, family, _window(family, made))
     made = replace(made, unread=(*made.unread, *idle.values()))
     return _completed(file, architecture, family, made, fail)
+
+
+def _read(file: GgufFile, architecture: str, family: Family, name: str, fail: Fail) -> object:
+    """A number that the family's row makes of a list over layers."""
+    try:
+        return Values(family, _Metadata(file, architecture))[name]
+    except (ParameterError, ExpressionError) as error:
+        raise fail(f"{architecture}.{error}") from None
 
 
 def _idle(file: GgufFile, vocab: int, values: Mapping[str, float], names: Mapping[str, str]) -> dict[str, str]:
@@ -238,7 +248,7 @@ def _completed(file: GgufFile, architecture: str, family: Family, config: ModelC
         if found.get("layer_types") and SLIDING not in found["layer_types"]:
             found["sliding_window"] = None
         return replace(config, **found, own={name: _number(values[name]) for name in family.own})
-    except ParameterError as error:
+    except (ParameterError, ExpressionError) as error:
         raise fail(f"{architecture}.{error}") from None
 
 

@@ -71,12 +71,16 @@ def _neutral(family: Family) -> dict[str, Any]:
 
 
 def _rows(family: Family, scope: Mapping[str, Any]) -> dict[str, Any]:
-    """What the rows of the parameters say, in tables of one level; those of RoPE have a rule of their own."""
+    """What the rows of the parameters say; tables of a family whose RoPE the reader knows have a rule of their own."""
     document: dict[str, Any] = {}
     for path, (_, value) in write(family, scope, "hf").entries.items():
-        table, _, key = path.rpartition(".")
-        if not table.startswith("rope_"):
-            (document.setdefault(table, {}) if table else document)[key] = value
+        *tables, key = path.split(".")
+        if family.rope and tables and tables[0].startswith("rope_"):
+            continue
+        table = document
+        for name in tables:
+            table = table.setdefault(name, {})
+        table[key] = value
     return document
 
 
