@@ -14,7 +14,6 @@ from ckconv.families.keys import READERS
 from ckconv.families.parameter_rows import Parameter, ParameterCell
 from ckconv.families.schema import Family
 
-
 #: A parameter in the name of a tensor.
 _HOLE = re.compile(r"\{(\w+)\}")
 
