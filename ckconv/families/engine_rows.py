@@ -67,6 +67,7 @@ class Engine(NamedTuple):
         slides: of a bump engine: it computes the sliding window, in every layer alike, all rotated by one base.
         unnamed: of a bump engine: a file that names no family and has these tensors is taken for this family's.
         unadapted: canonical modules that it computes without the adapter of them.
+        narrow: canonical tensors that llama.cpp's converter stores as other matrices, though in FP32 of other families.
     """
 
     name: str
@@ -87,12 +88,13 @@ class Engine(NamedTuple):
     slides: bool = False
     unnamed: bool = False
     unadapted: tuple[str, ...] = ()
+    narrow: tuple[str, ...] = ()
 
 
 _KNOWN = frozenset(
     {
         "class", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head",
-        "optional", "required", "unadapted",
+        "optional", "required", "unadapted", "narrow",
     }
 )  # fmt: skip
 _OF_BUMP = frozenset({"tensors", "interleaved", "slides", "unnamed"})
@@ -125,6 +127,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         bool(fields.get("slides")),
         bool(fields.get("unnamed")),
         _names(fields.get("unadapted")),
+        _names(fields.get("narrow")),
     )
 
 

@@ -72,7 +72,8 @@ def huggingface_config(
     Raises:
         InputError: ``model.config``, a field is missing, absurd, or contradicts another.
     """
-    own = text_config(config)
+    whole = text_config(config)
+    own = {**whole, **_of_tables(_Document(whole), family)}
     keys, reader = family.document.keys, _READERS[consumer]
 
     def fail(message: str) -> InputError:
@@ -123,9 +124,16 @@ def huggingface_config(
         modifiers=tuple(modifiers),
         raw=config,
     )
-    unread = (*keys.unknown(own), *unread)
+    unread = (*keys.unknown(whole), *unread)
     made = replace(made, layer_types=windows.layer_types, unread=unread, overruled=overruled)
     return _completed(own, family, made, reader, local, fail)
+
+
+def _of_tables(document: _Document, family: Family) -> dict[str, Any]:
+    """What stands in tables of the document, by dotted keys; RoPE's have rules of their own."""
+    cells = [cell for row in family.parameters.values() for cell in row.key_cells("hf")]
+    words = {cell.key for cell in cells if "." in cell.key and not cell.of_rope}
+    return {word: document.value(word) for word in words if document.has(word)}
 
 
 def _numbers(

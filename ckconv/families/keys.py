@@ -68,8 +68,8 @@ class Keys(NamedTuple):
     keys: Mapping[str, Key]
 
     def reads(self, name: str, consumer: str) -> bool:
-        """The consumer's class looks at this key."""
-        key = self.keys.get(name)
+        """The consumer's class looks at this key, or at the table that it is in."""
+        key = self.keys.get(name, self.keys.get(name.partition(".")[0]))
         return key is not None and key.kind is not Kind.HARMLESS and consumer in key.readers
 
     def idle(self, name: str, value: object) -> bool:

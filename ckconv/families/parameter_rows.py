@@ -73,6 +73,11 @@ class ParameterCell(NamedTuple):
         """The key at the top of the document."""
         return self.key.partition(".")[0]
 
+    @property
+    def of_rope(self) -> bool:
+        """In one of RoPE's tables, which rules of their own read."""
+        return "." in self.key and self.head in ("rope_parameters", "rope_scaling")
+
 
 class Parameter(NamedTuple):
     """One hyper-parameter.

@@ -81,6 +81,12 @@ def required(family: Family, engine: str) -> frozenset[str]:
     return _patterns(family, row.required if row else ())
 
 
+def narrow(family: Family, engine: str) -> frozenset[str]:
+    """Canonical patterns that an engine's files hold in the type of the other matrices, though in FP32 of others."""
+    row = family.engines.get(engine)
+    return _patterns(family, row.narrow if row else ())
+
+
 def used(family: Family, engine: str) -> frozenset[str]:
     """Canonical patterns that a bump engine's operations use besides those of a Llama."""
     row = family.engines.get(engine)

@@ -24,14 +24,14 @@ def document_words(family: Family, field: str) -> list[str]:
     """What a family's configuration calls a field."""
     parameter = family.parameters.get(_PARAMETER_OF.get(field, field))
     cells = parameter.key_cells("hf") if parameter else ()
-    return [cell.key for cell in cells if "." not in cell.key and not cell.unread]
+    return [cell.key for cell in cells if not cell.of_rope and not cell.unread]
 
 
 def written_words(family: Family, field: str) -> list[str]:
     """Those that its class goes by; others it understands."""
     parameter = family.parameters.get(_PARAMETER_OF.get(field, field))
     cells = parameter.key_cells("hf") if parameter else ()
-    own = [cell.key for cell in cells if "." not in cell.key and not cell.alias and not cell.unread]
+    own = [cell.key for cell in cells if not cell.of_rope and not cell.alias and not cell.unread]
     return own or document_words(family, field)
 
 

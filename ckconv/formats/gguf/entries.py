@@ -19,6 +19,7 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import layout_in
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import names_of, shift_of
+from ckconv.families.presence import narrow
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 from ckconv.families.words import of_class, said, tensors_said
@@ -83,7 +84,7 @@ def stored_entries(planner: Planner) -> list[Entry]:
             entries.append(_entry(stored.name, parts, FAMILIES[config.family], config))
             continue
         tensor = plain_tensor(canonical[0] if len(canonical) == 1 else stored.name, stored)
-        narrowed = planner.options.dtype in ("f16", "bf16") and _is_fp32(stored.name)
+        narrowed = planner.options.dtype in ("f16", "bf16") and _is_fp32(stored.name, tensor.name, config)
         fp32 = config is not None and (len(stored.shape) <= 1 or narrowed)
         entries.append(Entry(stored.name, tensor.name, (tensor,), stored.shape, tensor.layout, fp32))
     there = {name for names in index.canonical_of.values() for name in names}
@@ -197,14 +198,16 @@ def _entry(name: str, parts: list[Tensor], family: Family, config: ModelConfig) 
         held = names_of(family, "gguf").written[pattern]
         shape, layout = layout_in(held, Sizes(family, config.scope), parse(parts[0].name).layer) or (shape, layout)
     shift = shift_of(family, pattern)
-    fp32 = len(shape) == 1 or _is_fp32(name)
+    fp32 = len(shape) == 1 or _is_fp32(name, parts[0].name, config)
     canonical = parts[0].name if len(parts) == 1 else name
     return Entry(name, canonical, tuple(parts), shape, shifted(layout, shift) if shift else layout, fp32)
 
 
-def _is_fp32(name: str) -> bool:
+def _is_fp32(name: str, canonical: str, config: ModelConfig | None) -> bool:
     """A name of GGUF that is written in FP32, however many axes it has."""
     module, _, kind = name.rpartition(".")
+    if module.rpartition(".")[2] in _FP32_MODULES and config is not None:
+        return parse(canonical).pattern not in narrow(FAMILIES[config.family], LLAMA_CPP.row)
     return kind != "weight" or module.endswith("_norm") or module.rpartition(".")[2] in _FP32_MODULES
 
 
