@@ -7,6 +7,7 @@ from dataclasses import replace
 from ckconv.core.config import config_differences
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.catalogue import told_by_architecture
+from ckconv.families.words import without_noted
 
 
 def parameter_differences(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
@@ -16,4 +17,6 @@ def parameter_differences(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[obj
     ours, theirs, same_words = a.config, b.config, a.same_words_as(b)
     if not same_words:
         ours, theirs = (replace(config, family=told_by_architecture(config.family)) for config in (ours, theirs))
+    if a.format != b.format:
+        ours, theirs = without_noted(ours), without_noted(theirs)
     return config_differences(ours, theirs, same_words=same_words)

@@ -189,7 +189,9 @@ _FORMS: dict[str, Form] = {
             **_KEYS,
             "written": _table_of(_plain),
             "rope": _table(
-                {"by_layer": _flag, "alpha": _flag, "types": _many(_text), "part": _PARTS, **_ROPE_TEXTS} | _ROPE_TABLES
+                {"by_layer": _flag, "alpha": _flag, "types": _many(_text), "noted": _many(_text), "part": _PARTS}
+                | _ROPE_TEXTS
+                | _ROPE_TABLES
             ),
             "window": _table({"transformers": _text, "mlx_lm": _text, "family": _text, "period": _count}),
         }

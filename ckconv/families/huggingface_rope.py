@@ -145,7 +145,9 @@ def read_rope(
         merged = {key: value for key, value in table.items() if key != "partial_rotary_factor"}
         if part != 1 and not turns_a_part:  # else it is a parameter of its own
             merged["partial_rotary_factor"] = part
-        modifiers += [f"{name}.{key} = {merged[key]!r}" for key in known.active(merged, consumer)]
+        modifiers += [
+            f"{name}.{key} = {merged[key]!r}" for key in known.active(merged, consumer) if key not in style.noted
+        ]
     made = _completed(own, table, kind, name, consumer, context, fail)
     if turns_a_part or kind == "longrope":
         made = {key: value for key, value in made.items() if key != "partial_rotary_factor"}

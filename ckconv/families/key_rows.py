@@ -31,6 +31,7 @@ class RopeStyle(NamedTuple):
         default: the table that transformers' class takes where there is no ``rope_parameters``.
         unscaled: the scaling that scales nothing, for a class of mlx-lm that wants one.
         alpha: a key of this name stretches the base, whatever the length of a sequence.
+        noted: keys of a scaling that engines compute without, as notes of their rows say (``same_if``).
         part: who reads -> the part of a head that its class turns where nothing is said; 1 for others.
         theta, share: what the classes call the base and that part at the top of the document.
     """
@@ -44,6 +45,7 @@ class RopeStyle(NamedTuple):
     theta: str = "rope_theta"
     share: str = "partial_rotary_factor"
     alpha: bool = False
+    noted: tuple[str, ...] = ()
 
 
 class WindowStyle(NamedTuple):
@@ -147,15 +149,13 @@ class KeyRows(Fields):
 
     def _rope(self, row: Mapping[str, Any]) -> RopeStyle:
         self.where = "config.rope"
-        self.fields(
-            row, frozenset({"by_layer", "types", "mlx_lm", "default", "unscaled", "part", "theta", "share", "alpha"})
-        )
+        self.fields(row, frozenset(RopeStyle._fields))
         place = self.word(row, "mlx_lm", {word: word for word in ("top", "rope_parameters", "nowhere")}, "top")
         part = {READERS[who][0]: number for who, number in row.get("part", {}).items() if who in READERS}
         default, unscaled = (row.get(name, {}) for name in ("default", "unscaled"))
         theta, share = (row.get(name, RopeStyle._field_defaults[name]) for name in ("theta", "share"))
-        types, alpha = texts(row.get("types")), bool(row.get("alpha"))
-        return RopeStyle(bool(row.get("by_layer")), types, place, default, unscaled, part, theta, share, alpha)
+        types, alpha, noted = texts(row.get("types")), bool(row.get("alpha")), texts(row.get("noted"))
+        return RopeStyle(bool(row.get("by_layer")), types, place, default, unscaled, part, theta, share, alpha, noted)
 
     def _window(self, row: Mapping[str, Any]) -> WindowStyle:
         self.where = "config.window"

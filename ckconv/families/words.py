@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.families.catalogue import FAMILIES, families_of_gguf, family_of_model_type
@@ -96,3 +97,12 @@ def said_of(config: ModelConfig, format: str = "") -> Callable[..., str]:
     """:func:`said` of parameters, by the names of family files; ``family`` is no parameter."""
     fields = {**FIELD_OF, "family": "family"}
     return lambda *names: said(config, *(fields[name] for name in names if name in fields), format=format)
+
+
+def without_noted(config: ModelConfig) -> ModelConfig:
+    """Without what a note says of the scaling, as not every format and library has it."""
+    family = family_of(config)
+    noted = family.document.rope.noted if family else ()
+    if not noted or not config.rope_scaling:
+        return config
+    return replace(config, rope_scaling={key: it for key, it in config.rope_scaling.items() if key not in noted})

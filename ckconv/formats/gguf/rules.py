@@ -97,7 +97,7 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
     if kind == "yarn" and scaling.get("factor", 1) < 1:
         yield Reason(f"{scaled(kind, config)} with factor = {scaling['factor']:g}, which llama.cpp weighs otherwise")
     if kind == "yarn":
-        known, read = _YARN_KEYS | _YARN_FIXED.keys() | written, ROPE_KEYS["yarn"]
+        known, read = _YARN_KEYS | _YARN_FIXED.keys() | written | {*family.document.rope.noted}, ROPE_KEYS["yarn"]
         for key in sorted(key for key in scaling if key not in known and not read.idle(key, scaling[key])):
             yield Reason(f"{scaled(kind, config)} with {key} = {scaling[key]!r}, which has no key in GGUF")
         given = [key for key in (*_YARN_FIXED, "original_max_position_embeddings") if scaling.get(key) is not None]

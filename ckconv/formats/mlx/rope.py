@@ -10,6 +10,7 @@ from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.rope import same_factors_always, scaled
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.engine_rows import Engine
 from ckconv.families.rope_keys import ROPE_KEYS
 from ckconv.plan.steps import Reason
@@ -48,6 +49,7 @@ def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], row: Engine) -
         yield Reason(
             f"{scaled(kind, config)} and names no original_max_position_embeddings: mlx-lm takes {_YARN_CONTEXT}"
         )
+    known = _KEYS[kind] | _NAMES | {*row.reads, *FAMILIES[config.family].document.rope.noted}
     for key, value in sorted(scaling.items()):
-        if key not in _KEYS[kind] | _NAMES | {*row.reads} and not ROPE_KEYS[kind].idle(key, value):
+        if key not in known and not ROPE_KEYS[kind].idle(key, value):
             yield Reason(f"{scaled(kind, config)} with {key} = {value!r}, which mlx-lm does not read")

@@ -20,7 +20,7 @@ from ckconv.families.huggingface_config import huggingface_config
 from ckconv.families.huggingface_types import unaccepted
 from ckconv.families.keys import CONSUMERS, MLX_LM, TRANSFORMERS, Kind
 from ckconv.families.schema import Family
-from ckconv.families.words import family_of, said
+from ckconv.families.words import family_of, said, without_noted
 
 #: What the output says otherwise on purpose.
 _ON_PURPOSE = ("family", "context_length", "vocab_size")
@@ -117,7 +117,8 @@ def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str
     mlx = family.engines.get("mlx_lm")
     windowless = consumer == MLX_LM and mlx is not None and "window" in mlx.ignores
     same = {name: getattr(config, name) for name in (*_ON_PURPOSE, *(_WINDOW if windowless else ()))}
-    found = config_differences(replace(config, modifiers=()), replace(read, **same), same_words=True)
+    mine = without_noted(replace(config, modifiers=()))
+    found = config_differences(mine, without_noted(replace(read, **same)), same_words=True)
     return [
         f"{name}{said(config, name)} is {ours!r}, {consumer} reads {theirs!r}" for name, (ours, theirs) in found.items()
     ]
