@@ -50,11 +50,9 @@ def test_no_two_names_that_are_written_lead_to_one_tensor(family: str, format: s
     names = names_of(FAMILIES[family], format)
     for pattern, found in names.written.items():
         assert pattern in found.names
-        assert names.stored[found.pattern] is found
+        assert found in names.choices.get(found.pattern, (names.stored[found.pattern],))
     assert not set(names.dropped) & set(names.stored)
-    holds = [
-        name for found in {found.pattern: found for found in names.written.values()}.values() for name in found.names
-    ]
+    holds = [name for found in {id(found): found for found in names.written.values()}.values() for name in found.names]
     assert sorted(holds) == sorted(names.written)
 
 

@@ -23,6 +23,7 @@ from ckconv.errors import InputError
 from ckconv.families.catalogue import family_of_model_type
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_rope import Rope, read_rope
+from ckconv.families.huggingface_types import takes
 from ckconv.families.huggingface_windows import read_windows
 from ckconv.families.keys import MLX_LM, TRANSFORMERS
 from ckconv.families.parameters import ParameterError, Values
@@ -150,7 +151,7 @@ def _numbers(
         for key in () if field in _BY_RULE else words:
             if own.get(key) is None or not family.document.keys.reads(key, consumer):
                 continue
-            found = checked_number(key, _alike(own[key]), number, fail)
+            found = checked_number(key, _alike(own, key), number, fail)
             if (field, key) in computed:
                 found = Values(family, _Document(own), _READERS[consumer])[computed[field, key]]
             if values.setdefault(field, found) != found:
@@ -159,9 +160,11 @@ def _numbers(
     return values, names
 
 
-def _alike(value: Any) -> Any:
-    """A number that is listed for every layer, and is the same for all."""
-    return value[0] if isinstance(value, list) and value and value.count(value[0]) == len(value) else value
+def _alike(own: Mapping[str, Any], key: str) -> Any:
+    """A number; of a list that the class takes, one number for every layer, the one that all are."""
+    value = own[key]
+    alike = isinstance(value, list) and value and value.count(value[0]) == len(value)
+    return value[0] if alike and takes(str(own.get("model_type")), key, value) else value
 
 
 def _defaults(

@@ -68,6 +68,12 @@ def unaccepted(document: Mapping[str, Any], model_type: str) -> list[str]:
     return found
 
 
+def takes(model_type: str, key: str, value: Any) -> bool:
+    """The class of transformers is known to take this value."""
+    types = _types_of(model_type)
+    return key in types and types[key](value)
+
+
 @cache
 def _recorded() -> dict[str, Any]:
     recorded: dict[str, Any] = json.loads(TYPES.read_text())
