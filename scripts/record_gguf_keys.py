@@ -13,7 +13,16 @@ import re
 import sys
 from pathlib import Path
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "phi3", "gpt2")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ckconv.families.catalogue import FAMILIES  # noqa: E402
+
+#: Architecture -> file of src/models with its load_arch_hparams, where that is called otherwise.
+FILES = {
+    "ernie4_5": "ernie4-5", "ernie4_5-moe": "ernie4-5", "glm4moe": "glm4-moe", "gpt-oss": "openai-moe",
+    "granitemoe": "granite-moe", "hunyuan-dense": "hunyuan-vl", "seed_oss": "seed-oss",
+}  # fmt: skip
 
 #: ``ml.get_key(LLM_KV_NAME, into, false)``: without the last argument the key has to be there.
 CALL = re.compile(r"ml\.get_(?:key_or_arr|key|arr_n|arr)\((LLM_KV_\w+),([^;]*?)\)(?=[;) &|{])")
@@ -46,8 +55,8 @@ def main(sources: str, version: str) -> None:
     common = calls(without_other_architectures(body(model, "void llama_model_base::load_hparams(")), names)
     pattern = calls(body(model, "void llama_model_base::load_swa_pattern("), names)
     read = {}
-    for name in ARCHITECTURES:
-        own = body((root / "models" / f"{name}.cpp").read_text(), "::load_arch_hparams(")
+    for name in sorted({family.gguf for family in FAMILIES.values() if family.gguf}):
+        own = body((root / "models" / f"{FILES.get(name, name)}.cpp").read_text(), "::load_arch_hparams(")
         found = {**vocabulary, **common, **calls(own, names), **(pattern if "load_swa_pattern(" in own else {})}
         read[name] = {key: "required" if required else "optional" for key, required in sorted(found.items())}
     document = {"llama.cpp": version, "names": sorted(names.values()), "read": read}

@@ -71,9 +71,19 @@ def value(path: Path, key: str) -> Any:
 # The tables
 
 
-@pytest.mark.parametrize("name", [name for name in KEYS if FAMILIES[name].gguf in RECORDED["read"]])
+#: Keys that are written as llama.cpp's converter does, or for a relative, and that its loader does not ask for.
+UNREAD = {
+    "ernie4_5_moe": {"expert_shared_count"},
+    "falcon": {"tensor_data_layout"},
+    "gpt_oss": {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"},
+    "granitemoe": {"deepstack_mapping"},
+    "hunyuan_v1_moe": {"expert_shared_count"},
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
 def test_the_keys_that_llama_cpp_reads_are_those_of_the_table(name: str) -> None:
-    assert set(KEYS[name]) == set(RECORDED["read"][FAMILIES[name].gguf])
+    assert set(KEYS[name]) - UNREAD.get(name, set()) == set(RECORDED["read"][FAMILIES[name].gguf])
 
 
 @pytest.mark.parametrize("name", KEYS)
@@ -91,7 +101,7 @@ def test_names_are_those_of_the_gguf_package() -> None:
         for text in vars(group).values()
         if isinstance(text, str) and text.startswith("{arch}.")
     }
-    llama_cpp_only = {"classifier.pooling_type", "rope.scale_linear"}
+    llama_cpp_only = {"classifier.pooling_type", "deepstack_mapping", "rope.scale_linear"}
     assert {name for table in KEYS.values() for name in table} - known <= llama_cpp_only
 
 

@@ -357,11 +357,11 @@ def mutated(text: str, chance: random.Random) -> str:
 
 def test_a_mutated_file_loads_or_is_refused(tmp_path: Path) -> None:
     chance = random.Random(11)
-    texts = [MINE, *(path.read_text() for path in sorted(FOLDER.glob("*.toml")))]
+    texts = [path.read_text() for path in sorted(FOLDER.glob("*.toml"))]
     codes = set()
     for _ in range(600):
         path = tmp_path / "mylmo.toml"
-        path.write_text(mutated(chance.choice(texts), chance))
+        path.write_text(mutated(chance.choice([MINE, chance.choice(texts)]), chance))
         try:
             with own_families([path]):
                 codes.add("")
