@@ -23,7 +23,9 @@ from typing import Any
 import gguf
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from models import add_value  # noqa: E402
 
 from ckconv.tokenizer.pretokenizers import pre_tokenizers  # noqa: E402
 
@@ -43,17 +45,8 @@ def written(keys: Mapping[str, Any], path: Path) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
     for key, value in keys.items():
-        name = f"tokenizer.ggml.{key}"
-        if key == "precompiled_charsmap":
-            writer.add_array(name, b64decode(value))
-        elif isinstance(value, list):
-            writer.add_array(name, value)
-        elif isinstance(value, bool):
-            writer.add_bool(name, value)
-        elif isinstance(value, int):
-            writer.add_uint32(name, value)
-        else:
-            writer.add_string(name, value)
+        packed = key == "precompiled_charsmap"
+        add_value(writer, f"tokenizer.ggml.{key}", b64decode(value) if packed else value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

@@ -21,6 +21,20 @@ BLOCKS = {
 }
 
 
+def add_value(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    """Write a key with the type that its value has in Python; whole numbers are u32, bytes an array."""
+    if isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, list | bytes):
+        writer.add_array(key, value)
+    else:
+        writer.add_uint32(key, int(value))  # type: ignore[call-overload]
+
+
 @dataclass
 class Model:
     """A random decoder. ``types`` maps a name's ending (``ffn_down.weight``) to a type; ``matrix`` is for the rest."""
@@ -113,16 +127,7 @@ class Model:
             writer.add_add_bos_token(False)
             writer.add_chat_template("{{ messages }}")
         for key, value in self.extra_keys.items():
-            if isinstance(value, str):
-                writer.add_string(key, value)
-            elif isinstance(value, float):
-                writer.add_float32(key, value)
-            elif isinstance(value, bool):
-                writer.add_bool(key, value)
-            elif isinstance(value, list):
-                writer.add_array(key, value)
-            else:
-                writer.add_uint32(key, int(value))  # type: ignore[call-overload]
+            add_value(writer, key, value)
         data: dict[str, np.ndarray] = {}
         for name, shape in self.tensors().items():
             kind = self.type_of(name, shape)

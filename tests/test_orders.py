@@ -115,14 +115,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("orders")
 
 
-@pytest.fixture(scope="module", params=[1 << 20, 64, 1], ids=["one piece", "64 bytes a piece", "a row a piece"])
-def small_pieces(request: pytest.FixtureRequest):
-    patch = pytest.MonkeyPatch()
-    for name in ("CHUNK", "SCRATCH"):
-        patch.setattr(rows_module, name, request.param)
-    patch.setattr(rows_module, "PAGE", 1)
-    yield
-    patch.undo()
+@pytest.fixture(scope="module")
+def small_pieces(small_pieces: None):
+    """The fixture of all tests, with no run so short that what lies between is read along."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "PAGE", 1)
+        yield
 
 
 @given(order=orders(), cuts=st.tuples(st.integers(0, 999), st.integers(0, 999)), wide=st.booleans())

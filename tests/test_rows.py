@@ -15,7 +15,6 @@ from test_layouts import Places, row_places
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.core.layouts import Layout, column_blocks, plain, transposed
 from ckconv.core.tensors import Extent, Tensor
-from ckconv.io import rows as rows_module
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader, canonical_pieces, stored_chunks
 from ckconv.quant.convert import Conversion
@@ -84,16 +83,6 @@ def written(tensor: Tensor, layout: Layout, conversion: Conversion) -> tuple[byt
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rows")
-
-
-@pytest.fixture(scope="module", params=[1 << 20, 64, 1], ids=["one piece", "64 bytes a piece", "a row a piece"])
-def small_pieces(request: pytest.FixtureRequest):
-    """The same work in pieces of other sizes."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(rows_module, "CHUNK", request.param)
-    patch.setattr(rows_module, "SCRATCH", request.param)
-    yield
-    patch.undo()
 
 
 @given(places=all_places(), data=st.data())

@@ -32,11 +32,15 @@ def mixed(path: str, families: Iterable[str]) -> bool:
 
 
 def _module_of(path: str, family: str) -> str | None:
-    formats = [names_of(FAMILIES[family], format).stored for format in (HF, MLX)]
-    for prefix, instead in (("", ""), *NESTED):
-        if path.startswith(prefix):
-            name = parse(f"{instead}{path[len(prefix) :]}{_WEIGHT}")
-            found = next((stored[name.pattern] for stored in formats if name.pattern in stored), None)
+    spelled = [
+        parse(f"{instead}{path[len(prefix) :]}{_WEIGHT}")
+        for prefix, instead in (("", ""), *NESTED)
+        if path.startswith(prefix)
+    ]
+    for format in (HF, MLX):
+        stored = names_of(FAMILIES[family], format).stored
+        for name in spelled:
+            found = stored.get(name.pattern)
             if found is not None and found.side_by_side:
                 module = with_layer(found.canonical.removesuffix(_WEIGHT), name.layer)
                 return module if name.expert is None else module.replace(".experts.", f".experts.{name.expert}.")
@@ -46,8 +50,8 @@ def _module_of(path: str, family: str) -> str | None:
 def families_of(paths: Iterable[str]) -> tuple[str, ...]:
     """The families that have a rule for every path that any family has one for."""
     one_a_layer = {parse(path).pattern: path for path in paths}.values()  # numbers of layers make no difference
-    known = [path for path in one_a_layer if any(_module_of(path, family) for family in FAMILIES)]
-    return tuple(family for family in FAMILIES if all(_module_of(path, family) for path in known))
+    ruled = [{family for family in FAMILIES if _module_of(path, family)} for path in one_a_layer]
+    return tuple(family for family in FAMILIES if all(family in families for families in ruled if families))
 
 
 def path_of(module: str, families: Iterable[str], scheme: str) -> str | None:
