@@ -1,0 +1,175 @@
+"""What C-Kernel-Engine computes of a bump file, in float64: numpy, the gguf package's decoders, nothing of ckconv.
+
+Entries are read where ``weights_manifest.json`` has them and used as the engine's template of the family uses them:
+rows are rotated as the template's RoPE kernel does, biases are added wherever an entry has them, the head is the
+embedding where the configuration ties it, and an entry that no operation uses is an error, as it is for the engine's
+builder. Nothing is undone that the engine does not undo. A family is a row of :data:`CIRCUITS`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gguf import GGMLQuantizationType as Q
+from gguf.quants import dequantize
+
+TYPES = {
+    "fp32": Q.F32, "fp16": Q.F16, "bf16": Q.BF16, "q8_0": Q.Q8_0, "q5_0": Q.Q5_0, "q5_1": Q.Q5_1, "q4_k": Q.Q4_K,
+    "q5_k": Q.Q5_K, "q6_k": Q.Q6_K,
+}  # fmt: skip
+
+#: Entries of the tokenizer, and of the parity harness that an untrained file still has.
+NOT_COMPUTED = ("vocab_", "tiny.")
+
+
+@dataclass
+class Bump:
+    """A file and its manifest.
+
+    Attributes:
+        template: the engine's own, the manifest's merged over it.
+        entries: name -> (type, offset, bytes).
+        used: names that were asked for.
+    """
+
+    config: Mapping[str, Any]
+    template: Mapping[str, Any]
+    entries: Mapping[str, tuple[str, int, int]]
+    data: bytes
+    used: set[str] = field(default_factory=set)
+
+    def rows(self, name: str, columns: int) -> np.ndarray:
+        """An entry of rows of ``columns`` elements."""
+        word, offset, size = self.entries[name]
+        self.used.add(name)
+        raw = np.frombuffer(self.data, np.uint8, size, offset)
+        return dequantize(raw, TYPES[word]).astype(np.float64).reshape(-1, columns)
+
+    def vector(self, name: str) -> np.ndarray:
+        return self.rows(name, 1)[:, 0]
+
+    def optional(self, name: str) -> np.ndarray | float:
+        """A bias: an entry of zeros may be left out."""
+        return self.vector(name) if name in self.entries else 0.0
+
+    def linear(self, x: np.ndarray, at: str, matrix: str, bias: str = "") -> np.ndarray:
+        made: np.ndarray = x @ self.rows(at + matrix, x.shape[-1]).T
+        return made + self.optional(at + bias) if bias else made
+
+    def norm(self, x: np.ndarray, name: str) -> np.ndarray:
+        """RMSNorm of the last axis, which is a head's where the entry is as long as one."""
+        made: np.ndarray = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.config["rms_eps"]) * self.vector(name)
+        return made
+
+    def rotated(self, x: np.ndarray) -> np.ndarray:
+        """RoPE of ``[positions, heads, head size]``: neighbours by a pairwise kernel, else half against half."""
+        size = self.config.get("rotary_dim", x.shape[-1])
+        pairwise = "pairwise" in self.template["kernels"]["rope_qk"]
+        angles = np.arange(len(x))[:, None] * self.config["rope_theta"] ** (-2 * np.arange(size // 2) / size)
+        turn = np.exp(1j * angles)[:, None, :]
+        turned = x.copy()
+        one, two = (slice(0, size, 2), slice(1, size, 2)) if pairwise else (slice(size // 2), slice(size // 2, size))
+        turn = turn * (x[..., one] + 1j * x[..., two])
+        turned[..., one], turned[..., two] = turn.real, turn.imag
+        return turned
+
+
+def attention(bump: Bump, h: np.ndarray, at: str) -> np.ndarray:
+    """Causal attention with the entries of llama and its like; norms of Q and K before RoPE, where there are any."""
+    c, n = bump.config, len(h)
+    q, k, v = (bump.linear(h, at, f"w{p}", f"b{p}").reshape(n, -1, c["head_dim"]) for p in "qkv")
+    if f"{at}q_norm" in bump.entries:
+        q, k = bump.norm(q, f"{at}q_norm"), bump.norm(k, f"{at}k_norm")
+    return bump.linear(attended(bump.rotated(q), bump.rotated(k), v).reshape(n, -1), at, "wo", "bo")
+
+
+def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """``[positions, heads, head size]``; heads of Q share those of K and V in runs."""
+    k, v = (np.repeat(a, q.shape[1] // a.shape[1], axis=1) for a in (k, v))
+    scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(q.shape[-1])
+    scores = np.exp(np.where(np.tri(len(q), dtype=bool), scores, -np.inf))
+    mixed: np.ndarray = np.einsum("hqk,khd->qhd", scores / scores.sum(-1, keepdims=True), v)
+    return mixed
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    made: np.ndarray = x / (1 + np.exp(-x))
+    return made
+
+
+def mlp(bump: Bump, h: np.ndarray, at: str) -> np.ndarray:
+    """SwiGLU, gate and up in one entry."""
+    gate, up = np.split(bump.linear(h, at, "w1", "b1"), 2, axis=-1)
+    return bump.linear(silu(gate) * up, at, "w2", "b2")
+
+
+def dense(bump: Bump, x: np.ndarray, layer: int) -> np.ndarray:
+    """A layer with a norm before each of its two blocks."""
+    at = f"layer.{layer}."
+    x = x + attention(bump, bump.norm(x, f"{at}ln1_gamma"), at)
+    return x + mlp(bump, bump.norm(x, f"{at}ln2_gamma"), at)
+
+
+class Circuit(NamedTuple):
+    """A family as the engine knows it: its RoPE kernel and a layer."""
+
+    rope_qk: str
+    layer: Callable[[Bump, np.ndarray, int], np.ndarray]
+
+
+#: The engine's template -> what it computes.
+CIRCUITS = {
+    "llama": Circuit("rope_forward_qk_pairwise", dense),
+    "qwen2": Circuit("rope_forward_qk", dense),
+    "qwen3": Circuit("rope_forward_qk", dense),
+}
+
+#: ``rope_layout`` of the configuration overrides the template's kernel, in April's engine only.
+APRIL_KERNELS = {"split": "rope_forward_qk", "pairwise": "rope_forward_qk_pairwise"}
+
+
+def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """As the engine's builder merges: objects key by key, lists replaced, null ignored."""
+    made = dict(ours)
+    for key, value in theirs.items():
+        both = isinstance(value, dict) and isinstance(made.get(key), dict)
+        if value is not None:
+            made[key] = merged(made[key], value) if both else value
+    return made
+
+
+def read(path: Path, age: str = "april") -> Bump:
+    """A bump 5 file, or one of layout D of version 4, with its manifest beside it."""
+    manifest = json.loads((path.parent / "weights_manifest.json").read_text())
+    config = manifest["config"]
+    own = manifest.get("template") or {}
+    template = merged({"kernels": {"rope_qk": CIRCUITS[own.get("name") or config["model"]].rope_qk}}, own)
+    if age == "april" and config.get("rope_layout"):
+        template = merged(template, {"kernels": {"rope_qk": APRIL_KERNELS[config["rope_layout"]]}})
+    entries = {e["name"]: (e["dtype"], e["file_offset"], e["size"]) for e in manifest["entries"]}
+    return Bump(config, template, entries, path.read_bytes())
+
+
+def logits(path: Path, prompt: tuple[int, ...], age: str = "april") -> np.ndarray:
+    """``[positions, vocabulary]`` of a file, by the engine of an age: ``april`` or ``july``."""
+    return computed(read(path, age), prompt)
+
+
+def computed(bump: Bump, prompt: tuple[int, ...]) -> np.ndarray:
+    c = bump.config
+    embedding = bump.rows("token_emb", c["embed_dim"])
+    x = embedding[list(prompt)]
+    layer = CIRCUITS[bump.template.get("name") or c["model"]].layer
+    for n in range(c["num_layers"]):
+        x = layer(bump, x, n)
+    x = bump.norm(x, "final_ln_weight") + bump.optional("final_ln_bias")
+    tied = c.get("tie_word_embeddings", "output.weight" not in bump.entries)
+    made: np.ndarray = x @ (embedding if tied else bump.rows("output.weight", c["embed_dim"])).T
+    unused = [name for name in bump.entries if name not in bump.used and not name.startswith(NOT_COMPUTED)]
+    assert not unused, f"no operation uses {unused}"
+    return made
