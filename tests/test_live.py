@@ -1,7 +1,7 @@
 """What needs torch: transformers and peft compute the outputs now. ``make oracles`` runs these.
 
 ``CKCONV_REFERENCE`` may name folders with ``hf/NAME`` and, by llama.cpp's own converter, ``gguf/NAME.TYPE.gguf``: those
-models are held against llama.cpp to the bit, besides the fixtures.
+models are held against llama.cpp to the bit, besides the fixtures, which lie in such folders.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ckconv.errors import UnsupportedError
 
 pytestmark = pytest.mark.live
 
-FOLDERS = [Path(name) for name in os.environ.get("CKCONV_REFERENCE", "").split(os.pathsep) if name]
-PAIRS = [(hf, theirs) for root in FOLDERS for hf in sorted((root / "hf").iterdir())
+FOLDERS = [FIXTURES, *(Path(name) for name in os.environ.get("CKCONV_REFERENCE", "").split(os.pathsep) if name)]
+PAIRS = [(hf, theirs) for root in FOLDERS for hf in sorted((root / "hf").iterdir()) if any(hf.glob("*.safetensors"))
          for theirs in sorted((root / "gguf").glob(f"{hf.name}.*.gguf"))]  # fmt: skip
 BLOCKS = [path for root in FOLDERS if (root / "kquants").is_dir() for path in sorted((root / "kquants").glob("*.gguf"))]
 
