@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -176,12 +177,29 @@ def test_blocks_go_along_where_their_values_stay_together(small_pieces: None, fo
         assert read(file_of(folder, "whole", wanted, kind, stored_layout([own], kind))) == array.tobytes()
 
 
-def test_blocks_whose_values_go_apart_are_refused(folder: Path) -> None:
-    order = Order("A C P", ("A P C",), ("A", "C", "P"), {"A": 2, "C": 64, "P": 32})
-    tensor = file_of(folder, "k_b", bytes(2 * 64 * 18), DTYPES["Q4_0"], stored_layout(order.kinds, DTYPES["Q4_0"]))
+def blocks_apart_in(folder: Path, kind: DType, size: int) -> tuple[Tensor, np.ndarray]:
+    """A stack of matrices stored turned, in blocks whose values are of several rows."""
+    order = Order("A C P", ("A P C",), ("A", "C", "P"), {"A": 3, "C": 48, "P": 64})
+    data = np.random.default_rng(3).integers(0, 64, 3 * 48 * 2 * size, np.uint8).reshape(3 * 48, -1)
+    return file_of(folder, "k_b", data.tobytes(), kind, stored_layout(order.kinds, kind)), data
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0"])
+def test_blocks_whose_values_go_apart_are_read_as_their_values(small_pieces: None, folder: Path, name: str) -> None:
+    kind = DTYPES[name]
+    tensor, data = blocks_apart_in(folder, kind, kind.size)
+    values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name]).reshape(3, 48, 64).transpose(0, 2, 1)
+
+    assert read(tensor) == values.astype("<f4").tobytes()
+    run = Run(tensor, Conversion(kind, F32), 60, 130)  # rows of three matrices
+    assert written([run], plain(70, 48)) == values.reshape(192, 48)[60:130].astype("<f4").tobytes()
+
+
+def test_blocks_whose_values_go_apart_are_refused_where_there_is_no_decoder(folder: Path) -> None:
+    tensor, _ = blocks_apart_in(folder, DTYPES["Q8_1"], DTYPES["Q8_1"].size)
 
     with pytest.raises(
-        UnsupportedError, match="blocks of Q4_0 would have to be decoded: of 32 values only 1 stay together"
+        UnsupportedError, match="blocks of Q8_1 would have to be decoded: of 32 values only 1 stay together"
     ):
         read(tensor)
 

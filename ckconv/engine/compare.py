@@ -164,10 +164,10 @@ def _compare(
     if one.shape != other.shape:
         reason = f"shape {list(one.shape)} and {list(other.shape)}"
         return Difference(one.name, types, 0, one.elements, math.nan, math.nan, reason)
-    pair = _Pair(one, other, shifts)
-    if one.dtype is not other.dtype and not pair.comparable:
-        return Difference(one.name, types, 0, one.elements, math.nan, math.nan, f"{types[0]} and {types[1]}")
     left, right = RowReader(one, files), RowReader(other, files)
+    pair = _Pair(left, right, shifts)
+    if left.dtype is not right.dtype and not pair.comparable:
+        return Difference(one.name, types, 0, one.elements, math.nan, math.nan, f"{types[0]} and {types[1]}")
     lead = left if left.piece >= right.piece else right
     for start, rows in canonical_pieces(lead, max(left.row_bytes, right.row_bytes)):
         stop = start + len(rows)
@@ -181,21 +181,21 @@ def _power(reader: RowReader, shift: int) -> float:
     total = 0.0
     with np.errstate(all="ignore"):
         for _, rows in canonical_pieces(reader):
-            total += float(np.nansum(_values(rows, reader.tensor, shift).astype(np.float64) ** 2))
+            total += float(np.nansum(_values(rows, reader, shift).astype(np.float64) ** 2))
     return total
 
 
-def _values(rows: Rows, tensor: Tensor, shift: int) -> Floats:
-    values = np.ascontiguousarray(decode(rows, tensor.dtype))
-    if tensor.layout.scale != 1.0:
-        values = values * np.float32(tensor.layout.scale)
+def _values(rows: Rows, reader: RowReader, shift: int) -> Floats:
+    values = np.ascontiguousarray(decode(rows, reader.dtype))
+    if reader.layout.scale != 1.0:
+        values = values * np.float32(reader.layout.scale)
     return values + np.float32(shift) if shift else values
 
 
 class _Pair:
     """Adds up the differences of two tensors, piece by piece."""
 
-    def __init__(self, one: Tensor, other: Tensor, shifts: tuple[int, int]) -> None:
+    def __init__(self, one: RowReader, other: RowReader, shifts: tuple[int, int]) -> None:
         self.one, self.other, self.shifts = one, other, shifts
         self.comparable = convertible(one.dtype, F32) and convertible(other.dtype, F32)
         self.recipes = recipe_between(one.dtype, other.dtype), recipe_between(other.dtype, one.dtype)
@@ -240,9 +240,9 @@ class _Pair:
         if self.uncompared:
             rows = f"{counted(self.values, 'row')} differ{'s' if self.values == 1 else ''}"
             reason = f"{rows}, and there is no decoder for {types[0]}"
-            return Difference(self.one.name, types, 0, self.one.elements, math.nan, math.nan, reason)
+            return Difference(self.one.tensor.name, types, 0, self.one.tensor.elements, math.nan, math.nan, reason)
         relative = _ratio(self.squares, power()) if not math.isnan(self.max_error) else math.nan
-        return Difference(self.one.name, types, self.values, self.one.elements, self.max_error, relative)
+        return Difference(self.one.tensor.name, types, self.values, self.one.tensor.elements, self.max_error, relative)
 
 
 def _ratio(squares: float, power: float) -> float:

@@ -61,16 +61,17 @@ def _hash_tensor(
     tensor: Tensor, index: TensorIndex, files: Files, progress: Callable[[int, str], None] | None
 ) -> tuple[str, bool]:
     """The digest, and whether every byte that went into it was zero."""
-    exact = tensor.dtype in WIDENS_TO_F32
+    reader = RowReader(tensor, files)
+    exact = reader.dtype in WIDENS_TO_F32
     shift = 0
     if index.config is not None:
         shift = shift_of(FAMILIES[index.config.family], tensor.name) - tensor.layout.shift
     factor = tensor.layout.scale if exact else 1.0
-    conversion = Conversion(tensor.dtype, F32 if exact else tensor.dtype, shift if exact else 0, factor=factor)
+    conversion = Conversion(reader.dtype, F32 if exact else reader.dtype, shift if exact else 0, factor=factor)
     shape = "x".join(map(str, tensor.shape))
     digest = hashlib.sha256(f"{tensor.name}\n{shape}\n{conversion.target}\n".encode("utf-8", "surrogateescape"))
     zero_filled = True
-    for _, rows in canonical_pieces(RowReader(tensor, files)):
+    for _, rows in canonical_pieces(reader):
         data, _ = conversion.apply(rows)
         digest.update(data)
         zero_filled = zero_filled and not data.any()

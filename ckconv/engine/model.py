@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ckconv.core.dtypes import DType
+
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
@@ -46,13 +48,19 @@ class ModelTensor:
     def rows(self) -> NDArray[np.uint8]:
         """The canonical rows as stored bytes, ``[rows, bytes of a row]``: un-permuted, un-packed, blocks as they are.
 
+        Of blocks that hold values of several rows: the values, as float32.
+
         Raises:
             OutputError: ``input.changed``, the file is not what it was.
         """
+        return self._rows()[0]
+
+    def _rows(self) -> tuple[NDArray[np.uint8], DType]:
         from ckconv.io.rows import RowReader
 
         with Files(self.identities) as files:
-            return RowReader(self.tensor, files).rows(0, self.tensor.layout.rows)
+            reader = RowReader(self.tensor, files)
+            return reader.rows(0, self.tensor.layout.rows), reader.dtype
 
     def values(self) -> NDArray[np.float32]:
         """The canonical values, decoded exactly, in the tensor's shape.
@@ -70,7 +78,7 @@ class ModelTensor:
         dtype = self.tensor.dtype
         if dtype not in WIDENS_TO_F32 and not decodable(dtype):
             raise UnsupportedError("tensor.values", f"{dtype} has no float32 values", tensor=self.name)
-        return decode(self.rows(), dtype).reshape(self.shape)
+        return decode(*self._rows()).reshape(self.shape)
 
 
 class Metadata(Mapping[str, Any]):

@@ -257,7 +257,9 @@ def _placed(tensor: Tensor, part: Part, kind: Kind) -> Tensor:
         tensor = _cut(tensor, kind.shape, kind.first)
     else:
         layout = stored_layout([kind], tensor.dtype)
-        planes = tuple(replace(plane, layout=layout.of_width(plane.layout.cols)) for plane in tensor.planes)
+        planes = tensor.planes
+        if layout.whole_rows:
+            planes = tuple(replace(plane, layout=layout.of_width(plane.layout.cols)) for plane in planes)
         tensor = replace(tensor, shape=kind.shape, layout=layout, planes=planes)
     shift = _SHIFTS[part.value]
     return replace(tensor, layout=shifted(tensor.layout, shift)) if shift else tensor

@@ -36,7 +36,6 @@ class MergedRows:
 
     def __init__(self, merge: Merge, dtype: DType, files: Files) -> None:
         self._dtype = dtype
-        self._base_type = merge.base.dtype
         self._name = merge.base.name
         self._path = next((extent.path for extent in merge.base.extents), None)
         self._base = RowReader(merge.base, files)
@@ -59,7 +58,7 @@ class MergedRows:
         return self._changed(self._base.gather(canonical), canonical)
 
     def _changed(self, stored: Rows, canonical: Index) -> Rows:
-        before = decode(stored, self._base_type)
+        before = decode(stored, self._base.dtype)
         after = before.copy()
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is an error below
             for change in self._changes:

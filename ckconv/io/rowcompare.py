@@ -32,6 +32,9 @@ def wrong_rows(
         progress: called with the bytes of ``tensor`` just compared.
     """
     mine, theirs = RowReader(tensor, files), RowReader(source, files)
+    if mine.dtype is not tensor.dtype:
+        conversion = conversion._replace(target=mine.dtype)
+    conversion = theirs.left(conversion)
     wrong: list[int] = []
     rounded = 0
     piece = mine if mine.piece >= theirs.piece else theirs

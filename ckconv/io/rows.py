@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from ckconv.core.dtypes import F32
 from ckconv.core.layouts import Layout, plain
 from ckconv.core.tensors import blocks_apart
 from ckconv.errors import UnsupportedError
 from ckconv.io.cells import PAGE, SPARSE, cell_of, indices, read_box, row_boxes, stored_view
 from ckconv.io.files import CHUNK, Files
-from ckconv.quant.convert import Action, decode, narrowed
+from ckconv.quant.convert import Action, decodable, decode, narrowed
 from ckconv.quant.triples import triple_of
 
 if TYPE_CHECKING:
@@ -64,15 +65,20 @@ class Reader(Protocol):
 
 
 class RowReader:
-    """Reads the canonical rows of one tensor, as bytes of its stored type, padding cut off."""
+    """Reads the canonical rows of one tensor, padding cut off.
+
+    Attributes:
+        dtype: of the rows: the stored one, but F32 where blocks hold values of several rows and are decoded first.
+    """
 
     def __init__(self, tensor: Tensor, files: Files) -> None:
         """Read nothing yet.
 
         Raises:
-            UnsupportedError: ``plan.refused``, blocks hold values of several canonical rows.
+            UnsupportedError: ``plan.refused``, blocks hold values of several canonical rows, and have no decoder.
         """
         self.tensor = tensor
+        self.dtype = tensor.dtype
         self.layout = tensor.layout
         self._files = files
         self._planes = [RowReader(plane, files) for plane in tensor.planes]
@@ -82,13 +88,19 @@ class RowReader:
 
             self._merged = MergedRows(tensor.merge, tensor.dtype, files)
         elif why := blocks_apart(tensor.dtype, tensor.layout):
-            raise UnsupportedError("plan.refused", f"{tensor.source}: {why}", tensor=tensor.source)
-        self.row_bytes = tensor.dtype.nbytes(self.layout.cols)
+            if not decodable(tensor.dtype):
+                raise UnsupportedError("plan.refused", f"{tensor.source}: {why}", tensor=tensor.source)
+            self.dtype = F32
+        self.row_bytes = self.dtype.nbytes(self.layout.cols)
 
     @property
     def max_change(self) -> float:
         """The largest difference that adapters made to a value, of all rows read so far."""
         return self._merged.max_change if self._merged else 0.0
+
+    def left(self, conversion: Conversion) -> Conversion:
+        """What of a conversion of the stored values is left to do with the rows."""
+        return conversion if self.dtype is self.tensor.dtype else conversion._replace(source=self.dtype)
 
     @property
     def piece(self) -> int:
@@ -99,7 +111,7 @@ class RowReader:
         """Canonical rows ``start`` to ``stop``: ``[stop - start, row_bytes]``; planes stand side by side."""
         if self._merged:
             return self._merged.rows(start, stop)
-        if self._planes:
+        if self._planes and self.dtype is self.tensor.dtype:
             return np.concatenate([plane.rows(start, stop) for plane in self._planes], axis=1)
         return self._rows(start, stop, 0, self.layout.cols)
 
@@ -107,13 +119,13 @@ class RowReader:
         """The canonical rows at these indices: ``[len(canonical), row_bytes]``."""
         if self._merged:
             return self._merged.gather(canonical)
-        if self._planes:
+        if self._planes and self.dtype is self.tensor.dtype:
             return np.concatenate([plane.gather(canonical) for plane in self._planes], axis=1)
         return self._gather(canonical, 0, self.layout.cols)
 
     def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
         """Columns ``low`` to ``high`` of the rows at these indices, converted, and how many values changed."""
-        if self._merged or self._planes or self.tensor.dtype.block > 1:
+        if self._merged or self.dtype.block > 1:
             return _columns(self.gather(canonical), conversion, low, high)
         return conversion.apply(self._gather(canonical, low, high))
 
@@ -126,14 +138,14 @@ class RowReader:
     def _rows(self, start: int, stop: int, low: int, high: int) -> Rows:
         if self.layout.whole_rows:
             return self._gather(np.arange(start, stop, dtype=np.int64), low, high)
-        dtype = self.tensor.dtype
+        dtype = self.dtype
         out = np.empty((stop - start, (high - low) // dtype.block), cell_of(dtype))
         for first, to, axes in row_boxes(self.layout.strips[0], dtype.block, (start, stop), (low, high)):
             read_box(self._cells, first, axes, out.reshape(-1)[to:], CHUNK)
         return out.view(np.uint8)
 
     def _gather(self, canonical: Index, low: int, high: int) -> Rows:
-        dtype = self.tensor.dtype
+        dtype = self.dtype
         width = dtype.nbytes(high - low)
         if not len(canonical):
             return np.empty((0, width), np.uint8)
@@ -158,7 +170,7 @@ class RowReader:
 
     def _picked(self, first: int, nbytes: int, places: Index, width: int) -> Rows:
         """Rows that begin at these places of a run of bytes."""
-        pitch = self.tensor.dtype.nbytes(self.layout.pitch)
+        pitch = self.dtype.nbytes(self.layout.pitch)
         index = places // pitch
         count = int(index.max()) + 1
         run = np.empty(max(nbytes, count * pitch), np.uint8)
@@ -169,7 +181,23 @@ class RowReader:
         return picked
 
     def _read(self, start: int, out: Rows) -> None:
-        self._files.read_run(self.tensor.extents, start, out)
+        if self.dtype is self.tensor.dtype:
+            self._files.read_run(self.tensor.extents, start, out)
+        else:
+            self._read_decoded(start // self.dtype.size, out)
+
+    def _read_decoded(self, first: int, out: Rows) -> None:
+        """Values from a stored element on, out of the blocks, or rows of several arrays, that hold them."""
+        dtype, count = self.tensor.dtype, out.nbytes // self.dtype.size
+        unit = self.layout.stored_cols if self._planes else dtype.block
+        low, high = first // unit, -(-(first + count) // unit)
+        if self._planes:
+            stored = np.concatenate([plane.rows(low, high) for plane in self._planes], axis=1)
+        else:
+            stored = np.empty((high - low, dtype.size), np.uint8)
+            self._files.read_run(self.tensor.extents, low * dtype.size, stored.reshape(-1))
+        values = decode(stored, dtype).reshape(-1)[first - low * unit :][:count]
+        out[...] = np.ascontiguousarray(values).view(np.uint8)
 
     def _cells(self, first: int, out: Cells) -> None:
         self._read(first * out.itemsize, out.view(np.uint8))
@@ -187,7 +215,11 @@ class JoinedRows:
     """
 
     def __init__(self, runs: Sequence[Run], cols: int, files: Files) -> None:
-        self._runs = [(run, RowReader(run.tensor, files)) for run in runs]
+        readers = [RowReader(run.tensor, files) for run in runs]
+        self._runs = [
+            (run._replace(conversion=reader.left(run.conversion)), reader)
+            for run, reader in zip(runs, readers, strict=True)
+        ]
         self._first = np.cumsum([0, *(run.stop - run.start for run in runs)])
         self._changed: dict[tuple[int, int, int, int], int] = {}
         self.dtype = runs[0].conversion.written
@@ -263,9 +295,11 @@ def stored_chunks(reader: Reader, layout: Layout, conversion: Conversion) -> Ite
     Yields:
         contiguous uint8 arrays, and how many values in each are not what they were (see :class:`Conversion`).
     """
-    if isinstance(reader, RowReader) and _same_places(reader, layout, conversion):
-        yield from _elements(reader, conversion)
-        return
+    if isinstance(reader, RowReader):
+        if _same_places(reader, layout, conversion):
+            yield from _elements(reader, conversion)
+            return
+        conversion = reader.left(conversion)
     if not layout.elements:
         return
     row_bytes = max(conversion.written.nbytes(layout.stored_cols), reader.row_bytes * layout.stored_cols // layout.cols)

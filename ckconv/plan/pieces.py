@@ -49,9 +49,14 @@ class Piece(NamedTuple):
 
 
 def apart(parts: Iterable[Tensor], layout: Layout | None, dtype: DType) -> str:
-    """Why blocks of parts cannot be moved into a layout, or out of their own; empty where they can, or are none."""
-    reasons = [blocks_apart(part.dtype, part.layout) for part in parts if part.merge is None]
-    reasons += [blocks_apart(dtype, layout)] if layout is not None else []
+    """Why blocks of parts cannot be moved into a layout, or out of their own; empty where they can, or are decoded."""
+    if dtype.block == 1:
+        return ""
+    reasons = []
+    for part in parts:
+        copied = layout is not None and part.dtype is dtype and part.layout.same_bytes_as(layout)
+        if part.merge is None and not copied:
+            reasons += [blocks_apart(part.dtype, part.layout), blocks_apart(dtype, layout) if layout else ""]
     return next(filter(None, reasons), "")
 
 

@@ -47,7 +47,7 @@ def types_of(planner: Planner, entries: Sequence[Entry], *, same_format: bool) -
                 refused.setdefault((choice.why, choice.hint), []).append(part.source)
                 groups[choice.why] += choice.groups
             elif why := apart([part], entry.layout, choice.dtype):
-                refused.setdefault((why, ""), []).append(part.source)
+                refused.setdefault((why, _DECODE), []).append(part.source)
             types.append(choice.dtype)
         if len(set(types)) > 1 and set(types) <= WIDENS_TO_F32 and planner.options.dtype == "engine":
             types = [F32]

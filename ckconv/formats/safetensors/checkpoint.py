@@ -171,7 +171,7 @@ class CheckpointPlanner(Planner):
                 continue
             parts, dtype = [self.tensors[part] for part in entry.parts], next(iter(types))
             if why := apart(parts, entry.places[1] if entry.places else None, dtype):
-                self._fault(why, "", entry.name)
+                self._fault(why, DECODE, entry.name)
             else:
                 modules.append(module_of(entry, parts, dtype))
         return modules
