@@ -20,8 +20,9 @@ from ckconv.families.axes import move, parse
 from ckconv.families.kinds import Kind, stored_layout
 from ckconv.io import rows as rows_module
 from ckconv.io.files import Files
+from ckconv.io.joined import JoinedRows
 from ckconv.io.rowcompare import dirty_padding
-from ckconv.io.rows import JoinedRows, RowReader, canonical_pieces, stored_chunks
+from ckconv.io.rows import RowReader, canonical_pieces, stored_chunks
 from ckconv.quant.convert import Conversion, Run
 
 

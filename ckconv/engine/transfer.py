@@ -155,7 +155,8 @@ def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> N
         for moved in moved_chunks(step.source, order, files):
             pipeline.put(moved)
         return
-    from ckconv.io.rows import JoinedRows, RowReader, stored_chunks
+    from ckconv.io.joined import JoinedRows
+    from ckconv.io.rows import RowReader, stored_chunks
 
     assert step.conversion is not None
     joined = JoinedRows(step.runs, step.target.layout.cols, files) if step.runs else None

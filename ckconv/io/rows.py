@@ -8,7 +8,7 @@ and where a layout takes rows apart they are up to ``SCRATCH`` bytes, so that th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ckconv.core.dtypes import F32
-from ckconv.core.layouts import Layout, plain
+from ckconv.core.layouts import Layout
 from ckconv.core.tensors import blocks_apart
 from ckconv.errors import UnsupportedError
 from ckconv.io.cells import PAGE, SPARSE, cell_of, indices, read_box, row_boxes, stored_view
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ckconv.io.cells import Cells
     from ckconv.io.merge import MergedRows
     from ckconv.quant.codec import Rows
-    from ckconv.quant.convert import Conversion, Run
+    from ckconv.quant.convert import Conversion
 
     Index = NDArray[np.int64]
 
@@ -201,71 +201,6 @@ class RowReader:
 
     def _cells(self, first: int, out: Cells) -> None:
         self._read(first * out.itemsize, out.view(np.uint8))
-
-
-#: What reads rows of one run, converted, and counts the values that changed.
-_Read = Callable[["Run", RowReader, "Index"], "tuple[Rows, int]"]
-
-
-class JoinedRows:
-    """The rows of several runs, already converted, one after the other: what a target stores as one tensor.
-
-    Args:
-        cols: elements of a row as it is written.
-    """
-
-    def __init__(self, runs: Sequence[Run], cols: int, files: Files) -> None:
-        readers = [RowReader(run.tensor, files) for run in runs]
-        self._runs = [
-            (run._replace(conversion=reader.left(run.conversion)), reader)
-            for run, reader in zip(runs, readers, strict=True)
-        ]
-        self._first = np.cumsum([0, *(run.stop - run.start for run in runs)])
-        self._changed: dict[tuple[int, int, int, int], int] = {}
-        self.dtype = runs[0].conversion.written
-        self.layout = plain(int(self._first[-1]), cols)
-        self.row_bytes = self.dtype.nbytes(cols)
-
-    @property
-    def changed(self) -> int:
-        """Values that are not what they were, of all rows asked for so far; rows asked for again count once."""
-        return sum(self._changed.values())
-
-    @property
-    def piece(self) -> int:
-        """Bytes worth asking for at once."""
-        return max(reader.piece for _, reader in self._runs)
-
-    @property
-    def max_change(self) -> float:
-        """The largest difference that adapters made to a value, of all rows read so far."""
-        return max(reader.max_change for _, reader in self._runs)
-
-    def rows(self, start: int, stop: int) -> Rows:
-        """Rows ``start`` to ``stop``: ``[stop - start, row_bytes]``."""
-        return self.gather(np.arange(start, stop, dtype=np.int64))
-
-    def gather(self, canonical: Index) -> Rows:
-        """The rows at these indices: ``[len(canonical), row_bytes]``."""
-        cols = self.layout.cols
-        return self._joined(canonical, 0, cols, lambda run, reader, rows: run.conversion.apply(reader.gather(rows)))
-
-    def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
-        """Columns of the rows at these indices; they are converted already."""
-        return self._joined(
-            canonical, low, high, lambda run, reader, rows: reader.columns(rows, low, high, run.conversion)
-        ), 0
-
-    def _joined(self, canonical: Index, low: int, high: int, read: _Read) -> Rows:
-        out = np.empty((len(canonical), self.dtype.nbytes(high - low)), np.uint8)
-        for number, (run, reader) in enumerate(self._runs):
-            first, last = int(self._first[number]), int(self._first[number + 1])
-            mine = (canonical >= first) & (canonical < last)
-            if mine.any():
-                wanted = canonical[mine] - first + run.start
-                out[mine], changed = read(run, reader, wanted)
-                self._changed[number, int(wanted.min()), int(wanted.max()), low] = changed
-        return out
 
 
 def _take(block: Rows, index: Index) -> Rows:

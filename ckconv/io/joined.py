@@ -1,0 +1,84 @@
+"""Canonical rows of several tensors, or of a part of one, that a target stores as one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckconv.core.layouts import plain
+from ckconv.io.files import Files
+from ckconv.io.rows import RowReader
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ckconv.quant.codec import Rows
+    from ckconv.quant.convert import Conversion, Run
+
+    Index = NDArray[np.int64]
+
+#: What reads rows of one run, converted, and counts the values that changed.
+_Read = Callable[["Run", RowReader, "Index"], "tuple[Rows, int]"]
+
+
+class JoinedRows:
+    """The rows of several runs, already converted, one after the other: what a target stores as one tensor.
+
+    Args:
+        cols: elements of a row as it is written.
+    """
+
+    def __init__(self, runs: Sequence[Run], cols: int, files: Files) -> None:
+        readers = [RowReader(run.tensor, files) for run in runs]
+        self._runs = [
+            (run._replace(conversion=reader.left(run.conversion)), reader)
+            for run, reader in zip(runs, readers, strict=True)
+        ]
+        self._first = np.cumsum([0, *(run.stop - run.start for run in runs)])
+        self._changed: dict[tuple[int, int, int, int], int] = {}
+        self.dtype = runs[0].conversion.written
+        self.layout = plain(int(self._first[-1]), cols)
+        self.row_bytes = self.dtype.nbytes(cols)
+
+    @property
+    def changed(self) -> int:
+        """Values that are not what they were, of all rows asked for so far; rows asked for again count once."""
+        return sum(self._changed.values())
+
+    @property
+    def piece(self) -> int:
+        """Bytes worth asking for at once."""
+        return max(reader.piece for _, reader in self._runs)
+
+    @property
+    def max_change(self) -> float:
+        """The largest difference that adapters made to a value, of all rows read so far."""
+        return max(reader.max_change for _, reader in self._runs)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows ``start`` to ``stop``: ``[stop - start, row_bytes]``."""
+        return self.gather(np.arange(start, stop, dtype=np.int64))
+
+    def gather(self, canonical: Index) -> Rows:
+        """The rows at these indices: ``[len(canonical), row_bytes]``."""
+        cols = self.layout.cols
+        return self._joined(canonical, 0, cols, lambda run, reader, rows: run.conversion.apply(reader.gather(rows)))
+
+    def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
+        """Columns of the rows at these indices; they are converted already."""
+        return self._joined(
+            canonical, low, high, lambda run, reader, rows: reader.columns(rows, low, high, run.conversion)
+        ), 0
+
+    def _joined(self, canonical: Index, low: int, high: int, read: _Read) -> Rows:
+        out = np.empty((len(canonical), self.dtype.nbytes(high - low)), np.uint8)
+        for number, (run, reader) in enumerate(self._runs):
+            first, last = int(self._first[number]), int(self._first[number + 1])
+            mine = (canonical >= first) & (canonical < last)
+            if mine.any():
+                wanted = canonical[mine] - first + run.start
+                out[mine], changed = read(run, reader, wanted)
+                self._changed[number, int(wanted.min()), int(wanted.max()), low] = changed
+        return out
