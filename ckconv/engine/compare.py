@@ -22,7 +22,7 @@ from ckconv.families.names import shift_of
 from ckconv.io.files import Files, pieces
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.io.tied import head_is_embedding
-from ckconv.quant.convert import Conversion, convertible, decode, recipe_between
+from ckconv.quant.convert import Conversion, convertible, decode, way_between
 
 if TYPE_CHECKING:
     from ckconv.engine.contentdiff import Fact
@@ -198,7 +198,7 @@ class _Pair:
     def __init__(self, one: RowReader, other: RowReader, shifts: tuple[int, int]) -> None:
         self.one, self.other, self.shifts = one, other, shifts
         self.comparable = convertible(one.dtype, F32) and convertible(other.dtype, F32)
-        self.recipes = recipe_between(one.dtype, other.dtype), recipe_between(other.dtype, one.dtype)
+        self.recipes = way_between(one.dtype, other.dtype), way_between(other.dtype, one.dtype)
         self.values, self.max_error, self.squares = 0, math.nan, 0.0
         self.uncompared = False
 

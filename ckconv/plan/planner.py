@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from ckconv.core.dtypes import DType
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
-from ckconv.errors import quoted
+from ckconv.errors import counted, quoted
 from ckconv.families.catalogue import FAMILIES, families_of_gguf
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
 from ckconv.families.loaders import OF_FORMAT, Loader
@@ -127,6 +130,21 @@ class Planner(ABC):
         """The engine has no tied heads for the family: what it loads holds the embedding twice."""
         row = FAMILIES[self.index.config.family].engines.get(loader.row) if self.index.config else None
         return row is not None and row.head_must_be_written
+
+    def note_growth(self, types: Iterable[tuple[DType, DType]]) -> None:
+        """Name re-packings that take more bits a weight: exact, and larger than need be where another target is.
+
+        Args:
+            types: of every tensor, its type in the source and in the output.
+        """
+        from ckconv.quant.reexpress import bits_a_weight, grown
+
+        for (one, other), count in Counter(pair for pair in types if pair[0].block > 1 and grown(*pair)).items():
+            are = "is" if count == 1 else "are"
+            self.notes.append(
+                f"{counted(count, 'tensor')} of {one} ({bits_a_weight(one):.1f} bits a weight) {are} "
+                f"{other} ({bits_a_weight(other):.1f}): no smaller type holds them exactly"
+            )
 
     def leave_out(self, name: str, reason: str, nbytes: int) -> None:
         """Note a source tensor that is not written."""

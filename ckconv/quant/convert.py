@@ -18,8 +18,7 @@ from ckconv.quant.triples import plane_types, split_planes, triple_of
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
     from ckconv.quant.codec import Floats, Rows
-    from ckconv.quant.repack import Recipe
-    from ckconv.quant.superblocks import SuperblockRecipe
+    from ckconv.quant.reexpress import Way
 
 #: Block types for which the gguf package has no decoder.
 _NO_DECODER = frozenset({"Q8_1", "Q8_K", "Q1_0", "Q2_0"})
@@ -63,7 +62,7 @@ class Conversion(NamedTuple):
     @property
     def action(self) -> Action:
         """The name of what happens, for reports."""
-        if recipe_between(self.source, self.target):
+        if way_between(self.source, self.target):
             return Action.REPACK
         if self.source.kind is Kind.BLOCK and self.target is not self.source:
             return Action.DECODE
@@ -90,9 +89,9 @@ class Conversion(NamedTuple):
             re-packing the number of groups that do not fit, and unless it is 0 the rows are of no use.
         """
         triple = triple_of(self.target)
-        if self.plane is not None and triple is not None and (recipe := recipe_between(self.source, self.target)):
+        if self.plane is not None and triple is not None and (way := way_between(self.source, self.target)):
             # Every group is judged once, with the codes.
-            packed = recipe.to_triple(rows, triple, codes=self.plane == 0)
+            packed = way(rows, codes=self.plane == 0)
             return packed.planes[self.plane], 0 if self.plane else packed.inexact
         made, changed = self._apply(rows)
         if self.plane is None or triple is None:
@@ -104,9 +103,10 @@ class Conversion(NamedTuple):
 
         if self.source is self.target and not self.shift and self.factor == 1.0:
             return rows, 0
-        recipe = recipe_between(self.source, self.target)
-        if recipe is not None:
-            return _repack(rows, recipe, self.source, self.target)
+        way = way_between(self.source, self.target)
+        if way is not None:
+            made = way(rows)
+            return (made.planes[0] if len(made.planes) == 1 else np.concatenate(made.planes, axis=1)), made.inexact
         floats = decode(rows, self.source)
         if self.factor != 1.0:
             return _scaled(floats, self.factor, self.target)
@@ -139,7 +139,7 @@ class Run(NamedTuple):
 
 def convertible(source: DType, target: DType) -> bool:
     """There is a conversion between the two types, exact or not."""
-    if source is target or recipe_between(source, target):
+    if source is target or way_between(source, target):
         return True
     return target in WIDENS_TO_F32 and (source in WIDENS_TO_F32 or decodable(source))
 
@@ -149,18 +149,13 @@ def decodable(dtype: DType) -> bool:
     return dtype.kind is Kind.BLOCK and dtype.name not in _NO_DECODER
 
 
-def recipe_between(source: DType, target: DType) -> Recipe | SuperblockRecipe | None:
-    """The exact re-packing from an MLX triple to a GGUF block type, or from a block type to a triple."""
-    if source is target:
+def way_between(source: DType, target: DType) -> Way | None:
+    """The exact re-packing from one block type to another, or ``None`` where there is none."""
+    if source.block == 1 or target.block == 1 or source is target:
         return None
-    for one, other in ((source, target), (target, source)):
-        triple = triple_of(one)
-        if triple is not None:
-            from ckconv.quant import repack, superblocks
+    from ckconv.quant import reexpress
 
-            found = repack.find(triple.quantization, other)
-            return found or (superblocks.find(other, triple.quantization) if one is target else None)
-    return None
+    return reexpress.way_between(source, target)
 
 
 def decode(rows: Rows, dtype: DType) -> Floats:
@@ -205,19 +200,3 @@ def _scaled(floats: Floats, factor: float, target: DType) -> tuple[Rows, int]:
         made, _ = narrowed(products.astype(np.float32), target)
         back = to_float32(made, target).astype(np.float64)
     return made, int(np.count_nonzero((back != products) & ~(np.isnan(back) & np.isnan(products))))
-
-
-def _repack(rows: Rows, recipe: Recipe | SuperblockRecipe, source: DType, target: DType) -> tuple[Rows, int]:
-    import numpy as np
-
-    from ckconv.quant import repack
-
-    into = triple_of(target)
-    if into is None:
-        triple = triple_of(source)
-        assert triple is not None
-        assert isinstance(recipe, repack.Recipe)  # the others go one way
-        made = recipe.to_blocks(split_planes(rows, triple), triple)
-        return made.planes[0], made.inexact
-    made = recipe.to_triple(rows, into)
-    return np.concatenate(made.planes, axis=1), made.inexact

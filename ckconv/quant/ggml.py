@@ -25,6 +25,8 @@ _FIELDS: dict[str, list[tuple[str, str, tuple[int, ...]]]] = {
     "Q5_0": [("d", "<f2", ()), ("qh", "u1", (4,)), ("qs", "<u8", (2,))],
     "Q5_1": [("d", "<f2", ()), ("m", "<f2", ()), ("qh", "u1", (4,)), ("qs", "<u8", (2,))],
     "Q8_0": [("d", "<f2", ()), ("qs", "<u8", (4,))],
+    "IQ4_NL": [("d", "<f2", ()), ("qs", "<u8", (2,))],
+    "TQ2_0": [("qs", "u1", (2, 32)), ("d", "<f2", ())],
     "MXFP4": [("d", "u1", (1,)), ("qs", "<u8", (2,))],
     "NVFP4": [("d", "u1", (4,)), ("qs", "<u8", (4,))],
 }
@@ -66,6 +68,10 @@ def put_codes(blocks: Blocks, codes: Bytes, dtype: DType) -> None:
     """Set the codes of all blocks, uint8 ``[rows, columns]``; those of Q8_0 are its signed numbers plus 128."""
     import numpy as np
 
+    if dtype.name == "TQ2_0":
+        first, second, third, fourth = np.moveaxis(codes.reshape(*blocks.shape, 2, 4, 32), -2, 0)
+        blocks["qs"] = first | second << np.uint8(2) | third << np.uint8(4) | fourth << np.uint8(6)
+        return
     words = codes.view("<u8").reshape(blocks.size, -1)
     if dtype.name == "Q8_0":
         blocks["qs"] = (words ^ np.uint64(_SIGNS)).reshape(blocks["qs"].shape)

@@ -96,6 +96,16 @@ class Quantization(NamedTuple):
         return f"{self.mode} {self.bits}-bit group {self.group_size}"
 
 
+class Triple(NamedTuple):
+    """The type of an MLX triple: ``number`` is the type of affine scales and biases, the model's in other modes."""
+
+    quantization: Quantization
+    number: DType
+
+    def __str__(self) -> str:
+        return f"{self.quantization} {self.number}"
+
+
 def quantization(
     mode: object = None,
     bits: object = None,

@@ -9,7 +9,8 @@ Q4_1          affine, up to 4 bits        scale and bias are float16 numbers
 Q5_1          affine, up to 5 bits        scale and bias are float16 numbers
 Q4_0          affine, up to 4 bits        scale is a float16 number, bias = -8 * scale
 Q5_0          affine, up to 5 bits        scale is a float16 number, bias = -16 * scale
-Q8_0          affine, up to 8 bits        scale is a float16 number, bias = -128 * scale
+Q8_0          affine, up to 8 bits        scale is a float16 number, bias = -z * scale, code - z fits eight bits
+TQ2_0         affine, up to 2 bits        scale is a float16 number, bias = -scale, the same in 256 elements
 MXFP4         mxfp4                       the scale byte is not 255 (infinite in MLX, 2**128 in ggml)
 NVFP4         nvfp4, no global scale      the scale byte is at most 0x7E (no sign, no NaN)
 ============  ==========================  ========================================================================
@@ -40,9 +41,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckconv.core.dtypes import BF16, DTYPES, F16, DType
 from ckconv.core.floats import holds
 from ckconv.errors import InputError, UnsupportedError
+from ckconv.quant import affine
 from ckconv.quant import ggml as ggmlblocks
+from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.codec import from_float32, to_float32
-from ckconv.quant.mlx import Quantization, checked_shape, pack, unpack
+from ckconv.quant.mlx import Quantization, Triple, checked_shape, pack, unpack
+from ckconv.quant.superblocks import SUPERBLOCKS, parts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,33 +57,6 @@ if TYPE_CHECKING:
     Flags = NDArray[np.bool_]
 
 
-class Triple(NamedTuple):
-    """The type of an MLX triple: ``number`` is the type of affine scales and biases, the model's in other modes."""
-
-    quantization: Quantization
-    number: DType
-
-    def __str__(self) -> str:
-        return f"{self.quantization} {self.number}"
-
-
-class Repacked(NamedTuple):
-    """A tile in its new arrangement.
-
-    Attributes:
-        planes: uint8 ``[rows, bytes]`` each: ``(blocks,)``, ``(weight, scales, biases)`` or ``(weight, scales)``.
-        groups: MLX groups in the tile.
-        inexact: groups that do not fit; unless it is 0, ``planes`` is of no use.
-        respelled: groups that fit, but whose scale and bias do not come back as the same bits: the scale of a
-            constant group (MLX stores -1e-7, which multiplies code 0 only) is written as 0, or a zero's sign is lost.
-    """
-
-    planes: tuple[Bytes, ...]
-    groups: int
-    inexact: int
-    respelled: int = 0
-
-
 class Recipe(NamedTuple):
     """One exact pair.
 
@@ -88,7 +65,6 @@ class Recipe(NamedTuple):
         mode, bits: the MLX mode, and the widest code that a block holds.
         offset: bias is ``-offset * scale``; ``None`` where the bias is stored, or the mode has none.
         group: elements that share a scale; an MLX group is a multiple of it.
-        reason: why a group may not fit, for people.
     """
 
     block: DType
@@ -96,12 +72,11 @@ class Recipe(NamedTuple):
     bits: int
     offset: int | None
     group: int
-    reason: str
 
     @property
-    def name(self) -> str:
-        """``affine-Q4_1``."""
-        return f"{self.mode}-{self.block}"
+    def anywhere(self) -> bool:
+        """A triple's zero points may be others than the block's: its codes are moved."""
+        return self.block.name in ("Q8_0", "TQ2_0")
 
     def takes(self, quantization: Quantization) -> bool:
         """Triples of this kind can be asked for; whether one fits is in its numbers."""
@@ -118,7 +93,10 @@ class Recipe(NamedTuple):
         """
         if biases is None:
             return int((~self._sound(scales)).sum())
-        fits, _ = self._fitting(to_float32(scales, triple.number), to_float32(biases, triple.number))
+        scale, bias = to_float32(scales, triple.number), to_float32(biases, triple.number)
+        if self.anywhere:
+            return int(affine.unfit(self._parts(scale, bias, triple), self.block).sum())
+        fits, _ = self._fitting(scale, bias)
         return int((~fits).sum())
 
     def respelled(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> Flags:
@@ -132,6 +110,12 @@ class Recipe(NamedTuple):
             return np.zeros(scales.shape, np.bool_)
         fits, respelled = self._fitting(to_float32(scales, triple.number), to_float32(biases, triple.number))
         return ~fits | respelled
+
+    def moves(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> bool:
+        """Some rows' zero points are not the block's, so that their codes are others in it."""
+        if biases is None or not self.anywhere:
+            return False
+        return not self._fitting(to_float32(scales, triple.number), to_float32(biases, triple.number))[0].all()
 
     def to_blocks(self, planes: tuple[Bytes, ...], triple: Triple) -> Repacked:
         """MLX rows -> GGUF rows.
@@ -160,6 +144,8 @@ class Recipe(NamedTuple):
         scale = to_float32(np.ascontiguousarray(scales), triple.number)
         bias = to_float32(np.ascontiguousarray(biases), triple.number)
         fits, respelled = self._fitting(scale, bias)
+        if self.anywhere and not (fits.all() and self.block.block == self.group):
+            return affine.to_blocks(self._parts(scale, bias, triple, codes), self.block)
         if self.offset is None and not fits.all():
             # Where every code is 0 the scale says nothing, and 0 with its sign gives the same values.
             idle = ~fits & holds(bias, F16) & np.isfinite(scale)
@@ -192,6 +178,8 @@ class Recipe(NamedTuple):
             message = f"a row of {raw.shape[1]:,} bytes is not whole {self.block} blocks of {self.block.size} bytes"
             raise InputError("repack.row", message, found=raw.shape[1], allowed=self.block.size)
         quantization = triple.quantization
+        if self.block in SUPERBLOCKS:
+            return affine.to_triple(parts_of(raw, self.block, codes=codes), triple)
         blocks = ggmlblocks.of_bytes(raw, self.block)
         self._check(blocks.shape[1] * self.block.block, quantization)
         unpacked = ggmlblocks.get_codes(blocks, self.block) if codes else np.empty((len(raw), 0), np.uint8)
@@ -228,6 +216,14 @@ class Recipe(NamedTuple):
                 allowed=self.block.block,
             )
 
+    @staticmethod
+    def _parts(scale: Floats, bias: Floats, triple: Triple, codes: Bytes | None = None) -> Affine:
+        import numpy as np
+
+        q = triple.quantization
+        unpacked = np.empty((len(scale), 0), np.uint8) if codes is None else codes
+        return Affine(q.bits, q.group_size, unpacked, scale, bias=bias)
+
     def _fitting(self, scale: Floats, bias: Floats) -> tuple[Flags, Flags]:
         """Which groups fit by their numbers, and which of them do not come back as the same bits."""
         import numpy as np
@@ -248,21 +244,19 @@ class Recipe(NamedTuple):
         return scales <= np.uint8(0x7E if self.mode == "nvfp4" else 0xFE)
 
 
-def _table(*rows: tuple[str, str, int, int | None, int, str]) -> tuple[Recipe, ...]:
-    return tuple(Recipe(DTYPES[block], *rest) for block, *rest in rows)  # type: ignore[arg-type]
-
-
-_OFFSET = "the scale is no float16 number or the bias is not -{} times the scale"
-
 #: Every exact pair; of those that take a triple, the most compact first.
-RECIPES: tuple[Recipe, ...] = _table(
-    ("Q4_0", "affine", 4, 8, 32, _OFFSET.format(8)),
-    ("Q4_1", "affine", 4, None, 32, "a scale or bias is no float16 number"),
-    ("Q5_0", "affine", 5, 16, 32, _OFFSET.format(16)),
-    ("Q5_1", "affine", 5, None, 32, "a scale or bias is no float16 number"),
-    ("Q8_0", "affine", 8, 128, 32, _OFFSET.format(128)),
-    ("MXFP4", "mxfp4", 4, None, 32, "the scale byte is 255"),
-    ("NVFP4", "nvfp4", 4, None, 16, "the scale byte is negative or NaN"),
+RECIPES: tuple[Recipe, ...] = tuple(
+    Recipe(DTYPES[block], mode, bits, offset, group)
+    for block, mode, bits, offset, group in (
+        ("TQ2_0", "affine", 2, 1, 128),
+        ("Q4_0", "affine", 4, 8, 32),
+        ("Q4_1", "affine", 4, None, 32),
+        ("Q5_0", "affine", 5, 16, 32),
+        ("Q5_1", "affine", 5, None, 32),
+        ("Q8_0", "affine", 8, 128, 32),
+        ("MXFP4", "mxfp4", 4, None, 32),
+        ("NVFP4", "nvfp4", 4, None, 16),
+    )
 )
 
 BY_BLOCK: dict[DType, Recipe] = {recipe.block: recipe for recipe in RECIPES}

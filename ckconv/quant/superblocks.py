@@ -1,31 +1,34 @@
-"""Blocks of 256 elements as MLX triples: exact one way, for the types whose scales belong to 32 elements or more.
+"""Codes and numbers of GGUF blocks that only go one way: another block or triple holds the same numbers.
 
-=====  ===========================  ======================================================================
-GGUF   MLX                          the pair of a group
-=====  ===========================  ======================================================================
-Q4_K   affine 4-bit, groups of 32   scale = d * sc, bias = -(dmin * m); sc and m are 6-bit, d and dmin float16
-Q5_K   affine 5-bit, groups of 32   the same
-TQ2_0  affine 2-bit, groups of 32   scale = d, bias = -d
-=====  ===========================  ======================================================================
+======  =========================================================  ================================
+GGUF    a value                                                    the numbers of a group
+======  =========================================================  ================================
+Q4_K    groups of 32, ``d * sc * code - dmin * m``                 ``d * sc``, bias ``-(dmin * m)``
+Q5_K    the same, codes of five bits                               the same
+Q3_K    ``d * n``, ``n = (sc - 32) * (code - 4)``, -124 to 128     ``d`` of 256, code ``n + 127``
+IQ4_NL  ``d * n``, n one of 16 signed bytes                        ``d`` of 32, code ``n + 128``
+TQ1_0   ``d * n``, n -1, 0 or 1                                    ``d`` of 256, code ``n + 1``
+TQ2_0   ``d * n``, n -1 to 2                                       the same
+======  =========================================================  ================================
 
-d * sc has at most 17 significant bits and is a float32 number, and so is its product with a code of 5 bits: ggml's
-decoder and MLX's round the same sum once. Where d or dmin is infinite or NaN a group does not fit. There is no way
-back: another d with other 6-bit factors can give the same products. Q2_K, Q3_K and Q6_K have groups of 16 elements,
-which MLX's affine mode lacks.
+``d``, ``dmin`` are float16; sc and m of Q4_K and Q5_K have six bits: ``d * sc`` has at most 17 significant bits and is
+a float32 number, and so is its product with a code of 5 bits, so ggml's decoder and MLX's round the same sum once.
+There is no way back: another d with other factors can give the same products. Q2_K and Q6_K have groups of 16
+elements, which MLX's affine mode lacks, and products of more bits than eight.
 
-Block structs: ``ggml/src/ggml-common.h``; 6-bit factors: ``get_scale_min_k4`` in ``ggml/src/ggml-quants.c``.
+Block structs: ``ggml/src/ggml-common.h``; 6-bit factors: ``get_scale_min_k4`` in ``ggml/src/ggml-quants.c``, and for
+the others ``dequantize_row_*`` there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.core.dtypes import DTYPES, F32, DType
-from ckconv.core.floats import holds
-from ckconv.errors import InputError, UnsupportedError
-from ckconv.quant.codec import from_float32
-from ckconv.quant.mlx import Quantization, pack
-from ckconv.quant.repack import BY_BLOCK, Repacked, Triple, natural_triple
+from ckconv.core.dtypes import DTYPES, DType
+from ckconv.errors import InputError
+from ckconv.quant import ggml as ggmlblocks
+from ckconv.quant.affine import Affine
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,12 +36,11 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
     Floats = NDArray[np.float32]
+    Blocks = NDArray[Any]
 
-#: Elements that share a pair in the triple.
-GROUP = 32
-
-#: Fields of one block, in order. ``factors`` are eight 6-bit pairs, ``qh`` the fifth bits of the codes.
+#: Fields of one block, in order; those of TQ2_0 and IQ4_NL are :mod:`ckconv.quant.ggml`'s.
 _FIELDS: dict[str, list[tuple[str, str, tuple[int, ...]]]] = {
+    "Q3_K": [("hmask", "u1", (32,)), ("qs", "u1", (2, 32)), ("scales", "u1", (12,)), ("d", "<f2", ())],
     "Q4_K": [("d", "<f2", ()), ("dmin", "<f2", ()), ("factors", "u1", (12,)), ("qs", "u1", (4, 32))],
     "Q5_K": [
         ("d", "<f2", ()),
@@ -47,90 +49,54 @@ _FIELDS: dict[str, list[tuple[str, str, tuple[int, ...]]]] = {
         ("qh", "u1", (32,)),
         ("qs", "u1", (4, 32)),
     ],
-    "TQ2_0": [("qs", "u1", (2, 32)), ("d", "<f2", ())],
+    "TQ1_0": [("qs", "u1", (48,)), ("qh", "u1", (4,)), ("d", "<f2", ())],
 }
 
+#: Values of the codes of IQ4_NL; ``kvalues_iq4nl``.
+_IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
-class SuperblockRecipe(NamedTuple):
-    """One exact way from a GGUF type to a triple.
+
+class Superblock(NamedTuple):
+    """How the numbers of a GGUF type lie.
 
     Attributes:
-        block: the GGUF type.
-        bits: of a code.
+        bits: of a code as it is here.
+        group: elements that share the numbers.
+        zero: the code of 0; ``None`` where there is a bias.
+        codes: codes uint8 ``[rows, n, block]`` of blocks ``[rows, n]``.
     """
 
-    block: DType
     bits: int
-
-    @property
-    def quantization(self) -> Quantization:
-        """What the triple is."""
-        return Quantization("affine", self.bits, GROUP)
-
-    def triple(self, number: DType | None = None) -> Triple:
-        """The triple; with float32 numbers, the default, every finite block fits."""
-        return Triple(self.quantization, number or F32)
-
-    def to_triple(self, raw: Bytes, triple: Triple, *, codes: bool = True) -> Repacked:
-        """GGUF rows ``[rows, bytes]`` -> MLX rows of the type ``triple``.
-
-        Args:
-            codes: ``False`` for scales and biases alone: the first plane is empty.
-
-        Raises:
-            InputError: ``repack.row``: rows are not whole blocks.
-            UnsupportedError: ``repack.block``: the triple is of another kind.
-        """
-        import numpy as np
-
-        if raw.shape[1] % self.block.size:
-            message = f"a row of {raw.shape[1]:,} bytes is not whole {self.block} blocks of {self.block.size} bytes"
-            raise InputError("repack.row", message, found=raw.shape[1], allowed=self.block.size)
-        if triple.quantization != self.quantization:
-            raise UnsupportedError("repack.block", f"{self.block} blocks are {self.quantization}, not {triple}")
-        blocks = np.ascontiguousarray(raw).view(np.dtype(_FIELDS[self.block.name]))
-        with np.errstate(invalid="ignore", over="ignore"):  # d or dmin may be infinite or NaN
-            scale, bias = _pairs(blocks)
-        fits = holds(scale, triple.number) & holds(bias, triple.number)
-        numbers = (from_float32(scale, triple.number)[0], from_float32(bias, triple.number)[0])
-        unpacked = _codes(blocks).reshape(len(raw), -1) if codes else np.empty((len(raw), 0), np.uint8)
-        return Repacked((pack(unpacked, self.bits), *numbers), fits.size, int((~fits).sum()))
+    group: int
+    zero: int | None
+    codes: Callable[[Blocks], Bytes]
 
 
-RECIPES: dict[DType, SuperblockRecipe] = {
-    DTYPES[name]: SuperblockRecipe(DTYPES[name], bits) for name, bits in (("Q4_K", 4), ("Q5_K", 5), ("TQ2_0", 2))
-}
+def parts_of(raw: Bytes, block: DType, *, codes: bool = True) -> Affine:
+    """GGUF rows ``[rows, bytes]`` as codes and numbers.
 
+    Args:
+        codes: ``False`` for the numbers alone.
 
-def triple_for(block: DType, number: DType) -> Triple | None:
-    """The triple that holds the blocks of a GGUF type, of this size or smaller, or ``None`` where none does.
-
-    ``number`` is the type of affine scales and biases.
+    Raises:
+        InputError: ``repack.row``: rows are not whole blocks.
     """
-    if block in RECIPES:
-        return RECIPES[block].triple(number)
-    recipe = BY_BLOCK.get(block)
-    return natural_triple(block, number if recipe is not None and recipe.mode == "affine" else None)
-
-
-def find(block: DType, quantization: Quantization) -> SuperblockRecipe | None:
-    """The recipe from a GGUF type to triples of this kind, or ``None``."""
-    recipe = RECIPES.get(block)
-    return recipe if recipe is not None and recipe.quantization == quantization else None
-
-
-def _pairs(blocks: NDArray[Any]) -> tuple[Floats, Floats]:
-    """Scales and biases ``[rows, groups]`` of blocks ``[rows, n]``."""
     import numpy as np
 
-    rows, groups = blocks.shape[0], blocks.shape[1] * 8
-    d = blocks["d"].astype(np.float32)[..., None]
-    if "dmin" not in (blocks.dtype.names or ()):
-        scale = np.repeat(d, 8, axis=-1).reshape(rows, groups)
-        return scale, -scale
-    factors, minima = _factors(blocks["factors"])
-    dmin = blocks["dmin"].astype(np.float32)[..., None]
-    return (d * factors).reshape(rows, groups), (-(dmin * minima)).reshape(rows, groups)
+    if raw.shape[1] % block.size:
+        message = f"a row of {raw.shape[1]:,} bytes is not whole {block} blocks of {block.size} bytes"
+        raise InputError("repack.row", message, found=raw.shape[1], allowed=block.size)
+    kind, fields = SUPERBLOCKS[block], _FIELDS.get(block.name)
+    blocks = ggmlblocks.of_bytes(raw, block) if fields is None else np.ascontiguousarray(raw).view(np.dtype(fields))
+    unpacked = kind.codes(blocks).reshape(len(raw), -1) if codes else np.empty((len(raw), 0), np.uint8)
+    d = blocks["d"].astype(np.float32)
+    if kind.zero is not None:
+        return Affine(kind.bits, kind.group, unpacked, d, zero=np.full(d.shape, kind.zero, np.int16))
+    with np.errstate(invalid="ignore", over="ignore"):  # d or dmin may be infinite or NaN
+        factors, minima = _factors(blocks["factors"])
+        scale = (d[..., None] * factors).reshape(len(raw), -1)
+        bias = -(blocks["dmin"].astype(np.float32)[..., None] * minima).reshape(len(raw), -1)
+    return Affine(kind.bits, kind.group, unpacked, scale, bias=bias)
 
 
 def _factors(packed: Bytes) -> tuple[Floats, Floats]:
@@ -143,16 +109,59 @@ def _factors(packed: Bytes) -> tuple[Floats, Floats]:
     return scales.astype(np.float32), minima.astype(np.float32)
 
 
-def _codes(blocks: NDArray[Any]) -> Bytes:
-    """Codes uint8 ``[rows, n, 256]`` of blocks ``[rows, n]``, in the order of the elements."""
+def _runs(bytes_of_runs: Bytes, bits: int) -> Bytes:
+    """Codes of runs of bytes ``[..., run]``: the lowest bits are the first codes of a run, then the next ones."""
     import numpy as np
 
-    fields = blocks.dtype.names or ()
-    qs = blocks["qs"]
-    # Each run of 32 bytes holds groups of 32 elements side by side: the lowest bits are the first group.
-    shifts = np.array([0, 4] if "dmin" in fields else [0, 2, 4, 6], np.uint8)
-    codes: Bytes = qs[..., None, :] >> shifts[:, None] & np.uint8(15 if "dmin" in fields else 3)
-    if "qh" in fields:
-        fifth = blocks["qh"][..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
-        codes |= (fifth << np.uint8(4)).reshape(codes.shape)
-    return codes.reshape(*blocks.shape, 256)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes: Bytes = bytes_of_runs[..., None, :] >> shifts[:, None] & np.uint8((1 << bits) - 1)
+    return codes
+
+
+def _k_codes(blocks: Blocks) -> Bytes:
+    import numpy as np
+
+    codes = _runs(blocks["qs"], 4)
+    if "qh" in (blocks.dtype.names or ()):
+        codes |= (_runs(blocks["qh"], 1) << np.uint8(4)).reshape(codes.shape)
+    return codes
+
+
+def _q3_codes(blocks: Blocks) -> Bytes:
+    import numpy as np
+
+    packed = blocks["scales"]
+    low = _runs(packed[..., :8], 4).reshape(*blocks.shape, 16)
+    high = _runs(packed[..., 8:], 2).reshape(*blocks.shape, 16)
+    factors = (low | high << np.uint8(4)).astype(np.int16) - np.int16(32)
+    codes = _runs(blocks["qs"], 2).reshape(*blocks.shape, 256)
+    codes |= (_runs(blocks["hmask"], 1) << np.uint8(2)).reshape(codes.shape)
+    signed = (codes.astype(np.int16) - np.int16(4)).reshape(*blocks.shape, 16, 16)
+    return (signed * factors[..., None] + np.int16(127)).astype(np.uint8)
+
+
+def _nl_codes(blocks: Blocks) -> Bytes:
+    import numpy as np
+
+    table = (np.array(_IQ4_NL, np.int16) + np.int16(128)).astype(np.uint8)
+    return table[ggmlblocks.get_codes(blocks, DTYPES["IQ4_NL"])]
+
+
+def _ternary_codes(blocks: Blocks) -> Bytes:
+    """Five ternary digits a byte, or four: a byte is the fraction ``byte / 256`` in base 3."""
+    import numpy as np
+
+    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
+    runs = ((blocks["qs"][..., :32], 5), (blocks["qs"][..., 32:], 5), (blocks["qh"], 4))
+    digits = [(run[..., None, :] * powers[:n]).reshape(*blocks.shape, -1) for run, n in runs]
+    return (np.concatenate(digits, axis=-1).astype(np.uint16) * np.uint16(3) >> np.uint16(8)).astype(np.uint8)
+
+
+SUPERBLOCKS: dict[DType, Superblock] = {
+    DTYPES["Q4_K"]: Superblock(4, 32, None, _k_codes),
+    DTYPES["Q5_K"]: Superblock(5, 32, None, _k_codes),
+    DTYPES["Q3_K"]: Superblock(8, 256, 127, _q3_codes),
+    DTYPES["IQ4_NL"]: Superblock(8, 32, 128, _nl_codes),
+    DTYPES["TQ1_0"]: Superblock(2, 256, 1, _ternary_codes),
+    DTYPES["TQ2_0"]: Superblock(2, 256, 1, lambda blocks: _runs(blocks["qs"], 2)),
+}

@@ -13,8 +13,7 @@ from ckconv.core.dtypes import DTYPES, DType, Kind
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Rows
-    from ckconv.quant.mlx import Quantization
-    from ckconv.quant.repack import Triple
+    from ckconv.quant.mlx import Quantization, Triple
 
 
 @cache

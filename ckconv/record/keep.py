@@ -16,6 +16,8 @@ from ckconv.options import Options, Records, asked
 from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action, Conversion
+from ckconv.quant.mlx import Triple
+from ckconv.quant.repack import Recipe, find
 from ckconv.quant.triples import triple_of
 from ckconv.record import zip as zipstore
 from ckconv.record.schema import (
@@ -207,8 +209,16 @@ class _Returning:
         if step is None or step.conversion is None or (len(array.extents) > 1 and not array.layout.in_order):
             yield whole
         elif step.action is Action.REPACK:
-            if plane:
-                yield from self._respelled(tensor, plane, extent, step.conversion)
+            triple = triple_of(tensor.dtype)
+            recipe = find(triple.quantization, step.conversion.target) if triple is not None else None
+            if triple is None or recipe is None:  # there is no way back
+                yield whole
+            elif plane or recipe.anywhere:
+                rows, moved = self._respelled(tensor, recipe, triple)
+                if moved:
+                    yield whole
+                elif plane:
+                    yield from _runs_of(rows, array, extent)
         elif not self._comes_back(tensor, step.conversion):
             yield whole
 
@@ -232,28 +242,33 @@ class _Returning:
                 return False
         return True
 
-    def _respelled(self, tensor: Tensor, plane: int, extent: Extent, conversion: Conversion) -> Iterator[Run]:
-        """Rows of scales or biases that come back as other bits of the same value, or of one that says nothing."""
-        from ckconv.io.rows import RowReader, canonical_pieces
-        from ckconv.quant.repack import find
+    def _respelled(self, tensor: Tensor, recipe: Recipe, triple: Triple) -> tuple[list[int], bool]:
+        """Rows whose numbers come back as other bits of a value, or of one that says nothing; whether codes move."""
+        import numpy as np
 
-        triple = triple_of(conversion.source)
-        assert triple is not None
-        recipe = find(triple.quantization, conversion.target)
-        assert recipe is not None
+        from ckconv.io.rows import RowReader, canonical_pieces
+
         _, scales, *biases = (RowReader(array, self._files) for array in tensor.planes)
-        row_bytes = scales.row_bytes
-        first = 0
-        for other in tensor.planes[plane].extents:
-            if other is extent:
-                break
-            first += other.nbytes // row_bytes
-        last = first + extent.nbytes // row_bytes
+        found, moved = [], False
         for start, rows in canonical_pieces(scales):
             beside = biases[0].rows(start, start + len(rows)) if biases else None
-            for row, groups in enumerate(recipe.respelled(rows, beside, triple), start):
-                if first <= row < last and groups.any():
-                    yield extent.offset + (row - first) * row_bytes, row_bytes
+            flags = recipe.respelled(rows, beside, triple).any(axis=1)
+            found += [start + int(row) for row in np.flatnonzero(flags)]
+            moved |= recipe.moves(rows, beside, triple)
+        return found, moved
+
+
+def _runs_of(rows: Iterable[int], array: Tensor, extent: Extent) -> Iterator[Run]:
+    """Where rows of an array lie in one of its extents."""
+    row_bytes = array.dtype.nbytes(array.layout.cols)
+    first = 0
+    for other in array.extents:
+        if other is extent:
+            break
+        first += other.nbytes // row_bytes
+    for row in rows:
+        if first <= row < first + extent.nbytes // row_bytes:
+            yield extent.offset + (row - first) * row_bytes, row_bytes
 
 
 def _merged(runs: Iterable[Run]) -> list[Run]:

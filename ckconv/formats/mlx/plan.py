@@ -46,7 +46,7 @@ class MlxPlanner(CheckpointPlanner):
         """
         if triple_of(tensor.dtype) is not None:
             return tensor.dtype
-        from ckconv.quant.superblocks import triple_for
+        from ckconv.quant.reexpress import triple_for
 
         asked = self.options.dtype
         triple = triple_for(tensor.dtype, F32 if asked in ("engine", "keep") else DTYPES[asked.upper()])
@@ -61,6 +61,7 @@ class MlxPlanner(CheckpointPlanner):
 
     def _renamed(self) -> list[Module]:
         modules = super()._renamed()
+        self.note_growth((self.tensors[name].dtype, dtype) for name, dtype in self.types.items())
         numbers = {
             triple.number
             for name, dtype in self.types.items()

@@ -16,8 +16,7 @@ from ckconv.core.layouts import plain
 from ckconv.core.tensors import StoredTensor, Tensor
 from ckconv.errors import Faults, InputError, quoted
 from ckconv.families.canonical import Item, plain_item
-from ckconv.quant.mlx import Quantization, quantization
-from ckconv.quant.repack import Triple
+from ckconv.quant.mlx import Quantization, Triple, quantization
 from ckconv.quant.triples import triple_type
 
 

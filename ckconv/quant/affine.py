@@ -1,0 +1,238 @@
+"""Codes and numbers of rows, whatever the arrangement: what integer block types have in common.
+
+A value is ``scale * (code - zero)`` or ``scale * code + bias``. That is an exact number of few digits, and another
+type that holds the same number in its own scale and code holds the same value: nothing is decoded or rounded.
+
+========  ========  ==========================================================================================
+GGUF      elements  a group fits if
+========  ========  ==========================================================================================
+TQ2_0     256       scale is a float16 number and the same in the whole block, ``code - zero`` is -1 to 2
+Q4_0      32        scale is a float16 number, ``code - zero`` is -8 to 7
+Q4_1      32        scale and bias are float16 numbers, codes are below 16
+Q5_0      32        scale is a float16 number, ``code - zero`` is -16 to 15
+Q5_1      32        scale and bias are float16 numbers, codes are below 32
+Q8_0      32        scale is a float16 number, ``code - zero`` is -128 to 127, or with the other sign
+========  ========  ==========================================================================================
+
+An MLX triple holds a group if its type of numbers holds scale and bias, and its bits the codes. With float32 numbers
+and scales of float16 or bfloat16 every group fits: ``-zero * scale`` has at most 19 bits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckconv.core.dtypes import DTYPES, F16, DType
+from ckconv.core.floats import holds
+from ckconv.quant import ggml as ggmlblocks
+from ckconv.quant.codec import from_float32
+from ckconv.quant.mlx import pack
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckconv.quant.mlx import Triple
+
+    Bytes = NDArray[np.uint8]
+    Floats = NDArray[np.float32]
+    Flags = NDArray[np.bool_]
+    Zeros = NDArray[np.int16]
+
+
+class Affine(NamedTuple):
+    """Some rows. Groups are of one size, and fill a row.
+
+    Attributes:
+        bits: every code is below ``1 << bits``.
+        group: elements that share the numbers.
+        codes: uint8 ``[rows, columns]``; no column where only the numbers were asked for.
+        scale: float32 ``[rows, groups]``.
+        zero: int16 ``[rows, groups]``; ``None`` where there is a bias instead.
+        bias: float32 ``[rows, groups]``.
+    """
+
+    bits: int
+    group: int
+    codes: Bytes
+    scale: Floats
+    zero: Zeros | None = None
+    bias: Floats | None = None
+
+
+class Repacked(NamedTuple):
+    """A tile in its new arrangement.
+
+    Attributes:
+        planes: uint8 ``[rows, bytes]`` each: ``(blocks,)``, ``(weight, scales, biases)`` or ``(weight, scales)``.
+        groups: MLX groups in the tile.
+        inexact: groups that do not fit; unless it is 0, ``planes`` is of no use.
+        respelled: groups that fit, but whose scale and bias do not come back as the same bits: the scale of a
+            constant group (MLX stores -1e-7, which multiplies code 0 only) is written as 0, or a zero's sign is lost.
+    """
+
+    planes: tuple[Bytes, ...]
+    groups: int
+    inexact: int
+    respelled: int = 0
+
+
+class Block(NamedTuple):
+    """What a GGUF block holds.
+
+    Attributes:
+        bits: of a code.
+        offset: the code of 0; ``None`` where a minimum is stored.
+    """
+
+    bits: int
+    offset: int | None
+
+
+#: The most compact first.
+BLOCKS: dict[DType, Block] = {
+    DTYPES[name]: Block(bits, offset)
+    for name, bits, offset in (
+        ("TQ2_0", 2, 1),
+        ("Q4_0", 4, 8),
+        ("Q4_1", 4, None),
+        ("Q5_0", 5, 16),
+        ("Q5_1", 5, None),
+        ("Q8_0", 8, 128),
+    )
+}
+
+_Q8_0 = DTYPES["Q8_0"]
+
+
+def zero_points(scale: Floats, bias: Floats) -> tuple[Zeros, Flags]:
+    """Zero points of groups whose bias is ``-zero * scale``, and which groups have one of at most nine bits."""
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        exact = -bias.astype(np.float64) / scale
+        zero = np.where(np.abs(exact) < 512, np.rint(exact), 0).astype(np.int16)
+        found = np.isfinite(scale) & (scale.astype(np.float64) * zero == -bias.astype(np.float64))
+    return zero, found
+
+
+def unfit(parts: Affine, block: DType) -> Flags:
+    """Groups ``[rows, groups]`` that do not fit whatever their codes are, or only if their codes are the right ones."""
+    import numpy as np
+
+    bits, offset = BLOCKS[block]
+    fits = holds(parts.scale, F16)
+    if offset is None:
+        bias, exact = _biases(parts)
+        return ~(fits & exact & holds(bias, F16)) | (parts.bits > bits)
+    zero, whole = _zeros(parts, offset)
+    low, high = offset - zero, offset - zero + (1 << parts.bits) - 1
+    inside = (low >= 0) & (high < 1 << bits)
+    if block is _Q8_0:
+        inside |= (low >= 1) & (high <= 1 << bits)
+    idle = parts.scale == 0
+    return ~np.asarray(fits & whole & (inside | (idle & (parts.bits <= bits))))
+
+
+def to_blocks(parts: Affine, block: DType) -> Repacked:
+    """GGUF rows, and how many groups do not fit."""
+    import numpy as np
+
+    bits, offset = BLOCKS[block]
+    rows, groups = parts.scale.shape
+    scale, codes = parts.scale, parts.codes.reshape(rows, groups, -1)
+    fits = holds(scale, F16)
+    bias = None
+    if offset is None:
+        bias, exact = _biases(parts)
+        fits = fits & exact & holds(bias, F16)
+    else:
+        zero, whole = _zeros(parts, offset)
+        fits = fits & whole
+        if (zero != offset).any():
+            moved = codes + (np.int16(offset) - zero)[..., None]
+            if block is _Q8_0:
+                # 128 is no int8, but -128 is: the other sign of the scale gives the same product.
+                flipped = (moved.max(axis=-1) == 256) & (moved.min(axis=-1) >= 1)
+                moved[flipped] = 256 - moved[flipped]
+                scale = np.where(flipped, -scale, scale)
+            fits = fits & (moved.min(axis=-1) >= 0) & (moved.max(axis=-1) < 256)
+            codes = moved.astype(np.uint8)
+    if bits < 8:
+        fits = fits & (codes.max(axis=-1) >> bits == 0)
+        codes = codes & np.uint8((1 << bits) - 1)
+    if not fits.all():
+        return Repacked((np.empty((rows, 0), np.uint8),), fits.size, int((~fits).sum()))
+    if parts.group < block.block:
+        whole = _same(scale, block.block // parts.group)
+        if not whole.all():
+            return Repacked((np.empty((rows, 0), np.uint8),), whole.size, int((~whole).sum()))
+    made = ggmlblocks.empty(rows, groups * parts.group, block)
+    ggmlblocks.put_codes(made, np.ascontiguousarray(codes).reshape(rows, -1), block)
+    made["d"] = _spread(scale, made.shape[1])
+    if bias is not None:
+        made["m"] = _spread(bias, made.shape[1])
+    return Repacked((ggmlblocks.to_bytes(made),), fits.size, 0)
+
+
+def to_triple(parts: Affine, triple: Triple) -> Repacked:
+    """MLX rows, and how many groups do not fit. Without codes the first plane is empty."""
+    import numpy as np
+
+    q, number = triple.quantization, triple.number
+    bias, exact = _biases(parts)
+    fits = exact & holds(parts.scale, number) & holds(bias, number)
+    codes = parts.codes
+    if codes.size and parts.bits > q.bits:
+        fits = fits & (codes.reshape(*fits.shape, -1).max(axis=-1) >> q.bits == 0)
+        codes = codes & np.uint8((1 << q.bits) - 1)
+    count = parts.scale.shape[1] * parts.group // q.group_size
+    numbers = (from_float32(_spread(values, count), number)[0] for values in (parts.scale, bias))
+    return Repacked((pack(codes, q.bits), *numbers), fits.size, int((~fits).sum()))
+
+
+def natural_group(group: int) -> int:
+    """The largest group of MLX's that divides groups of this size, 0 if none does."""
+    return next((size for size in (128, 64, 32) if group % size == 0), 0)
+
+
+def _zeros(parts: Affine, offset: int) -> tuple[Zeros, Flags | bool]:
+    """Zero points, and which groups have one. Where every value is 0 any will do."""
+    import numpy as np
+
+    zero, found = (parts.zero, True) if parts.zero is not None else zero_points(parts.scale, _given(parts.bias))
+    return np.where(parts.scale == 0, np.int16(offset), zero), found
+
+
+def _biases(parts: Affine) -> tuple[Floats, Flags | bool]:
+    """Biases, and which of them are exact."""
+    import numpy as np
+
+    if parts.zero is None:
+        return _given(parts.bias), True
+    with np.errstate(over="ignore", invalid="ignore"):
+        wanted = -parts.zero * parts.scale.astype(np.float64)
+        bias = wanted.astype(np.float32)
+    return bias, bias == wanted
+
+
+def _given(bias: Floats | None) -> Floats:
+    assert bias is not None  # where there is no zero point
+    return bias
+
+
+def _spread(numbers: Floats, count: int) -> Floats:
+    """Numbers ``[rows, groups]`` for ``count`` groups a row: repeated, or the first of those that are one."""
+    import numpy as np
+
+    groups = numbers.shape[1]
+    return np.repeat(numbers, count // groups, axis=1) if count >= groups else numbers[:, :: groups // count]
+
+
+def _same(scale: Floats, run: int) -> Flags:
+    """Runs of groups ``[rows, groups / run]`` that are the same bits."""
+    import numpy as np
+
+    bits = scale.view(np.uint32).reshape(scale.shape[0], -1, run)
+    same: Flags = (bits == bits[..., :1]).all(axis=-1)
+    return same
