@@ -34,6 +34,7 @@ class Options:
         dtype: ``engine``, ``keep``, ``f32``, ``f16`` or ``bf16``.
         rope_layout: ``engine``, ``source``, ``split`` or ``interleaved``.
         dequantize: decode quantised matrices.
+        quantize: what floats are quantised to: a type or a recipe, then GLOB=TYPE for tensors that get another.
         decode: globs over canonical and source names of quantised matrices to decode.
         allow_lossy: steps may change values.
         context: context length in the output, 0 for the source's.
@@ -62,6 +63,7 @@ class Options:
     rope_layout: str = "engine"
     dequantize: bool = False
     decode: tuple[str, ...] = ()
+    quantize: str = ""
     allow_lossy: bool = False
     context: int = 0
     drop: tuple[str, ...] = ()
@@ -96,6 +98,7 @@ class Takes(Enum):
     WORDS = "one of a few words; repeatable"
     GLOB = "a glob; repeatable"
     PAIR = "KEY=VALUE; repeatable"
+    TYPES = "types, of all tensors and of those that globs name"
     NUMBER = "a whole number"
     SIZE = "a number of bytes"
     PATH = "a path"
@@ -197,6 +200,14 @@ OPTIONS: tuple[Option, ...] = (
         "--decode",
         Takes.GLOB,
         "Decode only the quantised matrices named; repeatable.",
+        records=Records.BOTH,
+    ),
+    Option(
+        "quantize",
+        "--quantize",
+        Takes.TYPES,
+        "Quantise floats: a ggml type (q4_k: all matrices) or a recipe (q4_k_m); never by default.",
+        limited=True,
         records=Records.BOTH,
     ),
     Option(

@@ -46,6 +46,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "safetensors canonical": ("--to", "safetensors", "--names", "canonical", "--untie"),
     "mlx": ("--to", "mlx"),
     "mlx fused": ("--to", "mlx", "--fuse", "qkv", "--fuse", "gate-up", "--checksums"),
+    "gguf quantised": ("--to", "gguf", "--quantize", "q4_k_m"),
+    "bump 5 quantised": ("--to", "bump", "--bump-version", "5", "--quantize", "q8_0", "--no-source-record"),
     "peft": ("--to", "peft"),
 }
 

@@ -25,6 +25,7 @@ FLAGS = [option for option in OPTIONS if option.takes is not Takes.NO_FLAG]
 #: For every kind of option: words behind the flag, and the value that a program gives for the same.
 EXAMPLES: dict[Takes, tuple[list[str], Any]] = {
     Takes.GLOB: (["a*", "b"], ("a*", "b")),
+    Takes.TYPES: (["q4_k,a*=q8_0"], "q4_k,a*=q8_0"),
     Takes.PAIR: (["k=v", "l==w"], (("k", "v"), ("l", "=w"))),
     Takes.NUMBER: (["64"], 64),
     Takes.SIZE: (["5MB"], 5_000_000),

@@ -48,6 +48,7 @@ _TAKES: dict[Takes, dict[str, Any]] = {
     Takes.WORDS: {"multiple": True},
     Takes.GLOB: {"multiple": True, "metavar": "GLOB"},
     Takes.PAIR: {"multiple": True, "metavar": "KEY=VALUE"},
+    Takes.TYPES: {"metavar": "TYPE[,GLOB=TYPE...]"},
     Takes.SIZE: {"type": Size(), "metavar": "SIZE"},
     Takes.PATH: {"type": PATH},
     Takes.FILES: {"type": PATH, "multiple": True, "metavar": "FILE"},
@@ -89,6 +90,8 @@ def options_of(flags: dict[str, Any]) -> Options:
     """
     if (flags["dequantize"] or flags["decode"]) and flags["dtype"] == "keep":
         raise UsageError("usage.dtype", "--dequantize, --decode and --dtype keep exclude each other")
+    if flags["quantize"] and flags["dtype"] == "keep":
+        raise UsageError("usage.dtype", "--quantize and --dtype keep exclude each other")
     if flags["tie"] and flags["untie"]:
         raise UsageError("usage.flag", "--tie and --untie exclude each other")
     values: dict[str, Any] = {"created": _source_date()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ckconv.cli.render import count, print_json, print_lines, size
 from ckconv.cli.settings import Settings
@@ -15,6 +16,9 @@ from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action
 from ckconv.system import peak_memory
+
+if TYPE_CHECKING:
+    from ckconv.quant.quantise import Error
 
 #: Tensors left out for one reason that are named before they are counted.
 _LEFT_OUT_SHOWN = 3
@@ -67,6 +71,7 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
                 "peak_memory": peak_memory(),
                 "changed_values": dict(report.changed),
                 "largest_changes": dict(report.merged),
+                "quantised": {name: error._asdict() for name, error in _errors(plan).items()},
                 **_plan_facts(plan),
             },
             err=err,
@@ -91,6 +96,7 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
         f"  {_summary(plan)}",
         *_rounded_lines(report, settings),
         *_merged_lines(report, settings),
+        *_quantised_lines(plan),
         *_left_out_lines(plan, settings),
         *(f"  note: {note}" for note in plan.notes),
         f"  {verified}{_digest(report, settings)}"
@@ -143,6 +149,17 @@ def _merged_lines(report: Report, settings: Settings) -> list[str]:
     if settings.verbose:
         lines += [f"    {name}: {change:.3g}" for name, change in report.merged.items()]
     return lines
+
+
+def _errors(plan: Plan) -> Mapping[str, Error]:
+    return plan.errors.of_types if plan.errors else {}
+
+
+def _quantised_lines(plan: Plan) -> list[str]:
+    """How far quantising moved values, type by type."""
+    return [
+        f"  {name}: largest error {error.largest:.3g}, RMS {error.rms:.3g}" for name, error in _errors(plan).items()
+    ]
 
 
 def _format(plan: Plan) -> str:
@@ -237,6 +254,7 @@ _VERBS = {
     Action.NARROW: "narrowed",
     Action.DECODE: "decoded",
     Action.REPACK: "re-packed",
+    Action.QUANTIZE: "quantised",
     Action.SHIFT: "shifted",
     Action.SCALE: "scaled",
     Action.MERGE: "merged",
@@ -263,6 +281,7 @@ def _action_lines(plan: Plan) -> list[str]:
         Action.NARROW: "rounded" if plan.options.allow_lossy else "exact: a value that changes stops it",
         Action.DECODE: "the blocks' own values" + (", rounded" if _decoded_to_fewer_bits(plan) else ""),
         Action.REPACK: "the same numbers in other blocks",
+        Action.QUANTIZE: "rounded to blocks: asked for by --quantize",
         Action.SHIFT: "norm convention",
         Action.SCALE: "the scale that the target has no other place for",
         Action.MERGE: "with adapters, computed in float32 and rounded once",

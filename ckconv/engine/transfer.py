@@ -61,7 +61,7 @@ class Losses:
 
     def add(self, step: Step, count: int) -> None:
         """``count`` values of a step's source did not survive."""
-        if count and step.source is not None:
+        if count and step.source is not None and not (step.conversion and step.conversion.quantises):
             counts = self._unfit if step.action is Action.REPACK else self.changed
             counts[step.source.source] = counts.get(step.source.source, 0) + count
 
@@ -199,7 +199,7 @@ def write_files(
         fds: one a file, each used before the next is asked for.
         reread: hash what is in a file whose header holds its digest, too.
     """
-    watcher.begin("writing", plan.nbytes)
+    watcher.begin("quantising" if plan.errors else "writing", plan.nbytes)
     told, losses = _Told(watcher), Losses(plan)
     digests: list[Digests] = []
     for file, frame, fd in zip(plan.files, container.frames, fds, strict=True):

@@ -23,9 +23,10 @@ Place = tuple[str, str]
 
 #: Options that every model has a use for, and those of files that are loaded by names and metadata of their own.
 _ROWS = frozenset({"context", "rope_layout"})
+_QUANTISED = frozenset({"quantize"})
 _FILES = _ROWS | {"max_shard_bytes", "set_meta", "drop_meta", "tie"}
 _CHECKPOINTS = _FILES | {"fuse", "names"}
-_BUMP = _ROWS | {"bump_version", "template"}
+_BUMP = _ROWS | _QUANTISED | {"bump_version", "template"}
 
 
 class Reader(NamedTuple):
@@ -126,7 +127,7 @@ FORMATS: tuple[Format, ...] = (
             Output(
                 "gguf",
                 ("ckconv.formats.gguf.plan", "GgufPlanner"),
-                options=_FILES,
+                options=_FILES | _QUANTISED,
                 blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
             ),
             Output(

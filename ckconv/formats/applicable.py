@@ -10,6 +10,7 @@ from ckconv.errors import UsageError
 from ckconv.formats import FORMATS, format_of
 from ckconv.options import Options, asked
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
+from ckconv.plan.quantising import parsed
 from ckconv.plan.steps import Plan
 
 
@@ -50,6 +51,9 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     for glob in options.drop:
         if not any(fnmatchcase(name, glob) for name in known):
             raise UsageError("usage.flag", f"--drop {glob} names no tensor of {index.path.name}")
+    for glob, _ in parsed(options.quantize).rules if options.quantize else ():
+        if not any(fnmatchcase(name, glob) for name in names):
+            raise UsageError("usage.flag", f"--quantize: {glob} names no tensor of {index.path.name}")
     for glob in options.decode:
         if not any(fnmatchcase(name, glob) for name in names):
             raise UsageError("usage.flag", f"--decode {glob} names no tensor of {index.path.name}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ckconv.errors import UsageError
 from ckconv.options import OPTIONS, Option, Options, Takes
+from ckconv.plan.quantising import parsed
 
 #: One more than the latest second that a file may be dated with, in the year 5138: one of eleven digits.
 _LATEST = 10**11
@@ -36,6 +37,11 @@ def _check(option: Option, value: object) -> None:
         for item in value:
             if option.words and item not in option.words:
                 raise _fault(option.name, item, f"{' or '.join(map(repr, option.words))}")
+    elif option.takes is Takes.TYPES:
+        if not isinstance(value, str):
+            raise _fault(option.name, value, "a type by name")
+        if value:
+            parsed(value)
     elif option.takes is Takes.FILES:
         if not isinstance(value, (tuple, list)) or not all(isinstance(item, Path) for item in value):
             raise _fault(option.name, value, "a tuple of paths")

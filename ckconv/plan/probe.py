@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.adapters import Role
 from ckconv.core.dtypes import DType
@@ -12,6 +12,9 @@ from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.io.files import Files, pieces
 from ckconv.io.tied import head_is_embedding
 from ckconv.quant.triples import triple_of
+
+if TYPE_CHECKING:
+    from ckconv.quant.codec import Floats
 
 #: Why a placeholder is left out.
 PLACEHOLDER = "zeros that stand for a tensor which is not there"
@@ -25,11 +28,13 @@ class SourceFacts(NamedTuple):
         unfit: canonical name of an MLX triple -> GGUF type it could be re-packed to -> groups whose numbers do not
             fit. Empty where nobody looked: then a triple is taken to fit, and the conversion finds out.
         copies: tensors of an adapter that are the base's own.
+        importance: name in GGUF -> how much the error of each column counts, of each expert apart ``[experts, cols]``.
     """
 
     head_is_embedding: bool = False
     unfit: Mapping[str, Mapping[DType, int]] = {}
     copies: frozenset[str] = frozenset()
+    importance: Mapping[str, Floats] = {}
 
 
 def gather(index: TensorIndex) -> SourceFacts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckconv.core.tensors import Extent, Tensor, TensorIndex, cut
 from ckconv.errors import UnsupportedError, counted, listed
@@ -13,6 +13,9 @@ from ckconv.plan.container import Container, nothing
 from ckconv.plan.decoding import joined
 from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.convert import Run as Run
+
+if TYPE_CHECKING:
+    from ckconv.quant.quantise import Errors
 
 
 class Step(NamedTuple):
@@ -183,6 +186,7 @@ class Plan:
             are read for it, and a tokenizer is decoded.
         record: what makes the source of a bump file again, to be written beside it.
         restores: what is known of the source of the bump file ``index``, where that is the output, byte for byte.
+        errors: how far quantising moves values, once it is carried out; ``None`` where nothing is quantised.
     """
 
     index: TensorIndex
@@ -198,6 +202,7 @@ class Plan:
     contents: Callable[[], Container] = nothing
     record: Beside | None = None
     restores: Restored | None = None
+    errors: Errors | None = None
 
     @property
     def steps(self) -> tuple[Step, ...]:

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckconv.core.dtypes import F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.errors import UnsupportedError
 from ckconv.quant.codec import from_float32, to_float32
+from ckconv.quant.quantise import missing_quantiser, quantise
 from ckconv.quant.triples import plane_types, split_planes, triple_of
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
     from ckconv.quant.codec import Floats, Rows
+    from ckconv.quant.quantise import Quantising
     from ckconv.quant.reexpress import Way
 
 #: Block types for which the gguf package has no decoder.
@@ -32,6 +34,7 @@ class Action(enum.StrEnum):
     NARROW = "narrow"
     DECODE = "decode"
     REPACK = "repack"
+    QUANTIZE = "quantize"
     SHIFT = "shift"
     SCALE = "scale"
     MERGE = "merge"
@@ -45,6 +48,7 @@ class Conversion(NamedTuple):
     Attributes:
         plane: of a target that is stored as several arrays (an MLX triple), the one that is written; ``None`` for all
             of them side by side.
+        quantising: asks for values to be rounded to blocks, and says how; ``None`` where the types alone do.
     """
 
     source: DType
@@ -52,6 +56,7 @@ class Conversion(NamedTuple):
     shift: int = 0
     plane: int | None = None
     factor: float = 1.0
+    quantising: Quantising | None = None
 
     @property
     def written(self) -> DType:
@@ -62,6 +67,8 @@ class Conversion(NamedTuple):
     @property
     def action(self) -> Action:
         """The name of what happens, for reports."""
+        if self.quantises:
+            return Action.QUANTIZE
         if way_between(self.source, self.target):
             return Action.REPACK
         if self.source.kind is Kind.BLOCK and self.target is not self.source:
@@ -75,6 +82,13 @@ class Conversion(NamedTuple):
         return Action.WIDEN if self.target is F32 else Action.NARROW
 
     @property
+    def quantises(self) -> bool:
+        """Values are rounded to the blocks of another type, or to a float type that somebody asked for so."""
+        if self.source is self.target or way_between(self.source, self.target):
+            return False
+        return self.target.kind is Kind.BLOCK or (self.quantising is not None and self.target is not F32)
+
+    @property
     def exact(self) -> bool:
         """No value can change: a copy, a widening or a re-packing, or a block's own value as float32."""
         return self.action in (Action.COPY, Action.WIDEN, Action.REPACK) or (
@@ -86,7 +100,8 @@ class Conversion(NamedTuple):
 
         Returns:
             ``[n, bytes of a row of the type written]`` and the number of values that are not what they were; for a
-            re-packing the number of groups that do not fit, and unless it is 0 the rows are of no use.
+            re-packing the number of groups that do not fit, and unless it is 0 the rows are of no use; for quantising
+            all values: how far they moved is noted in ``quantising.errors``.
         """
         triple = triple_of(self.target)
         if self.plane is not None and triple is not None and (way := way_between(self.source, self.target)):
@@ -108,6 +123,8 @@ class Conversion(NamedTuple):
             made = way(rows)
             return (made.planes[0] if len(made.planes) == 1 else np.concatenate(made.planes, axis=1)), made.inexact
         floats = decode(rows, self.source)
+        if self.quantises:
+            return _quantised(floats, self)
         if self.factor != 1.0:
             return _scaled(floats, self.factor, self.target)
         if not self.shift:
@@ -141,7 +158,9 @@ def convertible(source: DType, target: DType) -> bool:
     """There is a conversion between the two types, exact or not."""
     if source is target or way_between(source, target):
         return True
-    return target in WIDENS_TO_F32 and (source in WIDENS_TO_F32 or decodable(source))
+    if not (source in WIDENS_TO_F32 or decodable(source)):
+        return False
+    return target in WIDENS_TO_F32 or (target.kind is Kind.BLOCK and not missing_quantiser(target))
 
 
 def decodable(dtype: DType) -> bool:
@@ -200,3 +219,16 @@ def _scaled(floats: Floats, factor: float, target: DType) -> tuple[Rows, int]:
         made, _ = narrowed(products.astype(np.float32), target)
         back = to_float32(made, target).astype(np.float64)
     return made, int(np.count_nonzero((back != products) & ~(np.isnan(back) & np.isnan(products))))
+
+
+def _quantised(floats: Floats, conversion: Conversion) -> tuple[Rows, int]:
+    """Blocks of the target's type."""
+    import numpy as np
+
+    if conversion.factor != 1.0:
+        floats = (floats.astype(np.float64) * conversion.factor).astype(np.float32)
+    how = conversion.quantising
+    made = quantise(floats, conversion.target, how.importance if how else None)
+    if how and how.errors and convertible(conversion.target, F32):
+        how.errors.add(conversion.target, floats, decode(made, conversion.target))
+    return made, floats.size

@@ -16,6 +16,7 @@ from ckconv.core.names import parse, with_layer
 from ckconv.core.rope import MAX_FLOAT32, behind_note, scaled, scales_by_one, starts_behind
 from ckconv.core.tensors import Extent, Tensor, TensorIndex
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
+from ckconv.families.names import GGUF, names_of
 from ckconv.families.sliding import unusual
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said, window_words
 from ckconv.formats.bump.placement import Geometry, geometry, place, slots_of
@@ -25,6 +26,8 @@ from ckconv.formats.bump.types import types_of
 from ckconv.options import Options
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
+from ckconv.plan.quantising import Placed, Quantised
+from ckconv.plan.recipes import Matrix
 from ckconv.plan.source_rules import surplus_reasons
 from ckconv.plan.steps import OutputFile, Plan, Step, missing_tensors
 from ckconv.quant.convert import Conversion
@@ -68,6 +71,7 @@ class BumpPlanner(Planner):
         self.family = FAMILIES[config.family]
         self.row = self.family.engines.get(self.engine)
         self.tensors: dict[str, Tensor] = {}
+        self.quantised_as: dict[str, DType] = {}
         self.geometry: Geometry = geometry(config, context=options.context or config.context_length, step=self.step)
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
@@ -81,6 +85,7 @@ class BumpPlanner(Planner):
             layers = f"{bare:,} of {self.config.num_layers:,} layers{keys}"
             self.refuse(f"{layers} {'has' if bare == 1 else 'have'} no tensors")
             return self.refused()
+        self._quantise()
         types = types_of(self)
         self._check_missing()
         interleaved = self._interleaved()
@@ -158,6 +163,23 @@ class BumpPlanner(Planner):
         for pattern, count in unmapped.items():
             more = f" ({count} tensors)" if count > 1 else ""
             self.refuse(f"no slot for {pattern}{more}{of_class(self.config)}")
+
+    def _quantise(self) -> None:
+        """The types of ``--quantize``: those of a GGUF of the same model, whose names llama-quantize goes by."""
+        written = names_of(self.family, GGUF).written
+        parts: dict[str, list[Tensor]] = {}
+        for tensor in self.tensors.values() if self.options.quantize else ():
+            held, layer = written.get(parse(tensor.name).pattern), parse(tensor.name).layer
+            if held is not None:
+                parts.setdefault(with_layer(held.pattern, layer), []).append(tensor)
+        placed = [
+            Placed(Matrix(name, (sum(part.shape[0] for part in own), *own[0].shape[1:])), tuple(own))
+            for name, own in parts.items()
+        ]
+        self.quantised = Quantised(self, placed, self.config)
+        self._named = {part.name: item.matrix.name for item in placed for part in item.parts}
+        types = self.quantised.types
+        self.quantised_as = {part: types[name] for part, name in self._named.items() if name in types}
 
     def _refuse_scaling(self, what: str) -> None:
         self.refuse(
@@ -288,6 +310,7 @@ class BumpPlanner(Planner):
             source = self.tensors.get(item.canonical)
             conversion = None
             if source is not None:
-                conversion = Conversion(source.dtype, item.dtype, item.layout.shift - source.layout.shift)
+                plain = Conversion(source.dtype, item.dtype, item.layout.shift - source.layout.shift)
+                conversion = self.quantised.conversion(self._named.get(item.canonical, ""), plain)
             steps.append(Step(item.slot_name, target, source, conversion, content.get(item.slot_name)))
         return steps

@@ -111,5 +111,6 @@ class Bump3Planner(BumpPlanner):
             tuple(self.left_out),
             notes=tuple(self.notes),
             rope_layout=layout,
+            errors=self.quantised.errors if self.options.quantize else None,
             contents=partial(container, Bump3(self.config, self.geometry, self.codes(types), layout)),
         )

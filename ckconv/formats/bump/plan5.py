@@ -125,6 +125,7 @@ class Bump5Planner(BumpPlanner):
             tuple(self.left_out),
             notes=tuple(self.notes),
             rope_layout="interleaved" if interleaved else "split",
+            errors=self.quantised.errors if self.options.quantize else None,
             contents=partial(
                 container,
                 Bump5(

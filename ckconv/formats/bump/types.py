@@ -35,7 +35,10 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
         ]
         chosen = []
         for tensor in here:
-            if triple_of(tensor.dtype) and planner.options.dtype == "engine" and not planner.decoded(tensor):
+            given = planner.quantised_as.get(tensor.name)
+            if given is not None and not slot.fp32:
+                dtype, why = given, planner.refused_type(given, slot) if given.block > 1 else ""
+            elif triple_of(tensor.dtype) and planner.options.dtype == "engine" and not planner.decoded(tensor):
                 dtype, why = _repacked(planner, here, tensor.dtype, slot)
             else:
                 dtype, why = _type(planner, tensor, slot)

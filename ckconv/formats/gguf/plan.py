@@ -52,6 +52,8 @@ from ckconv.plan.checks import row_notes
 from ckconv.plan.container import Container
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import placeholders
+from ckconv.plan.quantising import Placed, Quantised
+from ckconv.plan.recipes import Matrix
 from ckconv.plan.source_rules import surplus_reasons
 from ckconv.plan.steps import OutputFile, Plan, Step
 from ckconv.quant.convert import Conversion, Run
@@ -79,7 +81,8 @@ class GgufPlanner(Planner):
             InputError: ``tokenizer.*``, a file beside the source is malformed.
         """
         entries = self._entries()
-        types = types_of(self, entries, same_format=self._same_format)
+        self.quantised = self._quantised(entries)
+        types = types_of(self, entries, self.quantised.types, same_format=self._same_format)
         if self.reasons or only_reasons:
             return self.refused()
         if self.options.dtype == "keep" and any(
@@ -106,7 +109,17 @@ class GgufPlanner(Planner):
             notes=tuple(self.notes),
             rope_layout=("interleaved" if interleaved else "split") if rotary else "",
             contents=contents,
+            errors=self.quantised.errors if self.options.quantize else None,
         )
+
+    def _quantised(self, entries: Sequence[Entry]) -> Quantised:
+        """The types that ``--quantize`` gives; no file is made of a family that nobody knows how to quantise."""
+        placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in entries if e.parts and not e.fp32]
+        if self.options.quantize and self._config is None:
+            what = f"the architecture {self.index.architecture!r}"
+            self.refuse(f"ckconv does not know {what}, nor which of its tensors must stay floats")
+            placed = []
+        return Quantised(self, placed, self._config)
 
     @property
     def _same_format(self) -> bool:
@@ -208,7 +221,7 @@ class GgufPlanner(Planner):
             **general_keys(family, self._name(tokenizer), label),
             **model,
             **keys_of_tensors(self.index, family),
-            **type_keys(file_type(entries, types)),
+            **type_keys(self._file_type(entries, types)),
             **tokenizer.metadata,
         }
 
@@ -216,7 +229,9 @@ class GgufPlanner(Planner):
         """The source's keys; the type of the file follows the tensors where those change."""
         metadata = copied(self.index.metadata)
         changed = any(part.dtype is not to for entry, to in zip(entries, types, strict=True) for part in entry.parts)
-        if changed and _FILE_TYPE_KEY in metadata:
+        if self.options.quantize:
+            metadata |= type_keys(self._file_type(entries, types))
+        elif changed and _FILE_TYPE_KEY in metadata:
             metadata[_FILE_TYPE_KEY] = scalar("u32", file_type(entries, types))
         if self.options.context:
             architecture = self.index.architecture
@@ -226,6 +241,10 @@ class GgufPlanner(Planner):
                 metadata.setdefault(f"{architecture}.rope.scaling.original_context_length", original)
             metadata[f"{architecture}.context_length"] = scalar("u32", self.options.context)
         return metadata
+
+    def _file_type(self, entries: Sequence[Entry], types: Sequence[DType]) -> int:
+        """What llama-quantize says of a recipe, otherwise what most matrices are."""
+        return file_type(entries, types) if self.quantised.file_type is None else self.quantised.file_type
 
     def _edited(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
         architecture = self.index.architecture if self._same_format else ""
@@ -299,11 +318,14 @@ class GgufPlanner(Planner):
         if entry.content is not None:
             return Step(entry.name, target, None, None, entry.content)
         conversions = [
-            Conversion(part.dtype, dtype, entry.layout.shift - part.layout.shift, factor=part.layout.scale)
+            self.quantised.conversion(
+                entry.name,
+                Conversion(part.dtype, dtype, entry.layout.shift - part.layout.shift, factor=part.layout.scale),
+            )
             for part in entry.parts
         ]
-        runs = tuple(
-            Run(part, conversion, 0, part.layout.rows)
-            for part, conversion in zip(entry.parts, conversions, strict=True)
+        runs = self.quantised.runs(
+            entry.name,
+            [Run(part, how, 0, part.layout.rows) for part, how in zip(entry.parts, conversions, strict=True)],
         )
-        return Step(entry.name, target, entry.parts[0], conversions[0], runs=runs if len(runs) > 1 else ())
+        return Step(entry.name, target, entry.parts[0], runs[0].conversion, runs=runs if len(runs) > 1 else ())

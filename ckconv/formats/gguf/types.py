@@ -30,10 +30,13 @@ class _Choice(NamedTuple):
     groups: int = 0
 
 
-def types_of(planner: Planner, entries: Sequence[Entry], *, same_format: bool) -> list[DType]:
+def types_of(
+    planner: Planner, entries: Sequence[Entry], quantised: Mapping[str, DType], *, same_format: bool
+) -> list[DType]:
     """The type of each entry; reasons are noted with the planner, and a refused type stands for itself.
 
     Args:
+        quantised: types of entries that were asked for, by name.
         same_format: the source is a GGUF: what it holds can be held.
     """
     chosen: list[DType] = []
@@ -42,7 +45,8 @@ def types_of(planner: Planner, entries: Sequence[Entry], *, same_format: bool) -
     for entry in entries:
         types: list[DType] = [] if entry.parts else [F32]
         for part in entry.parts:
-            choice = _choice(planner, entry, part, same_format)
+            given = quantised.get(entry.name)
+            choice = _Choice(given) if given is not None else _choice(planner, entry, part, same_format)
             if choice.why:
                 refused.setdefault((choice.why, choice.hint), []).append(part.source)
                 groups[choice.why] += choice.groups

@@ -1,0 +1,212 @@
+"""``--quantize TYPE[,GLOB=TYPE...]``: what was asked for, and the type that each tensor gets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckconv.core.dtypes import BF16, F16, F32, DType, Kind
+from ckconv.core.tensors import Tensor
+from ckconv.errors import UsageError, counted
+from ckconv.families.catalogue import FAMILIES
+from ckconv.plan import recipes
+from ckconv.plan.recipes import Matrix, Model
+from ckconv.quant.convert import Conversion, Run, decodable
+from ckconv.quant.mlx import MODES
+from ckconv.quant.quantise import GGML_TYPES, NEEDS_IMPORTANCE, SPEED, Errors, Quantising, missing_quantiser
+
+if TYPE_CHECKING:
+    from ckconv.core.config import ModelConfig
+    from ckconv.plan.planner import Planner
+    from ckconv.quant.codec import Floats
+
+#: Float types that a tensor named by a glob may keep, or be rounded to.
+FLOATS = {"f32": F32, "f16": F16, "bf16": BF16}
+
+#: Million weights a second of the other types, and how many seconds are worth a line.
+_FAST, _LONG = 10.0, 120
+
+_GGML_WORDS = "a type of ggml (q4_k: all matrices) or a recipe (q4_k_m)"
+_MLX_WORDS = "affine:BITS:GROUP, mxfp4, mxfp8 or nvfp4"
+
+
+class Asked(NamedTuple):
+    """What the flag says, in lower case.
+
+    Attributes:
+        word: the type, or the recipe, of all that no glob names.
+        rules: (glob, type), of which the last that matches counts.
+    """
+
+    word: str
+    rules: tuple[tuple[str, str], ...] = ()
+
+    def of(self, *tensors: Tensor) -> str:
+        """The type that a glob asks for; empty where none does. A tensor made of several goes by the first."""
+        return next((word for glob, word in reversed(self.rules) if any(names(glob, tensor) for tensor in tensors)), "")
+
+
+def names(glob: str, tensor: Tensor) -> bool:
+    """A glob matches the canonical name or the source's."""
+    return fnmatchcase(tensor.name, glob) or fnmatchcase(tensor.source, glob)
+
+
+def parsed(text: str) -> Asked:
+    """What the value of the flag says.
+
+    Raises:
+        UsageError: ``usage.quantize``.
+    """
+    first, *rest = text.split(",")
+    rules = []
+    for item in rest:
+        glob, equals, word = item.rpartition("=")
+        if not equals or not glob or not word:
+            raise UsageError("usage.quantize", f"--quantize {text}: GLOB=TYPE expected behind a comma, not {item!r}")
+        rules.append((glob.strip(), word.strip().lower()))
+    asked = Asked(first.strip().lower(), tuple(rules))
+    for word in (asked.word, *(word for _, word in rules)):
+        if not (word in GGML_TYPES or word in FLOATS or word in recipes.names() or word.partition(":")[0] in MODES):
+            hint = f"for a GGUF or a bump file {_GGML_WORDS}; for MLX {_MLX_WORDS}"
+            raise UsageError("usage.quantize", f"--quantize {text}: there is no type {word!r}", hint=hint)
+    if asked.word in FLOATS:
+        raise UsageError("usage.quantize", f"--quantize {text}: --dtype {asked.word} makes all tensors {asked.word}")
+    return asked
+
+
+def ggml_asked(text: str) -> Asked:
+    """The same for a target that has ggml's types.
+
+    Raises:
+        UsageError: ``usage.quantize``, it has no such type, or a recipe stands behind a glob.
+    """
+    asked = parsed(text)
+    for word in (asked.word, *(word for _, word in asked.rules)):
+        if word not in GGML_TYPES and word not in FLOATS and word not in recipes.names():
+            message = f"--quantize {text}: {word} is a type of MLX, and the output takes {_GGML_WORDS}"
+            raise UsageError("usage.quantize", message)
+    for glob, word in asked.rules:
+        if word not in GGML_TYPES and word not in FLOATS:
+            message = f"--quantize {text}: {word} is a recipe for a whole model, {glob} takes a type (q6_k)"
+            raise UsageError("usage.quantize", message)
+    return asked
+
+
+class Placed(NamedTuple):
+    """One tensor of a GGUF, and the source tensors that it is made of."""
+
+    matrix: Matrix
+    parts: tuple[Tensor, ...]
+
+
+class Quantised:
+    """The types that ``--quantize`` gives the tensors of one output; nothing where it is not asked for.
+
+    Attributes:
+        types: name in GGUF -> type.
+        file_type: of the recipe, ``None`` where the tensors say it.
+        errors: how far values move, once they do.
+    """
+
+    def __init__(self, planner: Planner, placed: Sequence[Placed], config: ModelConfig | None) -> None:
+        self.types: dict[str, DType] = {}
+        self.file_type: int | None = None
+        self.errors = Errors()
+        self._importance = planner.source.importance
+        self._planner = planner
+        if not planner.options.quantize or config is None:
+            return
+        asked = ggml_asked(planner.options.quantize)
+        given = {p.matrix.name: (GGML_TYPES | FLOATS)[word] for p in placed if (word := asked.of(*p.parts))}
+        matrices = [p.matrix for p in placed]
+        if asked.word in recipes.names():
+            self.file_type = recipes.file_type(asked.word)
+            self.types = recipes.mixed(asked.word, matrices, given, _model(config, bool(self._importance)))
+        else:
+            base = GGML_TYPES[asked.word]
+            self.types = {
+                m.name: recipes.fallback(given.get(m.name, base), m.shape[-1]) for m in matrices if recipes.quantised(m)
+            }
+        self._check(asked, placed, given)
+
+    def _check(self, asked: Asked, placed: Sequence[Placed], given: Mapping[str, DType]) -> None:
+        planner = self._planner
+        why: dict[tuple[str, str], list[str]] = {}
+        fallen: dict[str, list[str]] = {}
+        for item in placed:
+            dtype = self.types.get(item.matrix.name)
+            if dtype is None:
+                continue
+            for part in item.parts:
+                for reason in _reasons(planner, part, dtype):
+                    why.setdefault(reason, []).append(part.source)
+            if dtype.name in NEEDS_IMPORTANCE and item.matrix.name not in self._importance:
+                reason = f"{dtype} is garbage without an importance matrix, and there is none for it", ""
+                why.setdefault(reason, []).append(item.matrix.name)
+            wanted = given.get(item.matrix.name)
+            if item.matrix.shape[-1] % (wanted or _base(asked)).block:
+                fallen.setdefault(f"rows of {item.matrix.shape[-1]:,} are {dtype}", []).append(item.matrix.name)
+        for (text, hint), told in why.items():
+            planner.refuse(f"{text}: {told[0]}{f' and {len(told) - 1} more' if len(told) > 1 else ''}", hint)
+        for text, told in fallen.items():
+            planner.notes.append(f"{text}, as no whole blocks: {told[0]} ({counted(len(told), 'tensor')})")
+        seconds = sum(
+            math.prod(item.matrix.shape) / (SPEED.get(self.types[item.matrix.name].name, _FAST) * 1e6)
+            for item in placed
+            if item.matrix.name in self.types
+        )
+        if seconds >= _LONG:
+            hours = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
+            planner.notes.append(f"quantising takes about {hours} on one processor, and verifying as long again")
+        for glob, word in asked.rules:
+            if not any(names(glob, p) for item in placed if item.matrix.name in self.types for p in item.parts):
+                planner.refuse(f"--quantize {glob}={word} names only tensors that llama.cpp does not quantise")
+
+    def conversion(self, name: str, plain: Conversion) -> Conversion:
+        """A conversion that quantises, where the tensor of this name in GGUF is."""
+        if name not in self.types or self.types[name] is not plain.target or plain.source is plain.target:
+            return plain
+        weights = self._importance.get(name)
+        return plain._replace(quantising=Quantising(weights[0] if weights is not None else None, self.errors))
+
+    def runs(self, name: str, runs: Sequence[Run]) -> tuple[Run, ...]:
+        """The rows of each expert apart, where each has an importance of its own."""
+        weights = self._importance.get(name)
+        if name not in self.types or weights is None or len(weights) == 1:
+            return tuple(runs)
+        return tuple(piece for run in runs for piece in _by_expert(run, weights))
+
+    @property
+    def importance(self) -> dict[str, Floats]:
+        """Those numbers that count, by name in GGUF."""
+        return {name: weights for name, weights in self._importance.items() if name in self.types}
+
+
+def _model(config: ModelConfig, importance: bool) -> Model:
+    family = FAMILIES[config.family]
+    return Model(family.gguf, config.num_layers, config.num_heads, config.num_kv_heads, config.num_experts, importance)
+
+
+def _by_expert(run: Run, weights: Floats) -> Iterable[Run]:
+    rows = run.tensor.layout.rows // len(weights)
+    for start in range(run.start, run.stop, rows):
+        how = run.conversion.quantising
+        told = Quantising(weights[start // rows], how.errors if how else None)
+        yield Run(run.tensor, run.conversion._replace(quantising=told), start, min(start + rows, run.stop))
+
+
+def _base(asked: Asked) -> DType:
+    return GGML_TYPES[recipes.table()["recipes"].get(asked.word.upper(), {}).get("base", asked.word).lower()]
+
+
+def _reasons(planner: Planner, part: Tensor, dtype: DType) -> Iterable[tuple[str, str]]:
+    if part.dtype.kind is Kind.BLOCK and part.dtype is not dtype and not planner.decoded(part):
+        yield f"--quantize rounds floats, and {part.dtype} is quantised already", "--dequantize decodes it first"
+    elif part.dtype.kind is Kind.BLOCK and part.dtype is not dtype and not decodable(part.dtype):
+        yield f"no decoder for {part.dtype}", ""
+    elif part.dtype.kind not in (Kind.BLOCK, Kind.FLOAT) or part.dtype.name == "F64":
+        yield f"--quantize rounds F32, F16 and BF16, not {part.dtype}", ""
+    if missing := missing_quantiser(dtype):
+        yield missing, ""

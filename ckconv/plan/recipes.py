@@ -1,0 +1,145 @@
+"""Which type llama-quantize gives each tensor of a model: its recipes, as data (``recipes.toml``)."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckconv.core.dtypes import DTYPES, F16, DType
+
+#: Of tensors that belong to no layer: they come first, as in llama.cpp's order.
+_NO_LAYER = -1
+
+
+class Model(NamedTuple):
+    """What the recipes ask of a model.
+
+    Attributes:
+        architecture: in GGUF.
+    """
+
+    architecture: str
+    layers: int
+    heads: int
+    kv_heads: int
+    experts: int
+    importance: bool
+
+
+class Matrix(NamedTuple):
+    """One tensor of a GGUF: its name there, and its shape, outermost first."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@cache
+def table() -> Mapping[str, Any]:
+    """The data."""
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+
+
+def names() -> tuple[str, ...]:
+    """What recipes are called."""
+    return tuple(name.lower() for name in table()["recipes"])
+
+
+def file_type(recipe: str) -> int:
+    """The value of ``general.file_type``."""
+    return int(table()["recipes"][recipe.upper()]["file_type"])
+
+
+def quantised(matrix: Matrix) -> bool:
+    """llama-quantize does not leave this tensor as it is."""
+    dimensions = next((len(matrix.shape) - at for at, length in enumerate(matrix.shape) if length > 1), 1)
+    whole = matrix.name.endswith("weight") and dimensions > 1
+    return whole and not any(part in matrix.name for part in table()["kept"])
+
+
+def fallback(dtype: DType, columns: int) -> DType:
+    """The type for rows of this length: another where they are no whole blocks."""
+    if columns % dtype.block == 0:
+        return dtype
+    other = DTYPES[table()["fallback"].get(dtype.name, dtype.name)]
+    return other if columns % other.block == 0 else F16
+
+
+def mixed(recipe: str, matrices: Iterable[Matrix], given: Mapping[str, DType], model: Model) -> dict[str, DType]:
+    """Name -> type of every tensor that is quantised.
+
+    Args:
+        given: types that were asked for by name; these tensors do not count among the layers, as with llama-quantize's
+            ``--tensor-type``.
+    """
+    rows = dict(table()["recipes"][recipe.upper()])
+    instead = table()["instead"].get(model.architecture, {})
+    rows |= instead.get(recipe.upper(), {})
+    ordered = sorted(matrices, key=lambda matrix: (_layer(matrix.name), matrix.name))
+    categories = {matrix.name: _category(matrix.name) for matrix in ordered}
+    tied = "output" not in categories.values()
+    of_v, seen = Counter(categories.values())["v"], Counter[str]()
+    found: dict[str, DType] = {}
+    for matrix in filter(quantised, ordered):
+        category, base, columns = categories[matrix.name], DTYPES[rows["base"]], matrix.shape[-1]
+        dtype = given.get(matrix.name)
+        if dtype is None and (category == "output" or (tied and category == "embedding")):
+            dtype = _head(base, columns, instead)
+        elif dtype is None:
+            at, of = seen[category], of_v if category == "v" else model.layers
+            if category == "down" and model.experts > 1:
+                at = _layer(matrix.name)
+            dtype = _type(recipe.upper(), rows, category, at, of, model)
+            seen[category] += 1
+        found[matrix.name] = fallback(dtype, columns)
+    return found
+
+
+def _head(base: DType, columns: int, instead: Mapping[str, Any]) -> DType:
+    if "output" in instead or columns % base.block or base.name == "Q8_0":
+        return DTYPES["Q8_0"]
+    return DTYPES["Q6_K"]
+
+
+def _type(recipe: str, rows: Mapping[str, Any], category: str, at: int, of: int, model: Model) -> DType:
+    base = rows["base"]
+    if model.experts == 8 and category in ("v", "k"):
+        return DTYPES["Q8_0"]
+    if model.experts == 8 and category == "attention":
+        return DTYPES["Q5_K" if recipe in table()["eight"]["attention"] else base]
+    chosen = next((name for condition, name in rows.get(category, ()) if _holds(condition, at, of, model)), base)
+    if category == "v" and chosen in ("Q3_K", "Q4_K") and _is_70b(model):
+        chosen = "Q5_K"
+    return DTYPES[chosen]
+
+
+def _holds(condition: str, at: int, of: int, model: Model) -> bool:
+    if condition == "more":
+        return at < of // 8 or at >= 7 * of // 8 or (at - of // 8) % 3 == 2
+    if condition.startswith("<"):
+        return at < int(condition[1:])
+    words, slash, parts = condition.partition("/")
+    return not slash or ((not words or model.importance) and at < of // int(parts))
+
+
+def _is_70b(model: Model) -> bool:
+    return any(
+        (model.architecture, model.layers) == (architecture, layers) and not (own and model.heads == model.kv_heads)
+        for architecture, layers, *own in table()["seventy"]
+    )
+
+
+def _category(name: str) -> str:
+    for category, part in table()["categories"]:
+        if name == part[1:] if part.startswith("=") else part in name:
+            return str(category)
+    return ""
+
+
+def _layer(name: str) -> int:
+    root, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    return int(number) if root == "blk" and number.isdecimal() else _NO_LAYER

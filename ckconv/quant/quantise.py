@@ -1,0 +1,147 @@
+"""Quantising: rows of float32 -> blocks of ggml's types, the very bytes that llama-quantize writes.
+
+Both libraries give them: libgguf is ggml's own code and has every type, gguf's quantisers in numpy are slower and have
+some. Blocks of a row depend on nothing outside of the row, so rows may be quantised in any order and any tile.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32, DType, Kind
+from ckconv.errors import UnsupportedError
+from ckconv.quant.codec import from_float32
+
+if TYPE_CHECKING:
+    from ckconv.quant.codec import Floats, Rows
+
+#: Types that gguf's package quantises to, in numpy (``quantize_blocks`` of ``gguf/quants.py``).
+IN_NUMPY = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"})
+
+#: Types that libgguf does not know, or ggml has for intermediate results only.
+_NO_QUANTISER = frozenset({"Q8_1", "Q8_K", "Q2_0"})
+
+#: Types that are garbage without an importance matrix (``tensor_requires_imatrix`` of ``llama-quant.cpp``).
+NEEDS_IMPORTANCE = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"})
+
+#: The types that can be asked for, by what they are called there.
+GGML_TYPES: dict[str, DType] = {
+    name.lower(): dtype
+    for name, dtype in DTYPES.items()
+    if dtype.ggml is not None and dtype.kind is Kind.BLOCK and name not in _NO_QUANTISER
+}
+
+_EXTRA = "pip install 'ckconv[quantize]'"
+
+
+#: Million weights a second that libgguf quantises on one core, where that is slow enough to be said.
+SPEED = {"Q2_K": 0.6, "Q3_K": 4.0, "Q4_K": 0.8, "Q5_K": 0.6, "Q6_K": 1.3, "IQ4_XS": 0.3, "IQ4_NL": 0.3, "NVFP4": 2.6}
+
+
+class Error(NamedTuple):
+    """How far quantising moved the values of one type."""
+
+    values: int
+    largest: float
+    rms: float
+
+
+class Errors:
+    """Adds up how far values moved, by type, while a plan is carried out."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[int, float, float]] = {}
+
+    def add(self, dtype: DType, before: Floats, after: Floats) -> None:
+        """Note some values.
+
+        Raises:
+            UnsupportedError: ``quantize.value``, they became infinite: a scale is beyond the range of its type.
+        """
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            moved = (after - before).astype(np.float64)
+            largest = float(np.abs(moved).max(initial=0.0))
+            square = float(np.square(moved, out=moved).sum())
+        if not np.isfinite(largest):
+            beyond = float(np.abs(before).max())
+            raise UnsupportedError(
+                "quantize.value", f"values up to {beyond:g} are beyond the range of {dtype}", found=beyond
+            )
+        values, most, squares = self._sums.get(dtype.name, (0, 0.0, 0.0))
+        self._sums[dtype.name] = values + before.size, max(most, largest), squares + square
+
+    @property
+    def of_types(self) -> dict[str, Error]:
+        """Name of a type -> how far values moved."""
+        return {
+            name: Error(values, largest, float((squares / values) ** 0.5))
+            for name, (values, largest, squares) in self._sums.items()
+            if values
+        }
+
+
+class Quantising:
+    """What a conversion that quantises is told besides its types.
+
+    Attributes:
+        importance: one number a column, how much its error counts (an importance matrix); ``None`` for all alike.
+        errors: where it is noted how far values move; ``None`` where nobody asks.
+    """
+
+    __slots__ = ("errors", "importance")
+
+    def __init__(self, importance: Floats | None = None, errors: Errors | None = None) -> None:
+        self.importance, self.errors = importance, errors
+
+
+def missing_quantiser(dtype: DType) -> str:
+    """Why there is no quantiser for a type; empty where there is one."""
+    if dtype in WIDENS_TO_F32:
+        return ""
+    if dtype.name.lower() not in GGML_TYPES:
+        return f"there is no quantiser for {dtype}"
+    if dtype.name in IN_NUMPY or _has_library():
+        return ""
+    return f"quantising to {dtype} takes the package libgguf: {_EXTRA}"
+
+
+@cache
+def _has_library() -> bool:
+    return find_spec("libgguf") is not None
+
+
+def quantise(floats: Floats, dtype: DType, importance: Floats | None = None) -> Rows:
+    """float32 ``[n, cols]`` -> ``[n, bytes]`` of a block type.
+
+    Raises:
+        UnsupportedError: ``quantize.value``, a value is no finite number.
+    """
+    import numpy as np
+
+    if not np.isfinite(floats).all():
+        bad = floats[~np.isfinite(floats)].flat[0]
+        raise UnsupportedError("quantize.value", f"the value {bad:g} cannot be quantised", found=str(bad))
+    if dtype in WIDENS_TO_F32:
+        return from_float32(floats, dtype)[0]
+    if _has_library():
+        return _by_library(np.ascontiguousarray(floats), dtype, importance)
+    import gguf.quants
+
+    assert dtype.ggml is not None
+    made: Rows = gguf.quants.quantize(floats, gguf.GGMLQuantizationType(dtype.ggml))
+    return made
+
+
+def _by_library(floats: Floats, dtype: DType, importance: Floats | None) -> Rows:
+    import numpy as np
+    from libgguf import quantize_rows_into_raw
+
+    weights: Any = None if importance is None else np.ascontiguousarray(importance, np.float32)
+    made = np.empty((len(floats), dtype.nbytes(floats.shape[1])), np.uint8)
+    if made.size:
+        quantize_rows_into_raw(dtype.ggml, floats, made, len(floats), floats.shape[1], weights)
+    return made

@@ -1,0 +1,328 @@
+"""``--quantize`` to ggml's types: the blocks that llama-quantize writes, and what it leaves as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp_quantize
+import numpy as np
+import pytest
+from checkpoints import Decoder, as_mixtral, bf16, save, save_gguf
+from conftest import FIXTURES, Result
+from consumers import LIBRARY
+
+import ckconv
+from ckconv import Options
+from ckconv.errors import UnsupportedError, UsageError
+from ckconv.quant import quantise
+
+SMALL = Decoder(layers=1, hidden=64, ffn=64)
+#: Rows that are whole blocks of K-quants.
+WIDE = Decoder(hidden=256, head_dim=64, ffn=256, vocab=64)
+
+#: What is converted -> ``ftype`` of llama-quantize, and whether it is to mix.
+WORDS: dict[str, tuple[int, bool]] = {
+    "q4_0": (2, True), "q4_1": (3, True), "q8_0": (7, True), "q5_0": (8, True), "q5_1": (9, True),
+    "q3_k_s": (11, True), "q3_k_m": (12, True), "q3_k_l": (13, True), "q4_k_s": (14, True), "q4_k_m": (15, True),
+    "q5_k_s": (16, True), "q5_k_m": (17, True), "q6_k": (18, True),
+    "q2_k": (10, False), "q3_k": (12, False), "q4_k": (15, False), "q5_k": (17, False), "iq4_nl": (25, False),
+    "iq4_xs": (30, False), "iq3_s": (26, False), "tq1_0": (36, False), "tq2_0": (37, False),
+}  # fmt: skip
+
+llama_cpp = pytest.mark.skipif(not LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
+
+
+def checkpoint(root: Path, decoder: Decoder, model_type: str = "llama", **config: Any) -> Path:
+    made = decoder.tensors()
+    tensors = {k: bf16(v) if v.ndim > 1 else v for k, v in (as_mixtral(made) if decoder.experts else made).items()}
+    if config.get("tie_word_embeddings"):
+        del tensors["lm_head.weight"]
+    return save(root, decoder.config(model_type, **config), tensors)
+
+
+def tensors(path: Path) -> dict[str, tuple[str, str]]:
+    """Name -> type and digest, by the gguf package's reader."""
+    return {
+        tensor.name: (tensor.tensor_type.name, hashlib.sha256(tensor.data.tobytes()).hexdigest())
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+
+
+def keys(path: Path) -> list[int]:
+    fields = gguf.GGUFReader(path).fields
+    return [int(fields[f"general.{key}"].contents()) for key in ("file_type", "quantization_version")]
+
+
+def by_llama_quantize(source: Path, target: Path, file_type: int, *more: str) -> Path:
+    program = [sys.executable, llama_cpp_quantize.__file__, LIBRARY, str(source), str(target), str(file_type), *more]
+    subprocess.run(program, check=True, capture_output=True)
+    return target
+
+
+@llama_cpp
+@pytest.mark.parametrize("word", WORDS)
+def test_every_block_and_key_is_llama_quantizes(word: str, tmp_path: Path) -> None:
+    file_type, mixes = WORDS[word]
+    source = checkpoint(tmp_path / "hf", WIDE)
+    ckconv.convert(source, tmp_path / "plain.gguf")
+    theirs = by_llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", file_type, *([] if mixes else ["pure"]))
+
+    ckconv.convert(source, tmp_path / "ours.gguf", options=Options(quantize=word))
+
+    assert tensors(tmp_path / "ours.gguf") == tensors(theirs)
+    assert keys(tmp_path / "ours.gguf") == keys(theirs) == [file_type, 2]
+
+
+#: Many layers of rows of 32: every type falls back to another of its own, so that the files are small.
+DEEP: dict[str, tuple[Decoder, str, dict[str, Any]]] = {
+    "18 layers, a head": (Decoder(layers=18, hidden=32, head_dim=8, ffn=32), "llama", {}),
+    "9 layers, tied": (Decoder(layers=9, hidden=32, head_dim=8, ffn=32), "llama", {"tie_word_embeddings": True}),
+    "8 experts": (Decoder(layers=10, hidden=32, head_dim=8, ffn=32, experts=8, expert_ffn=32), "mixtral", {}),
+    "4 experts": (Decoder(layers=5, hidden=32, head_dim=8, ffn=32, experts=4, expert_ffn=64), "mixtral", {}),
+    "rows of 48": (Decoder(layers=3, hidden=48, head_dim=8, heads=6, ffn=96), "llama", {}),
+}
+
+
+@llama_cpp
+@pytest.mark.parametrize("model", DEEP)
+@pytest.mark.parametrize("word", [word for word, (_, mixes) in WORDS.items() if mixes])
+def test_the_types_of_every_layer_are_llama_quantizes(model: str, word: str, tmp_path: Path) -> None:
+    decoder, model_type, config = DEEP[model]
+    source = checkpoint(tmp_path / "hf", decoder, model_type, **config)
+    ckconv.convert(source, tmp_path / "plain.gguf", verify=False)
+    theirs = by_llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", WORDS[word][0])
+
+    ckconv.convert(source, tmp_path / "ours.gguf", options=Options(quantize=word), verify=False)
+
+    assert tensors(tmp_path / "ours.gguf") == tensors(theirs)
+
+
+@llama_cpp
+@pytest.mark.parametrize("word", ["q3_k_m", "q4_k_m"])
+def test_v_of_a_model_of_80_layers_has_more_bits(word: str, tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf", Decoder(layers=80, hidden=32, head_dim=8, ffn=32, vocab=8))
+    ckconv.convert(source, tmp_path / "plain.gguf", verify=False)
+    theirs = by_llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", WORDS[word][0])
+
+    ckconv.convert(source, tmp_path / "ours.gguf", options=Options(quantize=word), verify=False)
+
+    assert tensors(tmp_path / "ours.gguf") == tensors(theirs)
+
+
+@llama_cpp
+@pytest.mark.parametrize("name", ["gpt2-hub-f32", "phi3-bf16", "qwen3-tied-bf16", "gemma3-text-bf16"])
+def test_fused_transposed_and_tied_matrices_are_as_llama_quantize_has_them(name: str, tmp_path: Path) -> None:
+    ckconv.convert(FIXTURES / "hf" / name, tmp_path / "plain.gguf")
+    theirs = by_llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", 15)
+
+    ckconv.convert(FIXTURES / "hf" / name, tmp_path / "ours.gguf", options=Options(quantize="Q4_K_M"))
+
+    assert tensors(tmp_path / "ours.gguf") == tensors(theirs)
+
+
+def test_q4_k_m_gives_half_of_the_layers_more_bits(tmp_path: Path) -> None:
+    """Recorded from llama-quantize: rows of 32 are Q5_0 where they would be Q4_K, and Q8_0 where Q6_K."""
+    source = checkpoint(tmp_path / "hf", DEEP["18 layers, a head"][0])
+
+    ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize="q4_k_m"))
+
+    found = tensors(tmp_path / "m.gguf")
+    more = [n for n in range(18) if found[f"blk.{n}.ffn_down.weight"][0] == "Q8_0"]
+    assert more == [n for n in range(18) if found[f"blk.{n}.attn_v.weight"][0] == "Q8_0"]
+    assert more == [0, 1, 4, 7, 10, 13, 15, 16, 17]
+    assert {found[f"blk.{n}.{m}.weight"][0] for n in range(18) for m in ("attn_q", "ffn_up")} == {"Q5_0"}
+    assert (found["output.weight"][0], found["token_embd.weight"][0]) == ("Q8_0", "Q5_0")
+
+
+@llama_cpp
+@pytest.mark.parametrize("word", ["q4_k_m", "q8_0"])
+def test_a_bump_holds_the_entries_of_the_one_made_from_llama_quantizes_gguf(
+    word: str, tmp_path: Path, ckconv: Callable[..., Result]
+) -> None:
+    source = checkpoint(tmp_path / "hf", WIDE)
+    ckconv("convert", source, tmp_path / "plain.gguf")
+    quantised = by_llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", WORDS[word][0])
+    ckconv("convert", quantised, f"{tmp_path}/theirs/", "--to", "bump")
+
+    made = ckconv("convert", source, f"{tmp_path}/ours/", "--to", "bump", "--quantize", word)
+
+    assert made.code == 0, made.err
+    assert entries(tmp_path / "ours") == entries(tmp_path / "theirs")
+
+
+def entries(folder: Path) -> dict[str, tuple[str, bytes]]:
+    """Name -> type and bytes of every entry but the tokenizer's, by the manifest."""
+    data = (folder / "weights.bump").read_bytes()
+    listed = json.loads((folder / "weights_manifest.json").read_text())["entries"]
+    return {
+        entry["name"]: (entry["dtype"], data[entry["file_offset"] : entry["file_offset"] + entry["size"]])
+        for entry in listed
+        if not entry["name"].startswith("vocab_")
+    }
+
+
+def test_what_a_bump_engine_does_not_compute_is_refused(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf", WIDE)
+
+    with pytest.raises(UnsupportedError, match="no correct kernel for Q4_1 matrices"):
+        ckconv.convert(source, tmp_path / "m.bump", options=Options(quantize="q4_1", bump_version=5))
+
+
+def test_the_last_glob_that_matches_counts_and_floats_may_stay(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf", SMALL)
+    word = "q8_0,layers.*.ffn.*=q4_0,layers.0.ffn.up.weight=Q5_1,model.layers.0.self_attn.q_proj.weight=bf16"
+
+    ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize=word))
+
+    assert {name: kind for name, (kind, _) in tensors(tmp_path / "m.gguf").items()} == {
+        "token_embd.weight": "Q8_0", "output.weight": "Q8_0", "output_norm.weight": "F32",
+        "blk.0.attn_norm.weight": "F32", "blk.0.ffn_norm.weight": "F32", "blk.0.attn_q.weight": "BF16",
+        "blk.0.attn_k.weight": "Q8_0", "blk.0.attn_v.weight": "Q8_0", "blk.0.attn_output.weight": "Q8_0",
+        "blk.0.ffn_gate.weight": "Q4_0", "blk.0.ffn_up.weight": "Q5_1", "blk.0.ffn_down.weight": "Q4_0",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("q4_x", "there is no type 'q4_x'"),
+        ("q4_k,foo", "GLOB=TYPE expected behind a comma, not 'foo'"),
+        ("q4_k,layers.9.*=q8_0", "layers.9.* names no tensor of hf"),
+        ("q4_k,lm_head.weight=q4_k_m", "q4_k_m is a recipe for a whole model, lm_head.weight takes a type"),
+        ("affine:4:64", "affine:4:64 is a type of MLX"),
+        ("f16", "--dtype f16 makes all tensors f16"),
+    ],
+)
+def test_words_that_ask_for_nothing_are_usage_errors(word: str, sentence: str, tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf", SMALL)
+
+    with pytest.raises(UsageError) as caught:
+        ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize=word))
+
+    assert sentence in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("q8_0,*norm.weight=q4_0", "names only tensors that llama.cpp does not quantise"),
+        ("iq2_xxs", "IQ2_XXS is garbage without an importance matrix"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(word: str, sentence: str, tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf", WIDE)
+
+    with pytest.raises(UnsupportedError, match=sentence.replace("*", r"\*")):
+        ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize=word))
+
+
+def test_blocks_are_quantised_again_only_where_they_are_decoded_on_purpose(tmp_path: Path) -> None:
+    values = SMALL.tensors()["model.layers.0.mlp.up_proj.weight"]
+    q8 = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+    blocks = {"blk.0.ffn_up.weight": (q8, gguf.GGMLQuantizationType.Q8_0)}
+    source = save_gguf(tmp_path / "m.gguf", SMALL, "llama", permuted=True, blocks=blocks)
+
+    with pytest.raises(UnsupportedError) as caught:
+        ckconv.convert(source, tmp_path / "a.gguf", options=Options(quantize="q4_1"))
+    ckconv.convert(source, tmp_path / "b.gguf", options=Options(quantize="q4_1", dequantize=True))
+    ckconv.convert(source, tmp_path / "c.gguf", options=Options(quantize="q8_0"))
+
+    assert "Q8_0 is quantised already: blk.0.ffn_up.weight" in caught.value.message
+    assert caught.value.hint == "--dequantize decodes it first"
+    decoded = gguf.quants.dequantize(q8, gguf.GGMLQuantizationType.Q8_0)
+    again = gguf.quants.quantize(decoded, gguf.GGMLQuantizationType.Q4_1)
+    name, digest = "blk.0.ffn_up.weight", hashlib.sha256
+    assert tensors(tmp_path / "b.gguf")[name] == ("Q4_1", digest(again.tobytes()).hexdigest())
+    assert tensors(tmp_path / "c.gguf")[name] == ("Q8_0", digest(q8.tobytes()).hexdigest())
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 3e38])
+def test_values_that_no_block_holds_are_refused(value: float, tmp_path: Path) -> None:
+    tensors = SMALL.tensors()
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = value
+    source = save(tmp_path / "hf", SMALL.config(), tensors)
+
+    with pytest.raises(UnsupportedError) as caught:
+        ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize="q8_0"))
+
+    assert caught.value.code == "quantize.value"
+    assert caught.value.tensor == "model.layers.0.mlp.up_proj.weight"
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_the_report_says_how_far_values_moved(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    source = checkpoint(tmp_path / "hf", SMALL)
+
+    told = ckconv("convert", source, tmp_path / "m.gguf", "--quantize", "q8_0", "--json").json["quantised"]
+
+    before = {k: v for k, v in SMALL.tensors().items() if v.ndim > 1}
+    rounded = {k: bf16(v).data for k, v in before.items()}
+    values = [(np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32) for data in rounded.values()]
+    moved = np.concatenate([once(flat.reshape(-1, 64)) - flat.reshape(-1, 64) for flat in values]).astype(np.float64)
+    assert list(told) == ["Q8_0"]
+    assert told["Q8_0"]["values"] == moved.size
+    assert told["Q8_0"]["largest"] == np.abs(moved).max()
+    assert told["Q8_0"]["rms"] == pytest.approx(np.sqrt(np.square(moved).mean()))
+
+
+def once(rows: np.ndarray) -> np.ndarray:
+    """Through Q8_0 and back."""
+    kind = gguf.GGMLQuantizationType.Q8_0
+    return gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind)
+
+
+def test_verification_quantises_again(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    source, out = checkpoint(tmp_path / "hf", SMALL), tmp_path / "m.gguf"
+    ckconv("convert", source, out, "--quantize", "q4_0", "--record")
+
+    sound = ckconv("verify", out, source)
+    data = bytearray(out.read_bytes())
+    data[-100] ^= 1
+    out.write_bytes(data)
+    broken = ckconv("verify", out, source, "--weights")
+
+    assert sound.code == 0, sound.err
+    assert broken.code == 5
+
+
+@pytest.mark.parametrize("name", sorted(quantise.IN_NUMPY))
+def test_both_libraries_give_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("libgguf")
+    rows = np.random.default_rng(3).standard_normal((64, 512)).astype(np.float32) * np.float32(0.05)
+    rows[0], rows[1, ::2], rows[2, :32] = 0, -0.0, 7
+    dtype = quantise.GGML_TYPES[name.lower()]
+    by_library = quantise.quantise(rows, dtype)
+
+    monkeypatch.setattr(quantise, "_has_library", lambda: False)
+
+    assert quantise.quantise(rows, dtype).tobytes() == by_library.tobytes()
+
+
+def test_a_type_that_takes_libgguf_is_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantise, "_has_library", lambda: False)
+    source = checkpoint(tmp_path / "hf", WIDE)
+
+    with pytest.raises(UnsupportedError, match=r"quantising to Q4_K takes the package libgguf: pip install"):
+        ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize="q4_k"))
+
+
+def test_the_bytes_do_not_depend_on_the_processor(tmp_path: Path) -> None:
+    """NumPy without any of its faster loops."""
+    source = checkpoint(tmp_path / "hf", WIDE)
+    features = "SSE41 SSE42 POPCNT AVX F16C FMA3 AVX2 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL"
+    made = []
+    for name, environment in (("plain", {}), ("slow", {"NPY_DISABLE_CPU_FEATURES": features})):
+        out = tmp_path / f"{name}.gguf"
+        program = [sys.executable, "-W", "ignore", "-m", "ckconv", "convert", "-q", source, out, "--quantize", "q4_0"]
+        own = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), **environment}
+        subprocess.run(program, check=True, env=own)
+        made.append(out.read_bytes())
+    assert made[0] == made[1]
