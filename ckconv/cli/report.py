@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ckconv.cli.changes import errors_of, merged_lines, quantised_lines, rounded_lines
 from ckconv.cli.render import count, print_json, print_lines, size
 from ckconv.cli.settings import Settings
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.run import Report
-from ckconv.errors import MAX_LISTED, counted
+from ckconv.errors import counted
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action
 from ckconv.system import peak_memory
-
-if TYPE_CHECKING:
-    from ckconv.quant.quantise import Error
 
 #: Tensors left out for one reason that are named before they are counted.
 _LEFT_OUT_SHOWN = 3
@@ -71,7 +68,7 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
                 "peak_memory": peak_memory(),
                 "changed_values": dict(report.changed),
                 "largest_changes": dict(report.merged),
-                "quantised": {name: error._asdict() for name, error in _errors(plan).items()},
+                "quantised": {name: error._asdict() for name, error in errors_of(plan).items()},
                 **_plan_facts(plan),
             },
             err=err,
@@ -94,9 +91,9 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
         f"  {counted(total, 'tensor')} from {plan.index.path.name}"
         f"{f' ({source})' if (source := _source(plan.index)) else ''}",
         f"  {_summary(plan)}",
-        *_rounded_lines(report, settings),
-        *_merged_lines(report, settings),
-        *_quantised_lines(plan),
+        *rounded_lines(report, settings),
+        *merged_lines(report, settings),
+        *quantised_lines(plan),
         *_left_out_lines(plan, settings),
         *(f"  note: {note}" for note in plan.notes),
         f"  {verified}{_digest(report, settings)}"
@@ -109,15 +106,6 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
     if settings.verbose:
         lines += [_step_line(step) for step in plan.steps]
     print_lines(lines, err=err)
-
-
-def _rounded_lines(report: Report, settings: Settings) -> list[str]:
-    """The tensors that lost precision, named as far as somebody reads."""
-    lines = [f"  {name}: {counted(changed, 'value')} rounded" for name, changed in report.changed.items()]
-    if settings.verbose or len(lines) <= MAX_LISTED:
-        return lines
-    total = sum(report.changed.values())
-    return [f"  {counted(total, 'value')} of {counted(len(lines), 'tensor')} rounded (-v lists them)"]
 
 
 def _left_out_lines(plan: Plan, settings: Settings) -> list[str]:
@@ -136,30 +124,6 @@ def _left_out_lines(plan: Plan, settings: Settings) -> list[str]:
 
 def _why(reason: str) -> str:
     return f" (asked for by {reason})" if reason.startswith("--") else f": {reason}"
-
-
-def _merged_lines(report: Report, settings: Settings) -> list[str]:
-    """How far adapters changed each tensor."""
-    if not report.merged:
-        return []
-    name, most = max(report.merged.items(), key=lambda item: item[1])
-    lines = [
-        f"  adapters changed {counted(len(report.merged), 'tensor')}, at most by {most:.3g}, in {name} (-v lists all)"
-    ]
-    if settings.verbose:
-        lines += [f"    {name}: {change:.3g}" for name, change in report.merged.items()]
-    return lines
-
-
-def _errors(plan: Plan) -> Mapping[str, Error]:
-    return plan.errors.of_types if plan.errors else {}
-
-
-def _quantised_lines(plan: Plan) -> list[str]:
-    """How far quantising moved values, type by type."""
-    return [
-        f"  {name}: largest error {error.largest:.3g}, RMS {error.rms:.3g}" for name, error in _errors(plan).items()
-    ]
 
 
 def _format(plan: Plan) -> str:

@@ -1,0 +1,48 @@
+"""What the report of a conversion says of values that are not what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ckconv.cli.settings import Settings
+from ckconv.engine.run import Report
+from ckconv.errors import MAX_LISTED, counted
+from ckconv.plan.steps import Plan
+
+if TYPE_CHECKING:
+    from ckconv.quant.quantise import Error
+
+
+def rounded_lines(report: Report, settings: Settings) -> list[str]:
+    """The tensors that lost precision, named as far as somebody reads."""
+    lines = [f"  {name}: {counted(changed, 'value')} rounded" for name, changed in report.changed.items()]
+    if settings.verbose or len(lines) <= MAX_LISTED:
+        return lines
+    total = sum(report.changed.values())
+    return [f"  {counted(total, 'value')} of {counted(len(lines), 'tensor')} rounded (-v lists them)"]
+
+
+def merged_lines(report: Report, settings: Settings) -> list[str]:
+    """How far adapters changed each tensor."""
+    if not report.merged:
+        return []
+    name, most = max(report.merged.items(), key=lambda item: item[1])
+    lines = [
+        f"  adapters changed {counted(len(report.merged), 'tensor')}, at most by {most:.3g}, in {name} (-v lists all)"
+    ]
+    if settings.verbose:
+        lines += [f"    {name}: {change:.3g}" for name, change in report.merged.items()]
+    return lines
+
+
+def errors_of(plan: Plan) -> Mapping[str, Error]:
+    """Type -> how far quantising moved values."""
+    return plan.errors.of_types if plan.errors else {}
+
+
+def quantised_lines(plan: Plan) -> list[str]:
+    """How far quantising moved values, type by type."""
+    return [
+        f"  {name}: largest error {error.largest:.3g}, RMS {error.rms:.3g}" for name, error in errors_of(plan).items()
+    ]
