@@ -196,11 +196,7 @@ OPTIONS: tuple[Option, ...] = (
         records=Records.BOTH,
     ),
     Option(
-        "decode",
-        "--decode",
-        Takes.GLOB,
-        "Decode only the quantised matrices named; repeatable.",
-        records=Records.BOTH,
+        "decode", "--decode", Takes.GLOB, "Decode only the quantised matrices named; repeatable.", records=Records.BOTH
     ),
     Option(
         "quantize",
@@ -228,11 +224,7 @@ OPTIONS: tuple[Option, ...] = (
         records=Records.BOTH,
     ),
     Option(
-        "drop",
-        "--drop",
-        Takes.GLOB,
-        "Leave out tensors by canonical or source name; repeatable.",
-        records=Records.BOTH,
+        "drop", "--drop", Takes.GLOB, "Leave out tensors by canonical or source name; repeatable.", records=Records.BOTH
     ),
     Option(
         "template",
@@ -276,11 +268,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("set_meta", "--set-meta", Takes.PAIR, "Metadata of the output; repeatable.", limited=True),
     Option(
-        "drop_meta",
-        "--drop-meta",
-        Takes.GLOB,
-        "Metadata keys that the output does not have; repeatable.",
-        limited=True,
+        "drop_meta", "--drop-meta", Takes.GLOB, "Metadata keys that the output does not have; repeatable.", limited=True
     ),
     Option(
         "fuse",
