@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckconv.core.dtypes import BF16, BY_GGML, DTYPES, F16, F32, DType, Kind
+from ckconv.quant import codec
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.convert import Action, Conversion, convertible, decodable
 
@@ -209,3 +210,18 @@ def test_a_signalling_nan_of_a_shifted_norm_stays_a_nan_without_a_word() -> None
     values = made.view("<f4")[0]
     assert np.isnan(values[0])
     assert (values[1:].tolist(), changed) == ([np.inf, 0.0], 0)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BY_GGML.values() if decodable(kind)], ids=str)
+def test_blocks_decode_to_the_same_bits_with_libgguf_and_without(kind: DType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any bytes at all: infinite scales and the payloads and signs of NaNs, too."""
+    pytest.importorskip("libgguf")
+    rows = np.random.default_rng(3).integers(0, 256, (64, 8 * kind.size), dtype=np.uint8)
+    with_it = to_float32(rows, kind)
+    monkeypatch.setattr(codec, "_libgguf", lambda: None)
+    without = to_float32(rows, kind)
+
+    assert np.array_equal(with_it.view(np.uint32), without.view(np.uint32))
+    with np.errstate(all="ignore"):
+        by_gguf = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(kind.ggml))
+    assert np.array_equal(without.view(np.uint32), by_gguf.view(np.uint32))

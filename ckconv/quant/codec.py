@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import BF16, F16, F32, DType
@@ -27,13 +29,43 @@ def to_float32(rows: Rows, dtype: DType) -> Floats:
         bits = rows.view(np.uint16).astype(np.uint32)
         bits <<= np.uint32(16)
         return bits.view(np.float32)
-    import gguf.quants
-
     if dtype.ggml is None:
         raise ValueError(f"{dtype} has no float32 values")
+    decoded = _by_libgguf(rows, dtype)
+    if decoded is not None:
+        return decoded
+    import gguf.quants
+
     with np.errstate(all="ignore"):  # infinite or NaN scales are values too
-        decoded: Floats = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(dtype.ggml))
-    return decoded
+        values: Floats = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(dtype.ggml))
+    return values
+
+
+#: Types of which libgguf multiplies in another order than gguf: the same values, but a NaN may have the other sign.
+_NAN_SIGNS = frozenset({"IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
+
+
+@cache
+def _libgguf() -> ModuleType | None:
+    """The library, if it is installed: its decoders give the bits that gguf's give, several times as fast."""
+    try:
+        return import_module("libgguf")
+    except ImportError:
+        return None
+
+
+def _by_libgguf(rows: Rows, dtype: DType) -> Floats | None:
+    """Decoded blocks; ``None`` where gguf has to decode them."""
+    import numpy as np
+
+    library = _libgguf()
+    if library is None or rows.shape[1] % dtype.size:
+        return None
+    columns = rows.shape[1] // dtype.size * dtype.block
+    values = np.empty((len(rows), columns), np.float32)
+    if values.size:
+        library.dequantize_rows_into_raw(dtype.ggml, np.ascontiguousarray(rows), values, len(rows), columns)
+    return None if dtype.name in _NAN_SIGNS and np.isnan(values).any() else values
 
 
 @cache
