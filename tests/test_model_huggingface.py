@@ -536,12 +536,11 @@ Q = "model.layers.0.self_attn.q_proj"
 @pytest.mark.parametrize(
     ("parts", "what", "count"),
     [
-        (module(Q, qweight=WORDS, qzeros=WORDS, scales=ONES, g_idx=WORDS), "GPTQ or AWQ", 2),
-        (module(Q, qweight=WORDS, qzeros=WORDS, scales=ONES), "GPTQ or AWQ", 2),
+        (module(Q, qweight=ONES, qzeros=WORDS, scales=ONES, g_idx=WORDS), "GPTQ or AWQ", 2),
         (module(Q, weight=BYTES, weight__absmax=ONES, weight__quant_map=ONES, weight__nested_absmax=ONES),
          "bitsandbytes", 3),
         (module(Q, weight=BYTES, SCB=ONES), "bitsandbytes", 1),
-        (module(Q, weight=Raw("F8_E4M3", (8, 8), bytes(64)), weight_scale_inv=ONES), "block-scaled FP8", 1),
+        (module(Q, weight=Raw("F8_E5M2", (8, 8), bytes(64)), weight_scale_inv=ONES), "block-scaled FP8", 1),
         (module(Q, weight=BYTES, weight_scale=ONES), "FP8 or compressed-tensors", 1),
         (module(Q, weight_packed=WORDS, weight_shape=WORDS), "compressed-tensors", 1),
         (module(Q, weight___data=BYTES, other=ONES), "a quanto format", 1),
@@ -569,18 +568,18 @@ def test_a_quantiser_is_known_by_its_own_word_where_the_numbers_are_no_floats(tm
 def test_what_another_quantiser_wrote_is_copied_and_compared_and_not_converted(
     tmp_path: Path, ckconv, model_type: str
 ) -> None:
-    parts = module(Q, qweight=WORDS, qzeros=WORDS, scales=ONES)
-    config = PLAIN.config(model_type=model_type, quantization_config={"quant_method": "gptq"})
+    parts = module(Q, weight__absmax=ONES, weight__quant_map=ONES)
+    config = PLAIN.config(model_type=model_type, quantization_config={"quant_method": "bitsandbytes"})
     source = save(tmp_path / "hf", config, {**PLAIN.tensors(), **parts})
     out = tmp_path / "out"
 
-    assert "2 tensors of GPTQ or AWQ (quant_method 'gptq')" in ckconv("inspect", source, "--hash").out
+    assert "2 tensors of bitsandbytes (quant_method 'bitsandbytes')" in ckconv("inspect", source, "--hash").out
     assert ckconv("convert", source, f"{out}/", "--to", "safetensors", "--max-shard-size", "40KB").code == 0
     assert len(list(out.glob("*.safetensors"))) > 1
     assert ckconv("verify", out, source).code == ckconv("diff", out, source).code == 0
-    for target in ("gguf", "mlx", "bump"):
-        result = ckconv("convert", source, f"{tmp_path}/{target}/", "--to", target)
-        assert (result.code, "2 tensors of GPTQ or AWQ" in result.err) == (4, True)
+    for target, *flags in (("gguf",), ("mlx",), ("bump",), ("safetensors", "--dequantize")):
+        result = ckconv("convert", source, f"{tmp_path}/{target}/", "--to", target, *flags)
+        assert (result.code, "2 tensors of bitsandbytes" in result.err) == (4, True)
         assert "--to safetensors copies this one as it is" in result.err
         assert not (tmp_path / target).exists()
 

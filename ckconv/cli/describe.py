@@ -99,10 +99,13 @@ class Description:
 
     def hash_of(self, tensor: StoredTensor) -> str:
         """The content hashes of what was made from a stored tensor, joined."""
-        if self.hashes is None:
-            return ""
-        names = self.index.canonical_of.get(tensor.name) or (tensor.name,)
-        return " + ".join(self.hashes.tensors[name] for name in names)
+        return " + ".join(self._hashes(tensor)) or "-"
+
+    def _hashes(self, tensor: StoredTensor) -> list[str]:
+        """None of a tensor that is no part of the model."""
+        packed = self.index.packed.get(tensor.name)
+        names = self.index.canonical_of.get(tensor.name) or (packed.name if packed else tensor.name,)
+        return [self.hashes.tensors[name] for name in names if name in self.hashes.tensors] if self.hashes else []
 
     def metadata(self) -> Iterator[tuple[str, str, str]]:
         """(key, type, value as text), long arrays cut."""
@@ -174,7 +177,7 @@ class Description:
             "file": str(tensor.extent.path),
         }
         if self.hashes:
-            hashes = [self.hashes.tensors[name] for name in names or (tensor.name,)]
+            hashes = self._hashes(tensor)
             facts["hash"] = hashes if len(hashes) != 1 else hashes[0]
         return facts
 

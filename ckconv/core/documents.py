@@ -17,3 +17,16 @@ def joined_metadata(header: Mapping[str, str], document: Mapping[str, Any]) -> d
 def document_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration out of :func:`joined_metadata`."""
     return {key: value for key, value in metadata.items() if not key.startswith(f"{METADATA}.")}
+
+
+#: Keys of ``config.json`` about how tensors are quantised: MLX's, everybody's, and compressed-tensors' old one.
+QUANTIZATION_KEYS = ("quantization", "quantization_config", "compression_config")
+
+
+def unquantised(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without what it says of quantisation, in its inner ones too."""
+    return {
+        key: unquantised(value) if key.endswith("_config") and isinstance(value, dict) else value
+        for key, value in document.items()
+        if key not in QUANTIZATION_KEYS
+    }

@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -98,6 +98,33 @@ class Merge(NamedTuple):
     changes: tuple[Delta | Rescale, ...]
 
 
+class Array(NamedTuple):
+    """One of the arrays that a packed module is stored as.
+
+    Attributes:
+        tensor: row ``i`` of its layout is row ``i`` of the array as the packing reads it: of one that is stored
+            ``[in, out]``, its column.
+        per: how many rows of the module a row of the array is for; 0 for all of them.
+    """
+
+    tensor: Tensor
+    per: int = 1
+
+
+class Packed(NamedTuple):
+    """A matrix as another quantiser stores it: several arrays, of which a packing makes rows of one block type.
+
+    Attributes:
+        rows: how many rows it has.
+        arrays: in the order that ``unpack`` wants; ``None`` for one that is not there.
+        unpack: :attr:`ckconv.quant.packings.Packing.unpack`, settings filled in.
+    """
+
+    rows: int
+    arrays: tuple[Array | None, ...]
+    unpack: Callable[[Any], Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One canonical tensor and where its rows are.
@@ -112,6 +139,8 @@ class Tensor:
         layout: how canonical rows lie in those bytes.
         planes: for a tensor stored as several parallel arrays (an MLX triple: weight, scales, biases), those
             arrays; row ``i`` is the rows ``i`` of all of them. ``extents`` is then empty.
+        packed: for a matrix that another quantiser packed, its arrays; several for matrices that are stacked.
+            ``extents`` is then empty, and ``layout`` that of rows which the packing made.
         merge: for a tensor that adapters change, what its rows are computed from. ``extents`` is then empty, and
             ``layout`` plain.
         may_be_absent: an all-zero tensor stands for one that is not there (bump's bias and position slots).
@@ -124,6 +153,7 @@ class Tensor:
     extents: tuple[Extent, ...]
     layout: Layout
     planes: tuple[Tensor, ...] = ()
+    packed: tuple[Packed, ...] = ()
     merge: Merge | None = None
     may_be_absent: bool = False
 
@@ -135,7 +165,21 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Stored bytes, padding included."""
-        return sum(extent.nbytes for extent in self.extents) + sum(plane.nbytes for plane in self.planes)
+        return sum(extent.nbytes for array in self.arrays for extent in array.extents)
+
+    @property
+    def as_stored(self) -> bool:
+        """Its rows are runs of one array's bytes: nothing puts them together or computes them."""
+        return not (self.planes or self.packed) and self.merge is None
+
+    @property
+    def arrays(self) -> Iterator[Tensor]:
+        """Every array that is read for it, in order."""
+        if self.extents:
+            yield self
+        yield from self.planes
+        for packed in self.packed:
+            yield from (array.tensor for array in packed.arrays if array is not None)
 
 
 def matrix_of(shape: tuple[int, ...], dtype: DType) -> tuple[int, int]:
@@ -160,10 +204,15 @@ def plain_tensor(name: str, stored: StoredTensor) -> Tensor:
 
 
 class Dropped(NamedTuple):
-    """A stored tensor with no canonical one, and the rule that allows leaving it out."""
+    """A stored tensor with no canonical one, and the rule that allows leaving it out.
+
+    Attributes:
+        copied: only where the matrix that it is about becomes another one; else it is copied with that.
+    """
 
     stored: StoredTensor
     reason: str
+    copied: bool = False
 
 
 class Checksum(NamedTuple):
@@ -209,8 +258,10 @@ class TensorIndex:
             them readers open what they need, the others are carried.
         shard_index: the file that names the shards of a checkpoint, if there is one.
         merged: the adapters that were merged into it, for people; what the files say is then not what the model is.
-        quantizer: what another quantiser made of the tensors, for people; such a model has no ``config``, and is only
-            copied, hashed and compared.
+        packed: stored name of an array -> the matrix that another quantiser packed into it and others, under its own
+            name, whatever the architecture.
+        quantizer: what another quantiser made of the tensors that ckconv cannot read, for people; such a model has no
+            ``config``, and is only copied, hashed and compared.
         adapter: what changes another model, where the files hold no model of their own.
         incomplete: why the tensors cannot be found, though there are some.
         identities: what ``files`` were when their headers were read, so that data of other files is not taken for
@@ -235,6 +286,7 @@ class TensorIndex:
     side_files: tuple[Path, ...] = ()
     shard_index: Path | None = None
     merged: tuple[str, ...] = ()
+    packed: Mapping[str, Tensor] = field(default_factory=dict)
     quantizer: str = ""
     adapter: Adapter | None = None
     incomplete: InputError | None = None
@@ -251,16 +303,22 @@ class TensorIndex:
         An unknown tensor whose own name is another one's canonical name must not pass for it.
         """
         found = dict(self.tensors)
-        for stored in self.unknown:
-            name = stored.name if stored.name not in self.tensors else f"{stored.name} (no rule)"
-            found[name] = plain_tensor(name, stored)
+        for own in self.unnamed.values():
+            name = own.name if own.name not in self.tensors else f"{own.name} (no rule)"
+            found[name] = replace(own, name=name)
         return found
+
+    @property
+    def unnamed(self) -> dict[str, Tensor]:
+        """Tensors without a rule, each once, under their own names."""
+        found = (self.packed.get(stored.name) or plain_tensor(stored.name, stored) for stored in self.unknown)
+        return {tensor.name: tensor for tensor in found}
 
     @property
     def parameters(self) -> int:
         """Elements of all tensors: codes of a quantised matrix unpacked, padding and dropped tensors not counted."""
         canonical = sum(tensor.elements for tensor in self.tensors.values())
-        return canonical + sum(math.prod(stored.shape) for stored in self.unknown)
+        return canonical + sum(tensor.elements for tensor in self.unnamed.values())
 
     @property
     def nbytes(self) -> int:

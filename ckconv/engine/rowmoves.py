@@ -32,7 +32,7 @@ def row_order(source: Tensor, target: Tensor) -> tuple[int, ...] | None:
     same = same and (one.rows, one.cols) == (other.rows, other.cols)
     same = same and one.elements == other.elements == one.rows * one.cols
     plain = all(len(layout.strips) == 1 and layout.whole_rows for layout in (one, other))
-    stored = not any(tensor.merge is not None or tensor.planes for tensor in (source, target))
+    stored = source.as_stored and target.as_stored
     if not (same and plain and stored) or one.strips == other.strips:
         return None
     size = max(one.period, other.period)

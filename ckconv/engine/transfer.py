@@ -123,7 +123,7 @@ def _stream(file: OutputFile, frame: Frame, files: Files, pipeline: Pipeline, to
 def _stored(step: Step | None) -> Iterator[Tensor]:
     """The arrays that a step reads."""
     for tensor in step.sources if step else ():
-        yield from (part for part in (tensor, *tensor.planes) if part.extents)
+        yield from tensor.arrays
 
 
 def _fill(pipeline: Pipeline, until: int, what: str) -> None:

@@ -210,7 +210,7 @@ class _Comparison:
             return [_Fault("verify.tensor", text, tensor.source)]
         conversion = between(twin, tensor)
         alike = tensor.dtype is twin.dtype and not conversion.shift and tensor.layout.same_bytes_as(twin.layout)
-        alike = alike and twin.merge is None
+        alike = alike and twin.merge is None and not twin.packed  # equal arrays may stand for other numbers
         told = partial(self._told, tensor.name)
         if alike and self.files.are_same(paired_pieces(tensor, twin), told):
             return []
@@ -274,7 +274,8 @@ class _Comparison:
 
 def _every_tensor(index: TensorIndex) -> dict[str, Tensor]:
     """Canonical tensors by name; those without a rule by their own, marked so that it is never taken for canonical."""
-    return {**index.tensors, **{f"\0{stored.name}": plain_tensor(stored.name, stored) for stored in index.unknown}}
+    copied = {item.stored.name: plain_tensor(item.stored.name, item.stored) for item in index.dropped if item.copied}
+    return {**index.tensors, **{f"\0{name}": tensor for name, tensor in {**index.unnamed, **copied}.items()}}
 
 
 def _label(tensor: Tensor) -> str:

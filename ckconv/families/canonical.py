@@ -236,7 +236,7 @@ class _Reading:
                 )
                 return
         pieces = [item.tensor for item in ordered]
-        if kind.in_order:
+        if kind.in_order and not one.packed:
             pieces = [_cut(piece, kind.shape, kind.first) for piece in pieces]
             kind = kind._replace(whole=kind.shape, first=0)
         whole = replace(
@@ -244,6 +244,7 @@ class _Reading:
             shape=(len(ordered), *kind.whole),
             extents=tuple(extent for piece in pieces for extent in piece.extents),
             planes=tuple(_serial([piece.planes[i] for piece in pieces]) for i in range(len(one.planes))),
+            packed=tuple(packed for piece in pieces for packed in piece.packed),
         )
         self._put(replace(_placed(whole, part, kind.stacked(len(ordered))), name=name))
         for item in ordered:
@@ -253,7 +254,7 @@ class _Reading:
 
 def _placed(tensor: Tensor, part: Part, kind: Kind) -> Tensor:
     """The part of a stored tensor, under its stored name."""
-    if kind.in_order:
+    if kind.in_order and not tensor.packed:
         tensor = _cut(tensor, kind.shape, kind.first)
     else:
         layout = stored_layout([kind], tensor.dtype)

@@ -28,14 +28,13 @@ FOREIGN_QUANTIZERS: tuple[tuple[str, str], ...] = (
 )
 
 
-def foreign_quantizer(tensors: Sequence[StoredTensor], config: Mapping[str, Any] | None) -> str:
+def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, Any]) -> str:
     """What another quantiser made of these tensors, for people; empty where none is recognised.
 
-    It is known by its names, or by its own word, ``quantization_config.quant_method``, beside numbers that are no
-    floats: with that word alone the loader quantises, and the checkpoint holds plain matrices.
+    It is known by its names, or by its own word, ``quant_method``, beside numbers that are no floats: with that word
+    alone the loader quantises, and the checkpoint holds plain matrices.
     """
-    settings = (config or {}).get("quantization_config")
-    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    method = settings.get("quant_method")
     method = method if isinstance(method, str) else ""
     found = Counter(what for tensor in tensors for ending, what in FOREIGN_QUANTIZERS if tensor.name.endswith(ending))
     if not found and method:

@@ -226,10 +226,9 @@ def pieces(tensor: Tensor) -> Iterator[Piece]:
     """A tensor's stored bytes in pieces of at most ``CHUNK``, cut alike for alike tensors."""
     if tensor.merge is not None:
         raise AssertionError(f"{tensor.name} is computed; no file has its bytes")
-    for plane in tensor.planes:
-        yield from pieces(plane)
-    for extent in tensor.extents:
-        yield from extent_pieces(extent)
+    for array in tensor.arrays:
+        for extent in array.extents:
+            yield from extent_pieces(extent)
 
 
 def paired_pieces(one: Tensor, other: Tensor) -> Iterator[Pair]:

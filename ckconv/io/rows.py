@@ -21,8 +21,8 @@ from ckconv.core.tensors import blocks_apart
 from ckconv.errors import UnsupportedError
 from ckconv.io.cells import PAGE, SPARSE, cell_of, indices, read_box, row_boxes, stored_view
 from ckconv.io.files import CHUNK, Files
-from ckconv.quant.convert import Action, decodable, decode, narrowed
-from ckconv.quant.triples import triple_of
+from ckconv.io.packed import PackedRows
+from ckconv.quant.convert import Action, decodable, decode, narrowed, side_by_side
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,6 +82,7 @@ class RowReader:
         self.layout = tensor.layout
         self._files = files
         self._planes = [RowReader(plane, files) for plane in tensor.planes]
+        self._packed = PackedRows(tensor, lambda array: RowReader(array, files)) if tensor.packed else None
         self._merged: MergedRows | None = None
         if tensor.merge is not None:
             from ckconv.io.merge import MergedRows
@@ -105,7 +106,8 @@ class RowReader:
     @property
     def piece(self) -> int:
         """Bytes worth asking for at once: more where rows are put together out of many runs."""
-        return CHUNK if self.layout.whole_rows or self.layout.run > 1 else SCRATCH
+        together = self.layout.whole_rows or self.layout.run > 1
+        return CHUNK if together and not self._packed else SCRATCH
 
     def rows(self, start: int, stop: int) -> Rows:
         """Canonical rows ``start`` to ``stop``: ``[stop - start, row_bytes]``; planes stand side by side."""
@@ -113,6 +115,8 @@ class RowReader:
             return self._merged.rows(start, stop)
         if self._planes and self.dtype is self.tensor.dtype:
             return np.concatenate([plane.rows(start, stop) for plane in self._planes], axis=1)
+        if self._packed and self.dtype is self.tensor.dtype:
+            return self.gather(np.arange(start, stop, dtype=np.int64))
         return self._rows(start, stop, 0, self.layout.cols)
 
     def gather(self, canonical: Index) -> Rows:
@@ -121,6 +125,8 @@ class RowReader:
             return self._merged.gather(canonical)
         if self._planes and self.dtype is self.tensor.dtype:
             return np.concatenate([plane.gather(canonical) for plane in self._planes], axis=1)
+        if self._packed and self.dtype is self.tensor.dtype:
+            return self._packed.gather(self.layout.strips[0].start(canonical) // self.layout.cols)
         return self._gather(canonical, 0, self.layout.cols)
 
     def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
@@ -189,9 +195,11 @@ class RowReader:
     def _read_decoded(self, first: int, out: Rows) -> None:
         """Values from a stored element on, out of the blocks, or rows of several arrays, that hold them."""
         dtype, count = self.tensor.dtype, out.nbytes // self.dtype.size
-        unit = self.layout.stored_cols if self._planes else dtype.block
+        unit = self.layout.stored_cols if self._planes or self._packed else dtype.block
         low, high = first // unit, -(-(first + count) // unit)
-        if self._planes:
+        if self._packed:
+            stored = self._packed.rows(low, high)
+        elif self._planes:
             stored = np.concatenate([plane.rows(low, high) for plane in self._planes], axis=1)
         else:
             stored = np.empty((high - low, dtype.size), np.uint8)
@@ -296,13 +304,13 @@ def _box(reader: Reader, layout: Layout, conversion: Conversion, rows: Index, co
 def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[Rows, int]:
     """Columns ``low`` to ``high`` of whole source rows, converted: ``[n, bytes]`` and how many values changed.
 
-    Of blocks only those are decoded that hold one of the columns; the planes of an MLX triple cannot be cut.
+    Of blocks only those are decoded that hold one of the columns; what stands side by side in a row cannot be cut.
     """
     source, target = conversion.source, conversion.target
     if source.block == 1 or conversion.action is Action.COPY:
         return conversion.apply(np.ascontiguousarray(rows[:, source.nbytes(low) : source.nbytes(high)]))
     first, last = 0, rows.shape[1] // source.size
-    if triple_of(source) is None:
+    if not side_by_side(source):
         first, last = low // source.block, -(-high // source.block)
     floats = decode(np.ascontiguousarray(rows[:, first * source.size : last * source.size]), source)
     left = first * source.block

@@ -76,8 +76,7 @@ class Step(NamedTuple):
             self.source is not None
             and not self.runs
             and self.action is Action.COPY
-            and not self.source.planes
-            and self.source.merge is None
+            and self.source.as_stored
             and self.source.layout.same_bytes_as(self.target.layout)
         )
 
@@ -92,8 +91,7 @@ class Step(NamedTuple):
         found: list[Extent] = []
         for run in self.runs:
             layout, conversion = run.tensor.layout, run.conversion
-            same = conversion.action is Action.COPY and conversion.plane is None and not run.tensor.planes
-            same = same and run.tensor.merge is None
+            same = conversion.action is Action.COPY and conversion.plane is None and run.tensor.as_stored
             if not (same and layout.in_order and layout.shift == self.target.layout.shift):
                 return None
             row_bytes = run.tensor.dtype.nbytes(layout.cols)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.errors import UnsupportedError
+from ckconv.quant import packed
 from ckconv.quant.codec import from_float32, to_float32
+from ckconv.quant.packed import scheme_of
 from ckconv.quant.quantise import missing_quantiser, quantise
 from ckconv.quant.triples import plane_types, split_planes, triple_of
 
@@ -168,6 +170,11 @@ def decodable(dtype: DType) -> bool:
     return dtype.kind is Kind.BLOCK and dtype.name not in _NO_DECODER
 
 
+def side_by_side(dtype: DType) -> bool:
+    """A row is not one block after the other, but all codes, then all scales: it cannot be cut."""
+    return triple_of(dtype) is not None or scheme_of(dtype) is not None
+
+
 def way_between(source: DType, target: DType) -> Way | None:
     """The exact re-packing from one block type to another, or ``None`` where there is none."""
     if source.block == 1 or target.block == 1 or source is target:
@@ -178,7 +185,9 @@ def way_between(source: DType, target: DType) -> Way | None:
 
 
 def decode(rows: Rows, dtype: DType) -> Floats:
-    """``[n, bytes]`` -> float32 ``[n, cols]``, for float types, ggml's blocks and MLX's triples."""
+    """``[n, bytes]`` -> float32 ``[n, cols]``, for float types, ggml's blocks, MLX's triples and packed matrices."""
+    if scheme_of(dtype) is not None:
+        return packed.decode(rows, dtype)
     triple = triple_of(dtype)
     if triple is None:
         return to_float32(rows, dtype)

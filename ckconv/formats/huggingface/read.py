@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.documents import joined_metadata
+from ckconv.core.documents import joined_metadata, unquantised
 from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
-from ckconv.families.canonical import Canonical, Item, canonicalise, plain_item
+from ckconv.families.canonical import Canonical, Item, canonicalise
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
-from ckconv.families.huggingface_tensors import foreign_quantizer
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.naming_schemes import NAMES_KEY, NESTED, OTHER_SCHEMES, scheme_names
 from ckconv.families.words import said, said_of
+from ckconv.formats.huggingface.packed import Found, packed_items
 from ckconv.formats.safetensors.files import CheckpointFiles
 
 #: Stored arrays, ``config.json`` and the path, for errors -> the tensors that they are.
@@ -31,27 +31,30 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
     """
     config, mlx = checkpoint.config, group is not None
     architecture = str(config.get("model_type", "")) if config else ""
-    quantizer = "" if mlx else foreign_quantizer(checkpoint.tensors, config)
+    if group is not None:
+        found = Found(group(checkpoint.tensors, config, path) if config is not None else [])
+    else:
+        found = packed_items(checkpoint.tensors, config or {}, checkpoint.root)
     # Without the values of its matrices a model has no canonical tensors, whatever its family.
-    family = huggingface_family(config) if config and not quantizer else None
+    family = huggingface_family(config) if config and not found.unread else None
     scheme = checkpoint.shards[0].metadata.get(NAMES_KEY, "hf")
     model = None
-    canonical = Canonical({}, {}, (), checkpoint.tensors)
-    if config is not None:
-        items = group(checkpoint.tensors, config, path) if group else [plain_item(t) for t in checkpoint.tensors]
-        if family:
-            consumer = CONSUMERS["mlx" if mlx else "safetensors"]
-            model = huggingface_config(config, family, checkpoint.tensors, path, consumer=consumer)
-            canonical = canonicalise(
-                items,
-                family,
-                scheme_names(family, scheme if scheme in OTHER_SCHEMES else "mlx" if mlx else "hf"),
-                model,
-                said_of(model),
-                path=path,
-                layers=f"the number of layers{said(model, 'num_layers')}",
-                nested=NESTED if isinstance(config.get("text_config"), dict) else (),
-            )
+    left = {item.stored.name for item in found.dropped}
+    canonical = Canonical({}, {}, (), tuple(stored for stored in checkpoint.tensors if stored.name not in left))
+    if config is not None and family:
+        consumer = CONSUMERS["mlx" if mlx else "safetensors"]
+        said_of_model = unquantised(config) if found.packed else config
+        model = huggingface_config(said_of_model, family, _named(found, checkpoint.tensors), path, consumer=consumer)
+        canonical = canonicalise(
+            found.items,
+            family,
+            scheme_names(family, scheme if scheme in OTHER_SCHEMES else "mlx" if mlx else "hf"),
+            model,
+            said_of(model),
+            path=path,
+            layers=f"the number of layers{said(model, 'num_layers')}",
+            nested=NESTED if isinstance(config.get("text_config"), dict) else (),
+        )
     return TensorIndex(
         format="mlx" if mlx else "safetensors",
         version=0,
@@ -62,15 +65,28 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
         stored=checkpoint.tensors,
         tensors=canonical.tensors,
         canonical_of=canonical.canonical_of,
-        dropped=canonical.dropped,
+        dropped=(*canonical.dropped, *found.dropped),
         unknown=canonical.unknown,
         metadata_kind=MetadataKind.DOCUMENT,
         metadata=_metadata(checkpoint),
-        facts=_facts(checkpoint, config, quantizer),
-        quantizer=quantizer,
+        facts=_facts(checkpoint, config, found.words),
+        packed=found.packed,
+        quantizer=found.unread,
         side_files=checkpoint.side_files,
         shard_index=checkpoint.index_path,
     )
+
+
+def _named(found: Found, stored: tuple[StoredTensor, ...]) -> tuple[StoredTensor, ...]:
+    """The stored tensors, and what is packed as if it were stored under the name that it has dense."""
+    if not found.packed:
+        return stored
+    whole = (
+        StoredTensor(item.tensor.source, item.tensor.dtype, item.tensor.shape, item.stored[0].extent)
+        for item in found.items
+        if item.tensor.packed
+    )
+    return (*(tensor for tensor in stored if tensor.name not in found.packed), *whole)
 
 
 def _metadata(checkpoint: CheckpointFiles) -> dict[str, Any]:

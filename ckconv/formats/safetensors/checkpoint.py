@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.names import parse
-from ckconv.core.tensors import Tensor, TensorIndex
+from ckconv.core.tensors import Dropped, Tensor, TensorIndex
 from ckconv.errors import UsageError
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_classes import needs
@@ -25,7 +25,7 @@ from ckconv.families.words import of_source
 from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
 from ckconv.formats.safetensors.checkpoint_names import Spelling
-from ckconv.formats.safetensors.checkpoint_pieces import copied_piece, module_of
+from ckconv.formats.safetensors.checkpoint_pieces import copied_piece, decoded_piece, module_of
 from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
 from ckconv.formats.safetensors.checkpoint_tokenizer import tokenizer_plan
 from ckconv.formats.safetensors.files import parts_beside
@@ -46,7 +46,7 @@ from ckconv.quant.triples import triple_of
 DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
 
 #: What another quantiser says about the types of a checkpoint, which are others in another.
-QUANTIZER_NAME = "hf_quant_config.json"
+QUANTIZER_NAMES = frozenset({"hf_quant_config.json", "quantize_config.json", "quant_config.json", "quanto_qmap.json"})
 
 
 class CheckpointPlanner(Planner):
@@ -86,7 +86,7 @@ class CheckpointPlanner(Planner):
         if self.config is None and not kept:
             self.reasons.append(unknown_architecture(self.index))
             return self.refused()
-        for dropped in self.index.dropped:
+        for dropped in self._left(kept):
             self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
         if self.config is not None:
             self.reasons += option_reasons(self.index, self.config, self.options)
@@ -104,8 +104,9 @@ class CheckpointPlanner(Planner):
         if source.format not in CHECKPOINTS or o.names != "hf" or o.fuse or o.tie or source.merged:
             return False
         if self.config is None:
-            same = source.format == self.format and not (o.dequantize or o.decode)
-            return same or not self._quantised()
+            decodes = bool(o.dequantize or o.decode)
+            same = source.format == self.format and not (decodes and not source.packed)
+            return (same or not self._quantised()) and not (decodes and source.quantizer)
         spelled = source.metadata.get(f"{METADATA}.{NAMES_KEY}", "hf")
         decoding = any(triple_of(t.dtype) and self.decoded(t) for t in source.tensors.values())
         alike = source.format == self.format and spelled == "hf" and self._fused_as_its_class()
@@ -125,9 +126,28 @@ class CheckpointPlanner(Planner):
         """The source has modules of several arrays."""
         return self.index.format == "mlx" and any(stored.name.endswith(".scales") for stored in self.index.stored)
 
+    def _unpacks(self, tensor: Tensor) -> bool:
+        """A flag asks for a packed matrix to be decoded, by the name that it has or would have."""
+        names = self.index.canonical_of.get(next(tensor.arrays).source, ())
+        return any(self.decoded(self.index.tensors[name]) for name in names) or self.decoded(tensor)
+
+    @cached_property
+    def _unpacked(self) -> bool:
+        """Packed matrices are decoded: all of them, as the configuration says how all are stored."""
+        packed = {tensor.name: tensor for tensor in self.index.packed.values()}
+        found = [self._unpacks(tensor) for tensor in packed.values()]
+        if any(found) and not all(found):
+            name = next(name for name, decoded in zip(packed, found, strict=True) if not decoded)
+            self.refuse(f"only some packed matrices would be decoded, and not {name}", "--dequantize decodes all")
+        return any(found)
+
+    def _left(self, kept: bool) -> list[Dropped]:
+        """What the source's rules leave out."""
+        return [item for item in self.index.dropped if not (item.copied and kept and not self._unpacked)]
+
     def _kept(self) -> list[Module]:
-        """Every stored tensor by itself."""
-        dropped = {item.stored.name for item in self.index.dropped}
+        """Every stored tensor by itself; a packed matrix that is decoded under the name that it has dense."""
+        dropped = {item.stored.name for item in self._left(True)}
         modules: dict[str, list[Any]] = {}
         scales = [s.name for s in self.index.stored if self.index.format == "mlx" and s.name.endswith(".scales")]
         quantised = {name.removesuffix(".scales") for name in scales}
@@ -142,8 +162,16 @@ class CheckpointPlanner(Planner):
                 self.refuse(f"{stored.name} holds more than one tensor, and --drop names only some of them")
             module, _, kind = stored.name.rpartition(".")
             grouped = module in quantised and kind in ("weight", "scales", "biases")
-            dtype = stored.dtype if grouped else self._plain_type(stored.name, stored.dtype)
             name = canonical[0] if len(canonical) == 1 else stored.name
+            packed = self.index.packed.get(stored.name)
+            if packed is not None:
+                grouped, module = True, packed.name
+                if self._unpacked:
+                    if packed.name not in modules:
+                        name = canonical[0] if canonical else packed.name
+                        modules[packed.name] = [decoded_piece(name, packed, self._type(packed))]
+                    continue
+            dtype = stored.dtype if grouped else self._plain_type(stored.name, stored.dtype)
             modules.setdefault(module if grouped else stored.name, []).append(copied_piece(name, stored, dtype))
         self.tied = HEAD not in self.index.tensors
         return [*map(tuple, modules.values())]
@@ -227,7 +255,7 @@ class CheckpointPlanner(Planner):
         source = tensor.dtype
         if source.kind is not Kind.BLOCK:
             return self._plain_type(tensor.source, source)
-        if not self.decoded(tensor):
+        if not self.decoded(tensor) and not self._unpacked:
             return self._block_type(tensor)
         if not decodable(source):
             self._fault(f"no decoder for {source}", "", tensor.source)
@@ -299,7 +327,7 @@ class CheckpointPlanner(Planner):
         )
         document = self._document(modules, kept)
         self.notes += unfit_notes(self.index, self.format)
-        left = {CONFIG_NAME} if kept else {CONFIG_NAME, QUANTIZER_NAME}
+        left = {CONFIG_NAME} if kept and not self._unpacked else {CONFIG_NAME, *QUANTIZER_NAMES}
         carried = () if o.file_name else tuple(path for path in self.index.side_files if path.name not in left)
         if o.fuse or o.names in ("canonical", "gguf"):
             who = self.loader.name
@@ -333,6 +361,7 @@ class CheckpointPlanner(Planner):
         said = Said(
             format=self.format,
             kept=kept,
+            unpacked=self._unpacked,
             tied=self.tied,
             floats=frozenset(piece.dtype.name for piece in pieces if piece.dtype.kind is Kind.FLOAT),
             as_they_were=as_they_were,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.documents import document_of
+from ckconv.core.documents import document_of, unquantised
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.catalogue import FAMILIES
@@ -37,6 +37,7 @@ class Said(NamedTuple):
     Attributes:
         format: ``safetensors`` or ``mlx``.
         kept: every tensor has the name that it has in the source, and is stored as it is there.
+        unpacked: what another quantiser packed is decoded.
         tied: there is no output head of its own.
         floats: names of the float types of the arrays.
         as_they_were: no tensor changes its type.
@@ -48,6 +49,7 @@ class Said(NamedTuple):
 
     format: str
     kept: bool
+    unpacked: bool
     tied: bool
     floats: frozenset[str]
     as_they_were: bool
@@ -117,10 +119,10 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
         document = {**kept, **nested, "architectures": [family.hf_class], "model_type": family.model_type}
     if not said.kept:
         document["tie_word_embeddings"] = said.tied
-        for key in _QUANTIZATION_KEYS:
-            document.pop(key, None)
-        if said.quantization:
-            document |= {key: dict(said.quantization) for key in _QUANTIZATION_KEYS}
+    if said.unpacked or not said.kept:
+        document = unquantised(document)
+    if not said.kept and said.quantization:
+        document |= {key: dict(said.quantization) for key in _QUANTIZATION_KEYS}
     if not said.as_they_were:
         for key in [key for key in _DTYPE_KEYS if key in document] or _DTYPE_KEYS:
             document[key] = widest(said.floats)

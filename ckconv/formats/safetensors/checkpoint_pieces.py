@@ -24,6 +24,11 @@ def copied_piece(canonical: str, stored: StoredTensor, dtype: DType) -> Piece:
     return Piece(stored.name, canonical, dtype, stored.shape, tensor.layout, tensor, conversion)
 
 
+def decoded_piece(canonical: str, tensor: Tensor, dtype: DType) -> Piece:
+    """A packed matrix under the name that it has dense."""
+    return Piece(tensor.source, canonical, dtype, tensor.shape, tensor.layout, tensor, Conversion(tensor.dtype, dtype))
+
+
 def module_of(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> Module:
     """What is written for ``entry``.
 

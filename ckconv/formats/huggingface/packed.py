@@ -1,0 +1,140 @@
+"""Matrices that another quantiser packed: which stored arrays are one, and what the configuration says of them.
+
+The tensors are the truth: a packing is known by the names and types of its arrays, and ``quantization_config`` has to
+agree with them. Nothing but an index of groups is read of their data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckconv.core.layouts import plain
+from ckconv.core.tensors import Dropped, Packed, StoredTensor, Tensor, matrix_of
+from ckconv.errors import Faults, InputError, OutputError, counted, quoted
+from ckconv.families.canonical import Item, plain_item
+from ckconv.families.huggingface_tensors import foreign_quantizer
+from ckconv.formats.huggingface.packed_settings import check_ignored, quantization_config, settings_of
+from ckconv.io.bytesource import open_source
+from ckconv.quant.packed import packed_type
+from ckconv.quant.packings import ACTIVATIONS, PACKINGS, Declared, Misfit, Packing, Unread
+
+#: Suffixes that only packed modules have.
+_OWN = frozenset(s.removesuffix("?") for p in PACKINGS for s in p.arrays) - {".weight", ".scales"}
+
+_KNOWN = frozenset(method for packing in PACKINGS for method in packing.methods)
+
+_NOT_WEIGHTS = "a scale of activations, which does not enter the weights"
+
+
+class Found(NamedTuple):
+    """What the arrays of a checkpoint are.
+
+    Attributes:
+        items: every tensor, packed or not, in order; each array of a module once.
+        packed: stored name of an array -> the matrix that it is part of.
+        dropped: what is about activations.
+        words: the quantisers and their types, for people; empty where nothing is quantised.
+        unread: the same where there is something among it that cannot be read: then nothing is packed.
+    """
+
+    items: Sequence[Item]
+    packed: Mapping[str, Tensor] = {}
+    dropped: tuple[Dropped, ...] = ()
+    words: str = ""
+    unread: str = ""
+
+
+def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root: Path) -> Found:
+    """Group the stored arrays of a checkpoint.
+
+    Args:
+        root: the directory, for errors and for configurations of quantisers beside ``config.json``.
+
+    Raises:
+        InputError: ``quant.arrays`` or ``quant.config``, arrays do not fit together or the configuration.
+    """
+    settings = quantization_config(config, root)
+    plain_items = [plain_item(tensor) for tensor in stored]
+    modules = dict(_modules(stored))
+    method = str(settings.get("quant_method") or "")
+    if not modules or (method and method not in _KNOWN):
+        foreign = foreign_quantizer(stored, settings)
+        return Found(plain_items, words=foreign, unread=foreign)
+    faults = Faults(root)
+    unread: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    packed: dict[str, Tensor] = {}
+    items: dict[str, Item] = {}
+    for module, (packing, arrays) in modules.items():
+        name = module + packing.dense
+        try:
+            if method and method not in packing.methods:
+                raise Misfit(
+                    f"quantization_config says quant_method {quoted(method)}, and it is stored as {packing.name}"
+                )
+            found = packing.fit(arrays, Declared(method, settings_of(module, settings), _index_of))
+        except Misfit as error:
+            faults.add("quant.arrays", f"{quoted(module)}: {error}", tensor=name)
+            continue
+        except Unread as error:
+            unread[str(error)] += 1
+            continue
+        dtype = packed_type(found.scheme, found.shape[-1])
+        rows, columns = matrix_of(found.shape, dtype)
+        whole = Packed(rows, found.arrays, found.unpack)
+        tensor = Tensor(name, name, dtype, found.shape, (), plain(rows, columns), packed=(whole,))
+        kinds[f"{packing.name}, {found.words}"] += 1
+        items[next(iter(arrays.values())).name] = Item(tensor, tuple(arrays.values()))
+        packed |= {array.name: tensor for array in arrays.values()}
+    arrays_of_modules = {array.name for _, arrays in modules.values() for array in arrays.values()}
+    rest = [tensor for tensor in stored if tensor.name not in arrays_of_modules]
+    about = [tensor for tensor in rest if tensor.name.endswith(ACTIVATIONS)]
+    for alone in rest:
+        if f".{alone.name.rpartition('.')[2]}" in _OWN:
+            faults.add("quant.arrays", f"{quoted(alone.name)} belongs to no quantised matrix", tensor=alone.name)
+    check_ignored(settings, stored, modules, faults)
+    faults.check()
+    others = [tensor for tensor in rest if tensor not in about]
+    foreign = foreign_quantizer(others, {}) or ", ".join(f"{n} of {what}" for what, n in unread.items())
+    if foreign:
+        return Found(plain_items, words=foreign, unread=foreign)
+    left = {tensor.name for tensor in about}
+    named = [
+        items.get(item.tensor.name) or (item if item.tensor.name not in packed else None)
+        for item in plain_items
+        if item.tensor.name not in left
+    ]
+    words = "; ".join(f"{kind}: {counted(n, 'matrix', 'matrices')}" for kind, n in kinds.items())
+    dropped = tuple(Dropped(tensor, _NOT_WEIGHTS, copied=True) for tensor in about)
+    return Found([item for item in named if item], packed, dropped, words)
+
+
+def _modules(stored: Sequence[StoredTensor]) -> Iterator[tuple[str, tuple[Packing, dict[str, StoredTensor]]]]:
+    """Name of a module -> its packing and its arrays by suffix."""
+    by_name = {tensor.name: tensor for tensor in stored}
+    seen: set[str] = set()
+    for tensor in stored:
+        for packing in PACKINGS:
+            for suffix in packing.required:
+                module = tensor.name.removesuffix(suffix)
+                if module == tensor.name or module in seen:
+                    continue
+                there = [s.removesuffix("?") for s in packing.arrays]
+                arrays = {s: by_name[module + s] for s in there if module + s in by_name}
+                if packing.required <= arrays.keys() and all(a.dtype in packing.types(s) for s, a in arrays.items()):
+                    seen.add(module)
+                    yield module, (packing, arrays)
+
+
+def _index_of(stored: StoredTensor) -> Any:
+    """The numbers of a small array; ``None`` where only headers are there."""
+    import numpy as np
+
+    try:
+        with open_source(stored.extent.path) as source:
+            return np.frombuffer(source.read_whole(stored.extent.offset, stored.extent.nbytes), "<i4")
+    except (InputError, OutputError):
+        return None

@@ -1,0 +1,79 @@
+"""Rows of a matrix that another quantiser packed: arrays are read tile by tile, and its packing makes rows of them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckconv.quant.packed import scheme_of
+from ckconv.quant.packings import Tile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from ckconv.core.tensors import Packed, Tensor
+    from ckconv.io.rows import Reader
+    from ckconv.quant.codec import Rows
+
+    Index = NDArray[np.int64]
+
+#: As many times the rows that are wanted are made at once, rather than those alone one by one.
+_SPARSE = 4
+
+
+class PackedRows:
+    """Reads rows of the matrix in the order of its arrays; of stacked ones, one matrix after the other."""
+
+    def __init__(self, tensor: Tensor, reader: Callable[[Tensor], Reader]) -> None:
+        scheme = scheme_of(tensor.dtype)
+        assert scheme is not None
+        self._scheme, self._columns = scheme, tensor.layout.stored_cols
+        self._modules = [
+            (packed, [None if array is None else reader(array.tensor) for array in packed.arrays])
+            for packed in tensor.packed
+        ]
+        self._first = [0, *itertools.accumulate(packed.rows for packed in tensor.packed)]
+        self._whole: dict[tuple[int, int], Rows] = {}
+        self._width = tensor.dtype.nbytes(self._columns)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows ``start`` to ``stop``."""
+        parts = []
+        for number, (packed, _) in enumerate(self._modules):
+            low, high = max(start, self._first[number]), min(stop, self._first[number + 1])
+            if low < high:
+                first = self._first[number]
+                parts.append(packed.unpack(self._tile(number, packed, low - first, high - first)))
+        if not parts:
+            return np.empty((0, self._width), np.uint8)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def gather(self, wanted: Index) -> Rows:
+        """The rows with these numbers."""
+        if not len(wanted):
+            return self.rows(0, 0)
+        low, high = int(wanted.min()), int(wanted.max()) + 1
+        if high - low <= _SPARSE * len(wanted):
+            rows = self.rows(low, high)
+            return rows if high - low == len(wanted) and bool((np.diff(wanted) == 1).all()) else rows[wanted - low]
+        half = len(wanted) // 2
+        return np.concatenate([self.gather(wanted[:half]), self.gather(wanted[half:])])
+
+    def _tile(self, number: int, packed: Packed, start: int, stop: int) -> Tile:
+        arrays: list[Rows | None] = []
+        for position, (array, reader) in enumerate(zip(packed.arrays, self._modules[number][1], strict=True)):
+            if array is None or reader is None:
+                arrays.append(None)
+            elif array.per:
+                arrays.append(reader.rows(start // array.per, -(-stop // array.per)))
+            else:
+                key = number, position
+                if key not in self._whole:
+                    self._whole[key] = reader.rows(0, reader.layout.rows)
+                arrays.append(self._whole[key])
+        per = tuple(array.per if array is not None else 0 for array in packed.arrays)
+        return Tile(start, stop, tuple(arrays), per, self._scheme, self._columns)

@@ -1,0 +1,187 @@
+"""What other quantisers pack, as block types: codes of a row, the scales of its groups and what else they need.
+
+However a quantiser lays its arrays out, its rows become these, which stand for themselves: rows can change places, be
+hashed and be compared without being decoded. A row is, one after the other::
+
+    codes     u8 [columns]      one byte each, unsigned: integers, E4M3 or E2M1 (the low four bits)
+    scales    number [groups]   as they are stored
+    zeros     u8 [groups]       where integers have them: value = (code - zero) * scale
+    factor    F32 [1]           where scales are themselves scaled (NVFP4)
+    order     u32 [columns]     where groups are no runs of columns: the group of each column (GPTQ's g_idx)
+
+:func:`numbers` is the view of a tile that re-packing works on: the source's own codes, scales and zero points.
+:func:`decode` is the number that they say (E), in float32: nothing is rounded where codes have eight bits and scales
+eleven; a product with a float32 scale is rounded once.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckconv.core.dtypes import DTYPES, DType, Kind
+from ckconv.core.floats import e2m1, e4m3, e8m0
+from ckconv.quant.codec import to_float32
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckconv.quant.codec import Floats, Rows
+
+    Index = NDArray[np.int64]
+
+#: What codes are; ``INT`` of as many bits as the scheme says.
+INT, E4M3, E2M1 = "int", "E4M3", "E2M1"
+
+
+class Scheme(NamedTuple):
+    """What the numbers of a packed matrix are.
+
+    Attributes:
+        codes: ``INT``, ``E4M3`` or ``E2M1``.
+        bits: of a code.
+        group: columns that share a scale; the last group of a row may have fewer.
+        number: type of the scales: a float, F8_E8M0, or F8_E4M3 (as U8 arrays hold them, too).
+        zeros: there is a zero point for every scale; without one integers stand around ``2 ** (bits - 1)``.
+        factor: every row has a float32 number that its scales are multiplied with.
+        ordered: columns of a group are anywhere in the row.
+    """
+
+    codes: str
+    bits: int
+    group: int
+    number: DType
+    zeros: bool = False
+    factor: bool = False
+    ordered: bool = False
+
+    def groups(self, columns: int) -> int:
+        """How many scales a row of this many columns has."""
+        return -(-columns // self.group)
+
+
+_SCHEMES: dict[DType, Scheme] = {}
+
+
+@cache
+def packed_type(scheme: Scheme, columns: int) -> DType:
+    """The block type of rows of this many columns: a group is a block, or a whole row where groups are not alike."""
+    of = f"int{scheme.bits}" if scheme.codes == INT else f"FP{scheme.bits}"
+    one = columns % scheme.group or scheme.factor or scheme.ordered
+    block = columns if one else scheme.group
+    many = scheme.groups(block)
+    size = block + many * (scheme.number.size + scheme.zeros) + 4 * scheme.factor + 4 * block * scheme.ordered
+    also = (("zeros", scheme.zeros), ("factor", scheme.factor), ("order", scheme.ordered))
+    words = (of, f"group {scheme.group}", str(scheme.number), *(word for word, there in also if there))
+    dtype = DType(" ".join(words), Kind.BLOCK, block, size)
+    _SCHEMES[dtype] = scheme
+    return dtype
+
+
+def scheme_of(dtype: DType) -> Scheme | None:
+    """The scheme that a type stands for, ``None`` for any other type."""
+    return _SCHEMES.get(dtype)
+
+
+class Numbers(NamedTuple):
+    """The numbers of some rows of a packed matrix, as the source has them.
+
+    Attributes:
+        scheme: what they are.
+        codes: uint8 ``[rows, columns]``, unsigned.
+        scales: float32 ``[rows, groups]``, each exactly the stored one; NaN where a stored one is.
+        zeros: of integers uint8 ``[rows, groups]``, ``2 ** (bits - 1)`` where none are stored: value =
+            (code - zero) * scale. ``None`` for floats.
+        factors: float32 ``[rows]``, what the scales are multiplied with; ``None`` for a scheme without.
+        order: the group of every column ``[columns]``; ``None`` where group ``i`` is a run of ``scheme.group`` columns.
+        stored_scales: the scales' own bytes ``[rows, bytes]``.
+    """
+
+    scheme: Scheme
+    codes: Rows
+    scales: Floats
+    zeros: Rows | None
+    factors: Floats | None
+    order: Index | None
+    stored_scales: Rows
+
+
+def numbers(rows: Rows, dtype: DType) -> Numbers:
+    """Take rows ``[n, bytes]`` of a packed type apart; nothing is decoded."""
+    import numpy as np
+
+    scheme = _SCHEMES[dtype]
+    columns = rows.shape[1] // dtype.size * dtype.block
+    groups = scheme.groups(columns)
+    widths = (
+        columns,
+        groups * scheme.number.size,
+        groups * scheme.zeros,
+        4 * scheme.factor,
+        4 * columns * scheme.ordered,
+    )
+    parts, at = [], 0
+    for width in widths:
+        parts.append(np.ascontiguousarray(rows[:, at : at + width]))
+        at += width
+    codes, scales, zeros, factors, order = parts
+    integer = scheme.codes == INT
+    if integer and not scheme.zeros:
+        zeros = np.full((len(rows), groups), 1 << scheme.bits - 1, np.uint8)
+    return Numbers(
+        scheme,
+        codes,
+        scale_values(scales, scheme.number),
+        zeros if integer else None,
+        factors.view(np.float32)[:, 0] if scheme.factor else None,
+        order[:1].view(np.uint32)[0].astype(np.int64) if scheme.ordered and len(rows) else None,
+        scales,
+    )
+
+
+def scale_values(scales: Rows, number: DType) -> Floats:
+    """Bytes of scales -> their values; codes that are no number become NaN."""
+    import numpy as np
+
+    if number is DTYPES["F8_E8M0"]:
+        values: Floats = e8m0()[scales]
+        values[scales == 0xFF] = np.nan
+        return values
+    return e4m3()[scales] if number is DTYPES["F8_E4M3"] else to_float32(scales, number)
+
+
+def rows_of(*parts: Rows) -> Rows:
+    """The rows that :func:`numbers` takes apart, of contiguous arrays with as many rows."""
+    import numpy as np
+
+    return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in parts], axis=1)
+
+
+def decode(rows: Rows, dtype: DType) -> Floats:
+    """The values of rows of a packed type, float32 ``[n, columns]``."""
+    import numpy as np
+
+    found = numbers(rows, dtype)
+    scheme, columns = found.scheme, found.codes.shape[1]
+    scales = found.scales if found.factors is None else found.scales * found.factors[:, None]
+    where = found.order
+    if where is None and columns % scheme.group:
+        where = np.arange(columns) // scheme.group
+    with np.errstate(all="ignore"):  # infinite or NaN scales are values too
+        if found.zeros is None:
+            values = (e4m3() if scheme.codes == E4M3 else e2m1())[found.codes]
+        else:
+            values = found.codes.astype(np.float32)
+            _each(values, found.zeros.astype(np.float32), where, np.subtract)
+        _each(values, scales, where, np.multiply)
+    return values
+
+
+def _each(values: Floats, groups: Floats, where: Index | None, operation: np.ufunc) -> None:
+    """Combine every value with the number of its group, in place."""
+    if where is None:
+        tiles = values.reshape(*groups.shape, -1)
+        operation(tiles, groups[..., None], out=tiles)
+    else:
+        operation(values, groups[:, where], out=values)

@@ -1,0 +1,136 @@
+"""Checkpoints as other quantisers store them, packed by rules written down here, with the values that they stand for.
+
+Codes, scales and zero points are drawn; :class:`Matrix` is what they are, and a function a layout makes arrays of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checkpoints import Decoder, Raw, Tensors, bf16, save
+
+#: Linear layers of a decoder, by the end of their names.
+LINEAR = ("_proj.weight",)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Integers ``[rows, columns]`` with scales and zero points ``[rows, groups]``."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray
+    bits: int
+    order: np.ndarray
+
+    @property
+    def values(self) -> np.ndarray:
+        """(code - zero) * scale, exactly."""
+        codes, zeros = self.codes.astype(np.float64), self.zeros.astype(np.float64)
+        return (codes - zeros[:, self.order]) * self.scales.astype(np.float64)[:, self.order]
+
+
+def drawn(shape: tuple[int, int], bits: int, group: int, *, seed: int, symmetric: bool = False, scattered: bool = False,
+          lowest: int = 1) -> Matrix:  # fmt: skip
+    """Numbers of a matrix; scales are float16 with eight significant bits, so that bfloat16 holds them, too."""
+    rng = np.random.default_rng(seed)
+    rows, columns = shape
+    groups = columns // group
+    scales = bf16_values(rng.uniform(0.001, 0.1, (rows, groups)).astype(np.float32)).astype(np.float16)
+    zeros = rng.integers(lowest, 1 << bits, (rows, groups)) if not symmetric else np.full((rows, groups), 1 << bits - 1)
+    order = np.arange(columns) // group
+    if scattered:
+        rng.shuffle(order)
+    return Matrix(rng.integers(0, 1 << bits, shape), scales, zeros, bits, order)
+
+
+def bf16_values(values: np.ndarray) -> np.ndarray:
+    return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def words(codes: np.ndarray, bits: int, order: tuple[int, ...] = ()) -> np.ndarray:
+    """Codes ``[n, m]`` -> int32 ``[n, m * bits / 32]``: code ``i`` of a word at place ``order[i]``, lowest first."""
+    many = 32 // bits
+    taken = codes.reshape(len(codes), -1, many).astype(np.uint64)
+    places = np.array(order or range(many), np.uint64) * np.uint64(bits)
+    return (taken << places).sum(-1).astype(np.uint32).view(np.int32)
+
+
+def gptq(matrix: Matrix, module: str, *, version: int = 1, index: bool = True) -> Tensors:
+    """AutoGPTQ's and GPTQModel's layout; version 1 stores zero points less one."""
+    made: Tensors = {
+        f"{module}.qweight": np.ascontiguousarray(words(matrix.codes, matrix.bits).T),
+        f"{module}.qzeros": words(matrix.zeros.T - (version == 1), matrix.bits),
+        f"{module}.scales": np.ascontiguousarray(matrix.scales.T),
+    }
+    if index:
+        made[f"{module}.g_idx"] = matrix.order.astype(np.int32)
+    return made
+
+
+def fp8_values() -> np.ndarray:
+    """What the 256 codes of E4M3 are."""
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    size = np.where(exponent, (8 + mantissa) * 2.0 ** (exponent - 10.0), mantissa * 2.0**-9)
+    return np.where(code & 127 == 127, np.nan, np.where(code > 127, -size, size))
+
+
+def fp8(shape: tuple[int, int], block: tuple[int, int], *, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, scales of blocks, and their products in float32."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 0x7F, shape).astype(np.uint8) | rng.integers(0, 2, shape).astype(np.uint8) << 7
+    grid = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
+    scales = rng.uniform(1e-4, 1e-2, grid).astype(np.float32)
+    spread = np.repeat(np.repeat(scales, block[0], 0), block[1], 1)[: shape[0], : shape[1]]
+    return codes, scales, fp8_values()[codes].astype(np.float32) * spread
+
+
+def model(root: Path, decoder: Decoder, pack: Callable[[str, tuple[int, int], int], tuple[Tensors, np.ndarray]],
+          settings: dict[str, Any] | None, *, shards: int = 1, **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
+    """Write a checkpoint whose linear layers are packed; what every matrix is, by its dense name."""
+    tensors: Tensors = {}
+    values: dict[str, np.ndarray] = {}
+    for seed, (name, array) in enumerate(decoder.tensors().items()):
+        if name.endswith(LINEAR):
+            arrays, values[name] = pack(name.removesuffix(".weight"), array.shape, seed)
+            tensors |= arrays
+        else:
+            tensors[name] = bf16(array)
+            values[name] = bf16_values(array)
+    facts = {"torch_dtype": "bfloat16", "quantization_config": settings or ...}
+    save(root, decoder.config(**{**facts, **config}), tensors, shards=shards, metadata={"format": "pt"})
+    return values
+
+
+def _gptq(module: str, shape: tuple[int, int], seed: int, *, bits: int, group: int, version: int, **how: Any) -> Any:
+    how = {"lowest": 1 if version == 1 else 0, **how}  # version 1 cannot store 0
+    matrix = drawn(shape, bits, shape[1] if group == -1 else group, seed=seed, **how)
+    return gptq(matrix, module, version=version), matrix.values
+
+
+def _fp8(module: str, shape: tuple[int, int], seed: int, *, block: tuple[int, int]) -> Any:
+    codes, scales, values = fp8(shape, block, seed=seed)
+    weight = Raw("F8_E4M3", shape, codes.tobytes())
+    return {f"{module}.weight": weight, f"{module}.weight_scale_inv": scales}, values
+
+
+def gptq_model(root: Path, decoder: Decoder, *, bits: int = 4, group: int = 32, version: int = 1, shards: int = 1,
+               model_type: str = "llama", **how: Any) -> dict[str, np.ndarray]:  # fmt: skip
+    settings = {
+        "quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": how.get("scattered", False),
+        "sym": how.get("symmetric", False), "checkpoint_format": "gptq" if version == 1 else "gptq_v2",
+    }  # fmt: skip
+    pack = partial(_gptq, bits=bits, group=group, version=version, **how)
+    return model(root, decoder, pack, settings, shards=shards, model_type=model_type)
+
+
+def fp8_model(root: Path, decoder: Decoder, *, block: tuple[int, int], shards: int = 1,
+              model_type: str = "llama") -> dict[str, np.ndarray]:  # fmt: skip
+    settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [*block]}
+    return model(root, decoder, partial(_fp8, block=block), settings, shards=shards, model_type=model_type)

@@ -1,0 +1,128 @@
+"""Checkpoints that other quantisers wrote: what they hold is read, whoever packed it, and decoded when asked to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import Decoder
+from packed_checkpoints import fp8_model, gptq_model
+from safetensors import safe_open
+
+#: Rows and columns are whole words of every packing, and no whole blocks of 128.
+DECODER = Decoder(layers=1, hidden=64, ffn=160)
+
+MODELS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], str]] = {
+    "GPTQ v1, 4 bits": (partial(gptq_model, version=1), "GPTQ, 4-bit, groups of 32: 7 matrices"),
+    "GPTQ v2, 4 bits": (partial(gptq_model, version=2), "GPTQ, 4-bit, groups of 32: 7 matrices"),
+    "GPTQ, 8 bits": (partial(gptq_model, bits=8), "GPTQ, 8-bit, groups of 32: 7 matrices"),
+    "GPTQ, 2 bits": (partial(gptq_model, bits=2), "GPTQ, 2-bit, groups of 32: 7 matrices"),
+    "GPTQ, whole rows": (partial(gptq_model, group=-1), "GPTQ, 4-bit, scales of whole rows: 7 matrices"),
+    "GPTQ, symmetric": (partial(gptq_model, symmetric=True), "GPTQ, 4-bit, groups of 32: 7 matrices"),
+    "GPTQ, columns in another order": (
+        partial(gptq_model, scattered=True),
+        "GPTQ, 4-bit, groups of 32, columns in another order (desc_act): 7 matrices",
+    ),
+    "FP8 in blocks": (
+        partial(fp8_model, block=(128, 128)),
+        "block-scaled FP8, 8-bit, blocks of 128 x 128: 7 matrices",
+    ),
+    "FP8 in small blocks": (
+        partial(fp8_model, block=(32, 16)),
+        "block-scaled FP8, 8-bit, blocks of 32 x 16: 7 matrices",
+    ),
+}
+
+
+def values_of(directory: Path) -> dict[str, np.ndarray]:
+    """The float tensors of a directory, by the package of the format."""
+    found = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, "numpy") as file:
+            for name in file.keys():  # noqa: SIM118
+                slice_ = file.get_slice(name)
+                if slice_.get_dtype() in ("F32", "F16", "F64"):
+                    found[name] = file.get_tensor(name)
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
+def test_dequantize_writes_the_numbers_that_the_arrays_stand_for(
+    tmp_path: Path, ckconv, name: str, model_type: str
+) -> None:
+    make, words = MODELS[name]
+    source, out = tmp_path / "packed", tmp_path / "dense"
+    expected = make(source, DECODER, model_type=model_type)
+
+    assert words in ckconv("inspect", source).out
+    result = ckconv("convert", source, f"{out}/", "--to", "safetensors", "--dequantize")
+    assert result.code == 0, result.err
+
+    found = values_of(out)
+    matrices = {key: value for key, value in expected.items() if key.endswith("_proj.weight")}
+    assert len(matrices) == 7
+    for key, value in matrices.items():
+        assert np.array_equal(found[key], value.astype(np.float32)), key
+        assert np.array_equal(value.astype(np.float32), value), "float32 holds it"
+    config = json.loads((out / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert config["torch_dtype"] == "float32"
+    assert "model.layers.0.self_attn.q_proj.weight" in ckconv("inspect", out).out
+
+
+@pytest.mark.parametrize("name", ["GPTQ v1, 4 bits", "FP8 in blocks"])
+def test_what_is_decoded_goes_to_other_formats_as_any_model_does(tmp_path: Path, ckconv, name: str) -> None:
+    source, out = tmp_path / "packed", tmp_path / "model.gguf"
+    expected = MODELS[name][0](source, DECODER)
+    assert ckconv("convert", source, out).code == 4
+    result = ckconv("convert", source, out, "--dequantize")
+    assert result.code == 0, result.err
+
+    found = {tensor.name: tensor.data for tensor in gguf.GGUFReader(out).tensors}
+    down = expected["model.layers.0.mlp.down_proj.weight"].astype(np.float32)
+    assert np.array_equal(found["blk.0.ffn_down.weight"], down)
+    q = expected["model.layers.0.self_attn.q_proj.weight"].astype(np.float32)
+    permuted = q.reshape(DECODER.heads, 2, -1, q.shape[1]).swapaxes(1, 2).reshape(q.shape)
+    assert np.array_equal(found["blk.0.attn_q.weight"], permuted)
+
+
+@pytest.mark.parametrize("name", ["GPTQ v1, 4 bits", "FP8 in blocks"])
+@pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
+def test_a_copy_keeps_every_array_in_one_shard_with_its_module(
+    tmp_path: Path, ckconv, name: str, model_type: str
+) -> None:
+    source, out = tmp_path / "packed", tmp_path / "copy"
+    MODELS[name][0](source, DECODER, model_type=model_type, shards=3)
+
+    result = ckconv("convert", source, f"{out}/", "--to", "safetensors", "--max-shard-size", "20KB")
+    assert result.code == 0, result.err
+    places = json.loads((out / "model.safetensors.index.json").read_text())["weight_map"]
+    modules: dict[str, set[str]] = {}
+    for key, file in places.items():
+        modules.setdefault(key.rpartition(".")[0], set()).add(file)
+    assert all(len(files) == 1 for files in modules.values())
+    assert len(set(places.values())) > 1
+    assert ckconv("diff", source, out).code == ckconv("verify", out, source).code == 0
+    found = [json.loads(ckconv("inspect", "--hash", "--json", path).out) for path in (source, out)]
+    assert found[0]["hash"] == found[1]["hash"]
+    assert all(tensor["hash"] for tensor in found[0]["tensors"])
+
+
+def test_numbers_that_are_alike_are_equal_whatever_the_layout_they_lie_in(tmp_path: Path, ckconv) -> None:
+    """Version 2 stores the zero points of version 1 as they are, and an index that says nothing may be left out."""
+    gptq_model(tmp_path / "one", DECODER, version=1)
+    gptq_model(tmp_path / "other", DECODER, version=2, lowest=1)
+    assert ckconv("diff", "--weights", tmp_path / "one", tmp_path / "other").code == 0
+
+
+def test_some_packed_matrices_are_not_decoded_without_the_others(tmp_path: Path, ckconv) -> None:
+    source = tmp_path / "packed"
+    gptq_model(source, DECODER)
+    result = ckconv("convert", source, f"{tmp_path}/out/", "--to", "safetensors", "--decode", "*q_proj*")
+    assert (result.code, "--dequantize decodes all" in result.err) == (4, True)
