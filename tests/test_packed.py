@@ -126,3 +126,16 @@ def test_some_packed_matrices_are_not_decoded_without_the_others(tmp_path: Path,
     gptq_model(source, DECODER)
     result = ckconv("convert", source, f"{tmp_path}/out/", "--to", "safetensors", "--decode", "*q_proj*")
     assert (result.code, "--dequantize decodes all" in result.err) == (4, True)
+
+
+def test_drop_names_a_packed_matrix_as_a_whole(tmp_path: Path, ckconv) -> None:
+    source, out = tmp_path / "packed", tmp_path / "out"
+    gptq_model(source, DECODER, model_type="unheard-of")
+    convert = partial(ckconv, "convert", source, f"{out}/", "--to", "safetensors", "--drop")
+    result = convert("*q_proj.qzeros")
+    assert (result.code, "not the other arrays of model.layers.0.self_attn.q_proj.weight" in result.err) == (4, True)
+
+    assert convert("*q_proj.weight").code == 0
+    names = values_of(out)
+    assert "model.layers.0.self_attn.k_proj.scales" in names
+    assert "model.layers.0.self_attn.q_proj.scales" not in names

@@ -31,8 +31,9 @@ class MlxPlanner(CheckpointPlanner):
         """What is MLX's already is copied; of an unknown architecture nobody knows what mlx-lm would compute."""
         return super()._keeps_names() and (self.config is not None or self.index.format == self.format)
 
-    def _plain_type(self, name: str, source: DType) -> DType:
-        dtype = super()._plain_type(name, source)
+    def plain_type(self, name: str, source: DType) -> DType:
+        """As for any checkpoint, of the types that mlx loads."""
+        dtype = super().plain_type(name, source)
         # Source: ``dtype_from_safetensor_str`` of mlx/io/safetensors.cpp, 0.32.
         if dtype.kind is Kind.OPAQUE or dtype.name == "F64":
             self._fault(f"mlx loads no {dtype} tensors", "--dtype f32" if dtype.name == "F64" else "", name)

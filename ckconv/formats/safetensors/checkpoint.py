@@ -12,7 +12,7 @@ from typing import Any
 from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.names import parse
-from ckconv.core.tensors import Dropped, Tensor, TensorIndex
+from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import UsageError
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_classes import needs
@@ -24,8 +24,9 @@ from ckconv.families.schema import Family
 from ckconv.families.words import of_source
 from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
+from ckconv.formats.safetensors.checkpoint_kept import kept_modules, left_by_rules, unpacks
 from ckconv.formats.safetensors.checkpoint_names import Spelling
-from ckconv.formats.safetensors.checkpoint_pieces import copied_piece, decoded_piece, module_of
+from ckconv.formats.safetensors.checkpoint_pieces import module_of
 from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
 from ckconv.formats.safetensors.checkpoint_tokenizer import tokenizer_plan
 from ckconv.formats.safetensors.files import parts_beside
@@ -86,11 +87,11 @@ class CheckpointPlanner(Planner):
         if self.config is None and not kept:
             self.reasons.append(unknown_architecture(self.index))
             return self.refused()
-        for dropped in self._left(kept):
+        for dropped in left_by_rules(self, kept):
             self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
         if self.config is not None:
             self.reasons += option_reasons(self.index, self.config, self.options)
-        modules = self._kept() if kept else self._renamed()
+        modules = kept_modules(self) if kept else self._renamed()
         for (why, hint), names in self._type_faults.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             self.refuse(f"{why}: {names[0]}{more}", hint)
@@ -126,56 +127,6 @@ class CheckpointPlanner(Planner):
         """The source has modules of several arrays."""
         return self.index.format == "mlx" and any(stored.name.endswith(".scales") for stored in self.index.stored)
 
-    def _unpacks(self, tensor: Tensor) -> bool:
-        """A flag asks for a packed matrix to be decoded, by the name that it has or would have."""
-        names = self.index.canonical_of.get(next(tensor.arrays).source, ())
-        return any(self.decoded(self.index.tensors[name]) for name in names) or self.decoded(tensor)
-
-    @cached_property
-    def _unpacked(self) -> bool:
-        """Packed matrices are decoded: all of them, as the configuration says how all are stored."""
-        packed = {tensor.name: tensor for tensor in self.index.packed.values()}
-        found = [self._unpacks(tensor) for tensor in packed.values()]
-        if any(found) and not all(found):
-            name = next(name for name, decoded in zip(packed, found, strict=True) if not decoded)
-            self.refuse(f"only some packed matrices would be decoded, and not {name}", "--dequantize decodes all")
-        return any(found)
-
-    def _left(self, kept: bool) -> list[Dropped]:
-        """What the source's rules leave out."""
-        return [item for item in self.index.dropped if not (item.copied and kept and not self._unpacked)]
-
-    def _kept(self) -> list[Module]:
-        """Every stored tensor by itself; a packed matrix that is decoded under the name that it has dense."""
-        dropped = {item.stored.name for item in self._left(True)}
-        modules: dict[str, list[Any]] = {}
-        scales = [s.name for s in self.index.stored if self.index.format == "mlx" and s.name.endswith(".scales")]
-        quantised = {name.removesuffix(".scales") for name in scales}
-        for stored in self.index.stored:
-            canonical = self.index.canonical_of.get(stored.name, ())
-            if stored.name in dropped:
-                continue
-            if self.dropped(stored.name) or (canonical and all(self.dropped(name) for name in canonical)):
-                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
-                continue
-            if any(self.dropped(name) for name in canonical):
-                self.refuse(f"{stored.name} holds more than one tensor, and --drop names only some of them")
-            module, _, kind = stored.name.rpartition(".")
-            grouped = module in quantised and kind in ("weight", "scales", "biases")
-            name = canonical[0] if len(canonical) == 1 else stored.name
-            packed = self.index.packed.get(stored.name)
-            if packed is not None:
-                grouped, module = True, packed.name
-                if self._unpacked:
-                    if packed.name not in modules:
-                        name = canonical[0] if canonical else packed.name
-                        modules[packed.name] = [decoded_piece(name, packed, self._type(packed))]
-                    continue
-            dtype = stored.dtype if grouped else self._plain_type(stored.name, stored.dtype)
-            modules.setdefault(module if grouped else stored.name, []).append(copied_piece(name, stored, dtype))
-        self.tied = HEAD not in self.index.tensors
-        return [*map(tuple, modules.values())]
-
     def _renamed(self) -> list[Module]:
         """Every canonical tensor under the family's names."""
         assert self.config is not None
@@ -186,7 +137,7 @@ class CheckpointPlanner(Planner):
         fused = [FUSIONS[what] for what in self.options.fuse]
         entries, nameless = Spelling(self.family, self.config.scope, names, fused).entries(self.tensors)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
-        self.types = {name: self._type(tensor) for name, tensor in self.tensors.items()}
+        self.types = {name: self.type_of(tensor) for name, tensor in self.tensors.items()}
         modules = []
         for entry in entries:
             if entry.missing:
@@ -250,18 +201,25 @@ class CheckpointPlanner(Planner):
                 self.refuse(f"{head.source} is not byte for byte the embedding, and {why}", hint)
         self.tied = HEAD not in self.tensors
 
-    def _type(self, tensor: Tensor) -> DType:
+    @cached_property
+    def unpacked(self) -> bool:
+        """Packed matrices are decoded, where tensors keep their names."""
+        return unpacks(self)
+
+    def type_of(self, tensor: Tensor) -> DType:
         """The type in the output; a refused one stands for itself, so that every reason is found."""
-        source = tensor.dtype
-        if source.kind is not Kind.BLOCK:
-            return self._plain_type(tensor.source, source)
-        if not self.decoded(tensor) and not self._unpacked:
-            return self._block_type(tensor)
-        if not decodable(source):
-            self._fault(f"no decoder for {source}", "", tensor.source)
+        if tensor.dtype.kind is not Kind.BLOCK:
+            return self.plain_type(tensor.source, tensor.dtype)
+        return self.decoded_type(tensor) if self.decoded(tensor) else self._block_type(tensor)
+
+    def decoded_type(self, tensor: Tensor) -> DType:
+        """What blocks are decoded to."""
+        if not decodable(tensor.dtype):
+            self._fault(f"no decoder for {tensor.dtype}", "", tensor.source)
         return F32 if self.options.dtype in ("engine", "keep") else DTYPES[self.options.dtype.upper()]
 
-    def _plain_type(self, name: str, source: DType) -> DType:
+    def plain_type(self, name: str, source: DType) -> DType:
+        """The type in the output of an array that stands for itself."""
         asked = self.options.dtype
         if source.kind is not Kind.FLOAT or asked in ("engine", "keep"):
             return source
@@ -327,7 +285,7 @@ class CheckpointPlanner(Planner):
         )
         document = self._document(modules, kept)
         self.notes += unfit_notes(self.index, self.format)
-        left = {CONFIG_NAME} if kept and not self._unpacked else {CONFIG_NAME, *QUANTIZER_NAMES}
+        left = {CONFIG_NAME} if kept and not self.unpacked else {CONFIG_NAME, *QUANTIZER_NAMES}
         carried = () if o.file_name else tuple(path for path in self.index.side_files if path.name not in left)
         if o.fuse or o.names in ("canonical", "gguf"):
             who = self.loader.name
@@ -361,7 +319,7 @@ class CheckpointPlanner(Planner):
         said = Said(
             format=self.format,
             kept=kept,
-            unpacked=self._unpacked,
+            unpacked=kept and self.unpacked,
             tied=self.tied,
             floats=frozenset(piece.dtype.name for piece in pieces if piece.dtype.kind is Kind.FLOAT),
             as_they_were=as_they_were,

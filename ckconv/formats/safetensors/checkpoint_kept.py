@@ -1,0 +1,80 @@
+"""The tensors of a checkpoint under the names that they have: copied, or packed matrices decoded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckconv.core.tensors import Dropped, StoredTensor, Tensor
+from ckconv.formats.safetensors.checkpoint_pieces import copied_piece, decoded_piece
+from ckconv.plan.pieces import Module, Piece
+from ckconv.plan.planner import HEAD
+
+if TYPE_CHECKING:
+    from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
+
+
+def unpacks(planner: CheckpointPlanner) -> bool:
+    """Packed matrices are decoded: all of them, as the configuration says how all are stored."""
+    index = planner.index
+    found = {}
+    for stored, tensor in index.packed.items():
+        names = index.canonical_of.get(stored, ())
+        if not any(planner.dropped(name) for name in (stored, tensor.name, *names)):
+            decoded = any(planner.decoded(index.tensors[name]) for name in names)
+            found[tensor.name] = decoded or planner.decoded(tensor)
+    left = [name for name, decoded in found.items() if not decoded]
+    if left and len(left) < len(found):
+        planner.refuse(f"only some packed matrices would be decoded, and not {left[0]}", "--dequantize decodes all")
+    return any(found.values())
+
+
+def left_by_rules(planner: CheckpointPlanner, kept: bool) -> list[Dropped]:
+    """What the source's rules leave out."""
+    return [item for item in planner.index.dropped if not (item.copied and kept and not planner.unpacked)]
+
+
+def kept_modules(planner: CheckpointPlanner) -> list[Module]:
+    """Every stored tensor by itself; a packed matrix that is decoded under the name that it has dense."""
+    index = planner.index
+    left = {item.stored.name for item in left_by_rules(planner, True)}
+    modules: dict[str, list[Piece]] = {}
+    scales = [s.name for s in index.stored if index.format == "mlx" and s.name.endswith(".scales")]
+    quantised = {name.removesuffix(".scales") for name in scales}
+    for stored in index.stored:
+        canonical, packed = index.canonical_of.get(stored.name, ()), index.packed.get(stored.name)
+        if stored.name in left:
+            continue
+        if _dropped(planner, stored, packed, canonical):
+            planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
+            continue
+        module, _, kind = stored.name.rpartition(".")
+        name = canonical[0] if len(canonical) == 1 else stored.name
+        grouped = module in quantised and kind in ("weight", "scales", "biases")
+        if packed is not None:
+            grouped, module = True, packed.name
+            if planner.unpacked:
+                named = canonical[0] if len(canonical) == 1 else packed.name
+                modules.setdefault(module, [decoded_piece(named, packed, planner.decoded_type(packed))])
+                continue
+        dtype = stored.dtype if grouped else planner.plain_type(stored.name, stored.dtype)
+        modules.setdefault(module if grouped else stored.name, []).append(copied_piece(name, stored, dtype))
+    planner.tied = HEAD not in index.tensors
+    return [*map(tuple, modules.values())]
+
+
+def _dropped(
+    planner: CheckpointPlanner, stored: StoredTensor, packed: Tensor | None, canonical: tuple[str, ...]
+) -> bool:
+    """``--drop`` names a tensor, by its own name or by all of its canonical ones; of a packed matrix all arrays."""
+    own = planner.dropped(stored.name)
+    if packed is not None:
+        arrays = [name for name, tensor in planner.index.packed.items() if own and tensor is packed]
+        if planner.dropped(packed.name) or (own and all(planner.dropped(name) for name in arrays)):
+            return True
+        if own:
+            planner.refuse(f"--drop names {stored.name}, and not the other arrays of {packed.name}")
+    if (own and packed is None) or (canonical and all(planner.dropped(name) for name in canonical)):
+        return True
+    if any(planner.dropped(name) for name in canonical):
+        planner.refuse(f"{stored.name} holds more than one tensor, and --drop names only some of them")
+    return False
