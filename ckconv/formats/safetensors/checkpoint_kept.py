@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor
@@ -38,14 +39,21 @@ def kept_modules(planner: CheckpointPlanner) -> list[Module]:
     index = planner.index
     left = {item.stored.name for item in left_by_rules(planner, True)}
     modules: dict[str, list[Piece]] = {}
+    arrays: dict[str, list[str]] = {}
+    for array, matrix in index.packed.items():
+        arrays.setdefault(matrix.name, []).append(array)
     scales = [s.name for s in index.stored if index.format == "mlx" and s.name.endswith(".scales")]
     quantised = {name.removesuffix(".scales") for name in scales}
     for stored in index.stored:
         canonical, packed = index.canonical_of.get(stored.name, ()), index.packed.get(stored.name)
         if stored.name in left:
             continue
-        if _dropped(planner, stored, packed, canonical):
-            planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
+        together = arrays[packed.name] if packed else [stored.name]
+        if _dropped(planner, stored, packed, canonical, together):
+            if packed is None:
+                planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
+            elif stored.name == together[0]:
+                planner.leave_out(packed.name, "--drop", packed.nbytes)
             continue
         module, _, kind = stored.name.rpartition(".")
         name = canonical[0] if len(canonical) == 1 else stored.name
@@ -63,17 +71,19 @@ def kept_modules(planner: CheckpointPlanner) -> list[Module]:
 
 
 def _dropped(
-    planner: CheckpointPlanner, stored: StoredTensor, packed: Tensor | None, canonical: tuple[str, ...]
+    planner: CheckpointPlanner,
+    stored: StoredTensor,
+    packed: Tensor | None,
+    canonical: tuple[str, ...],
+    together: Sequence[str],
 ) -> bool:
     """``--drop`` names a tensor, by its own name or by all of its canonical ones; of a packed matrix all arrays."""
     own = planner.dropped(stored.name)
-    if packed is not None:
-        arrays = [name for name, tensor in planner.index.packed.items() if own and tensor is packed]
-        if planner.dropped(packed.name) or (own and all(planner.dropped(name) for name in arrays)):
-            return True
-        if own:
-            planner.refuse(f"--drop names {stored.name}, and not the other arrays of {packed.name}")
-    if (own and packed is None) or (canonical and all(planner.dropped(name) for name in canonical)):
+    if (packed and planner.dropped(packed.name)) or (own and all(planner.dropped(name) for name in together)):
+        return True
+    if own and packed:
+        planner.refuse(f"--drop names {stored.name}, and not the other arrays of {packed.name}")
+    if canonical and all(planner.dropped(name) for name in canonical):
         return True
     if any(planner.dropped(name) for name in canonical):
         planner.refuse(f"{stored.name} holds more than one tensor, and --drop names only some of them")
