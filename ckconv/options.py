@@ -42,7 +42,9 @@ class Options:
         bump_version: 0 for the best that holds the model.
         template: the engine's template, or a directory of them, to be embedded in a bump 5 file.
         created: seconds since 1970 that a bump 5 file is dated with; ``None`` leaves it undated.
-        dtype_codes: numbering of the bump 3 dtype table, ``v3`` or ``v4``.
+        engine: the age of C-Kernel-Engine that a bump file is for: ``january``, ``april`` or ``july``; empty for
+            April's rules and no age in particular.
+        dtype_codes: numbering of the bump 3 dtype table, ``v3`` or ``v4``; empty for that of the engine, or ``v3``.
         file_name: what the user calls the output file; empty where the output is a directory or standard output,
             and files have the names that the format's readers look for.
         max_shard_bytes: no output file holds more bytes of tensors than this, unless one tensor does; 0 for one file.
@@ -68,7 +70,8 @@ class Options:
     context: int = 0
     drop: tuple[str, ...] = ()
     bump_version: int = 0
-    dtype_codes: str = "v3"
+    engine: str = ""
+    dtype_codes: str = ""
     template: Path | None = None
     created: int | None = None
     file_name: str = ""
@@ -122,7 +125,7 @@ class Option(NamedTuple):
         name: the field. A field with two rows is two flags that exclude each other.
         flag: as the command line has it.
         help: what ``--help`` says.
-        words: each word that may follow the flag -> the value that it gives.
+        words: each word that may follow the flag -> the value that it gives; the default may be none of these.
         gives: the value that the flag alone gives.
         most: of a number: the largest; the least is 0, which is the default and asks for nothing.
         limited: it has a say only in outputs that list it (:mod:`ckconv.formats`).
@@ -160,6 +163,14 @@ OPTIONS: tuple[Option, ...] = (
         Takes.WORD,
         "auto: 3 if it holds the model without loss, else 5; the choice is printed.",
         words={"auto": 0, "3": 3, "4": 4, "5": 5},
+        limited=True,
+    ),
+    Option(
+        "engine",
+        "--engine",
+        Takes.WORD,
+        "The age of the engine: with it the version and the numbers of types follow. Without: April's rules.",
+        words=_words("january", "april", "july"),
         limited=True,
     ),
     Option(

@@ -31,13 +31,13 @@ class Source:
     def key(self, name: str) -> int:
         return int(self.fields[f"{self.arch}.{name}"])
 
-    def rows(self, name: str) -> tuple[np.ndarray, Q]:
-        """Rows of bytes for blocks, of float32 otherwise."""
+    def rows(self, name: str, kept: Q | None = None) -> tuple[np.ndarray, Q]:
+        """Rows of bytes for blocks and floats of the type ``kept``, of float32 otherwise."""
         tensor = self.tensors[name]
         kind = tensor.tensor_type
         data = np.array(tensor.data)
-        if kind == Q.F32:
-            return data, Q.F32
+        if kind in (Q.F32, kept):
+            return data, kind
         if kind == Q.F16:
             return data.astype(np.float32), Q.F32
         if kind == Q.BF16:

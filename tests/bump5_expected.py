@@ -33,10 +33,11 @@ WORDS = {Q.F32: "fp32"}
 
 
 def expected_bump5(
-    path: Path, *, version: int = 5, context: int | None = None, split: bool = False
+    path: Path, *, version: int = 5, context: int | None = None, split: bool = False, kept: Q | None = None
 ) -> tuple[bytes, list[dict[str, Any]]]:
     """Header, dtype table and payload, and the manifest's entries.
 
+    ``kept``: floats of this type are stored as they are in matrices.
     ``split``: the Q and K rows of a llama are put back into Hugging Face's order.
     """
     source = Source(path)
@@ -62,7 +63,7 @@ def expected_bump5(
             table.append(code)
 
     def matrix(name: str, *stored: str, rotated: int = 0) -> None:
-        parts = [source.rows(one) for one in stored]
+        parts = [source.rows(one, kept) for one in stored]
         kind = parts[0][1]
         rows = np.concatenate([part for part, _ in parts])
         if rotated and unpermuted:

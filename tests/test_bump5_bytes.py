@@ -192,6 +192,7 @@ def test_manifest_and_configuration(tmp_path: Path, ckconv) -> None:
         "rms_eps": 1e-05,
         "tie_word_embeddings": False,
         "sliding_window": 8,
+        "ckconv_engines": ["april", "july"],
     }
     layer = dict.fromkeys(("wq", "wk", "wv", "wo", "w1", "w2"), "q8_0")
     assert manifest["quant_summary"] == {"token_emb": "q8_0", "lm_head": "q8_0", "layer.0": layer, "layer.1": layer}
@@ -323,10 +324,17 @@ def test_a_template_that_rotates_split_rows_gets_no_interleaved_ones(tmp_path: P
     assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5, *flags).code == 4
 
 
-def test_split_rows_of_a_llama_are_said_to_be_for_some_engines(tmp_path: Path, ckconv) -> None:
+def test_split_rows_of_a_llama_name_their_kernel(tmp_path: Path, ckconv) -> None:
+    """July's builder does not look at ``rope_layout`` of the configuration, April's takes either."""
     source = MODELS["llama"].write(tmp_path / "m.gguf")
     said = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5, "--rope-layout", "split").out
-    assert "note: Q and K rows are split: April's v7 and v8 go by rope_layout in the configuration, July's v8" in said
+    assert "note: computed right by the engine of April 2026 and of July 2026" in said
+    manifest = manifest_of(tmp_path)
+    assert manifest["template"] == {"kernels": {"rope_qk": "rope_forward_qk"}}
+    assert manifest["config"]["rope_layout"] == "split"
+    metadata = metadata_of((tmp_path / "m.bump").read_bytes(), len(expected_bump5(source, split=True)[0]))
+    assert metadata["template"] == manifest["template"]
+    assert metadata["template_hash"] == hashlib.sha256(canonical(manifest["template"])).hexdigest()
 
 
 def test_norms_of_q_and_k_go_where_the_rows_of_their_heads_go(tmp_path: Path, ckconv) -> None:

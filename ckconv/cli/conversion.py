@@ -66,7 +66,7 @@ def _flag(option: Option) -> Callable[[Function], Function]:
     if option.words:
         attributes["type"] = click.Choice(list(option.words))
     if option.takes is Takes.WORD:
-        attributes["default"] = next(word for word, value in option.words.items() if value == option.default)
+        attributes["default"] = next((word for word, value in option.words.items() if value == option.default), None)
     if option.takes is Takes.NUMBER:
         attributes["type"] = click.IntRange(1, option.most)
     return click.option(option.flag, help=option.help, **attributes)

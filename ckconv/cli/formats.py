@@ -20,13 +20,13 @@ from ckconv.cli.settings import CONTEXT, common_options, settings_of
 @click.pass_context
 def command(context: click.Context, family: str | None) -> None:
     """List the directions, architectures and tensor types of this build, from the tables it works with."""
-    from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, Kind
+    from ckconv.core.dtypes import DTYPES, Kind
     from ckconv.engine.directions import kept_types, model_sources
     from ckconv.errors import UsageError, quoted
     from ckconv.families.catalogue import FAMILIES, own_families, text_of
     from ckconv.families.names import interleaves
     from ckconv.formats import FORMATS, adapter_outputs, model_outputs, names
-    from ckconv.formats.bump.slots import LOADED_BY_V3, LOADED_BY_V5, LOADED_BY_V5_IN_LAYERS
+    from ckconv.formats.bump.ages import COMPUTED, LOADED_BY_V3, table_of_types
     from ckconv.quant.convert import decodable
 
     if family is not None:
@@ -39,6 +39,7 @@ def command(context: click.Context, family: str | None) -> None:
                 "usage", f"--family {quoted(family)}: neither a file nor one of the families {', '.join(FAMILIES)}"
             )
         context.with_resource(own_families([Path(family)]))
+    engines = table_of_types()
     kept, adapters = kept_types(), list(adapter_outputs())
     sources, targets = model_sources(), [output.name for output in model_outputs()]
 
@@ -71,7 +72,8 @@ def command(context: click.Context, family: str | None) -> None:
                         "bump_v3": t.bump_v3,
                         "bump_v4": t.bump_v4,
                         "bump3_engine_loads": t.name in LOADED_BY_V3,
-                        "bump5_engine_computes": t.name in (*LOADED_BY_V5, *LOADED_BY_V5_IN_LAYERS),
+                        "bump5_engine_computes": t.name in COMPUTED,
+                        "engines": {age: words[t.name] or None for age, words in engines.items()},
                         "decodes": decodable(t) or t.kind is Kind.FLOAT,
                     }
                     for t in DTYPES.values()
@@ -96,17 +98,14 @@ def command(context: click.Context, family: str | None) -> None:
     lines += [
         "",
         f"  {'type':<12}{'block':>6}{'bytes':>7}{'ggml':>6}"
-        f"  {'safetensors':<12}{'bump v3':>8}{'bump v4':>8}  bump 3 engine    bump 5 engine",
+        f"  {'safetensors':<12}{'bump v3':>8}{'bump v4':>8}  --engine "
+        + "".join(f"{age:<18}" for age in engines).rstrip(),
     ]
     for t in DTYPES.values():
         cells = ("-" if value is None else str(value) for value in (t.ggml, t.safetensors, t.bump_v3, t.bump_v4))
         ggml, st, v3, v4 = cells
-        older, newer = (
-            "widened exactly" if t in WIDENS_TO_F32 - {F32} else word if t.name in loaded else ""
-            for word, loaded in (("loads it", LOADED_BY_V3), ("computes it", LOADED_BY_V5))
-        )
-        newer = "in layers" if t.name in LOADED_BY_V5_IN_LAYERS else newer
+        words = "".join(f"{of[t.name]:<18}" for of in engines.values())
         lines.append(
-            f"  {t.name:<12}{t.block:>6}{t.size:>7}{ggml:>6}  {st:<12}{v3:>8}{v4:>8}  {older:<17}{newer}".rstrip()
+            f"  {t.name:<12}{t.block:>6}{t.size:>7}{ggml:>6}  {st:<12}{v3:>8}{v4:>8}           {words}".rstrip()
         )
     print_lines(lines)

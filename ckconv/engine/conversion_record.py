@@ -45,6 +45,7 @@ def recorded(plan: Plan, place: Destination, adapters: Sequence[tuple[Path, floa
                     for given in asked(options)
                     if given.option.records is not Records.NEITHER
                 },
+                **({"engines": list(plan.engines)} if plan.engines else {}),
                 "template": options.template.name if options.template else None,
                 **({"families": families} if families else {}),
                 "adapters": [{"name": path.name, "weight": weight} for path, weight in adapters],

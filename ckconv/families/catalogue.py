@@ -118,6 +118,12 @@ def told_by_architecture(name: str) -> str:
     return next((one.name for one in others if _is_told(one) and one.experts == family.experts), name)
 
 
+def written_as(family: Family, engine: str) -> str:
+    """The family as which a bump engine's files hold this one, entry for entry; empty for itself."""
+    row = family.engines.get(engine)
+    return row.written_as if row else ""
+
+
 def _is_told(family: Family) -> bool:
     """There are GGUFs that are taken for this family's."""
     condition = family.in_gguf.condition
@@ -126,11 +132,12 @@ def _is_told(family: Family) -> bool:
 
 
 def families_of_engine(engine: str) -> list[Family]:
-    """The families that an engine computes; files without a row of the engine are not read."""
+    """The families that an engine has templates for; files without a row of the engine are not read."""
     own = own_files().families
     row = re.compile(rf'^(\[engines\.{engine}\]|(engines\.)?{engine} = (?!"absent"))', re.MULTILINE)
     named = [FAMILIES[name] for name in FAMILIES if name in own or row.search(_texts()[name])]
-    return [family for family in named if engine in family.engines and not family.engines[engine].absent]
+    rows = [(family, family.engines.get(engine)) for family in named]
+    return [family for family, row in rows if row is not None and not row.absent and not row.written_as]
 
 
 def family_without_name(engine: str, present: Collection[str]) -> str:

@@ -1,7 +1,8 @@
 """Section ``[engines]`` of a family file: what an engine's loader does with the family.
 
 ``llama_cpp``, ``transformers`` and ``mlx_lm`` are rows, as are ``bump3`` and ``bump5``. No row: the engine is not known
-to compute the family, and the conversion is refused; ``absent``: the engine is known to have nothing for it. Rows
+to compute the family, and the conversion is refused; ``absent``: the engine is known to have nothing for it, or, with
+a sentence, to compute it wrong. Rows
 are not inherited.
 """
 
@@ -49,6 +50,7 @@ class Engine(NamedTuple):
 
     Attributes:
         absent: the engine is known to have nothing for the family.
+        why: what it does with such a model, where that is known.
         loader: name of the class that loads the family, where it is another's.
         right_if: what must hold; otherwise the engine computes something else.
         same_if: what must hold for the engine to compute what transformers does; where it does not, a note says
@@ -65,6 +67,9 @@ class Engine(NamedTuple):
             of them have to be there, and no others may.
         interleaved: of a bump engine: it rotates interleaved rows of Q and K; otherwise split ones.
         slides: of a bump engine: it computes the sliding window, in every layer alike, all rotated by one base.
+        written_as: of a bump engine: the family as which its models are written, entry for entry.
+        neighbours: of a bump engine: RoPE rotates neighbours in every format of the family, and in the engine, so that
+            rows stay as they are.
         unnamed: of a bump engine: a file that names no family and has these tensors is taken for this family's.
         unadapted: canonical modules that it computes without the adapter of them.
         narrow: canonical tensors that llama.cpp's converter stores as other matrices, though in FP32 of other families.
@@ -72,6 +77,7 @@ class Engine(NamedTuple):
 
     name: str
     absent: bool = False
+    why: str = ""
     loader: str = ""
     right_if: tuple[Condition, ...] = ()
     same_if: tuple[Condition, ...] = ()
@@ -86,6 +92,8 @@ class Engine(NamedTuple):
     tensors: tuple[str, ...] = ()
     interleaved: bool = False
     slides: bool = False
+    written_as: str = ""
+    neighbours: bool = False
     unnamed: bool = False
     unadapted: tuple[str, ...] = ()
     narrow: tuple[str, ...] = ()
@@ -97,7 +105,7 @@ _KNOWN = frozenset(
         "optional", "required", "unadapted", "narrow",
     }
 )  # fmt: skip
-_OF_BUMP = frozenset({"tensors", "interleaved", "slides", "unnamed"})
+_OF_BUMP = frozenset({"tensors", "interleaved", "slides", "as", "neighbours", "absent", "unnamed"})
 
 
 def engine(path: Path, name: str, row: object) -> Engine:
@@ -107,13 +115,16 @@ def engine(path: Path, name: str, row: object) -> Engine:
     if row == "absent":
         return Engine(name, absent=True)
     fields = reader.fields(row, _KNOWN | (_OF_BUMP if name.startswith("bump") else frozenset()))
+    if "absent" in fields:
+        return Engine(name, absent=True, why=str(fields["absent"]))
     scaling = fields.get("scaling")
     return Engine(
         name,
         False,
+        "",
         fields.get("class", ""),
-        tuple(_condition(reader, item) for item in listed(fields.get("right_if", []))),
-        tuple(_condition(reader, item) for item in listed(fields.get("same_if", []))),
+        tuple(condition(reader, item) for item in listed(fields.get("right_if", []))),
+        tuple(condition(reader, item) for item in listed(fields.get("same_if", []))),
         texts(fields.get("needs")),
         texts(fields.get("reads")),
         texts(fields.get("ignores")),
@@ -125,6 +136,8 @@ def engine(path: Path, name: str, row: object) -> Engine:
         _names(fields.get("tensors")),
         bool(fields.get("interleaved")),
         bool(fields.get("slides")),
+        str(fields.get("as", "")),
+        bool(fields.get("neighbours")),
         bool(fields.get("unnamed")),
         _names(fields.get("unadapted")),
         _names(fields.get("narrow")),
@@ -135,7 +148,8 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(name for text in texts(value) for name in expanded(text))
 
 
-def _condition(reader: Fields, item: object) -> Condition:
+def condition(reader: Fields, item: object) -> Condition:
+    """A condition, of a row or by itself."""
     row = reader.fields({"if": item} if isinstance(item, str) else item, frozenset({"if", "else", "of", "hint"}))
     expression = reader.expression(row.get("if"))
     if expression is None:

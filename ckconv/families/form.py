@@ -162,7 +162,8 @@ _ENGINE = _or_table(
         **dict.fromkeys(
             ("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted"), _many(_text)
         ),
-        **dict.fromkeys(("head_must_be_written", "interleaved", "slides", "unnamed"), _flag),
+        **dict.fromkeys(("as", "absent"), _text),
+        **dict.fromkeys(("head_must_be_written", "interleaved", "slides", "neighbours", "unnamed"), _flag),
     },
 )
 

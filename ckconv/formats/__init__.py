@@ -26,7 +26,7 @@ _ROWS = frozenset({"context", "rope_layout"})
 _QUANTISED = frozenset({"quantize"})
 _FILES = _ROWS | {"max_shard_bytes", "set_meta", "drop_meta", "tie"}
 _CHECKPOINTS = _FILES | {"fuse", "names"}
-_BUMP = _ROWS | _QUANTISED | {"bump_version", "template"}
+_BUMP = _ROWS | _QUANTISED | {"bump_version", "engine", "template"}
 
 
 class Reader(NamedTuple):
@@ -186,7 +186,7 @@ FORMATS: tuple[Format, ...] = (
                 ("ckconv.formats.bump.plan3", "Bump3Planner"),
                 version=3,
                 options=_BUMP | {"dtype_codes"},
-                blocks=("ckconv.formats.bump.slots", "LOADED_BY_V3"),
+                blocks=("ckconv.formats.bump.ages", "LOADED_BY_V3"),
                 needs_config=True,
                 judged=True,
             ),
@@ -195,7 +195,7 @@ FORMATS: tuple[Format, ...] = (
                 ("ckconv.formats.bump.plan5", "Bump4Planner"),
                 version=4,
                 options=_BUMP,
-                blocks=("ckconv.formats.bump.slots", "LOADED_BY_V5_ANYWHERE"),
+                blocks=("ckconv.formats.bump.ages", "COMPUTED"),
                 needs_config=True,
             ),
             Output(
@@ -203,7 +203,7 @@ FORMATS: tuple[Format, ...] = (
                 ("ckconv.formats.bump.plan5", "Bump5Planner"),
                 version=5,
                 options=_BUMP,
-                blocks=("ckconv.formats.bump.slots", "LOADED_BY_V5_ANYWHERE"),
+                blocks=("ckconv.formats.bump.ages", "COMPUTED"),
                 needs_config=True,
                 judged=True,
             ),

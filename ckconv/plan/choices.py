@@ -28,7 +28,7 @@ def check_values(options: Options) -> None:
 def _check(option: Option, value: object) -> None:
     if option.takes in (Takes.WORD, Takes.NOTHING):
         choices = _choices(option)
-        if value not in choices:
+        if value not in choices and value != option.default:
             raise _fault(option.name, value, f"one of {', '.join(map(repr, choices))}")
     elif option.takes in (Takes.WORDS, Takes.GLOB):
         # A lone word would be taken for its letters.

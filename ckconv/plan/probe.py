@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.adapters import Role
@@ -99,5 +99,10 @@ def placeholders(index: TensorIndex, written: Container[str] | None = None) -> f
         if tensor.may_be_absent
         or (written is not None and is_bias(tensor.name) and parse(tensor.name).pattern not in written)
     ]
+    return zeros(index, candidates)
+
+
+def zeros(index: TensorIndex, tensors: Iterable[Tensor]) -> frozenset[str]:
+    """Canonical names of those of the tensors that are all zeros."""
     with Files(index.identities) as files:
-        return frozenset(tensor.name for tensor in candidates if files.are_zero(pieces(tensor)))
+        return frozenset(tensor.name for tensor in tensors if files.are_zero(pieces(tensor)))

@@ -16,6 +16,7 @@ from ckconv.core.config_keys import CONFIG_KEYS
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalogue import families_of_gguf
+from ckconv.formats.bump.ages import FAMILY_KEY, KEY
 from ckconv.formats.bump.beside import document_beside
 from ckconv.formats.bump.config import CONFIG_NAME, load_config
 from ckconv.formats.bump.engines import TEMPLATED
@@ -224,5 +225,5 @@ def _config_faults(config: Document, described: Document, header: HeaderV4) -> l
 #: Keys of the builder's configuration that ``config.json`` does not repeat.
 _BUILDERS_OWN = frozenset({
     "rotary_dim", "rope_scaling_type", "rope_scaling_factor", "rope_original_context_length", "rope_beta_fast",
-    "rope_beta_slow", "rope_attn_factor",
+    "rope_beta_slow", "rope_attn_factor", KEY, FAMILY_KEY,
 })  # fmt: skip

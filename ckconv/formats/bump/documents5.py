@@ -15,6 +15,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.version import __version__
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.schema import Family
+from ckconv.formats.bump.ages import FAMILY_KEY, KEY
 from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.sliding import carried
 from ckconv.formats.bump.slots import CONTENT_WORDS, TYPE_WORDS
@@ -26,6 +27,7 @@ from ckconv.formats.bump.spec import (
     HEADER_BYTES,
     canonical_json,
 )
+from ckconv.formats.bump.template import merged
 from ckconv.plan.steps import Step
 
 #: Matrices of a layer whose types the quantisation summary lists.
@@ -39,8 +41,11 @@ class Facts(NamedTuple):
         steps: the payload.
         tied: there is no output head of its own.
         own_rope_layout: ``split`` where Q and K rows are not as the template rotates them, else empty.
+        engines: ages of the engine that compute the file right.
+        of: the source's family, where the file is written as another's; else empty.
         total_vocab_bytes: bytes of the token strings.
         template: the engine's, ``None`` where none was given.
+        fragment: what the engine's template has to say besides.
         created: seconds since 1970, ``None`` for no date.
     """
 
@@ -49,11 +54,14 @@ class Facts(NamedTuple):
     steps: tuple[Step, ...]
     tied: bool
     own_rope_layout: str
+    engines: tuple[str, ...]
+    of: str
     num_merges: int
     total_vocab_bytes: int
     special_tokens: Mapping[str, Any]
     texts: Mapping[str, str]
     template: Mapping[str, Any] | None
+    fragment: Mapping[str, Any]
     created: int | None
 
     @property
@@ -87,7 +95,7 @@ def manifest(facts: Facts) -> dict[str, Any]:
     """``weights_manifest.json``."""
     g = facts.geometry
     names = {step.target.name for step in facts.steps if step.source is not None}
-    template = {} if facts.template is None else {"template": _template(facts)}
+    template = {"template": found} if (found := _template(facts)) else {}
     return {
         "version": 5,
         "model": facts.family.gguf,
@@ -145,6 +153,8 @@ def _config(facts: Facts) -> dict[str, Any]:
         "rms_eps": c.norm_eps,
         "tie_word_embeddings": facts.tied,
         **facts.optional,
+        KEY: list(facts.engines),
+        **({FAMILY_KEY: facts.of} if facts.of else {}),
     }
 
 
@@ -161,9 +171,9 @@ def _summary(steps: tuple[Step, ...]) -> dict[str, Any]:
 
 
 def _template(facts: Facts) -> dict[str, Any]:
-    """The template as it is embedded: that the head is a weight of its own is written into its contract."""
-    template = dict(facts.template or {})
-    if facts.tied:
+    """The template as it is embedded: that the head is a weight of its own is written into a given one's contract."""
+    template = merged(facts.fragment, facts.template or {})
+    if facts.tied or facts.template is None:
         return template
     contract = template.get("contract")
     contract = dict(contract) if isinstance(contract, dict) else {}
@@ -209,8 +219,7 @@ def metadata(facts: Facts, manifest: Mapping[str, Any]) -> bytes:
     if facts.created is not None:
         moment = datetime.fromtimestamp(facts.created, UTC).replace(tzinfo=None)
         document["created_at"] = f"{moment.isoformat()}Z"
-    if facts.template is not None:
-        template = _template(facts)
+    if template := _template(facts):
         document |= {"template": template, "template_hash": hashlib.sha256(canonical_json(template)).hexdigest()}
     data = canonical_json(document)
     return data + FOOTER.pack(FOOTER_MAGIC, len(data), hashlib.sha256(data).digest())

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ckconv.core.dtypes import DType
+from ckconv.core.dtypes import F32, DType
 from ckconv.core.names import parse, with_layer
 from ckconv.core.rope import MAX_FLOAT32, behind_note, scaled, scales_by_one, starts_behind
 from ckconv.core.tensors import Extent, Tensor, TensorIndex
-from ckconv.families.catalogue import FAMILIES, told_by_architecture
+from ckconv.families.catalogue import FAMILIES, told_by_architecture, written_as
 from ckconv.families.names import GGUF, names_of
 from ckconv.families.sliding import unusual
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said, window_words
@@ -48,10 +48,13 @@ class BumpPlanner(Planner):
 
     Attributes:
         engine: the row of family files.
-        row: the family's, ``None`` where its file has none.
+        own, own_row: the source's family and its row.
+        family: the one as which it is written.
+        row: that one's, ``None`` where its file has none.
         version: the file's.
         table: the slots of this model, tokenizer content left out.
         numbering: of the dtype table: ``v3`` or ``v4``.
+        looks: tensors' bytes are read for the plan.
         data_start: where the dtype table begins, in bytes.
     """
 
@@ -66,9 +69,12 @@ class BumpPlanner(Planner):
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
         assert index.config is not None
+        self.own = FAMILIES[index.config.family]
+        self.own_row = self.own.engines.get(self.engine)
         # Its documents name the architecture, as a GGUF does.
-        self.config = config = replace(index.config, family=told_by_architecture(index.config.family))
-        self.family = FAMILIES[config.family]
+        told = written_as(self.own, self.engine) or told_by_architecture(self.own.name)
+        self.config = config = replace(index.config, family=told)
+        self.family = FAMILIES[told]
         self.row = self.family.engines.get(self.engine)
         self.tensors: dict[str, Tensor] = {}
         self.quantised_as: dict[str, DType] = {}
@@ -76,7 +82,8 @@ class BumpPlanner(Planner):
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """The plan; with reasons to refuse, or with ``only_reasons``, without steps."""
-        self._select(look=not only_reasons)
+        self.looks = not only_reasons
+        self._select(look=self.looks)
         self._check_model()
         # What follows is work for every layer that the header claims, whatever the size of the file.
         bare = self.config.num_layers - len({parse(name).layer for name in self.tensors} - {None})
@@ -112,6 +119,15 @@ class BumpPlanner(Planner):
     @abstractmethod
     def refused_type(self, source: DType, slot: Slot) -> str:
         """Why the engine has no correct kernel for blocks of this type in a slot; empty if it has one."""
+
+    def keeps(self, source: DType) -> bool:
+        """The engine computes matrices of these floats as they are."""
+        return source is F32
+
+    def elsewhere(self, why: str) -> str:
+        """The hint that another age of the engine does what is refused for this reason."""
+        del why
+        return ""
 
     def _check_types(self, types: Mapping[str, DType]) -> None:
         """Reasons and notes that follow from the types of several slots together."""
@@ -236,6 +252,12 @@ class BumpPlanner(Planner):
             self.refuse(f"the context length is {g.context:,}, a header holds {_MOST_POSITIONS:,}", _FEWER_POSITIONS)
         elif c.context_length and g.context > c.context_length:
             self.notes.append(f"context {g.context:,} is longer than the source's {c.context_length:,}")
+
+    def matrices(self, types: Mapping[str, DType]) -> dict[str, DType]:
+        """Slot -> type, of those whose type the model decides."""
+        slots = slots_of(self.table, self.config.num_layers)
+        names = [with_layer(slot.name, n) for slot, n in slots if slot.parts and not slot.fp32]
+        return {name: types[name] for name in names}
 
     def _slides(self) -> bool:
         """The engine knows this family's sliding window."""

@@ -11,9 +11,10 @@ from functools import partial
 
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.tensors import TensorIndex
-from ckconv.formats.bump.engines import GENERATED, computed_by
+from ckconv.formats.bump.ages import LOADED_BY_V3, age_of, numbering, right_of_bump3, said
+from ckconv.formats.bump.engines import GENERATED, K_QUANTS, computed_by
 from ckconv.formats.bump.plan import BumpPlanner
-from ckconv.formats.bump.slots import LOADED_BY_V3, SLOTS_V3, Slot
+from ckconv.formats.bump.slots import SLOTS_V3, Slot
 from ckconv.formats.bump.spec import ALIGN_ELEMENTS, HEADER_BYTES
 from ckconv.formats.bump.write3 import Bump3, container
 from ckconv.options import Options
@@ -38,12 +39,17 @@ class Bump3Planner(BumpPlanner):
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
-        self.numbering = options.dtype_codes
+        self.numbering = numbering(options)
 
     def _check_engine(self) -> None:
         c = self.config
         if self.options.template:
             self.refuse("bump 3 has no place for an engine template")
+        age = age_of(self.options)
+        if self.options.engine and self.version not in age.versions:
+            self.refuse(f"the engine of {age.title} loads no bump 3", f"--bump-version {age.versions[0]}")
+        elif self.options.engine and self.numbering != age.codes:
+            self.refuse(f"the engine of {age.title} numbers K-quants otherwise", f"--dtype-codes {age.codes}")
         if self.row is None:
             self.refuse(self.unknown_to_us(GENERATED))
         elif self.row.absent:
@@ -66,6 +72,9 @@ class Bump3Planner(BumpPlanner):
 
     def refused_type(self, source: DType, slot: Slot) -> str:
         """See :meth:`BumpPlanner.refused_type`."""
+        age = age_of(self.options)
+        if self.options.engine and source.name in LOADED_BY_V3 and source.name not in age.older:
+            return f"the engine of {age.title} has no correct kernel for {source} matrices"
         ok = source.name in LOADED_BY_V3
         return "" if ok else f"the engine loads F32, Q4_K and Q6_K matrices, not {source}"
 
@@ -101,6 +110,9 @@ class Bump3Planner(BumpPlanner):
 
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
         steps = self.steps(types, interleaved=interleaved)
+        kinds = {dtype.name for dtype in self.matrices(types).values()}
+        right = () if interleaved else right_of_bump3(kinds, self.numbering)
+        self.notes += [said(right)] if right and not K_QUANTS & kinds else []
         layout = "interleaved" if interleaved else "split"
         return Plan(
             self.index,
@@ -112,5 +124,6 @@ class Bump3Planner(BumpPlanner):
             notes=tuple(self.notes),
             rope_layout=layout,
             errors=self.quantised.errors if self.options.quantize else None,
+            engines=right,
             contents=partial(container, Bump3(self.config, self.geometry, self.codes(types), layout)),
         )

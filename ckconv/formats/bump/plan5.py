@@ -7,22 +7,29 @@ is taken; which types are computed rightly was measured, not promised.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ckconv.core.dtypes import F32, DType
+from ckconv.core.names import with_layer
 from ckconv.core.tensors import TensorIndex
+from ckconv.families.ages import Age
 from ckconv.families.catalogue import families_of_engine
+from ckconv.families.parameters import scope_of
 from ckconv.families.presence import used
+from ckconv.formats.bump import ages
 from ckconv.formats.bump.engines import FOR_V7_AND_V8, TEMPLATED
+from ckconv.formats.bump.placement import slots_of
 from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.formats.bump.sliding import engine_reasons
-from ckconv.formats.bump.slots import LOADED_BY_V5, LOADED_BY_V5_IN_LAYERS, SLOTS_V5, Slot, with_optional
+from ckconv.formats.bump.slots import SLOTS_V5, Slot, with_optional
 from ckconv.formats.bump.spec import EXTENDED_HEADER_BYTES
+from ckconv.formats.bump.template import merged, read_template, template_interleaves
 from ckconv.formats.bump.write5 import Bump5, container
 from ckconv.options import Options
 from ckconv.plan.planner import HEAD
-from ckconv.plan.probe import SourceFacts
+from ckconv.plan.probe import SourceFacts, zeros
 from ckconv.plan.steps import Plan
 
 
@@ -37,6 +44,9 @@ class Bump5Planner(BumpPlanner):
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
+        self.age = ages.age_of(options)
+        self._made: ages.Made | None = None
+        self._elsewhere: dict[str, str] = {}
         # An entry that no operation of the engine's template uses is a fault there, and so is one that is missing.
         self.present = set(used(self.family, TEMPLATED))
         head = index.tensors.get(HEAD)
@@ -45,30 +55,78 @@ class Bump5Planner(BumpPlanner):
         self.table = with_optional(SLOTS_V5, self.present)
         self._template: dict[str, Any] | None = None
         if options.template is not None:
-            from ckconv.formats.bump.template import read_template
-
             self._template = read_template(options.template, self.family.gguf)
 
     def _check_engine(self) -> None:
-        if self.row is None:
+        version = self.version
+        if version not in self.age.versions:
+            self.refuse(
+                f"the engine of {self.age.title} loads no bump {version}", f"--bump-version {self.age.versions[0]}"
+            )
+        elif self.own_row is not None and self.own_row.why:
+            self.refuse(f"the engine computes {self.own.name} wrong: {self.own_row.why}")
+        elif self.row is None:
             self.refuse(self.unknown_to_us(TEMPLATED))
-        elif self.row.absent:
+        elif self.row.absent or (self.own_row is not None and self.own_row.absent):
             known = ", ".join(family.name for family in families_of_engine(TEMPLATED))
-            self.refuse(f"the engine has no template for {self.config.family} (ckconv knows those of {known})")
+            self.refuse(f"the engine has no template for {self.own.name} (ckconv knows those of {known})")
+        elif why := ages.no_circuit(self.age, self.family.gguf):
+            self.refuse(why, ages.elsewhere(self.age, lambda age: ages.no_circuit(age, self.family.gguf)))
         elif self.row.slides:
             self.reasons += engine_reasons(self.config, self.geometry.context)
+        self.reasons += ages.conditions(self.age, self._to_judge({}))
+
+    def _to_judge(self, types: Mapping[str, DType]) -> ages.Made:
+        scope = {**scope_of(self.own, replace(self.config, family=self.own.name)), "context": self.geometry.context}
+        right_if = self.own_row.right_if if self.own_row else ()
+        return ages.Made(self.version, self.family.gguf, scope, right_if, types, frozenset(), "")
 
     def _slides(self) -> bool:
         return self.row is not None and self.row.slides
 
+    def keeps(self, source: DType) -> bool:
+        """See :meth:`BumpPlanner.keeps`."""
+        return self.age.keeps(source.name)
+
+    def elsewhere(self, why: str) -> str:
+        """See :meth:`BumpPlanner.elsewhere`."""
+        return self._elsewhere.get(why, "")
+
     def refused_type(self, source: DType, slot: Slot) -> str:
         """See :meth:`BumpPlanner.refused_type`."""
-        in_layer = "{n}" in slot.name
-        if source.name in LOADED_BY_V5 or (in_layer and source.name in LOADED_BY_V5_IN_LAYERS):
+
+        def wrong(age: Age) -> bool:
+            return ages.no_kernel(age, source.name, in_layer="{n}" in slot.name)
+
+        if not wrong(self.age):
             return ""
-        if source.name in LOADED_BY_V5_IN_LAYERS:
-            return f"the engine has no correct kernel for a {source} {slot.name}"
-        return f"the engine has no correct kernel for {source} matrices"
+        hint = ages.elsewhere(self.age, wrong)
+        who = f"the engine of {self.age.title}" if hint else "the engine"
+        what = f"a {source} {slot.name}" if source.name in self.age.layers else f"{source} matrices"
+        why = f"{who} has no correct kernel for {what}"
+        self._elsewhere[why] = hint
+        return why
+
+    def _check_types(self, types: Mapping[str, DType]) -> None:
+        matrices = self.matrices(types)
+        layout = "split" if self._rotates_pairs() and not self._interleaved() else ""
+        made = self._to_judge(matrices)._replace(biased=self._biased(), rope_layout=layout)
+        made = made._replace(template=merged(ages.needed_template(made), self._template or {}))
+        for why in ages.later_faults(self.age, made):
+            self.refuse(why, ages.elsewhere(self.age, lambda age: [*ages.later_faults(age, made)]))
+        self._made = made
+
+    def _biased(self) -> frozenset[str]:
+        """Slots of biases that are not all zeros."""
+        slots = {
+            with_layer(part.canonical, n): with_layer(slot.name, n)
+            for slot, n in slots_of(self.table, self.config.num_layers)
+            for part in slot.parts
+            if slot.zero_if_absent
+        }
+        there = [tensor for name, tensor in self.tensors.items() if name in slots]
+        empty = zeros(self.index, there) if self.looks else frozenset[str]()
+        return frozenset(slots[tensor.name] for tensor in there if tensor.name not in empty)
 
     def _check_rows(self, *, interleaved: bool) -> None:
         """A configuration can only say ``split`` against its template (``_resolve_rope_qk_kernel`` of v7 and v8)."""
@@ -77,18 +135,13 @@ class Bump5Planner(BumpPlanner):
                 f"Q and K rows would be interleaved, the template for {self.family.gguf} rotates split rows",
                 "--rope-layout engine stores split rows, --template FILE may rotate interleaved ones",
             )
-        elif not interleaved and self._rotates_pairs():
-            self.notes.append(
-                "Q and K rows are split: April's v7 and v8 go by rope_layout in the configuration, July's v8 only by a "
-                "--template whose rope_qk kernel rotates split rows"
-            )
 
     def _rotates_pairs(self) -> bool:
+        if self.own_row is not None and self.own_row.neighbours:
+            return False  # rows of neighbours everywhere: none is moved
         default = self.row is not None and self.row.interleaved
         if self._template is None:
             return default
-        from ckconv.formats.bump.template import template_interleaves
-
         return template_interleaves(self._template, default)
 
     def _finish(self, types: Mapping[str, DType], interleaved: bool) -> Plan:
@@ -101,17 +154,23 @@ class Bump5Planner(BumpPlanner):
         table = with_optional(SLOTS_V5, self.present | content.keys())
         steps = tuple(self.steps(types, interleaved=interleaved, table=table, content=content))
         self._note(content, types[HEAD if HEAD in self.present else "token_emb"])
+        assert self._made is not None
+        right = ages.right(self._made)
+        self.notes.append(ages.said(right))
         facts = documents.Facts(
             config=self.config,
             geometry=self.geometry,
             steps=steps,
             tied=HEAD not in self.present,
-            own_rope_layout="split" if self._rotates_pairs() and not interleaved else "",
+            own_rope_layout=self._made.rope_layout,
+            engines=right,
+            of=self.own.name if self.own is not self.family else "",
             num_merges=len(content.get("vocab_merges", b"")) // MERGE_BYTES,
             total_vocab_bytes=len(content.get("vocab_strings", b"")),
             special_tokens=special_tokens_of(self.index),
             texts=texts_of(self.index),
             template=self._template,
+            fragment=ages.needed_template(self._made),
             created=self.options.created,
         )
         manifest = documents.manifest(facts)
@@ -126,6 +185,7 @@ class Bump5Planner(BumpPlanner):
             notes=tuple(self.notes),
             rope_layout="interleaved" if interleaved else "split",
             errors=self.quantised.errors if self.options.quantize else None,
+            engines=right,
             contents=partial(
                 container,
                 Bump5(

@@ -10,6 +10,7 @@ from ckconv.core.config import MAX_LAYERS
 from ckconv.core.dtypes import BUMP_CODES
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, listed, quoted
+from ckconv.formats.bump.ages import right_of_bump3
 from ckconv.formats.bump.config import CONFIG_NAME, model_config, without_config
 from ckconv.formats.bump.engines import computed_by
 from ckconv.formats.bump.placement import Geometry, Placed, geometry, place
@@ -87,6 +88,8 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
     numbering, placed = _resolve_codes(path, codes, g, size, interleaved=layout == "interleaved")
     who = computed_by([item.dtype.name for item in placed], numbering)
     note = {"note": who} if who else {}
+    kinds = {item.dtype.name for item in placed if item.slot.parts and not item.slot.fp32}
+    right = () if layout == "interleaved" else right_of_bump3(kinds, numbering)
     return TensorIndex(
         format="bump",
         version=3,
@@ -98,7 +101,7 @@ def index_bump3(path: Path, file: Bump3File, config: Mapping[str, Any] | None) -
         tensors={p.canonical: tensor_of(path, p) for p in placed},
         canonical_of={p.canonical: (p.canonical,) for p in placed},
         metadata=config,
-        facts={**facts, "dtype_codes": numbering, "rope_layout": layout, **note},
+        facts={**facts, "dtype_codes": numbering, "rope_layout": layout, "engines": ", ".join(right) or None, **note},
         checksums=checksums,
     )
 

@@ -10,8 +10,17 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, quoted
-from ckconv.families.catalogue import FAMILIES, family_of_model_type, family_without_name
+from ckconv.families.ages import ages
+from ckconv.families.catalogue import (
+    FAMILIES,
+    family_of_model_type,
+    family_without_name,
+    told_by_architecture,
+    written_as,
+)
 from ckconv.families.presence import used
+from ckconv.families.schema import Family
+from ckconv.formats.bump.ages import FAMILY_KEY, KEY
 from ckconv.formats.bump.config import CONFIG_NAME, model_config, without_config
 from ckconv.formats.bump.engines import FOR_V7_AND_V8, TEMPLATED
 from ckconv.formats.bump.flavours import D, Flavour
@@ -50,8 +59,11 @@ def index_bump5(
     if manifest is not None:
         checked = checked_manifest(manifest, path, start=file.start, end=file.end)
     merged = _merged(path, config, file.metadata, checked)
+    own = _own_config(file.metadata, checked)
     family = _family(merged)
-    resolved = resolve(path, source, file, checked, used(FAMILIES[family], TEMPLATED) if family else frozenset())
+    if _written_as(own.get(FAMILY_KEY), family):
+        family = merged["model_type"] = own[FAMILY_KEY]
+    resolved = resolve(path, source, file, checked, used(_row_family(family), TEMPLATED) if family else frozenset())
     merged.setdefault("model_type", family or family_without_name(TEMPLATED, resolved.present))
     model = model_config(path, merged, _header_fields(file.header))
     embedded = _template(file.metadata, checked)
@@ -66,6 +78,7 @@ def index_bump5(
         "layout": f"{file.version}-{resolved.flavour.name}",
         "dtype_codes": resolved.numbering,
         "rope_layout": "interleaved" if interleaved else "split",
+        "engines": _engines(own.get(KEY)),
         "tokenizer": tuple(stored_of(path, p) for p in placed if not p.canonical) or None,
     }
     if file.version == 4 and resolved.flavour is D:
@@ -132,6 +145,33 @@ def _family(config: Mapping[str, Any]) -> str:
     return found.name if found else ""
 
 
+def _own_config(metadata: Metadata | None, manifest: Manifest | None) -> Mapping[str, Any]:
+    """What the documents of the file itself say, the engine's keys and ckconv's."""
+    for document in (metadata.document if metadata else {}, manifest.document if manifest else {}):
+        config = document.get("config")
+        if isinstance(config, dict):
+            return config
+    return {}
+
+
+def _written_as(own: object, family: str) -> bool:
+    """A model of the family ``own`` is written as one of ``family``."""
+    if not isinstance(own, str) or own not in FAMILIES or not family:
+        return False
+    return family == (written_as(FAMILIES[own], TEMPLATED) or told_by_architecture(own))
+
+
+def _row_family(name: str) -> Family:
+    """The family whose row says how a file of this one is laid out."""
+    return FAMILIES[written_as(FAMILIES[name], TEMPLATED) or told_by_architecture(name)]
+
+
+def _engines(found: object) -> str | None:
+    """The ages that the file says it is for."""
+    named = [name for name in found if name in ages()] if isinstance(found, list) else []
+    return ", ".join(named) or None
+
+
 def _header_fields(h: HeaderV4) -> dict[str, int]:
     fields = ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "vocab_size", "context_length")
     return {field: getattr(h, field) for field in (*fields, "head_dim")}
@@ -151,8 +191,11 @@ def _interleaved(
 ) -> bool:
     """How Q and K rows are stored: as the configuration says, else as the template rotates them, else as written."""
     word = config.get("rope_layout")
+    row = FAMILIES[model.family].engines.get(TEMPLATED)
+    if row is not None and row.neighbours:
+        return False
     if word is None:
-        row = FAMILIES[model.family].engines.get(TEMPLATED)
+        row = _row_family(model.family).engines.get(TEMPLATED)
         return template_interleaves(template, flavour.interleaved and row is not None and row.interleaved)
     if not isinstance(word, str) or word not in ROPE_WORDS:
         raise InputError("model.config", f"rope_layout is {quoted(str(word))}, split or pairwise expected", path=path)

@@ -138,14 +138,6 @@ SLOTS_E: SlotTable = (
     (_FINAL, _LM_HEAD),
 )
 
-#: Matrix types that the version 3 loader accepts (``load_weight_dtypes``): the rest makes its init fail with -6.
-LOADED_BY_V3 = ("F32", "Q4_K", "Q6_K")
-
-#: Types that the version 5 engine was seen to compute rightly: anywhere, and in matrices of the layers only.
-LOADED_BY_V5 = ("F32", "Q8_0", "Q4_K", "Q6_K")
-LOADED_BY_V5_IN_LAYERS = ("Q5_0", "Q5_1", "Q5_K")
-LOADED_BY_V5_ANYWHERE = (*LOADED_BY_V5, *LOADED_BY_V5_IN_LAYERS)
-
 #: Block types that have a number in a dtype table.
 BLOCKS = tuple(dtype.name for dtype in DTYPES.values() if dtype.kind is Kind.BLOCK and dtype.bump_v4 is not None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,28 @@ def read_template(path: Path, architecture: str) -> dict[str, Any]:
     if not file.is_file():
         raise InputError("template.missing", f"there is no {file.name} in it", path=path)
     return read_object(file, _DOCUMENT)
+
+
+def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """``other`` over ``one``, objects key by key, as the engine's builder merges."""
+    made = dict(one)
+    for key, value in other.items():
+        both = isinstance(value, dict) and isinstance(made.get(key), dict)
+        made[key] = merged(made[key], value) if both else value
+    return made
+
+
+def lacks(template: Mapping[str, Any], fragment: Mapping[str, Any]) -> str:
+    """The first key of ``fragment`` that ``template`` has not or otherwise, in words; empty where there is none."""
+    for key, value in fragment.items():
+        found = template.get(key)
+        if isinstance(value, dict):
+            inner = lacks(found if isinstance(found, dict) else {}, value)
+            if inner:
+                return f"{key}.{inner}"
+        elif found != value:
+            return f"{key} is {found!r}, and the file needs {value!r}"
+    return ""
 
 
 def template_interleaves(template: dict[str, Any], default: bool) -> bool:

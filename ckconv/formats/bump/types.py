@@ -47,6 +47,8 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
             elif tensor.dtype.block > 1 and not planner.decoded(tensor):
                 kept.add(tensor.source)
             chosen.append(dtype)
+        if len(set(chosen)) > 1 and planner.options.dtype == "engine" and set(chosen) <= WIDENS_TO_F32:
+            chosen = [F32] * len(chosen)  # floats of several types in one slot
         types[name] = chosen[0] if chosen else F32
         if len(set(chosen)) > 1:
             mixed.setdefault(f"gate and up share one type in {slot.name}", []).append(here)
@@ -72,9 +74,8 @@ def _refuse_blocks(
     blocks = [tensor.source for tensor in matrices if tensor.dtype.block > 1 and not planner.decoded(tensor)]
     decodes = blocks and planner.options.dtype != "keep"
     more = (count or len(tensors)) - 1
-    planner.refuse(
-        f"{why}: {first}" + (f" and {more} more" if more else ""), decoding_hint(blocks, kept) if decodes else ""
-    )
+    hints = [decoding_hint(blocks, kept) if decodes else "", planner.elsewhere(why)]
+    planner.refuse(f"{why}: {first}" + (f" and {more} more" if more else ""), "; ".join(filter(None, hints)))
 
 
 def _type(planner: BumpPlanner, tensor: Tensor, slot: Slot) -> tuple[DType, str]:
@@ -90,7 +91,8 @@ def _type(planner: BumpPlanner, tensor: Tensor, slot: Slot) -> tuple[DType, str]
         return source, "" if known else f"{source} has no code in the dtype table"
     if source.block > 1:
         return source, planner.refused_type(source, slot)
-    target = F32 if asked == "engine" else DTYPES[asked.upper()]
+    kept = source if planner.keeps(source) else F32
+    target = kept if asked == "engine" else DTYPES[asked.upper()]
     if not convertible(source, target):
         return source, f"{source} cannot become {target} exactly"
     return target, ""

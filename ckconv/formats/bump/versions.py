@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ckconv.core.tensors import TensorIndex
+from ckconv.formats.bump.ages import age_of, numbering
 from ckconv.formats.bump.engines import computed_by
 from ckconv.options import Options
 from ckconv.plan.steps import Plan, Reason
@@ -24,9 +25,10 @@ class PlanOf(Protocol):
 
 def choose(index: TensorIndex, options: Options, plan_of: PlanOf) -> Plan:
     """The plan of the version that is asked for, or of the first that holds the model."""
-    if options.bump_version:
-        plan = plan_of(options.bump_version)
-        if plan.refusals and options.bump_version == 3 and not plan_of(5, only_reasons=True).refusals:
+    version = options.bump_version or (age_of(options).versions[0] if options.engine else 0)
+    if version:
+        plan = plan_of(version)
+        if plan.refusals and version == 3 and not options.engine and not plan_of(5, only_reasons=True).refusals:
             return replace(plan, alternative="--bump-version 5 holds it")
         return plan
     plans: list[Plan] = []
@@ -40,7 +42,7 @@ def choose(index: TensorIndex, options: Options, plan_of: PlanOf) -> Plan:
 
 def _unless_k_quants(plan: Plan) -> Plan:
     """A bump 3 file with K-quants, which at most one snapshot of the engine computes, has to be asked for."""
-    who = computed_by([step.target.dtype.name for step in plan.steps], plan.options.dtype_codes)
+    who = computed_by([step.target.dtype.name for step in plan.steps], numbering(plan.options))
     if plan.version != 3 or not who:
         return plan
     return replace(plan, files=(), refusals=(Reason(who, "--bump-version 3 writes it all the same"),))

@@ -1,0 +1,160 @@
+"""The ages of C-Kernel-Engine: which files each computes right, one TOML file of facts an age.
+
+An age has its versions of bump files, the first of which is written for it; of bump 3 the types and their numbers; of
+bump 5 the types by place, the templates it computes right and on which conditions, and the fragments of a template
+that a file needs to be computed right. Every fact was measured: logits of the engine against transformers.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckconv.core.dtypes import DTYPES
+from ckconv.families.engine_rows import Condition, condition
+from ckconv.families.expressions import Expression
+from ckconv.families.fields import Fields, listed, texts
+
+#: The age whose rules hold where none is asked for.
+DEFAULT = "april"
+
+_FOLDER = Path(__file__).parent / "engine_ages"
+
+
+class Fragment(NamedTuple):
+    """A part of a template that a file needs.
+
+    Attributes:
+        needed: whether it does, of ``rope_layout`` (the configuration's, empty where it says none) and the types of
+            every matrix (``attn_qkv``: a sorted list of the manifest's words).
+        template: what is merged over the engine's own.
+        others: what does as well, where a user's template has it.
+    """
+
+    needed: Expression
+    template: Mapping[str, Any]
+    others: tuple[Mapping[str, Any], ...]
+
+
+class Circuit(NamedTuple):
+    """A template of the engine, and what its age computes right of it.
+
+    Attributes:
+        wrong: why no file is right; empty where some are.
+        right_if: what must hold of the model.
+        floats: why no matrix of a layer may be one of floats; empty where they may.
+        fragments: those that only its files need.
+    """
+
+    wrong: str
+    right_if: tuple[Condition, ...]
+    floats: str
+    fragments: tuple[Fragment, ...]
+
+
+class Age(NamedTuple):
+    """An age.
+
+    Attributes:
+        name: as ``--engine`` has it.
+        title: as a sentence has it.
+        month: of its snapshot; ages are listed by it.
+        versions: of the bump files that it loads, the one that is written first.
+        run: families whose models were run in it; others are entry for entry those of their template's family.
+        codes: numbering of a bump 3 dtype table, ``v3`` or ``v4``; empty where it loads no bump 3.
+        older: types of matrices of bump 3.
+        anywhere: types of bump 5 that are right in every matrix.
+        layers: types that are right in the layers only.
+        added_twice: matrix -> its bias: with a matrix of floats and a bias that is not zero it is wrong.
+        fragments: those that files of every template may need.
+    """
+
+    name: str
+    title: str
+    month: str
+    versions: tuple[int, ...]
+    run: tuple[str, ...]
+    codes: str
+    older: tuple[str, ...]
+    anywhere: tuple[str, ...]
+    layers: tuple[str, ...]
+    added_twice: Mapping[str, str]
+    circuits: Mapping[str, Circuit]
+    fragments: tuple[Fragment, ...]
+
+    def keeps(self, dtype: str) -> bool:
+        """Floats of this type are stored as they are, and not widened."""
+        return dtype in self.anywhere
+
+
+@cache
+def ages() -> Mapping[str, Age]:
+    """Every age by name, the oldest first.
+
+    Raises:
+        InputError: ``family.file``, with the key at fault.
+    """
+    found = [_Reader(path).age() for path in _FOLDER.glob("*.toml")]
+    return {age.name: age for age in sorted(found, key=lambda age: age.month)}
+
+
+def of_blocks() -> tuple[str, ...]:
+    """Types that some age computes in some place of a bump 5 file."""
+    return tuple(dict.fromkeys(name for age in ages().values() for name in (*age.anywhere, *age.layers)))
+
+
+class _Reader(Fields):
+    """Strict: a field or type that there is not is an error."""
+
+    def age(self) -> Age:
+        table = tomllib.loads(self.path.read_text())
+        self.where = "the file"
+        row = self.fields(table, frozenset({"title", "month", "versions", "run", "bump3", "bump5"}))
+        older = self._part(table, "bump3", frozenset({"codes", "types"}))
+        newer = self._part(table, "bump5", frozenset({"anywhere", "layers", "added_twice", "templates", "fragments"}))
+        return Age(
+            self.path.stem,
+            str(row["title"]),
+            str(row["month"]),
+            tuple(row["versions"]),
+            texts(row.get("run")),
+            self.word(older, "codes", {"": "", "v3": "v3", "v4": "v4"}, ""),
+            self._types(older, "types"),
+            self._types(newer, "anywhere"),
+            self._types(newer, "layers"),
+            dict(newer.get("added_twice", {})),
+            {name: self._circuit(name, item) for name, item in newer.get("templates", {}).items()},
+            tuple(self._fragments(newer)),
+        )
+
+    def _part(self, table: Mapping[str, Any], name: str, known: frozenset[str]) -> Mapping[str, Any]:
+        self.where = name
+        return self.fields(table.get(name, {}), known)
+
+    def _types(self, row: Mapping[str, Any], field: str) -> tuple[str, ...]:
+        names = texts(row.get(field))
+        for name in names:
+            if name not in DTYPES:
+                raise self.fault(f"{field}: there is no type {name!r}")
+        return names
+
+    def _circuit(self, name: str, item: object) -> Circuit:
+        self.where = f"bump5.templates.{name}"
+        row = self.fields(item, frozenset({"wrong", "right_if", "floats", "fragments"}))
+        return Circuit(
+            str(row.get("wrong", "")),
+            tuple(condition(self, one) for one in listed(row.get("right_if", []))),
+            str(row.get("floats", "")),
+            tuple(self._fragments(row)),
+        )
+
+    def _fragments(self, row: Mapping[str, Any]) -> Iterator[Fragment]:
+        for item in row.get("fragments", []):
+            fields = self.fields(item, frozenset({"if", "template", "or"}))
+            needed = self.expression(fields.get("if", True))
+            if needed is None or not isinstance(fields.get("template"), dict):
+                raise self.fault("a fragment without a template")
+            yield Fragment(needed, fields["template"], tuple(fields.get("or", [])))

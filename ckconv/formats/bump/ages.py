@@ -1,0 +1,190 @@
+"""Which ages of the engine compute a bump file right, and why one does not. Facts: ``families/engine_ages``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32, DType
+from ckconv.core.names import parse
+from ckconv.families.ages import DEFAULT, Age, Fragment, ages, of_blocks
+from ckconv.families.engine_rows import Condition
+from ckconv.formats.bump.slots import TYPE_WORDS
+from ckconv.formats.bump.template import lacks, merged
+from ckconv.options import Options
+from ckconv.plan.steps import Reason
+
+#: Matrix types that a bump 3 loader accepts (``load_weight_dtypes``): the rest makes its init fail with -6.
+LOADED_BY_V3 = tuple(dict.fromkeys(name for age in ages().values() for name in age.older))
+
+#: Types that the engine of some age computes in a bump 5 file.
+COMPUTED = of_blocks()
+
+#: Key of the manifest's configuration under which it says for which ages it is.
+KEY = "ckconv_engines"
+
+#: Key under which it says of which family a model is that is written as another's.
+FAMILY_KEY = "ckconv_family"
+
+
+def age_of(options: Options) -> Age:
+    """The age whose rules hold."""
+    return ages()[options.engine or DEFAULT]
+
+
+def numbering(options: Options) -> str:
+    """Of a bump 3 dtype table."""
+    return options.dtype_codes or (age_of(options).codes if options.engine else "") or "v3"
+
+
+class Made(NamedTuple):
+    """What the engine gets to see of a model.
+
+    Attributes:
+        version: of the file.
+        circuit: name of the engine's template.
+        scope: parameters of the model, for conditions.
+        right_if: those of its family.
+        types: slot -> type of every matrix.
+        biased: slots of biases that are not all zeros.
+        rope_layout: what the configuration says of it, empty for nothing.
+        template: what the manifest's template says, fragments merged in.
+    """
+
+    version: int
+    circuit: str
+    scope: Mapping[str, Any]
+    right_if: tuple[Condition, ...]
+    types: Mapping[str, DType]
+    biased: frozenset[str]
+    rope_layout: str
+    template: Mapping[str, Any] = {}
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """What a fragment's condition is about."""
+        words: dict[str, set[str]] = {}
+        for slot, dtype in self.types.items():
+            words.setdefault(slot.rpartition(".")[2], set()).add(TYPE_WORDS.get(dtype.name, ""))
+        return {**{slot: sorted(found) for slot, found in words.items()}, "rope_layout": self.rope_layout}
+
+
+def elsewhere(age: Age, fault: Callable[[Age], object]) -> str:
+    """The hint that an engine of another age has no such fault; empty where they all have."""
+    right = [f"--engine {other.name}" for other in ages().values() if other is not age and 5 in other.versions]
+    right = [flag for flag in right if not fault(ages()[flag.rpartition(" ")[2]])]
+    return f"{' and '.join(right)} {'computes' if len(right) == 1 else 'compute'} it" if right else ""
+
+
+def no_circuit(age: Age, name: str) -> str:
+    """Why no file with this template is right; empty where some are."""
+    circuit = age.circuits.get(name)
+    if circuit is None:
+        return f"the engine of {age.title} has no template for {name}"
+    return f"the engine of {age.title} computes {name} wrong: {circuit.wrong}" if circuit.wrong else ""
+
+
+def no_kernel(age: Age, dtype: str, *, in_layer: bool) -> bool:
+    """A matrix of this type is not computed right."""
+    return dtype not in age.anywhere and not (in_layer and dtype in age.layers)
+
+
+def conditions(age: Age, made: Made) -> Iterator[Reason]:
+    """What does not hold of the model that has to, for its template to compute it."""
+    circuit = age.circuits.get(made.circuit)
+    for condition in (*made.right_if, *(circuit.right_if if circuit else ())):
+        if not condition.expression.value(made.scope):
+            yield Reason(condition.said(made.scope) or f"the engine needs {condition.expression}", condition.hint)
+
+
+def _float_faults(age: Age, made: Made) -> Iterator[str]:
+    """Matrices of floats that are computed wrong for another reason than their type."""
+    floats = [slot for slot, dtype in made.types.items() if dtype.block == 1]
+    circuit = age.circuits.get(made.circuit)
+    in_layers = [slot for slot in floats if parse(slot).layer is not None]
+    if circuit is not None and circuit.floats and in_layers:
+        what = f"{made.circuit} wrong with floats like {in_layers[0]}"
+        yield f"the engine of {age.title} computes {what}: {circuit.floats}"
+    doubled = [bias for slot in floats if (bias := _bias(age, slot)) in made.biased]
+    if doubled:
+        more = f" and {len(doubled) - 1} more" if len(doubled) > 1 else ""
+        yield f"the engine of {age.title} adds a bias beside a float matrix twice: {doubled[0]}{more}"
+
+
+def _bias(age: Age, slot: str) -> str:
+    """The slot of the bias that is added twice beside floats; empty for none."""
+    layer, dot, matrix = slot.rpartition(".")
+    return f"{layer}{dot}{age.added_twice[matrix]}" if matrix in age.added_twice else ""
+
+
+def _fragments(age: Age, made: Made) -> Iterator[Fragment]:
+    circuit = age.circuits.get(made.circuit)
+    for fragment in (*age.fragments, *(circuit.fragments if circuit else ())):
+        if fragment.needed.value(made.words):
+            yield fragment
+
+
+def needed_template(made: Made) -> dict[str, Any]:
+    """What the manifest's template has to say; what another age needs besides changes nothing for one that does not."""
+    template: dict[str, Any] = {}
+    for age in ages().values():
+        for fragment in _fragments(age, made):
+            template = merged(template, fragment.template)
+    return template
+
+
+def _template_faults(age: Age, made: Made) -> Iterator[str]:
+    """What the manifest's template says otherwise than the file needs."""
+    for fragment in _fragments(age, made):
+        if all(lacks(made.template, one) for one in (fragment.template, *fragment.others)):
+            yield f"the template's {lacks(made.template, fragment.template)}"
+
+
+def later_faults(age: Age, made: Made) -> Iterator[str]:
+    """What is known once every slot has its type."""
+    yield from _float_faults(age, made)
+    yield from _template_faults(age, made)
+
+
+def _faults(age: Age, made: Made) -> Iterator[object]:
+    yield no_circuit(age, made.circuit)
+    yield from conditions(age, made)
+    yield from later_faults(age, made)
+    for slot, dtype in made.types.items():
+        yield no_kernel(age, dtype.name, in_layer=parse(slot).layer is not None)
+
+
+def right(made: Made) -> tuple[str, ...]:
+    """The ages whose engine computes the file right."""
+    return tuple(age.name for age in ages().values() if made.version in age.versions and not any(_faults(age, made)))
+
+
+def right_of_bump3(types: Collection[str], numbers: str) -> tuple[str, ...]:
+    """The same of a bump 3 file with matrices of these types, whose dtype table is numbered so."""
+    floats = set(types) <= {"F32"}
+    return tuple(
+        age.name
+        for age in ages().values()
+        if age.older and set(types) <= set(age.older) and (floats or age.codes == numbers)
+    )
+
+
+def said(names: Collection[str]) -> str:
+    """The note about the ages that compute a file."""
+    titles = [ages()[name].title for name in names]
+    if not titles:
+        return "no engine that is known computes it right"
+    return f"computed right by the engine of {' and of '.join(titles)}"
+
+
+def table_of_types() -> dict[str, dict[str, str]]:
+    """Age -> type -> where its engine computes it, in words: of bump 5, or of bump 3 where that is all it loads."""
+    return {age.name: {dtype.name: _place(age, dtype) for dtype in DTYPES.values()} for age in ages().values()}
+
+
+def _place(age: Age, dtype: DType) -> str:
+    if dtype.name in age.anywhere or (not age.anywhere and dtype.name in age.older):
+        return "computes it"
+    if dtype.name in age.layers:
+        return "in layers"
+    return "widened exactly" if dtype in WIDENS_TO_F32 else ""
