@@ -28,7 +28,7 @@ FLOORS = (
     ("tokenizer", "plan"),
     ("adapters",),
     ("formats/safetensors",),
-    ("formats/gguf", "formats/huggingface", "formats/mlx", "formats/peft", "formats/bump"),
+    ("formats/gguf", "formats/huggingface", "formats/mlx", "formats/peft", "formats/bump", "formats/pytorch"),
     ("formats",),
     ("record",),
     ("engine",),

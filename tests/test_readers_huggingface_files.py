@@ -410,34 +410,33 @@ def test_a_broken_shard_is_named(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("names", "chosen"),
     [
-        ["pytorch_model.bin"],
-        ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin", "pytorch_model.bin.index.json"],
-        ["consolidated.00.pth", "params.json"],
-        ["model.PT"],
-        ["model.ckpt"],
+        (["pytorch_model.bin"], "pytorch_model.bin"),
+        (["consolidated.00.pth", "params.json"], "consolidated.00.pth"),
+        (["model.PT", "optimizer.pt"], "model.PT"),
+        (["model.ckpt", "training_args.bin", "scheduler.pt", "rng_state.pth"], "model.ckpt"),
+        (["pytorch_model.bin", "other.bin"], "pytorch_model.bin"),
     ],
 )
-def test_pickles_are_refused(names: list[str], tmp_path: Path) -> None:
+def test_pickles_are_taken_where_there_is_nothing_else(names: list[str], chosen: str, tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).write_bytes(b"PK\3\4")
     error = fault(tmp_path, exit_code=4)
-    assert error.code == "hf.pickle"
-    assert repr(names[0]) in error.message
-    assert "never unpickles" in error.message
-    assert "save it as safetensors" in error.hint
+    assert (error.code, Path(str(error.path)).name) == ("hf.pickle", chosen)  # without a reader of pickles
+
+
+def test_several_pickles_want_their_index(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"pytorch_model-0000{number}-of-00002.bin").write_bytes(b"PK\3\4")
+    error = fault(tmp_path)
+    assert (error.code, "2 pickle files and no index" in error.message) == ("hf.ambiguous", True)
+    assert "fetch pytorch_model.bin.index.json" in str(error.hint)
 
 
 def test_pickles_beside_safetensors_are_ignored(root: Path) -> None:
     (root / "training_args.bin").write_bytes(b"PK\3\4")
     assert len(read_checkpoint_files(root).tensors) == 6
-
-
-def test_an_index_of_pickles(root: Path) -> None:
-    path = root / "pytorch_model.bin.index.json"
-    path.write_text('{"weight_map": {"a": "x-00001-of-00002.bin", "b": "x-00002-of-00002.bin"}}')
-    assert fault(path, exit_code=4).message == "the index names 2 pickle files; ckconv never unpickles"
 
 
 @pytest.mark.parametrize(

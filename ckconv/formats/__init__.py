@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.formats.mlx.spec import MLX_NAME
 from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PICKLE
-from ckconv.formats.safetensors.spec import ADAPTER_CONFIG
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, PICKLE_SUFFIXES
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
@@ -152,7 +152,7 @@ FORMATS: tuple[Format, ...] = (
         read=Reader(("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "follow_links"})),
         head=re.compile(rb".{8}\{", re.DOTALL),
         suffix=".safetensors",
-        further=(".index.json",),
+        further=(".index.json", *PICKLE_SUFFIXES),
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
         shown=("ckconv.formats.safetensors.content", "shown"),
         takes_along=("ckconv.formats.safetensors.shards", "takes_along"),

@@ -1,4 +1,4 @@
-"""A checkpoint directory, index or file of safetensors, whether transformers or MLX wrote it."""
+"""A checkpoint directory, index or file of safetensors or of torch.save, whether transformers or MLX wrote it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.huggingface.read import index_checkpoint
 from ckconv.formats.mlx.read import is_mlx, mlx_items
+from ckconv.formats.pytorch.read import read_pytorch
 from ckconv.formats.safetensors.files import CheckpointFiles, read_checkpoint_files
 from ckconv.formats.safetensors.read import read_safetensors
-from ckconv.formats.safetensors.spec import MAX_JSON
+from ckconv.formats.safetensors.spec import MAX_JSON, is_pickle
 from ckconv.io.bytesource import ByteSource
 from ckconv.io.json import Document, parse_object
 
@@ -34,14 +35,14 @@ def open_checkpoint(
         follow_links: links out of the directory are followed.
 
     Raises:
-        InputError: ``st.*``, ``index.*``, ``hf.*``, ``mlx.quant`` or ``model.config``.
-        UnsupportedError: ``hf.pickle``.
+        InputError: ``st.*``, ``pt.*``, ``index.*``, ``hf.*``, ``mlx.quant`` or ``model.config``.
+        UnsupportedError: ``hf.pickle``, of a pipe; ``pt.content``.
     """
     if source is not None:
         file = read_safetensors(path, source=source)
         checkpoint = CheckpointFiles(path.parent, None, (file,), file.tensors, None, ())
     else:
-        checkpoint = read_checkpoint_files(path, follow_links=follow_links)
+        checkpoint = read_checkpoint_files(path, follow_links=follow_links, read_pickle=read_pytorch)
     return index_of(path, checkpoint, mlx=mlx)
 
 
@@ -60,9 +61,12 @@ def index_of_headers(path: Path, sources: Sequence[ByteSource], config: ByteSour
     """The index of a checkpoint of which only headers and ``config.json`` are there.
 
     Raises:
-        InputError: ``st.*``, ``mlx.quant`` or ``model.config``.
+        InputError: ``st.*``, ``pt.*``, ``mlx.quant`` or ``model.config``.
     """
-    shards = tuple(read_safetensors(source.path, source=source) for source in sources)
+    shards = tuple(
+        (read_pytorch if is_pickle(source.path.name) else read_safetensors)(source.path, source=source)
+        for source in sources
+    )
     document = parse_object(config.read_at(0, config.size or 0), _CONFIG, config.path) if config else None
     tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
     return index_of(path, CheckpointFiles(path, None, shards, tensors, document, ()))

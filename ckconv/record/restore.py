@@ -20,6 +20,7 @@ from ckconv.errors import InputError, quoted
 from ckconv.formats import format_of
 from ckconv.formats.gguf.spec import ShardName, parse_shard_name
 from ckconv.formats.safetensors.reference import check_opens
+from ckconv.formats.safetensors.spec import is_pickle
 from ckconv.options import Options, asked
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import OutputFile, Plan, Reason, Restored, Step
@@ -66,7 +67,7 @@ def _names(opened: OpenRecord, file_name: str) -> dict[str, str] | None:
     if not file_name:
         return {name: name for name in files}
     if len(files) == 1:
-        return {files[0]: file_name}
+        return {files[0]: file_name} if is_pickle(files[0]) == is_pickle(file_name) else None
     if not format_of(opened.record.format).single:
         return None
     shard = parse_shard_name(file_name)
@@ -109,7 +110,7 @@ class _Restorer:
             refusals=tuple(self.reasons),
             notes=(f"made again from {self.opened.path.name}, byte for byte: {self.record.source}",),
             rope_layout=self._rope_layout(),
-            contents=partial(_container, self.record.format, len(outputs), side_files),
+            contents=partial(_container, self.record.format, list(self.steps), side_files),
             restores=Restored(tuple(self.record.left_out)),
         )
 
@@ -224,7 +225,8 @@ def _bytes_at(extent: Extent, name: str) -> Tensor:
     return Tensor(name, name, DTYPES["U8"], (extent.nbytes,), (extent,), plain(extent.nbytes, 1))
 
 
-def _container(format: str, files: int, side_files: Mapping[str, bytes]) -> Container:
+def _container(format: str, files: Sequence[str], side_files: Mapping[str, bytes]) -> Container:
     """What lies around the tensors: nothing but side files, as headers are steps like everything else."""
-    made = Container(tuple(Frame(b"") for _ in range(files)), side_files=side_files)
-    return made if format_of(format).single else made._replace(check=check_opens)
+    made = Container(tuple(Frame(b"") for _ in files), side_files=side_files)
+    checked = not format_of(format).single and not any(map(is_pickle, files))
+    return made._replace(check=check_opens) if checked else made

@@ -15,6 +15,7 @@ from ckconv.families.naming_schemes import NAMES_KEY, NESTED, OTHER_SCHEMES, sch
 from ckconv.families.words import said, said_of
 from ckconv.formats.huggingface.packed import Found, packed_items
 from ckconv.formats.safetensors.files import CheckpointFiles
+from ckconv.formats.safetensors.spec import is_pickle
 
 #: Stored arrays, ``config.json`` and the path, for errors -> the tensors that they are.
 Group = Callable[[tuple[StoredTensor, ...], Mapping[str, Any], Path], list[Item]]
@@ -99,6 +100,8 @@ def _metadata(checkpoint: CheckpointFiles) -> dict[str, Any]:
 
 def _facts(checkpoint: CheckpointFiles, config: dict[str, Any] | None, quantizer: str) -> dict[str, Any]:
     facts: dict[str, Any] = {"kind": "model", "shards": len(checkpoint.shards)}
+    if any(is_pickle(shard.path.name) for shard in checkpoint.shards):
+        facts["saved_by"] = "torch.save"
     if checkpoint.side_files:
         facts["side_files"] = ", ".join(side.name for side in checkpoint.side_files)
     if quantizer:

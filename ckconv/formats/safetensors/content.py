@@ -10,13 +10,15 @@ from ckconv.core.documents import METADATA
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.formats.safetensors.read import read_safetensors
-from ckconv.formats.safetensors.spec import ADAPTER_CONFIG
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, PICKLE_METADATA, is_pickle
 from ckconv.plan.content import Content, numbered
 
 
 def content(index: TensorIndex, _: Mapping[str, Path]) -> Content:
     """The metadata of the headers, and the files beside them."""
-    keys = _header_keys(read_safetensors(path).metadata for path in index.files)
+    keys = _header_keys(
+        PICKLE_METADATA if is_pickle(path.name) else read_safetensors(path).metadata for path in index.files
+    )
     paths = {path.name: path for path in index.side_files}
     return Content(keys, paths={**paths, **_beside(index)})
 

@@ -1,7 +1,8 @@
 """The files of a Hugging Face or MLX checkpoint: which of them hold the tensors, and what lies beside those.
 
 A checkpoint is one ``model.safetensors``, or shards with a ``model.safetensors.index.json``, with ``config.json``
-and tokenizer files beside them; mlx-lm writes the index for a single file as well. A link is followed only if it
+and tokenizer files beside them; mlx-lm writes the index for a single file as well. Older ones have
+``pytorch_model.bin`` in their place, which another reader describes in the same words. A link is followed only if it
 stays in the directory, or leads into the ``blobs`` of the download cache that the directory is a snapshot of: a
 checkpoint must not be able to pass off any other file of this machine as its own. Whoever made the links himself says
 so (``--follow-links``); what an index names is in the directory all the same.
@@ -11,15 +12,24 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import Faults, InputError, counted, quoted, unreadable
 from ckconv.formats.safetensors.read import SafetensorsFile, pickle_refusal, read_safetensors
-from ckconv.formats.safetensors.shardindex import PICKLES, check_against_shards, read_shard_index
-from ckconv.formats.safetensors.spec import INDEX_NAME, INDEX_SUFFIX, MAX_JSON, SUFFIX, parse_shard_name
+from ckconv.formats.safetensors.shardindex import check_against_shards, read_shard_index
+from ckconv.formats.safetensors.spec import (
+    INDEX_NAME,
+    INDEX_SUFFIX,
+    MAX_JSON,
+    PICKLE_INDEX,
+    SUFFIX,
+    is_pickle,
+    parse_shard_name,
+)
 from ckconv.io.json import Document, read_object
 
 CONFIG_NAME = "config.json"
@@ -46,13 +56,21 @@ _KINDS = (
 )
 
 
+#: What describes a file of pickles as one of safetensors.
+PickleReader = Callable[[Path], SafetensorsFile]
+
+#: Names of pickles that hold weights, by choice; where there are none, any pickle but those of a training's state.
+_WEIGHTS = ("pytorch_model*", "consolidated*", "*")
+_TRAINING = ("training_args*", "optimizer*", "scheduler*", "scaler*", "rng_state*")
+
+
 class CheckpointFiles(NamedTuple):
     """A checkpoint's files, proved to agree with each other.
 
     Attributes:
         root: the directory.
         index_path: the index, ``None`` where a single file needs none.
-        shards: the safetensors files, by name.
+        shards: the files of tensors, by name.
         tensors: the tensors of all shards, in the order of their data.
         config: the parsed ``config.json``, ``None`` where there is none.
         side_files: configuration, tokenizer and documentation files, by name; they are not opened.
@@ -66,18 +84,21 @@ class CheckpointFiles(NamedTuple):
     side_files: tuple[Path, ...]
 
 
-def read_checkpoint_files(path: Path, *, follow_links: bool = False) -> CheckpointFiles:
+def read_checkpoint_files(
+    path: Path, *, follow_links: bool = False, read_pickle: PickleReader | None = None
+) -> CheckpointFiles:
     """Find and validate the files of a checkpoint. Headers are read, no tensor data.
 
     Args:
-        path: a directory, an index file, or one safetensors file (its neighbours count as side files only where
+        path: a directory, an index file, or one file of tensors (its neighbours count as side files only where
             a ``config.json`` shows that they belong together).
         follow_links: links out of the directory are followed.
+        read_pickle: describes a file that torch.save wrote; without it they are refused.
 
     Raises:
         InputError: ``index.json``, ``index.path``, ``index.missing``, ``index.mismatch``, ``hf.no-weights``,
-            ``hf.ambiguous``, ``model.config``, those of ``read_safetensors`` and of ``open_source``.
-        UnsupportedError: ``hf.pickle``, there is nothing but pickles.
+            ``hf.ambiguous``, ``model.config``, those of ``read_safetensors``, ``read_pickle`` and ``open_source``.
+        UnsupportedError: ``hf.pickle``, those of ``read_pickle``.
     """
     path = Path(path)
     if path.is_dir():
@@ -88,9 +109,9 @@ def read_checkpoint_files(path: Path, *, follow_links: bool = False) -> Checkpoi
         index_path, weights = (path, path) if path.name.endswith(INDEX_SUFFIX) else (None, path)
 
     if index_path is None:
-        shards: tuple[SafetensorsFile, ...] = (read_safetensors(weights),)
+        shards: tuple[SafetensorsFile, ...] = (_read(weights, read_pickle),)
     else:
-        shards = _read_shards(root, index_path, names, follow_links)
+        shards = _read_shards(root, index_path, names, follow_links, read_pickle)
     names = names or _names(root)
     config = None
     if CONFIG_NAME in names and regular_file(root, CONFIG_NAME, follow_links=follow_links):
@@ -129,11 +150,18 @@ def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> tuple[Pat
         indexes = [INDEX_NAME]
     weights = [name for name in names if name.endswith(SUFFIX)]
     weights = [name for name in weights if name.startswith("model")] or weights
+    kind = "safetensors files"
+    if not indexes and not weights:
+        kind = "pickle files"
+        indexes = [name for name in names if name == PICKLE_INDEX]
+        weights = _pickles(names)
     found = indexes or weights
     if not found:
-        _refuse_without_weights(root, names)
+        others = [name for name in names if name.endswith(".gguf")]
+        hint = f"name the file instead of the directory: {quoted(others[0])}" if others else None
+        raise InputError("hf.no-weights", "the directory holds no safetensors file and no index", path=root, hint=hint)
     if len(found) > 1:
-        what = "indexes" if indexes else "safetensors files and no index"
+        what = "indexes" if indexes else f"{kind} and no index"
         some = ", ".join([quoted(name) for name in found[:4]] + ["..."] * (len(found) > 4))
         hint = f"fetch {_index_of(found[0])} if they are shards; else name one of them instead of the directory"
         message = f"{len(found):,} {what}: {some}"
@@ -151,21 +179,26 @@ def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> tuple[Pat
 def _index_of(name: str) -> str:
     """The index of the shards of which ``name`` is one (``diffusion_pytorch_model.safetensors.index.json``)."""
     shard = parse_shard_name(name)
-    return f"{shard[0]}{SUFFIX}{INDEX_SUFFIX}" if shard else INDEX_NAME
+    return f"{shard[0]}{Path(name).suffix}{INDEX_SUFFIX}" if shard else INDEX_NAME
 
 
-def _refuse_without_weights(root: Path, names: tuple[str, ...]) -> NoReturn:
-    pickles = [name for name in names if Path(name).suffix.lower() in PICKLES]
-    if pickles:
-        some = ", ".join([quoted(name) for name in pickles[:3]] + ["..."] * (len(pickles) > 3))
-        raise pickle_refusal(root, f"there are only pickle checkpoints ({some})")
-    others = [name for name in names if name.endswith(".gguf")]
-    hint = f"name the file instead of the directory: {quoted(others[0])}" if others else None
-    raise InputError("hf.no-weights", "the directory holds no safetensors file and no index", path=root, hint=hint)
+def _pickles(names: tuple[str, ...]) -> list[str]:
+    """The pickles of a directory that are most likely to hold its weights."""
+    pickles = [name for name in names if is_pickle(name) and not any(fnmatchcase(name, glob) for glob in _TRAINING)]
+    chosen = ([name for name in pickles if fnmatchcase(name, glob)] for glob in _WEIGHTS)
+    return next((some for some in chosen if some), [])
+
+
+def _read(path: Path, read_pickle: PickleReader | None) -> SafetensorsFile:
+    if not is_pickle(path.name):
+        return read_safetensors(path)
+    if read_pickle is None:
+        raise pickle_refusal(path, "is a pickle checkpoint")
+    return read_pickle(path)
 
 
 def _read_shards(
-    root: Path, index_path: Path, names: tuple[str, ...], follow_links: bool
+    root: Path, index_path: Path, names: tuple[str, ...], follow_links: bool, read_pickle: PickleReader | None
 ) -> tuple[SafetensorsFile, ...]:
     """Every shard of an index, checked against it; ``names`` of the directory, to find weights it does not name."""
     index = read_shard_index(index_path)
@@ -178,7 +211,7 @@ def _read_shards(
             faults.add("index.missing", message, hint="the download looks incomplete; fetch the missing files")
     faults.check()
     for name in names:
-        if fnmatchcase(name, f"model*{SUFFIX}") and name not in counts:
+        if fnmatchcase(name, f"model*{SUFFIX}") and name not in counts and not is_pickle(next(iter(counts))):
             hint = f"remove it if it is left over, or name {quoted(index_path.name)} instead of the directory"
             message = f"{quoted(name)} is not named in the index, and some loaders would read it"
             faults.add("index.mismatch", message, hint=hint)
@@ -186,7 +219,7 @@ def _read_shards(
 
     shards = []
     for name in counts:
-        shard = _read_shard(root / name, faults)
+        shard = _read_shard(root / name, faults, read_pickle)
         if shard:
             shards.append(shard)
     faults.check()
@@ -194,10 +227,10 @@ def _read_shards(
     return tuple(shards)
 
 
-def _read_shard(path: Path, faults: Faults) -> SafetensorsFile | None:
+def _read_shard(path: Path, faults: Faults, read_pickle: PickleReader | None) -> SafetensorsFile | None:
     """One shard; ``None`` with a fault noted for a git-lfs pointer, of which a checkpoint often has many."""
     try:
-        return read_safetensors(path)
+        return _read(path, read_pickle)
     except InputError as error:
         if error.code != "st.lfs-pointer":
             raise

@@ -157,16 +157,16 @@ def _refuse_foreign(path: Path, start: bytes, length: int) -> NoReturn:
     """Name the file type that a header length beyond the limit really is, where that can be seen."""
     # A zip (torch.save since 1.6) or a bare pickle of protocol 2 to 5.
     if start.startswith(b"PK\3\4") or (start[0] == 0x80 and 2 <= start[1] <= 5):
-        raise pickle_refusal(path, "the file is a pickle checkpoint")
+        raise pickle_refusal(path, "the file is a pickle checkpoint, and no safetensors file")
     hint = next((words for magic, words in _FOREIGN if start.startswith(magic)), "it is no safetensors file")
     message = f"header declares {length:,} bytes; safetensors allows {MAX_HEADER:,}"
     raise InputError("st.header-length", message, path=path, offset=0, found=length, allowed=MAX_HEADER, hint=hint)
 
 
 def pickle_refusal(path: Path, what: str) -> CkconvError:
-    """The refusal of a checkpoint that only unpickling, which can run any code, would open."""
-    hint = "save it as safetensors (transformers: save_pretrained) where you trust its origin"
-    return UnsupportedError("hf.pickle", f"{what}; ckconv never unpickles", path=path, hint=hint)
+    """The refusal of a pickle where none is read."""
+    hint = "a pickle of a model is read, without executing it, out of a file whose name ends in .bin, .pt or .pth"
+    return UnsupportedError("hf.pickle", what, path=path, hint=hint)
 
 
 def _metadata(path: Path, value: object) -> dict[str, str]:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from math import isfinite
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.errors import Faults, InputError, counted, quoted
-from ckconv.formats.safetensors.read import pickle_refusal
-from ckconv.formats.safetensors.spec import MAX_JSON, SUFFIX
+from ckconv.formats.safetensors.spec import MAX_JSON, SUFFIX, is_pickle
 from ckconv.io.json import Document, kind, read_object, shown
 
 if TYPE_CHECKING:
@@ -23,12 +22,9 @@ if TYPE_CHECKING:
 
 _INDEX = Document("index", "index.json", "index.json", MAX_JSON)
 
-#: Suffixes of checkpoints that only unpickling opens.
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-
 
 class ShardIndex(NamedTuple):
-    """An index file, whose file names are plain names of safetensors files.
+    """An index file, whose file names are plain names of files.
 
     Attributes:
         path: the index file.
@@ -52,7 +48,6 @@ def read_shard_index(path: Path) -> ShardIndex:
     Raises:
         InputError: ``index.json`` (not such a document), ``index.path`` (a shard that is no plain file name),
             ``index.mismatch`` (a total that is no number), and those of ``open_source``.
-        UnsupportedError: ``hf.pickle``, an index of pickle shards.
     """
     document = read_object(path, _INDEX)
     weight_map = document.get("weight_map")
@@ -74,9 +69,6 @@ def read_shard_index(path: Path) -> ShardIndex:
         if reason:
             faults.add("index.path", f"index names {quoted(name)}, {reason}", found=name)
     faults.check()
-    pickles = [name for name in shards if PurePath(name).suffix.lower() in PICKLES]
-    if pickles:
-        raise pickle_refusal(path, f"the index names {counted(len(pickles), 'pickle file')}")
     return ShardIndex(path, weight_map, _total_size(path, document))
 
 
@@ -89,7 +81,7 @@ def _path_fault(name: str) -> str | None:
         if name.startswith(("/", "\\")) or ".." in parts:
             return "outside the model directory"
         return "which is no plain file name"
-    if not name.lower().endswith((SUFFIX, *PICKLES)):
+    if not name.lower().endswith(SUFFIX) and not is_pickle(name):
         return "which is no safetensors file"
     return None
 
@@ -143,7 +135,8 @@ def check_against_shards(index: ShardIndex, shards: Iterable[SafetensorsFile]) -
         faults.add("index.mismatch", sentence)
     faults.check()
 
-    total = sum(stored.extent.nbytes for shard in shards for stored in shard.tensors)
+    # Tensors of a pickle may share their values, which transformers counted once.
+    total = sum(extent.nbytes for extent in {stored.extent for shard in shards for stored in shard.tensors})
     # transformers counted a bool as an eighth of a byte (``dtype_byte_size``, until 4.54).
     bools = sum(s.extent.nbytes for shard in shards for s in shard.tensors if s.dtype.name == "BOOL")
     if index.total_size is not None and index.total_size not in (total, total - bools + bools / 8):

@@ -41,15 +41,25 @@ ADAPTER_CONFIG = "adapter_config.json"
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 INDEX_SUFFIX = ".index.json"
+#: What ``torch.save`` wrote, in older checkpoints: endings of names, and the index of several.
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+#: What a file of torch's says of itself as one of safetensors.
+PICKLE_METADATA = {"format": "pt"}
 #: Bytes of an index or of a config.json.
 MAX_JSON = 64_000_000
 
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors", re.DOTALL)
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?:safetensors|bin)", re.DOTALL)
 
 
 def shard_name(stem: str, number: int, count: int) -> str:
     """The file name of shard ``number`` (from 1) of ``count``, as transformers and mlx-lm write it."""
     return f"{stem}-{number:05d}-of-{count:05d}{SUFFIX}"
+
+
+def is_pickle(name: str) -> bool:
+    """A file of this name is one of ``torch.save``."""
+    return name.lower().endswith(PICKLE_SUFFIXES)
 
 
 def parse_shard_name(name: str) -> tuple[str, int, int] | None:

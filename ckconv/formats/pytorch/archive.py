@@ -1,0 +1,192 @@
+"""Where a file of ``torch.save`` has its pickle and the storages that it names.
+
+A zip archive of stored members since torch 1.6::
+
+    NAME/data.pkl    the state dict
+    NAME/byteorder   "little"; missing in files of old versions
+    NAME/data/KEY    the values of a storage
+
+Before, one pickle after the other: a magic number, a protocol version, the sizes of the machine, the state dict, the
+list of its storages' keys; then each storage, a count of elements as i64 in front of its values.
+Sources: ``torch/serialization.py``; PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.7, 4.3.12, 4.3.14 to 4.3.16 and 4.5.3.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from struct import Struct
+from typing import Any, NamedTuple
+
+from ckconv.core.tensors import Extent
+from ckconv.formats.pytorch.spec import LEGACY_MAGIC, LEGACY_PROTOCOL, MAX_DIRECTORY, MAX_PICKLE
+from ckconv.formats.pytorch.unpickle import Malformed, Unpickled, View, unpickle
+from ckconv.io.bytesource import ByteSource
+
+_LOCAL = Struct("<4s2xHH16xHH")
+_CENTRAL = Struct("<4s4xHH8xIIHHH8xI")
+_END = Struct("<4s4x2xHIIH")
+_LOCATOR, _END64 = Struct("<4s4xQ4x"), Struct("<4s28xQQQ")
+#: A field of 32 bits that the 64-bit extension holds.
+_WIDE = 0xFFFFFFFF
+_EXTENSION = 1
+_ENCRYPTED = 1
+#: Bytes of a comment behind the end record.
+_MAX_COMMENT = 0xFFFF
+#: Bytes of a file of pickles that are read at first.
+_FIRST = 1 << 20
+
+
+class Saved(NamedTuple):
+    """What was saved, and where the bytes of each storage are, by its key."""
+
+    value: Any
+    storages: Mapping[str, Extent]
+
+
+class _Member(NamedTuple):
+    offset: int
+    nbytes: int
+    method: int
+    flags: int
+
+
+def read_saved(source: ByteSource) -> Saved:
+    """Read a file that begins as one of the two kinds do.
+
+    Raises:
+        Malformed: it is neither.
+    """
+    try:
+        return _archive(source) if source.read_at(0, 2) == b"PK" else _legacy(source)
+    except (EOFError, struct.error):
+        raise Malformed("ends early; the download looks incomplete") from None
+
+
+def _archive(source: ByteSource) -> Saved:
+    members = _members(source)
+    pickles = [name for name in members if name.endswith("/data.pkl")]
+    if len(pickles) != 1:
+        raise Malformed("is a zip archive, and none of torch.save (it has no data.pkl)")
+    stem = pickles[0].removesuffix("data.pkl")
+    order = members.get(f"{stem}byteorder")
+    if order is not None and _read(source, order, 16) != b"little":
+        raise Malformed("was saved on a machine with the other order of bytes")
+    value = unpickle(_read(source, members[pickles[0]], MAX_PICKLE)).value
+    prefix = f"{stem}data/"
+    held = {name.removeprefix(prefix): member for name, member in members.items() if name.startswith(prefix)}
+    named = {view.storage.key for view in _views(value)}
+    return Saved(value, {key: _extent(source, held[key]) for key in held.keys() & named})
+
+
+def _views(value: Any) -> list[View]:
+    return [item for item in value.values() if isinstance(item, View)] if isinstance(value, dict) else []
+
+
+def _read(source: ByteSource, member: _Member, limit: int) -> bytes:
+    if member.nbytes > limit:
+        raise Malformed(f"has a pickle of {member.nbytes:,} bytes; {limit:,} are allowed")
+    extent = _extent(source, member)
+    return source.read_whole(extent.offset, extent.nbytes)
+
+
+def _extent(source: ByteSource, member: _Member) -> Extent:
+    """The bytes of a member, which lie behind a header of their own."""
+    if member.method or member.flags & _ENCRYPTED:
+        raise Malformed("has compressed or encrypted members, which torch.save does not write")
+    magic, flags, method, name, extra = _LOCAL.unpack(source.read_at(member.offset, _LOCAL.size))
+    start = member.offset + _LOCAL.size + name + extra
+    size = source.size or 0
+    if magic != b"PK\3\4" or method != member.method or flags & _ENCRYPTED or start + member.nbytes > size:
+        raise Malformed(f"has a member at byte {member.offset:,} that is not what its directory says")
+    return Extent(source.path, start, member.nbytes)
+
+
+def _members(source: ByteSource) -> dict[str, _Member]:
+    """The directory of the archive."""
+    size = source.size or 0
+    tail_at = max(0, size - _END.size - _MAX_COMMENT)
+    tail = source.read_at(tail_at, size - tail_at)
+    at = tail.rfind(b"PK\5\6")
+    if at < 0:
+        raise EOFError
+    _, count, nbytes, offset, _ = _END.unpack_from(tail, at)
+    if at >= _LOCATOR.size and tail[at - _LOCATOR.size :].startswith(b"PK\6\7"):
+        _, end64 = _LOCATOR.unpack_from(tail, at - _LOCATOR.size)
+        magic, count, nbytes, offset = _END64.unpack(source.read_at(end64, _END64.size))
+        if magic != b"PK\6\6":
+            raise Malformed("has a zip directory whose end record is not where it says")
+    if nbytes > MAX_DIRECTORY or offset + nbytes > size:
+        raise Malformed(f"has a zip directory of {nbytes:,} bytes at byte {offset:,}, the file {size:,} bytes")
+    directory = source.read_whole(offset, nbytes)
+    found: dict[str, _Member] = {}
+    at = 0
+    for _ in range(count):
+        magic, flags, method, stored, plain, name_bytes, extra, comment, local = _CENTRAL.unpack_from(directory, at)
+        start = at + _CENTRAL.size
+        at = start + name_bytes + extra + comment
+        if magic != b"PK\1\2" or at > nbytes:
+            raise Malformed("has a zip directory that is not sound")
+        name = directory[start : start + name_bytes].decode("utf-8", "replace")
+        wide = _wide(directory[start + name_bytes : start + name_bytes + extra])
+        plain, stored, local = (next(wide) if number == _WIDE else number for number in (plain, stored, local))
+        if name in found or (plain != stored and not method):
+            raise Malformed(f"has a zip directory with {name!r} twice, or of two sizes")
+        found[name] = _Member(local, plain, method, flags)
+    return found
+
+
+def _wide(extra: bytes) -> Any:
+    """The numbers of the 64-bit extension, in their order: size, stored size, offset."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, nbytes = int.from_bytes(extra[at : at + 2], "little"), int.from_bytes(extra[at + 2 : at + 4], "little")
+        if kind == _EXTENSION:
+            body = extra[at + 4 : at + 4 + nbytes]
+            for start in range(0, len(body) - 7, 8):
+                yield int.from_bytes(body[start : start + 8], "little")
+        at += 4 + nbytes
+    raise Malformed("has a zip directory that is not sound")
+
+
+def _legacy(source: ByteSource) -> Saved:
+    """One pickle after the other, then the storages."""
+    at = 0
+    values = []
+    for _ in range(5):
+        found = _unpickled(source, at)
+        values.append(found.value)
+        at += found.nbytes
+        if values[0] != LEGACY_MAGIC:
+            raise Malformed("is a pickle, and none of torch.save")
+    _, protocol, machine, value, keys = values
+    if protocol != LEGACY_PROTOCOL or not isinstance(machine, dict) or not isinstance(keys, list):
+        raise Malformed("is a pickle of another protocol than torch.save's")
+    if machine.get("little_endian") is not True:
+        raise Malformed("was saved on a machine with the other order of bytes")
+    sizes = {view.storage.key: view.storage for view in _views(value)}
+    extents: dict[str, Extent] = {}
+    for key in keys:
+        storage = sizes.get(key)
+        elements = int.from_bytes(source.read_at(at, 8), "little", signed=True)
+        if storage is None or storage.dtype is None or elements != storage.elements:
+            raise Malformed(f"has a storage at byte {at:,} that its pickle does not describe")
+        extents[key] = Extent(source.path, at + 8, storage.dtype.nbytes(elements))
+        at += 8 + extents[key].nbytes
+    if at > (source.size or 0):
+        raise EOFError
+    return Saved(value, extents)
+
+
+def _unpickled(source: ByteSource, at: int) -> Unpickled:
+    """The pickle at a byte, of which nobody knows the length before it is read."""
+    nbytes, left = _FIRST, (source.size or 0) - at
+    while True:
+        try:
+            return unpickle(source.read_at(at, min(nbytes, left)))
+        except EOFError:
+            if nbytes >= left:
+                raise
+            if nbytes >= MAX_PICKLE:
+                raise Malformed(f"has a pickle of more than {MAX_PICKLE:,} bytes") from None
+        nbytes *= 8
