@@ -1,8 +1,8 @@
 """What llama.cpp's own converter makes of checkpoints: ``python llama_cpp_converter.py LLAMA_CPP_SOURCES``.
 
-One line of JSON asks, ``{"model", "out", "type", "document", "plain"}``, one answers: empty, or why there is no file.
-Vocabularies are written as those of GPT-2, whatever class of tokenizer a family has: it is not the tokenizer that is
-compared.
+One line of JSON asks, ``{"model", "out", "type", "document", "plain", "arguments"}``, one answers: empty, or why there
+is no file. Vocabularies are written as those of GPT-2, whatever class of tokenizer a family has: it is not the
+tokenizer that is compared.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def main(sources: str) -> None:
 
         base.ModelBase.load_hparams = staticmethod(load)
         sys.argv = ["convert_hf_to_gguf.py", asked["model"], "--outfile", asked["out"], "--outtype", asked["type"]]
+        sys.argv += asked["arguments"]
         said = ""
         try:
             program.main()

@@ -65,14 +65,15 @@ def of_transformers(transformers: Any, model_type: str) -> list[str]:
 
 
 def of_mlx(model_type: str) -> list[str]:
-    """Fields of ``ModelArgs``; empty for a class that mlx-lm does not have."""
+    """Fields of ``ModelArgs``, and of that of a text part; empty for a class that mlx-lm does not have."""
     from mlx_lm.utils import MODEL_REMAPPING
 
     try:
         module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(model_type, model_type)}")
     except (ImportError, SystemExit):  # a class that needs another package
         return []
-    return sorted(field.name for field in dataclasses.fields(module.ModelArgs))
+    classes = [getattr(module, name) for name in ("ModelArgs", "TextModelArgs") if hasattr(module, name)]
+    return sorted({field.name for own in classes for field in dataclasses.fields(own)})
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ What a case, [base] or the file may say besides:
     without     a list of keys of config.json that they do not have
     tolerance   of the logits of llama_cpp, mlx_lm, transformers; 1e-4 unless said
     converter   about llama.cpp's: { wrong = "why it is not asked" }, { document = {..} } (keys that it needs besides),
-                { plain = true } (it reads config.json itself, not what transformers makes of it)
+                { plain = true } (it reads config.json itself, not what transformers makes of it),
+                { arguments = [..] } (of its command line besides)
 
 A LoRA is converted and merged, too: of all linear modules, on the first case, unless tables [adapter.NAME] say others:
 `case`, `expect` (by direction, "peft->gguf", "peft->mlx", "merged->gguf", "merged->mlx", "gguf->peft", "mlx->peft", or
@@ -114,6 +115,7 @@ def record(case: Any, programs: Programs, place: Path) -> dict[str, Any]:
         assert programs.converter is not None, "LLAMA_CPP_SOURCES names the folder of convert_hf_to_gguf.py"
         kind = "f32" if case.dtype == "float32" else "auto"
         asked = {"model": str(folder), "out": str(place / "theirs.gguf"), "type": kind, "document": {}, "plain": False}
+        asked |= {"arguments": []}
         said = programs.converter.ask(asked | family_cases.without_null(dict(case.converter)))
         if said:
             raise ValueError(f"llama.cpp's converter: {said}")

@@ -66,7 +66,7 @@ def sentence(tmp_path: Path, text: str) -> str:
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x", gguf = { name = "L.x", value = "two" } }',
-            "tensors.L.x: there is no value operation 'two' (known: add_one)",
+            "tensors.L.x: there is no value operation 'two' (known: add_one, neg_exp)",
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = '

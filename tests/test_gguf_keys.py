@@ -101,7 +101,7 @@ def test_names_are_those_of_the_gguf_package() -> None:
         for text in vars(group).values()
         if isinstance(text, str) and text.startswith("{arch}.")
     }
-    llama_cpp_only = {"classifier.pooling_type", "deepstack_mapping", "rope.scale_linear"}
+    llama_cpp_only = {"attention.recurrent_layers", "classifier.pooling_type", "deepstack_mapping", "rope.scale_linear"}
     assert {name for table in KEYS.values() for name in table} - known <= llama_cpp_only
 
 

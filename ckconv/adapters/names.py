@@ -105,6 +105,11 @@ def gguf_name_of(module: str, family: Family) -> str | None:
     return with_layer(found.pattern, parsed.layer)
 
 
+def weight_pattern(module: str) -> str:
+    """The canonical pattern of a module's matrix."""
+    return f"{parse(module).pattern}{_WEIGHT}"
+
+
 def family_named(architecture: str) -> Family | None:
     """The family of a ``general.architecture``; where several share it the dense one, of which nothing more is said."""
     return family_of_gguf(architecture, lambda key: False) or family_of_gguf(architecture, lambda key: True)

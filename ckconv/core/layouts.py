@@ -35,6 +35,10 @@ Axis = tuple[int, int]
 #: One range of each axis.
 Box = tuple[tuple[int, int], ...]
 
+#: What a format stores for a canonical w: 1 + w, or -exp(w). A tensor has one of them everywhere or none, so the
+#: difference of two says what makes the one out of the other.
+ADD_ONE, NEG_EXP = 1, 2
+
 
 @dataclass(frozen=True)
 class Strip:
@@ -142,7 +146,7 @@ class Layout:
         stored_rows, stored_cols: the stored matrix, padding and other tensors included.
         strips: where the canonical rows are; several where other tensors' rows follow that are stored as one with them.
         shared: stored elements that are in no canonical row are those of other tensors, no padding.
-        shift: what is added to every canonical value in the file (gemma norms hold 1 + w in GGUF).
+        shift: what the file holds for a canonical value (gemma norms are 1 + w in GGUF); 0 for the value itself.
         scale: what every stored value is to be multiplied by (the B of a LoRA, whose scale its configuration holds);
             a float32 number.
     """

@@ -12,8 +12,10 @@ from typing import NamedTuple
 PARTS: dict[str, tuple[str, ...]] = {
     "layers.{n}.attention.qkv": ("layers.{n}.attention.q", "layers.{n}.attention.k", "layers.{n}.attention.v"),
     "layers.{n}.ffn.gate_up": ("layers.{n}.ffn.gate", "layers.{n}.ffn.up"),
+    "layers.{n}.linear.qkv": ("layers.{n}.linear.q", "layers.{n}.linear.k", "layers.{n}.linear.v"),
+    "layers.{n}.linear.conv": ("layers.{n}.linear.conv_qk", "layers.{n}.linear.conv_v"),
 }
-QKV, GATE_UP = PARTS
+QKV, GATE_UP, *_ = PARTS
 
 #: What the patterns of biases start with.
 _BIASED = ("layers.{n}.attention", "layers.{n}.ffn", "layers.{n}.cross_attn", "enc.", "output")

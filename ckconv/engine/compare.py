@@ -23,6 +23,7 @@ from ckconv.io.files import Files, pieces
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.io.tied import head_is_embedding
 from ckconv.quant.convert import Conversion, convertible, decode, way_between
+from ckconv.quant.shifts import shifted
 
 if TYPE_CHECKING:
     from ckconv.engine.contentdiff import Fact
@@ -189,7 +190,7 @@ def _values(rows: Rows, reader: RowReader, shift: int) -> Floats:
     values = np.ascontiguousarray(decode(rows, reader.dtype))
     if reader.layout.scale != 1.0:
         values = values * np.float32(reader.layout.scale)
-    return values + np.float32(shift) if shift else values
+    return shifted(values, shift) if shift else values
 
 
 class _Pair:

@@ -18,9 +18,7 @@ from ckconv.families.kinds import Kind, kind_of, stored_layout
 from ckconv.families.names import Names, Part, Stored
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
-
-#: What is added to a canonical value where the file stores another one.
-_SHIFTS: Mapping[str, int] = {"": 0, "add_one": 1}
+from ckconv.families.tensor_rows import VALUES
 
 #: Why layers behind the last are left out, as many as the parameter ``extra_layers`` says.
 _EXTRA = "of a layer that predicts further tokens, which the model computes without"
@@ -262,7 +260,7 @@ def _placed(tensor: Tensor, part: Part, kind: Kind) -> Tensor:
         if layout.whole_rows:
             planes = tuple(replace(plane, layout=layout.of_width(plane.layout.cols)) for plane in planes)
         tensor = replace(tensor, shape=kind.shape, layout=layout, planes=planes)
-    shift = _SHIFTS[part.value]
+    shift = VALUES[part.value]
     return replace(tensor, layout=shifted(tensor.layout, shift)) if shift else tensor
 
 

@@ -51,7 +51,7 @@ class Engine(NamedTuple):
     Attributes:
         absent: the engine is known to have nothing for the family.
         why: what it does with such a model, where that is known.
-        loader: name of the class that loads the family, where it is another's.
+        model_type: what its documents call the family, where it is not as Hugging Face's do.
         right_if: what must hold; otherwise the engine computes something else.
         same_if: what must hold for the engine to compute what transformers does; where it does not, a note says
             so, as nothing that a file could say would change it.
@@ -78,7 +78,7 @@ class Engine(NamedTuple):
     name: str
     absent: bool = False
     why: str = ""
-    loader: str = ""
+    model_type: str = ""
     right_if: tuple[Condition, ...] = ()
     same_if: tuple[Condition, ...] = ()
     needs: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Engine(NamedTuple):
 
 _KNOWN = frozenset(
     {
-        "class", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head",
+        "model_type", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head",
         "optional", "required", "unadapted", "narrow",
     }
 )  # fmt: skip
@@ -122,7 +122,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         name,
         False,
         "",
-        fields.get("class", ""),
+        fields.get("model_type", ""),
         tuple(condition(reader, item) for item in listed(fields.get("right_if", []))),
         tuple(condition(reader, item) for item in listed(fields.get("same_if", []))),
         texts(fields.get("needs")),

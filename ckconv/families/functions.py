@@ -41,6 +41,11 @@ def of_kind(items: list[Any], kinds: Sequence[str], kind: str) -> Any:
     return found[0]
 
 
+def first(items: list[Any], number: int) -> list[Any]:
+    """The first few items of a list."""
+    return items[:number]
+
+
 def first_of(items: list[Any], item: Any) -> int:
     """Where a list has an item first, 0 where it has none."""
     return items.index(item) if item in items else 0
@@ -115,6 +120,7 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "each": each,
     "spread": spread,
     "of_kind": of_kind,
+    "first": first,
     "first_of": first_of,
     "count": count,
     "overridden": overridden,

@@ -133,7 +133,8 @@ def read_rope(
         alpha = float(checked_number(f"{name}.alpha", table["alpha"], REAL, fail))
         return Rope(float(theta), base, 1.0, None, tuple(modifiers), (), tuple(overruled), alpha)
     plain = kind == "default" or (consumer == MLX_LM and _is_plain_mrope(table, kind))
-    part, key, idle = _part(own, table, name, consumer, style.part.get(consumer, 1.0), fail)
+    in_table = consumer == TRANSFORMERS or style.mlx_lm == "only_rope_parameters"
+    part, key, idle = _part(own, table if in_table else {}, name, style.part.get(consumer, 1.0), fail)
     if plain and not turns_a_part:
         return Rope(float(theta), base, 1.0, None, tuple(modifiers), unknown, tuple(overruled))
     if not 0 < part <= 1:
@@ -184,7 +185,9 @@ def _of_mlx(
     own: Mapping[str, Any], style: RopeStyle, scaling: Mapping[str, Any], nested: Mapping[str, Any],
     stated: Mapping[str, float], default: float, where: str,
 ) -> Found:  # fmt: skip
-    """The keys at the top, which few classes look for in ``rope_parameters`` too."""
+    """The keys at the top, which few classes look for in ``rope_parameters`` too, or only there."""
+    if style.mlx_lm == "only_rope_parameters":
+        return stated.get(f"{where}.rope_theta", default), nested, where
     theta = stated.get("rope_theta")
     if style.mlx_lm == "rope_parameters" and own.get("rope_theta") is None:
         theta = stated.get(f"{where}.rope_theta")
@@ -221,10 +224,10 @@ def _kind(table: Mapping[str, Any], name: str, consumer: str, fail: Fail) -> tup
 
 
 def _part(
-    own: Mapping[str, Any], table: Mapping[str, Any], name: str, consumer: str, default: float, fail: Fail
+    own: Mapping[str, Any], table: Mapping[str, Any], name: str, default: float, fail: Fail
 ) -> tuple[float, str, list[str]]:
     """The part of a head that the class turns, its key, and keys that say another one; the table's comes first."""
-    stated = {f"{name}.partial_rotary_factor": table.get("partial_rotary_factor")} if consumer == TRANSFORMERS else {}
+    stated = {f"{name}.partial_rotary_factor": table.get("partial_rotary_factor")}
     stated["partial_rotary_factor"] = own.get("partial_rotary_factor")
     found = {key: value for key, value in stated.items() if value is not None}
     for key, value in found.items():

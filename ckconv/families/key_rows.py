@@ -20,14 +20,18 @@ from ckconv.families.parameter_rows import Parameter
 _SECTION = frozenset({"carried", "modifiers", "harmless"})
 
 
+#: Where a class of mlx-lm looks for RoPE.
+MLX_ROPE = ("top", "rope_parameters", "only_rope_parameters", "nowhere")
+
+
 class RopeStyle(NamedTuple):
     """How a configuration says RoPE.
 
     Attributes:
         by_layer: ``rope_parameters`` has a table for each kind of layer (``full_attention``, ``sliding_attention``).
         types: the only types of scaling that transformers' class takes, if it does not take all.
-        mlx_lm: where mlx-lm's class looks for the scaling: at the "top" of the document, in "rope_parameters" too, or
-            "nowhere".
+        mlx_lm: where mlx-lm's class looks for the scaling: at the "top" of the document, in "rope_parameters" too,
+            there and nowhere else ("only_rope_parameters"), or "nowhere".
         default: the table that transformers' class takes where there is no ``rope_parameters``.
         unscaled: the scaling that scales nothing, for a class of mlx-lm that wants one.
         alpha: a key of this name stretches the base, whatever the length of a sequence.
@@ -150,7 +154,7 @@ class KeyRows(Fields):
     def _rope(self, row: Mapping[str, Any]) -> RopeStyle:
         self.where = "config.rope"
         self.fields(row, frozenset(RopeStyle._fields))
-        place = self.word(row, "mlx_lm", {word: word for word in ("top", "rope_parameters", "nowhere")}, "top")
+        place = self.word(row, "mlx_lm", dict(zip(MLX_ROPE, MLX_ROPE, strict=True)), "top")
         part = {READERS[who][0]: number for who, number in row.get("part", {}).items() if who in READERS}
         default, unscaled = (row.get(name, {}) for name in ("default", "unscaled"))
         theta, share = (row.get(name, RopeStyle._field_defaults[name]) for name in ("theta", "share"))

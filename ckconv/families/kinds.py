@@ -12,7 +12,7 @@ from ckconv.core.layouts import Axis, Layout, merged, strip
 from ckconv.core.names import parse
 from ckconv.core.tensors import matrix_of
 from ckconv.families import axes as shapes
-from ckconv.families.names import Part, Stored, names_of
+from ckconv.families.names import GGUF, Part, Stored, heads_of, names_of
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 
@@ -84,6 +84,23 @@ def layout_in(stored: Stored, sizes: Sizes, layer: int | None) -> tuple[tuple[in
     layout = stored_layout(kinds, F32, one=bool(stored.parts[0].stack))
     same = layout.in_order and len(kinds[0].whole) == len(kinds[0].shape)
     return None if same else (kinds[0].whole, replace(layout, shared=False))
+
+
+def is_regrouped(family: Family, module: str, parameters: Mapping[str, Any] | None) -> bool:
+    """GGUF has the rows or columns of a matrix in an order of its own, besides the interleaving of heads.
+
+    Args:
+        module: canonical, of the matrix or of the whole that it is stored in.
+        parameters: of the model; without them, whether that is so of any.
+    """
+    names, name = names_of(family, GGUF), parse(f"{module}.weight")
+    whole = next((found for found in names.always_fused if found.canonical == name.pattern), None)
+    found = whole or names.written.get(name.pattern)
+    if found is None or heads_of(family, name.pattern):
+        return False
+    if parameters is None:
+        return any(shapes.of_part(part.stored, part.number) != part.axes for part in found.parts)
+    return layout_in(found, Sizes(family, parameters), name.layer) is not None
 
 
 def is_transposed(part: Part) -> bool:

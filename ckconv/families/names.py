@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ckconv.core.names import PARTS, parse
 from ckconv.families import axes as shapes
 from ckconv.families.schema import FAMILIES_KEPT, Family, Fusion
-from ckconv.families.tensor_rows import Cell, TensorRow
+from ckconv.families.tensor_rows import VALUES, Cell, TensorRow
 
 #: Formats of the cells of a tensor row.
 HF, MLX, GGUF = "hf", "mlx", "gguf"
@@ -258,16 +258,16 @@ def heads_of(family: Family, canonical: str) -> str | None:
 
 
 @lru_cache(maxsize=FAMILIES_KEPT)
-def shifted(family: Family) -> frozenset[str]:
-    """Canonical patterns of tensors of which GGUF stores 1 more: the norms of Gemma."""
-    written = names_of(family, GGUF).written.values()
-    return frozenset(part.canonical for found in written for part in found.parts if part.value == "add_one")
+def _shifts(family: Family, format: str) -> Mapping[str, int]:
+    """Canonical patterns of tensors for which a format stores other values -> what these are."""
+    written = names_of(family, format).written.values()
+    return {part.canonical: VALUES[part.value] for found in written for part in found.parts if part.value}
 
 
-def shift_of(family: Family, canonical: str) -> int:
-    """What GGUF and bump add to the values of a canonical tensor: 1 to Gemma's norms, else 0."""
-    own = shifted(family)
-    return int(bool(own) and parse(canonical).pattern in own)
+def shift_of(family: Family, canonical: str, format: str = GGUF) -> int:
+    """What GGUF and bump, or another format, store for the values of a canonical tensor; 0 for these themselves."""
+    own = _shifts(family, format)
+    return own.get(parse(canonical).pattern, 0) if own else 0
 
 
 @lru_cache(maxsize=FAMILIES_KEPT)

@@ -106,4 +106,4 @@ def decoder() -> Family:
 
 def _gguf_whole(canonical: str) -> str:
     stored = names_of(decoder(), GGUF).stored
-    return next(pattern for pattern, found in stored.items() if found.canonical == canonical)
+    return next((pattern for pattern, found in stored.items() if found.canonical == canonical), canonical)

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ckconv.core.layouts import ADD_ONE, NEG_EXP
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed
 from ckconv.families.merge import FORMATS
 
-#: Operations that change values: what is stored for a canonical x.
-VALUES = ("add_one",)
+#: Operations that change values: what is stored for a canonical x, as :class:`ckconv.core.layouts.Layout` has it.
+VALUES: Mapping[str, int] = {"": 0, "add_one": ADD_ONE, "neg_exp": NEG_EXP}
 
-#: The format that has an order of rows and values of its own; the others have Hugging Face's.
-_OWN_VALUES = "gguf"
+#: The canonical values are this format's; and the format that stores no stack one by one, but may have numbers as keys.
+_CANONICAL, _KEYED = "hf", "gguf"
 
 
 class Cell(NamedTuple):
@@ -145,7 +146,7 @@ class TensorRows(Fields):
             self._kind(row.get("layers"), kinds),
             cells,
             dropped,
-            self._key(row.get(_OWN_VALUES)),
+            self._key(row.get(_KEYED)),
         )
 
     def _key(self, cell: object) -> str:
@@ -164,9 +165,9 @@ class TensorRows(Fields):
         value = row.get("value", "")
         if not isinstance(row.get("name"), str):
             raise self.fault("a cell without a name")
-        if value and value not in VALUES:
-            raise self.fault(f"there is no value operation {value!r} (known: {', '.join(VALUES)})")
-        if value and format != _OWN_VALUES:
+        if value not in VALUES:
+            raise self.fault(f"there is no value operation {value!r} (known: {', '.join(filter(None, VALUES))})")
+        if value and format == _CANONICAL:
             raise self.fault(f"{format} holds the values themselves, without {value}")
         stored = self._axes(row.get("axes"))
         parts = row.get("parts", 1)
@@ -183,8 +184,8 @@ class TensorRows(Fields):
     def _check_cell(self, cell: Cell, axes: shapes.Shape, format: str) -> None:
         """The atoms of a cell are the tensor's own, an axis that is stacked left out."""
         canonical = axes[1:] if cell.stack else axes
-        if cell.stack and (axes[:1] != ((cell.stack,),) or format == _OWN_VALUES):
-            raise self.fault(f"{cell.name}: only the first axis is stored one by one, and not in {_OWN_VALUES}")
+        if cell.stack and (axes[:1] != ((cell.stack,),) or format == _KEYED):
+            raise self.fault(f"{cell.name}: only the first axis is stored one by one, and not in {_KEYED}")
         if cell.axes is None:
             return
         part = cell.part if shapes.segment_count(cell.axes) > 1 else 0

@@ -11,11 +11,13 @@ import enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import F16, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.core.layouts import NEG_EXP
 from ckconv.errors import UnsupportedError
 from ckconv.quant import packed
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.packed import scheme_of
 from ckconv.quant.quantise import missing_quantiser, quantise
+from ckconv.quant.shifts import shifted
 from ckconv.quant.triples import plane_types, split_planes, triple_of
 
 if TYPE_CHECKING:
@@ -45,9 +47,10 @@ class Action(enum.StrEnum):
 
 
 class Conversion(NamedTuple):
-    """From ``source`` values to ``target`` values, adding ``shift`` to each in float32, or multiplying by ``factor``.
+    """From ``source`` values to ``target`` values, shifting each in float32, or multiplying it by ``factor``.
 
     Attributes:
+        shift: the target's of :class:`ckconv.core.layouts.Layout` less the source's.
         plane: of a target that is stored as several arrays (an MLX triple), the one that is written; ``None`` for all
             of them side by side.
         quantising: asks for values to be rounded to blocks, and says how; ``None`` where the types alone do.
@@ -131,13 +134,15 @@ class Conversion(NamedTuple):
             return _scaled(floats, self.factor, self.target)
         if not self.shift:
             return narrowed(floats, self.target)
-        with np.errstate(invalid="ignore"):  # a signalling NaN stays a NaN
-            shifted = floats + np.float32(self.shift)
-            if self.shift > 0:
-                return narrowed(shifted, self.target)
-            # The stored value is w + 1, already rounded. Exact means: result + 1 rounds to the same bits.
-            lower, _ = from_float32(shifted, self.target)
-            again = to_float32(lower, self.target) - np.float32(self.shift)
+        moved = shifted(floats, self.shift)
+        if self.shift > 0:
+            return narrowed(moved, self.target)
+        # The stored value is already rounded. Exact means: result + 1 rounds to the same bits. Few float32 have a
+        # logarithm that is one: the nearest is what there is.
+        lower, _ = from_float32(moved, self.target)
+        if -self.shift == NEG_EXP:
+            return lower, 0
+        again = shifted(to_float32(lower, self.target), -self.shift)
         return lower, int(np.count_nonzero(again.view(np.uint32) != floats.view(np.uint32)))
 
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ckconv.adapters.names import family_named, gguf_module_of
+from ckconv.adapters.names import family_named, gguf_module_of, weight_pattern
 from ckconv.adapters.read import Collected, Collector, Part, Shape
 from ckconv.core.adapters import Adapter, Role, effective_scale
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.layouts import headed
-from ckconv.core.names import parse
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import InputError, quoted
 from ckconv.families.catalogue import FAMILIES
+from ckconv.families.kinds import is_regrouped
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import Family
 from ckconv.formats.gguf.read import GgufFile
@@ -57,6 +57,10 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
         unsupported.append(f"{GGUF_ALORA_KEY}: it is active only after certain tokens")
     collected, unknown = _collect(file, path, alpha, family)
     unsupported += [f"no rule for tensor {quoted(tensor.name)}" for tensor in unknown]
+    scope = model.scope if model else None
+    regrouped = [name for name in collected.modules if family and is_regrouped(family, name, scope)]
+    if regrouped:
+        unsupported.append(f"rows or columns of {regrouped[0]} are in an order of GGUF's own")
     if family and interleaves(family):
         collected, lost = _in_order(collected, file, model, family, path)
         if lost:
@@ -121,7 +125,7 @@ def _in_order(
     tensors = dict(collected.tensors)
     lost: list[str] = []
     for name in collected.modules:
-        field = FIELD_OF.get(heads_of(family, f"{parse(name).pattern}.weight") or "")
+        field = FIELD_OF.get(heads_of(family, weight_pattern(name)) or "")
         if field is None:
             continue
         heads = getattr(model, field) if model else _heads(file, field, family.gguf)

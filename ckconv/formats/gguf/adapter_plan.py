@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from ckconv.adapters.model import family_of
-from ckconv.adapters.names import family_named, gguf_name_of
+from ckconv.adapters.names import family_named, gguf_name_of, weight_pattern
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, power_of_two
 from ckconv.core.adapters import AdapterModule, Role, effective_scale, float32
 from ckconv.core.config import FIELD_OF
@@ -18,6 +18,7 @@ from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor
 from ckconv.core.typed import Value, scalar
 from ckconv.errors import quoted
+from ckconv.families.kinds import is_regrouped
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import heads_of, interleaves
 from ckconv.families.schema import Family
@@ -77,12 +78,15 @@ class GgufAdapterPlanner(AdapterPlanner):
 
     def _check_module(self, module: AdapterModule, family: Family) -> None:
         base = self.adapter.base
+        scope = base.scope if base is not None else None
         if module.name == _POSITIONS:
             self.refuse("llama.cpp does not change position embeddings")
         elif _unadapted(module, family) and self.index.format != "gguf":
             self.refuse(f"llama.cpp computes {module.name} of a {family.gguf} without its adapter", _MERGED_HINT)
         elif gguf_name_of(module.name, family) is None and self.index.format != "gguf":
             self.refuse(f"GGUF has no name for {quoted(module.path)}")
+        elif self.index.format != "gguf" and is_regrouped(family, module.name, scope):
+            self.refuse(f"GGUF has rows or columns of {module.name} in another order than the adapter", _MERGED_HINT)
         elif module.name == _EMBEDDING and base is not None and base.tied:
             self.refuse("the base is tied, so llama.cpp would take the change of its embedding for one of its head")
         elif module.name == _HEAD and base is not None and base.tied:
@@ -173,7 +177,7 @@ def _unadapted(module: AdapterModule, family: Family) -> bool:
 
 def _heads_field(module: AdapterModule, family: Family | None) -> str | None:
     """The field that counts the heads of a matrix whose rows GGUF stores interleaved."""
-    return FIELD_OF.get(heads_of(family, f"{parse(module.name).pattern}.weight") or "") if family else None
+    return FIELD_OF.get(heads_of(family, weight_pattern(module.name)) or "") if family else None
 
 
 def _candidates(modules: Sequence[AdapterModule]) -> list[float]:

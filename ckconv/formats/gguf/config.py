@@ -58,7 +58,7 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
         for key, cell in ((key, one) for one in cells for key in keys_of(architecture, one.key)):
             value = value_of(file.metadata, key)
             if value is not None:
-                if isinstance(value, ArrayRef) and cell.read:
+                if cell.read and not cell.unread:
                     value = _read(file, architecture, family, name, fail)
                 names[field] = key
                 values[field] = checked_number(key, _uniform(file, key, value), NUMBERS[field], fail)

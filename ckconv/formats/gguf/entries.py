@@ -30,7 +30,7 @@ from ckconv.plan.probe import PLACEHOLDER
 from ckconv.plan.steps import missing_tensors
 
 #: Modules whose weights llama.cpp's converter keeps in FP32 whatever is asked for (``prepare_tensors``).
-_FP32_MODULES = frozenset({"position_embd", "ffn_gate_inp", "ffn_gate_inp_shexp"})
+_FP32_MODULES = frozenset({"position_embd", "ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d"})
 
 FREQUENCIES_NAME = "rope_freqs.weight"
 

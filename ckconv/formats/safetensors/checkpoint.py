@@ -137,7 +137,8 @@ class CheckpointPlanner(Planner):
         fused = [FUSIONS[what] for what in self.options.fuse]
         entries, nameless = Spelling(self.family, self.config.scope, names, fused).entries(self.tensors)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
-        self.types = {name: self.type_of(tensor) for name, tensor in self.tensors.items()}
+        shift = {part: entry.shift for entry in entries for part in entry.parts}
+        self.types = {name: self.type_of(it, shift.get(name, 0)) for name, it in self.tensors.items()}
         modules = []
         for entry in entries:
             if entry.missing:
@@ -206,10 +207,11 @@ class CheckpointPlanner(Planner):
         """Packed matrices are decoded, where tensors keep their names."""
         return unpacks(self)
 
-    def type_of(self, tensor: Tensor) -> DType:
+    def type_of(self, tensor: Tensor, shift: int = 0) -> DType:
         """The type in the output; a refused one stands for itself, so that every reason is found."""
         if tensor.dtype.kind is not Kind.BLOCK:
-            return self.plain_type(tensor.source, tensor.dtype)
+            higher = shift > tensor.layout.shift and self.options.dtype in ("engine", "keep")
+            return F32 if higher else self.plain_type(tensor.source, tensor.dtype)  # 1 + w has more digits than w
         return self.decoded_type(tensor) if self.decoded(tensor) else self._block_type(tensor)
 
     def decoded_type(self, tensor: Tensor) -> DType:

@@ -77,6 +77,7 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
         check_fit(document, config)
     if said.quantization:
         document |= {key: dict(said.quantization) for key in _QUANTIZATION_KEYS}
+    document |= _named(config, said.format)
     return _encoded(document, index)
 
 
@@ -140,7 +141,17 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
             document = agreeing(document, config, built, said.format, index.format)
         if CONSUMERS[said.format] == TRANSFORMERS:
             check_fit(document, config)
+        document |= _named(config, said.format)
     return document
+
+
+def _named(config: ModelConfig, format: str) -> dict[str, str]:
+    """What the document calls the model, for a family of which mlx-lm's class goes by another name."""
+    family = FAMILIES[config.family]
+    row = engine_of(family, MLX_LM)
+    if row is None or not row.model_type:
+        return {}
+    return {"model_type": row.model_type if format == "mlx" else family.model_type}
 
 
 def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> dict[str, bool]:

@@ -12,6 +12,7 @@ from ckconv.families.names import Stored
 from ckconv.families.naming_schemes import fusion_names, scheme_names
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
+from ckconv.families.tensor_rows import VALUES
 
 
 class Entry(NamedTuple):
@@ -24,6 +25,7 @@ class Entry(NamedTuple):
         missing: parts that the model does not have.
         expert: the one expert whose rows it holds, ``None`` for all rows.
         places: its shape, and where the canonical rows are in it; ``None`` where they follow each other.
+        shift: what is stored for a canonical value (:class:`ckconv.core.layouts.Layout`).
     """
 
     name: str
@@ -32,6 +34,7 @@ class Entry(NamedTuple):
     missing: tuple[str, ...] = ()
     expert: int | None = None
     places: tuple[tuple[int, ...], Layout] | None = None
+    shift: int = 0
 
 
 class Spelling:
@@ -72,7 +75,8 @@ class Spelling:
         parts = tuple(with_layer(name, layer) for name in stored.names)
         missing = tuple(part for part in parts if part not in present) if len(parts) > 1 else ()
         places = layout_in(stored, self._sizes, layer)
-        whole = Entry(called, with_layer(stored.canonical, layer), parts, missing, places=places)
+        canonical, shift = with_layer(stored.canonical, layer), VALUES[part.value]
+        whole = Entry(called, canonical, parts, missing, places=places, shift=shift)
         if not part.stack:
             yield whole
             return

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ckconv.core.dtypes import DType
-from ckconv.core.layouts import Layout, plain
+from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.tensors import StoredTensor, Tensor, matrix_of, plain_tensor
 from ckconv.formats.safetensors.checkpoint_names import Entry
 from ckconv.plan.pieces import Module, Piece
@@ -37,6 +37,7 @@ def module_of(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> Module:
         dtype: of all of them in the output; an MLX triple's is written as one array a plane.
     """
     shape, layout = _places(entry, parts, dtype)
+    layout = shifted(layout, entry.shift) if entry.shift else layout
     if triple_of(dtype) is None:
         return (_dense(entry, parts, shape, layout, dtype),)
     return _planes(entry, parts, shape, layout, dtype)
@@ -53,7 +54,9 @@ def _places(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> tuple[tuple[
 
 
 def _dense(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], layout: Layout, dtype: DType) -> Piece:
-    conversions = [Conversion(part.dtype, dtype, -part.layout.shift, factor=part.layout.scale) for part in parts]
+    conversions = [
+        Conversion(part.dtype, dtype, layout.shift - part.layout.shift, factor=part.layout.scale) for part in parts
+    ]
     return Piece(
         entry.name,
         entry.canonical,
