@@ -73,6 +73,44 @@ def gptq(matrix: Matrix, module: str, *, version: int = 1, index: bool = True) -
     return made
 
 
+def awq(matrix: Matrix, module: str) -> Tensors:
+    """AutoAWQ's layout for GEMM: words along the output, of which neighbours are four places apart."""
+    interleaved = (0, 4, 1, 5, 2, 6, 3, 7)
+    return {
+        f"{module}.qweight": words(matrix.codes.T, 4, interleaved),
+        f"{module}.qzeros": words(matrix.zeros.T, 4, interleaved),
+        f"{module}.scales": np.ascontiguousarray(matrix.scales.T),
+    }
+
+
+def pack_quantized(matrix: Matrix, module: str, *, zeros: bool, index: bool) -> Tensors:
+    """compressed-tensors' words; rows and columns are filled up to whole words."""
+    rows, columns = matrix.codes.shape
+    many = 32 // matrix.bits
+    made: Tensors = {
+        f"{module}.weight_packed": words(np.pad(matrix.codes, ((0, 0), (0, -columns % many))), matrix.bits),
+        f"{module}.weight_scale": bf16(matrix.scales.astype(np.float32)),
+        f"{module}.weight_shape": np.array(matrix.codes.shape, np.int64),
+    }
+    if zeros:
+        filled = np.pad(matrix.zeros, ((0, -rows % many), (0, 0)))
+        made[f"{module}.weight_zero_point"] = np.ascontiguousarray(words(filled.T, matrix.bits).T)
+    if index:
+        made[f"{module}.weight_g_idx"] = matrix.order.astype(np.int32)
+    return made
+
+
+def int_quantized(matrix: Matrix, module: str, *, zeros: bool) -> Tensors:
+    """compressed-tensors' bytes, signed."""
+    made: Tensors = {
+        f"{module}.weight": (matrix.codes - 128).astype(np.int8),
+        f"{module}.weight_scale": bf16(matrix.scales.astype(np.float32)),
+    }
+    if zeros:
+        made[f"{module}.weight_zero_point"] = (matrix.zeros - 128).astype(np.int8)
+    return made
+
+
 def fp8_values() -> np.ndarray:
     """What the 256 codes of E4M3 are."""
     code = np.arange(256)
@@ -134,3 +172,56 @@ def fp8_model(root: Path, decoder: Decoder, *, block: tuple[int, int], shards: i
               model_type: str = "llama") -> dict[str, np.ndarray]:  # fmt: skip
     settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [*block]}
     return model(root, decoder, partial(_fp8, block=block), settings, shards=shards, model_type=model_type)
+
+
+def awq_model(
+    root: Path, decoder: Decoder, *, group: int = 32, shards: int = 1, **config: Any
+) -> dict[str, np.ndarray]:
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
+        matrix = drawn(shape, 4, group, seed=seed, lowest=0)
+        return awq(matrix, module), matrix.values
+
+    settings = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+    return model(root, decoder, pack, settings, shards=shards, **config)
+
+
+def compressed_model(root: Path, decoder: Decoder, *, form: str = "pack-quantized", bits: int = 4, group: int = 32,
+                     symmetric: bool = True, scattered: bool = False, shards: int = 1,
+                     **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
+        columns = shape[1] if group == -1 else group
+        how = {"symmetric": symmetric, "scattered": scattered, "lowest": 0}
+        matrix = drawn(shape, bits, columns, seed=seed, **how)
+        if form == "int-quantized":
+            return int_quantized(matrix, module, zeros=not symmetric), matrix.values
+        return pack_quantized(matrix, module, zeros=not symmetric, index=scattered), matrix.values
+
+    weights = {
+        "num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "channel" if group == -1 else "group",
+        "group_size": None if group == -1 else group, "actorder": "group" if scattered else None,
+    }  # fmt: skip
+    return model(root, decoder, pack, compressed_settings(form, weights), shards=shards, **config)
+
+
+def compressed_settings(form: str, weights: dict[str, Any]) -> dict[str, Any]:
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"], "config_groups": groups}
+
+
+def scaled_fp8_model(root: Path, decoder: Decoder, *, strategy: str, shards: int = 1,
+                     **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
+    """Scales of rows or of the matrix, beside scales of activations."""
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
+        block = (1, shape[1]) if strategy == "channel" else shape
+        codes, scales, _ = fp8(shape, block, seed=seed)
+        scales = bf16_values(scales)
+        made = {
+            f"{module}.weight": Raw("F8_E4M3", shape, codes.tobytes()),
+            f"{module}.weight_scale": bf16(scales if strategy == "channel" else scales[0]),
+            f"{module}.input_scale": bf16(np.ones(1, np.float32)),
+        }
+        return made, fp8_values()[codes] * scales.astype(np.float64)
+
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
+    return model(root, decoder, pack, compressed_settings("float-quantized", weights), shards=shards, **config)

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder
-from packed_checkpoints import fp8_model, gptq_model
+from packed_checkpoints import awq_model, compressed_model, fp8_model, gptq_model, scaled_fp8_model
 from safetensors import safe_open
 
 #: Rows and columns are whole words of every packing, and no whole blocks of 128.
@@ -31,6 +31,39 @@ MODELS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], str]] = {
     "FP8 in blocks": (
         partial(fp8_model, block=(128, 128)),
         "block-scaled FP8, 8-bit, blocks of 128 x 128: 7 matrices",
+    ),
+    "AWQ": (awq_model, "AWQ, 4-bit, groups of 32: 7 matrices"),
+    "int4 words": (
+        compressed_model,
+        "compressed-tensors pack-quantized, 4-bit, groups of 32: 7 matrices",
+    ),
+    "int4 words with zero points": (
+        partial(compressed_model, symmetric=False),
+        "compressed-tensors pack-quantized, 4-bit, groups of 32: 7 matrices",
+    ),
+    "int4 words, columns in another order": (
+        partial(compressed_model, scattered=True),
+        "groups of 32, columns in another order (actorder): 7 matrices",
+    ),
+    "int8 words of whole rows": (
+        partial(compressed_model, bits=8, group=-1),
+        "compressed-tensors pack-quantized, 8-bit, scales of whole rows: 7 matrices",
+    ),
+    "int8": (
+        partial(compressed_model, form="int-quantized", bits=8, group=-1),
+        "compressed-tensors int-quantized, 8-bit, scales of whole rows: 7 matrices",
+    ),
+    "int8 with zero points": (
+        partial(compressed_model, form="int-quantized", bits=8, symmetric=False),
+        "compressed-tensors int-quantized, 8-bit, groups of 32: 7 matrices",
+    ),
+    "FP8 of rows": (
+        partial(scaled_fp8_model, strategy="channel"),
+        "scaled FP8, 8-bit, scales of whole rows: 7 matrices",
+    ),
+    "FP8 of matrices": (
+        partial(scaled_fp8_model, strategy="tensor"),
+        "scaled FP8, 8-bit, one scale a matrix: 7 matrices",
     ),
     "FP8 in small blocks": (
         partial(fp8_model, block=(32, 16)),
@@ -92,7 +125,7 @@ def test_what_is_decoded_goes_to_other_formats_as_any_model_does(tmp_path: Path,
     assert np.array_equal(found["blk.0.attn_q.weight"], permuted)
 
 
-@pytest.mark.parametrize("name", ["GPTQ v1, 4 bits", "FP8 in blocks"])
+@pytest.mark.parametrize("name", ["GPTQ v1, 4 bits", "FP8 of rows"])
 @pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
 def test_a_copy_keeps_every_array_in_one_shard_with_its_module(
     tmp_path: Path, ckconv, name: str, model_type: str
@@ -105,13 +138,14 @@ def test_a_copy_keeps_every_array_in_one_shard_with_its_module(
     places = json.loads((out / "model.safetensors.index.json").read_text())["weight_map"]
     modules: dict[str, set[str]] = {}
     for key, file in places.items():
-        modules.setdefault(key.rpartition(".")[0], set()).add(file)
+        if not key.endswith(".input_scale"):
+            modules.setdefault(key.rpartition(".")[0], set()).add(file)
     assert all(len(files) == 1 for files in modules.values())
     assert len(set(places.values())) > 1
     assert ckconv("diff", source, out).code == ckconv("verify", out, source).code == 0
     found = [json.loads(ckconv("inspect", "--hash", "--json", path).out) for path in (source, out)]
     assert found[0]["hash"] == found[1]["hash"]
-    assert all(tensor["hash"] for tensor in found[0]["tensors"])
+    assert all(tensor["hash"] or tensor["name"].endswith(".input_scale") for tensor in found[0]["tensors"])
 
 
 def test_numbers_that_are_alike_are_equal_whatever_the_layout_they_lie_in(tmp_path: Path, ckconv) -> None:
@@ -139,3 +173,32 @@ def test_drop_names_a_packed_matrix_as_a_whole(tmp_path: Path, ckconv) -> None:
     names = values_of(out)
     assert "model.layers.0.self_attn.k_proj.scales" in names
     assert "model.layers.0.self_attn.q_proj.scales" not in names
+
+
+def test_columns_that_are_no_whole_word_are_those_of_the_shape(tmp_path: Path, ckconv) -> None:
+    """52 codes of 4 bits fill six words and a half; 20 rows of zero points two and a half."""
+    decoder = Decoder(layers=1, hidden=52, heads=5, kv_heads=5, head_dim=4, ffn=20)
+    source, out = tmp_path / "packed", tmp_path / "dense"
+    expected = compressed_model(source, decoder, group=-1, symmetric=False)
+    assert ckconv("convert", source, f"{out}/", "--to", "safetensors", "--dequantize").code == 0
+    found = values_of(out)
+    for name, value in expected.items():
+        if name.endswith("_proj.weight"):
+            assert np.array_equal(found[name], value), name
+
+
+@pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
+def test_scales_of_activations_are_copied_and_left_out_of_what_is_decoded(
+    tmp_path: Path, ckconv, model_type: str
+) -> None:
+    source = tmp_path / "packed"
+    scaled_fp8_model(source, DECODER, strategy="tensor", model_type=model_type)
+    one = "model.layers.0.mlp.up_proj.input_scale"
+
+    assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors").code == 0
+    assert one in ckconv("inspect", tmp_path / "copy").out
+    result = ckconv("convert", source, f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
+    assert result.code == 0, result.err
+    assert "a scale of activations, which does not enter the weights" in result.out + result.err
+    assert one not in ckconv("inspect", tmp_path / "dense").out
+    assert ckconv("diff", "--weights", source, tmp_path / "dense").code == 0

@@ -17,7 +17,7 @@ from ckconv.errors import Faults, InputError, OutputError, counted, quoted
 from ckconv.families.canonical import Item, plain_item
 from ckconv.families.huggingface_tensors import foreign_quantizer
 from ckconv.formats.huggingface.packed_settings import check_ignored, quantization_config, settings_of
-from ckconv.io.bytesource import open_source
+from ckconv.io.bytesource import FileSource, open_source
 from ckconv.quant.packed import packed_type
 from ckconv.quant.packings import ACTIVATIONS, PACKINGS, Declared, Misfit, Packing, Unread
 
@@ -58,8 +58,8 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
     """
     settings = quantization_config(config, root)
     plain_items = [plain_item(tensor) for tensor in stored]
-    modules = dict(_modules(stored))
     method = str(settings.get("quant_method") or "")
+    modules = dict(_modules(stored, method))
     if not modules or (method and method not in _KNOWN):
         foreign = foreign_quantizer(stored, settings)
         return Found(plain_items, words=foreign, unread=foreign)
@@ -68,6 +68,7 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
     kinds: Counter[str] = Counter()
     packed: dict[str, Tensor] = {}
     items: dict[str, Item] = {}
+    integers = _Integers()
     for module, (packing, arrays) in modules.items():
         name = module + packing.dense
         try:
@@ -75,7 +76,7 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
                 raise Misfit(
                     f"quantization_config says quant_method {quoted(method)}, and it is stored as {packing.name}"
                 )
-            found = packing.fit(arrays, Declared(method, settings_of(module, settings), _index_of))
+            found = packing.fit(arrays, Declared(method, settings_of(module, settings), integers))
         except Misfit as error:
             faults.add("quant.arrays", f"{quoted(module)}: {error}", tensor=name)
             continue
@@ -89,6 +90,7 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
         kinds[f"{packing.name}, {found.words}"] += 1
         items[next(iter(arrays.values())).name] = Item(tensor, tuple(arrays.values()))
         packed |= {array.name: tensor for array in arrays.values()}
+    integers.close()
     arrays_of_modules = {array.name for _, arrays in modules.values() for array in arrays.values()}
     rest = [tensor for tensor in stored if tensor.name not in arrays_of_modules]
     about = [tensor for tensor in rest if tensor.name.endswith(ACTIVATIONS)]
@@ -112,7 +114,9 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
     return Found([item for item in named if item], packed, dropped, words)
 
 
-def _modules(stored: Sequence[StoredTensor]) -> Iterator[tuple[str, tuple[Packing, dict[str, StoredTensor]]]]:
+def _modules(
+    stored: Sequence[StoredTensor], method: str
+) -> Iterator[tuple[str, tuple[Packing, dict[str, StoredTensor]]]]:
     """Name of a module -> its packing and its arrays by suffix."""
     by_name = {tensor.name: tensor for tensor in stored}
     seen: set[str] = set()
@@ -120,21 +124,43 @@ def _modules(stored: Sequence[StoredTensor]) -> Iterator[tuple[str, tuple[Packin
         for packing in PACKINGS:
             for suffix in packing.required:
                 module = tensor.name.removesuffix(suffix)
-                if module == tensor.name or module in seen:
-                    continue
-                there = [s.removesuffix("?") for s in packing.arrays]
-                arrays = {s: by_name[module + s] for s in there if module + s in by_name}
-                if packing.required <= arrays.keys() and all(a.dtype in packing.types(s) for s, a in arrays.items()):
+                if module != tensor.name and module not in seen and (found := _found(module, by_name, method)):
                     seen.add(module)
-                    yield module, (packing, arrays)
+                    yield module, found
 
 
-def _index_of(stored: StoredTensor) -> Any:
-    """The numbers of a small array; ``None`` where only headers are there."""
-    import numpy as np
+def _found(
+    module: str, by_name: Mapping[str, StoredTensor], method: str
+) -> tuple[Packing, dict[str, StoredTensor]] | None:
+    """The packing that the arrays look like; of those with these names and types the declared one, if none does."""
+    fitting = []
+    for packing in PACKINGS:
+        arrays = {s: by_name[module + s] for s in packing.suffixes if module + s in by_name}
+        if packing.required <= arrays.keys() and all(a.dtype in packing.types(s) for s, a in arrays.items()):
+            if packing.like(arrays):
+                return packing, arrays
+            fitting.append((packing, arrays))
+    return next((each for each in fitting if method in each[0].methods), next(iter(fitting), None))
 
-    try:
-        with open_source(stored.extent.path) as source:
-            return np.frombuffer(source.read_whole(stored.extent.offset, stored.extent.nbytes), "<i4")
-    except (InputError, OutputError):
-        return None
+
+class _Integers:
+    """Reads small arrays of integers, of one file after the other."""
+
+    def __init__(self) -> None:
+        self._source: FileSource | None = None
+
+    def __call__(self, stored: StoredTensor) -> Any:
+        import numpy as np
+
+        try:
+            if self._source is None or self._source.path != stored.extent.path:
+                self.close()
+                self._source = open_source(stored.extent.path)
+            data = self._source.read_whole(stored.extent.offset, stored.extent.nbytes)
+        except (InputError, OutputError):  # there may be headers only
+            return None
+        return np.frombuffer(data, f"<i{stored.dtype.size}")
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()

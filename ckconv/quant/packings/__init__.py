@@ -4,7 +4,7 @@ A new packing is a row of :data:`PACKINGS`:
 
 ``arrays``
     What the arrays of a module ``P`` are called, with the types that each may have: ``P.qweight`` is ``.qweight``.
-    Names alone are often shared; the first row that all required arrays fit is the one.
+    Names alone are often shared; the first row that all required arrays fit, and ``like`` does, is the one.
 ``fit``
     Given the arrays and what ``quantization_config`` declares, says what they are (:class:`Module`): shape, scheme
     (:mod:`ckconv.quant.packed`, which has the decoder and the view that re-packing takes), and for each array the
@@ -52,12 +52,12 @@ class Declared(NamedTuple):
     Attributes:
         method: ``quant_method``.
         settings: keys of ``quantization_config``; of compressed-tensors, those of the module's group of ``weights``.
-        groups_of: reads an index of groups; ``None`` where there are only headers.
+        integers_of: reads a small array; gives ``None`` where there are only headers.
     """
 
     method: str
     settings: Mapping[str, Any]
-    groups_of: Callable[[StoredTensor], Any]
+    integers_of: Callable[[StoredTensor], Any]
 
     def number(self, key: str) -> int | None:
         """A whole number."""
@@ -135,6 +135,7 @@ class Packing(NamedTuple):
         arrays: suffix -> types; what ends in ``?`` may be missing.
         fit: what some arrays are, see above.
         dense: suffix of the name that the decoded matrix has.
+        like: tells it from another packing of the same names and types, by shapes.
     """
 
     name: str
@@ -142,11 +143,17 @@ class Packing(NamedTuple):
     arrays: Mapping[str, tuple[DType, ...]]
     fit: Callable[[Arrays, Declared], Module]
     dense: str = ".weight"
+    like: Callable[[Arrays], bool] = lambda stored: True
 
     @property
     def required(self) -> frozenset[str]:
         """Suffixes of arrays that a module cannot do without."""
         return frozenset(suffix for suffix in self.arrays if not suffix.endswith("?"))
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Of all arrays."""
+        return tuple(suffix.removesuffix("?") for suffix in self.arrays)
 
     def types(self, suffix: str) -> tuple[DType, ...]:
         """Types that an array may have; none for an array that is not of this packing."""
@@ -184,9 +191,9 @@ def shaped(stored: StoredTensor, shape: tuple[int, ...]) -> None:
 
 
 def _table() -> tuple[Packing, ...]:
-    from ckconv.quant.packings import fp8, gptq
+    from ckconv.quant.packings import awq, compressed, fp8, gptq
 
-    return (*gptq.PACKINGS, *fp8.PACKINGS)
+    return (*awq.PACKINGS, *gptq.PACKINGS, *fp8.PACKINGS, *compressed.PACKINGS)
 
 
 PACKINGS = _table()
@@ -194,6 +201,7 @@ PACKINGS = _table()
 #: Arrays beside a packed module that are about activations or caches: they do not enter the weights.
 ACTIVATIONS = (
     ".input_scale",
+    ".input_scale_ub",
     ".input_global_scale",
     ".input_zero_point",
     ".activation_scale",

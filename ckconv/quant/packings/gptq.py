@@ -12,6 +12,7 @@ would carry into the next one: no writer stores it, and what it is depends on wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,7 @@ def ordered(index: Array | None, stored: Arrays, suffix: str, size: int, groups:
     """
     if index is None:
         return False
-    found = declared.groups_of(stored[suffix])
+    found = declared.integers_of(stored[suffix])
     if found is None:
         return True
     if not len(found) or int(found.min()) < 0 or int(found.max()) >= groups:
@@ -129,14 +130,19 @@ def _unpack(tile: Tile, *, less: bool, name: str) -> Rows:
     return rows_of(*parts)
 
 
-def along_rows(words: Rows, bits: int) -> Rows:
-    """Words ``[n, 4 * groups]`` that hold the codes of ``32 / bits`` rows, lowest bits first -> uint8 rows."""
+def along_rows(words: Rows, bits: int, places: Sequence[int] = ()) -> Rows:
+    """Words ``[n, 4 * columns]`` that hold the codes of ``32 / bits`` rows each -> uint8 rows.
+
+    Args:
+        places: which code of a word is each of those rows; lowest bits first, unless it is given.
+    """
     import numpy as np
 
     found = words.view("<u4")
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    shifts = np.array(places or range(32 // bits), np.uint32) * np.uint32(bits)
     codes = found[:, None, :] >> shifts[:, None] & np.uint32((1 << bits) - 1)
-    return codes.astype(np.uint8).reshape(-1, found.shape[1])
+    rows: Rows = codes.astype(np.uint8).reshape(-1, found.shape[1])
+    return rows
 
 
 PACKINGS = (
