@@ -172,14 +172,13 @@ def _actions(plan: Plan) -> dict[str, Step]:
     A step may write several (fused q, k and v), and several steps may write one (an MLX triple, single experts).
     """
     index = plan.index
-    owners = {plane.name: tensor.name for tensor in index.tensors.values() for plane in tensor.planes}
     found: dict[str, Step] = {}
     for step in plan.steps:
         if step.target.name == HEAD:  # a tied head that is stored is read from the embedding
             found.setdefault(HEAD, step)
             continue
         for tensor in step.sources:
-            name = owners.get(tensor.name, tensor.name)
+            name = tensor.name
             names = (name,) if name in index.tensors else index.canonical_of.get(tensor.source, (name,))
             for canonical in names:
                 found.setdefault(canonical, step)

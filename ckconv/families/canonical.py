@@ -178,8 +178,7 @@ class _Reading:
             self._fault(f"tensor {quoted(source)} has shape {list(item.tensor.shape)}, {made}", source)
             return
         for part, kind in zip(found.parts, kinds, strict=True):
-            tensor = _placed(item.tensor, part, kind)
-            self._put(replace(tensor, name=with_layer(part.canonical, layer)))
+            self._put(_named(_placed(item.tensor, part, kind), with_layer(part.canonical, layer)))
         for stored in item.stored:
             self.canonical_of[stored.name] = tuple(with_layer(name, layer) for name in found.names)
 
@@ -244,7 +243,7 @@ class _Reading:
             planes=tuple(_serial([piece.planes[i] for piece in pieces]) for i in range(len(one.planes))),
             packed=tuple(packed for piece in pieces for packed in piece.packed),
         )
-        self._put(replace(_placed(whole, part, kind.stacked(len(ordered))), name=name))
+        self._put(_named(_placed(whole, part, kind.stacked(len(ordered))), name))
         for item in ordered:
             for stored in item.stored:
                 self.canonical_of[stored.name] = (*self.canonical_of.get(stored.name, ()), name)
@@ -262,6 +261,11 @@ def _placed(tensor: Tensor, part: Part, kind: Kind) -> Tensor:
         tensor = replace(tensor, shape=kind.shape, layout=layout, planes=planes)
     shift = VALUES[part.value]
     return replace(tensor, layout=shifted(tensor.layout, shift)) if shift else tensor
+
+
+def _named(tensor: Tensor, name: str) -> Tensor:
+    """The tensor under its canonical name, and its arrays, which it may share with others."""
+    return replace(tensor, name=name, planes=tuple(replace(plane, name=name) for plane in tensor.planes))
 
 
 def _cut(tensor: Tensor, shape: tuple[int, ...], first: int) -> Tensor:

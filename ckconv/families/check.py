@@ -105,7 +105,7 @@ def _place_faults(family: Family, format: str) -> Iterator[tuple[str, str]]:
         yield f"tensors ({format})", str(error)
         return
     for pattern, found in names.stored.items():
-        if found in names.written.values():
+        if found in names.written.values() or found in names.packed.values():
             yield from _segment_faults(family, format, pattern, found)
     for pattern, choices in names.choices.items():
         for one, other in itertools.combinations([choice.parts[0].row.name for choice in choices], 2):

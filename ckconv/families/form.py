@@ -116,6 +116,7 @@ def _layer(value: Any) -> str | None:
 _CELL_FIELDS: dict[str, Form] = {
     **dict.fromkeys(("axes", "value", "dropped", "key"), _text),
     "name": _name,
+    "packed": _flag,
 }
 _CELL = _many(_cell)
 _ROW = _or_table(

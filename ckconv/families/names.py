@@ -79,12 +79,14 @@ class Names(NamedTuple):
         written: canonical pattern of a tensor -> what it is written in: the first of its spellings.
         dropped: pattern of a stored tensor that is no part of the model -> why it is not.
         choices: pattern of a stored name -> what such a tensor is in one model or in another, where that differs.
+        packed: canonical pattern of a tensor -> what it is written in where its values are blocks.
     """
 
     stored: Mapping[str, Stored]
     written: Mapping[str, Stored]
     dropped: Mapping[str, str]
     choices: Mapping[str, tuple[Stored, ...]] = {}
+    packed: Mapping[str, Stored] = {}
 
     @property
     def always_fused(self) -> tuple[Stored, ...]:
@@ -113,6 +115,7 @@ class _Compiler:
         self.family, self.format = family, format
         self.stored: dict[str, Stored] = {}
         self.written: dict[str, Stored] = {}
+        self.packed: dict[str, Stored] = {}
         self.dropped: dict[str, str] = {}
         self.choices: dict[str, tuple[Stored, ...]] = {}
 
@@ -122,18 +125,19 @@ class _Compiler:
                 self.dropped |= dict.fromkeys(self._spelled(row, reason[0]), reason[1])
             for kind in _kinds(row):
                 for cell in row.cells[self.format]:
+                    into = self.packed if cell.packed else self.written
                     for pattern in self._spelled(row, cell.name):
-                        self._add(self._stored(row, cell, _full(pattern, cell, kind), kind), write=True)
+                        self._add(self._stored(row, cell, _full(pattern, cell, kind), kind), into)
                 for cell in self._others(row):
                     for pattern in self._spelled(row, cell.name):
-                        self._add(self._stored(row, cell, _full(pattern, cell, kind), kind), write=False)
+                        self._add(self._stored(row, cell, _full(pattern, cell, kind), kind))
         for parameter in self.family.parameters.values():
             cells = (cell for cell in parameter.cells.get(self.format, ()) if cell.kind == "tensor")
             self.dropped |= dict.fromkeys((cell.tensor for cell in cells), "its numbers are in the configuration")
         for fusion in self.family.fused.values():
             for found in self.fusions(fusion):
-                self._add(found, write=False)
-        return Names(self.stored, self.written, self.dropped, self.choices)
+                self._add(found)
+        return Names(self.stored, self.written, self.dropped, self.choices, self.packed)
 
     def fusions(self, fusion: Fusion) -> Iterator[Stored]:
         """What a fusion is stored as, the first spelling first; nothing where the parts are always stored as one."""
@@ -158,7 +162,7 @@ class _Compiler:
         own = {cell.stack for cell in row.cells[self.format]}
         return [cell for cell in row.cells[other] if cell.stack not in own] if other else []
 
-    def _add(self, found: Stored, *, write: bool) -> None:
+    def _add(self, found: Stored, written: dict[str, Stored] | None = None) -> None:
         there = self.stored.get(found.pattern)
         alone = shapes.segment_count(found.parts[0].stored) == 1
         if there is not None and there.names != found.names and alone:
@@ -167,10 +171,12 @@ class _Compiler:
             found = replace(there, parts=(*there.parts, *found.parts))
             found = replace(found, canonical=self._whole(found))
         self.stored[found.pattern] = found
-        for part in found.parts if write else ():
-            held = self.written.get(part.canonical)
+        if written is None:
+            return
+        for part in found.parts:
+            held = written.get(part.canonical)
             if held is None or held.pattern == found.pattern:
-                self.written[part.canonical] = found
+                written[part.canonical] = found
 
     def _whole(self, found: Stored) -> str:
         modules = tuple(name.rpartition(".")[0] for name in found.names)

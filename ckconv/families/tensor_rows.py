@@ -1,9 +1,9 @@
 """Section ``[tensors]`` of a family file: rows of tensors.
 
 A row is a module: ``axes`` is its shape, ``hf``, ``gguf`` and ``mlx`` its cells (a name, a table of ``name``, ``axes``,
-``value``, ``by`` and ``when``, a list of forms of which the first is written, or ``absent``; GGUF's may be a table of
-``key``, the metadata key with a number of every layer), ``bias`` and ``when`` say whether there is a bias, and whether
-it is there at all, ``layers`` which kind of layer has it.
+``value``, ``packed``, ``by`` and ``when``, a list of forms of which the first is written, or ``absent``; GGUF's may be
+a table of ``key``, the metadata key with a number of every layer), ``bias`` and ``when`` say whether there is a bias,
+and whether it is there at all, ``layers`` which kind of layer has it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Cell(NamedTuple):
         axes: the order in which the format stores the values; ``None`` for the canonical one.
         part, parts: which of the segments of the stored tensor this one is, and how many tensors share it.
         value: the operation on values, "" for none.
+        packed: the form is that of values in blocks, which are stored in another order and under another name.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Cell(NamedTuple):
     part: int = 0
     parts: int = 1
     value: str = ""
+    packed: bool = False
 
     @property
     def stack(self) -> str:
@@ -160,7 +162,7 @@ class TensorRows(Fields):
         return found
 
     def _cell(self, form: object, axes: shapes.Shape, fused: shapes.Shape, format: str) -> Cell:
-        known = frozenset({"name", "axes", "value", "part", "parts"})
+        known = frozenset({"name", "axes", "value", "packed", "part", "parts"})
         row = self.fields({"name": form} if isinstance(form, str) else form, known)
         value = row.get("value", "")
         if not isinstance(row.get("name"), str):
@@ -177,6 +179,7 @@ class TensorRows(Fields):
             row.get("part", 0),
             parts,
             value,
+            row.get("packed", False),
         )
         self._check_cell(cell, axes, format)
         return cell

@@ -146,6 +146,11 @@ class Planner(ABC):
                 f"{other} ({bits_a_weight(other):.1f}): no smaller type holds them exactly"
             )
 
+    def unsound(self, tensor: Tensor) -> str:
+        """Scales of the tensor are no numbers, and each library makes something else of them; empty where none is."""
+        count = self.source.unfit.get(tensor.name, {}).get(tensor.dtype, 0)
+        return f"the scale of {counted(count, 'group')} is no number" if count else ""
+
     def leave_out(self, name: str, reason: str, nbytes: int) -> None:
         """Note a source tensor that is not written."""
         self.left_out.append(LeftOut(name, reason, nbytes))

@@ -26,7 +26,8 @@ class SourceFacts(NamedTuple):
     Attributes:
         head_is_embedding: ``output.weight`` is byte for byte the embedding.
         unfit: canonical name of an MLX triple -> GGUF type it could be re-packed to -> groups whose numbers do not
-            fit. Empty where nobody looked: then a triple is taken to fit, and the conversion finds out.
+            fit; its own type -> groups whose scale is a code for no number. Empty where nobody looked: then a triple
+            is taken to fit, and the conversion finds out.
         copies: tensors of an adapter that are the base's own.
         importance: name in GGUF -> how much the error of each column counts, of each expert apart ``[experts, cols]``.
     """
@@ -73,15 +74,17 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
 
 def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
     from ckconv.io.rows import RowReader, canonical_pieces
-    from ckconv.quant.repack import candidates
+    from ckconv.quant.repack import candidates, no_numbers
 
     triple = triple_of(tensor.dtype)
     assert triple is not None
     recipes = candidates(triple.quantization)
     counts = {recipe.block: 0 for recipe in recipes}
+    counts[tensor.dtype] = 0
     _, scales, *biases = (RowReader(plane, files) for plane in tensor.planes)
     for start, rows in canonical_pieces(scales):
         beside = biases[0].rows(start, start + len(rows)) if biases else None
+        counts[tensor.dtype] += no_numbers(rows, triple)
         for recipe in recipes:
             counts[recipe.block] += recipe.unfit_groups(rows, beside, triple)
     return counts

@@ -54,6 +54,7 @@ class Conversion(NamedTuple):
         plane: of a target that is stored as several arrays (an MLX triple), the one that is written; ``None`` for all
             of them side by side.
         quantising: asks for values to be rounded to blocks, and says how; ``None`` where the types alone do.
+        array: the type that this one array is stored as, where that is no word of MLX's: the bytes are the same.
     """
 
     source: DType
@@ -62,12 +63,15 @@ class Conversion(NamedTuple):
     plane: int | None = None
     factor: float = 1.0
     quantising: Quantising | None = None
+    array: DType | None = None
 
     @property
     def written(self) -> DType:
         """The type of the rows that come out: the target's, or that of the one array."""
         triple = triple_of(self.target)
-        return self.target if self.plane is None or triple is None else plane_types(triple)[self.plane]
+        if self.plane is None or triple is None:
+            return self.target
+        return self.array or plane_types(triple)[self.plane]
 
     @property
     def action(self) -> Action:

@@ -45,6 +45,7 @@ class Scheme(NamedTuple):
         number: type of the scales: a float, F8_E8M0, or F8_E4M3 (as U8 arrays hold them, too).
         zeros: there is a zero point for every scale; without one integers stand around ``2 ** (bits - 1)``.
         factor: every row has a float32 number that its scales are multiplied with.
+        divisor: they are divided by it instead.
         ordered: columns of a group are anywhere in the row.
     """
 
@@ -54,6 +55,7 @@ class Scheme(NamedTuple):
     number: DType
     zeros: bool = False
     factor: bool = False
+    divisor: bool = False
     ordered: bool = False
 
     def groups(self, columns: int) -> int:
@@ -72,7 +74,7 @@ def packed_type(scheme: Scheme, columns: int) -> DType:
     block = columns if one else scheme.group
     many = scheme.groups(block)
     size = block + many * (scheme.number.size + scheme.zeros) + 4 * scheme.factor + 4 * block * scheme.ordered
-    also = (("zeros", scheme.zeros), ("factor", scheme.factor), ("order", scheme.ordered))
+    also = (("zeros", scheme.zeros), ("factor", scheme.factor), ("divisor", scheme.divisor), ("order", scheme.ordered))
     words = (of, f"group {scheme.group}", str(scheme.number), *(word for word, there in also if there))
     dtype = DType(" ".join(words), Kind.BLOCK, block, size)
     _SCHEMES[dtype] = scheme
@@ -93,7 +95,7 @@ class Numbers(NamedTuple):
         scales: float32 ``[rows, groups]``, each exactly the stored one; NaN where a stored one is.
         zeros: of integers uint8 ``[rows, groups]``, ``2 ** (bits - 1)`` where none are stored: value =
             (code - zero) * scale. ``None`` for floats.
-        factors: float32 ``[rows]``, what the scales are multiplied with; ``None`` for a scheme without.
+        factors: float32 ``[rows]``, what the scales are multiplied with or divided by; ``None`` for a scheme without.
         order: the group of every column ``[columns]``; ``None`` where group ``i`` is a run of ``scheme.group`` columns.
         stored_scales: the scales' own bytes ``[rows, bytes]``.
     """
@@ -164,7 +166,10 @@ def decode(rows: Rows, dtype: DType) -> Floats:
 
     found = numbers(rows, dtype)
     scheme, columns = found.scheme, found.codes.shape[1]
-    scales = found.scales if found.factors is None else found.scales * found.factors[:, None]
+    scales = found.scales
+    if found.factors is not None:
+        with np.errstate(all="ignore"):
+            scales = (np.divide if scheme.divisor else np.multiply)(scales, found.factors[:, None])
     where = found.order
     if where is None and columns % scheme.group:
         where = np.arange(columns) // scheme.group

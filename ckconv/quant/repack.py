@@ -262,6 +262,13 @@ RECIPES: tuple[Recipe, ...] = tuple(
 BY_BLOCK: dict[DType, Recipe] = {recipe.block: recipe for recipe in RECIPES}
 
 
+def no_numbers(scales: Bytes, triple: Triple) -> int:
+    """How many scales are codes that OCP's formats have for no number."""
+    if triple.quantization.has_biases:
+        return 0
+    return int((scales & 0x7F == 0x7F).sum() if triple.quantization.mode == "nvfp4" else (scales == 0xFF).sum())
+
+
 def find(quantization: Quantization, block: DType) -> Recipe | None:
     """The recipe between triples of this kind and a GGUF type, or ``None``."""
     recipe = BY_BLOCK.get(block)

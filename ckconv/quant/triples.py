@@ -6,12 +6,14 @@ planes of the tensor are read side by side.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import DTYPES, DType, Kind
 
 if TYPE_CHECKING:
+    from ckconv.core.tensors import Tensor
     from ckconv.quant.codec import Rows
     from ckconv.quant.mlx import Quantization, Triple
 
@@ -59,3 +61,11 @@ def split_planes(rows: Rows, triple: Triple) -> tuple[Rows, ...]:
         start = sum(plane.shape[1] for plane in planes)
         planes.append(np.ascontiguousarray(rows[:, start : start + width]))
     return tuple(planes)
+
+
+def viewed(plane: Tensor, dtype: DType) -> Tensor:
+    """The bytes of an array as rows of another type."""
+    if plane.dtype is dtype:
+        return plane
+    cols = plane.layout.cols * plane.dtype.size // dtype.size
+    return replace(plane, dtype=dtype, shape=(plane.layout.rows, cols), layout=plane.layout.of_width(cols))

@@ -70,7 +70,7 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
     asked, source = planner.options.dtype, tensor.dtype
     if source.block > 1 and planner.decoded(tensor):
         target = F32 if asked in ("engine", "keep") or entry.fp32 else DTYPES[asked.upper()]
-        return _Choice(target, "" if decodable(source) else f"no decoder for {source}")
+        return _Choice(target, planner.unsound(tensor) if decodable(source) else f"no decoder for {source}")
     if asked == "keep":
         return _Choice(source, "" if source.ggml is not None else f"GGUF has no type for {source}")
     if triple_of(source):

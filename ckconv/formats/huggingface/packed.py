@@ -18,8 +18,10 @@ from ckconv.families.canonical import Item, plain_item
 from ckconv.families.huggingface_tensors import foreign_quantizer
 from ckconv.formats.huggingface.packed_settings import check_ignored, quantization_config, settings_of
 from ckconv.io.bytesource import FileSource, open_source
-from ckconv.quant.packed import packed_type
-from ckconv.quant.packings import ACTIVATIONS, PACKINGS, Declared, Misfit, Packing, Unread
+from ckconv.quant.mlx import Triple
+from ckconv.quant.packed import Scheme, packed_type
+from ckconv.quant.packings import ACTIVATIONS, PACKINGS, Declared, Misfit, Module, Packing, Unread
+from ckconv.quant.triples import triple_type
 
 #: Suffixes that only packed modules have.
 _OWN = frozenset(s.removesuffix("?") for p in PACKINGS for s in p.arrays) - {".weight", ".scales"}
@@ -83,10 +85,7 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
         except Unread as error:
             unread[str(error)] += 1
             continue
-        dtype = packed_type(found.scheme, found.shape[-1])
-        rows, columns = matrix_of(found.shape, dtype)
-        whole = Packed(rows, found.arrays, found.unpack)
-        tensor = Tensor(name, name, dtype, found.shape, (), plain(rows, columns), packed=(whole,))
+        tensor = _tensor(name, found)
         kinds[f"{packing.name}, {found.words}"] += 1
         items[next(iter(arrays.values())).name] = Item(tensor, tuple(arrays.values()))
         packed |= {array.name: tensor for array in arrays.values()}
@@ -112,6 +111,20 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
     words = "; ".join(f"{kind}: {counted(n, 'matrix', 'matrices')}" for kind, n in kinds.items())
     dropped = tuple(Dropped(tensor, _NOT_WEIGHTS, copied=True) for tensor in about)
     return Found([item for item in named if item], packed, dropped, words)
+
+
+def _tensor(name: str, found: Module) -> Tensor:
+    """The matrix that a module is."""
+    if found.unpack is None:
+        assert isinstance(found.scheme, Triple)
+        dtype = triple_type(found.scheme)
+        planes = tuple(array.tensor for array in found.arrays if array is not None)
+        return Tensor(name, name, dtype, found.shape, (), plain(*matrix_of(found.shape, dtype)), planes)
+    assert isinstance(found.scheme, Scheme)
+    dtype = packed_type(found.scheme, found.shape[-1])
+    rows, columns = matrix_of(found.shape, dtype)
+    whole = Packed(rows, found.arrays, found.unpack)
+    return Tensor(name, name, dtype, found.shape, (), plain(rows, columns), packed=(whole,))
 
 
 def _modules(

@@ -85,7 +85,7 @@ def _named(found: Found, stored: tuple[StoredTensor, ...]) -> tuple[StoredTensor
     whole = (
         StoredTensor(item.tensor.source, item.tensor.dtype, item.tensor.shape, item.stored[0].extent)
         for item in found.items
-        if item.tensor.packed
+        if item.tensor.packed or item.tensor.planes
     )
     return (*(tensor for tensor in stored if tensor.name not in found.packed), *whole)
 

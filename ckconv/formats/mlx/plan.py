@@ -46,6 +46,8 @@ class MlxPlanner(CheckpointPlanner):
         holds, where with float16 it rounds every one of them.
         """
         if triple_of(tensor.dtype) is not None:
+            if self.index.format != self.format and (why := self.unsound(tensor)):
+                self._fault(why, "", tensor.source)
             return tensor.dtype
         from ckconv.quant.reexpress import triple_for
 

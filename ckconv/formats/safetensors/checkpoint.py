@@ -135,7 +135,8 @@ class CheckpointPlanner(Planner):
         self._check_class(self.family)
         names = self.scheme if self.options.names == "hf" else self.options.names
         fused = [FUSIONS[what] for what in self.options.fuse]
-        entries, nameless = Spelling(self.family, self.config.scope, names, fused).entries(self.tensors)
+        blocks = [tensor.name for tensor in self.tensors.values() if self.in_blocks(tensor)]
+        entries, nameless = Spelling(self.family, self.config.scope, names, fused).entries(self.tensors, blocks)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
         shift = {part: entry.shift for entry in entries for part in entry.parts}
         self.types = {name: self.type_of(it, shift.get(name, 0)) for name, it in self.tensors.items()}
@@ -218,6 +219,8 @@ class CheckpointPlanner(Planner):
         """What blocks are decoded to."""
         if not decodable(tensor.dtype):
             self._fault(f"no decoder for {tensor.dtype}", "", tensor.source)
+        if why := self.unsound(tensor):
+            self._fault(why, "", tensor.source)
         return F32 if self.options.dtype in ("engine", "keep") else DTYPES[self.options.dtype.upper()]
 
     def plain_type(self, name: str, source: DType) -> DType:
@@ -234,6 +237,10 @@ class CheckpointPlanner(Planner):
         what = f"matrices of {tensor.dtype}" if triple_of(tensor.dtype) else f"{tensor.dtype} type"
         self._fault(f"{self.format} has no {what}", DECODE, tensor.source)
         return tensor.dtype
+
+    def in_blocks(self, tensor: Tensor) -> bool:
+        """The tensor is written in the form that its family has for blocks."""
+        return False
 
     def _fault(self, why: str, hint: str, name: str) -> None:
         self._type_faults.setdefault((why, hint), []).append(name)

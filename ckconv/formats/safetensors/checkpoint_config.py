@@ -25,7 +25,8 @@ CONFIG_NAME = "config.json"
 CHECKPOINTS = ("safetensors", "mlx")
 _TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _DTYPE_KEYS = ("dtype", "torch_dtype")
-_QUANTIZATION_KEYS = ("quantization", "quantization_config")
+#: Under which keys a loader looks for a quantisation.
+_QUANTIZATION_KEYS = {"mlx": ("quantization", "quantization_config"), "safetensors": ("quantization_config",)}
 
 #: Keys that every class of mlx-lm cannot do without, or takes a default of its own for; those of Hugging Face can.
 _MLX_NEEDS = ("rope_theta", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "vocab_size")
@@ -67,7 +68,7 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
         document = _changed(source, index, said)
         if unscaled and not document.get("rope_scaling"):
             document["rope_scaling"] = dict(unscaled)
-        return _encoded(document, index)
+        return _encoded(document | _quantised(said), index)
     if config is None:
         return b""
     document = build_document(config, _facts(index, config, said))
@@ -75,10 +76,13 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
         document["rope_scaling"] = dict(unscaled)
     if CONSUMERS[said.format] == TRANSFORMERS:
         check_fit(document, config)
-    if said.quantization:
-        document |= {key: dict(said.quantization) for key in _QUANTIZATION_KEYS}
-    document |= _named(config, said.format)
-    return _encoded(document, index)
+    return _encoded(document | _quantised(said) | _named(config, said.format), index)
+
+
+def _quantised(said: Said) -> dict[str, Any]:
+    """What is said of the types of blocks, under the keys that the loader looks for."""
+    found = said.quantization if not said.kept else None
+    return {key: dict(found) for key in _QUANTIZATION_KEYS[said.format]} if found else {}
 
 
 def source_document(index: TensorIndex) -> dict[str, Any]:
@@ -122,8 +126,6 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
         document["tie_word_embeddings"] = said.tied
     if said.unpacked or not said.kept:
         document = unquantised(document)
-    if not said.kept and said.quantization:
-        document |= {key: dict(said.quantization) for key in _QUANTIZATION_KEYS}
     if not said.as_they_were:
         for key in [key for key in _DTYPE_KEYS if key in document] or _DTYPE_KEYS:
             document[key] = widest(said.floats)

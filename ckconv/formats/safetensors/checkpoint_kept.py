@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor
-from ckconv.formats.safetensors.checkpoint_pieces import copied_piece, decoded_piece
+from ckconv.formats.safetensors.checkpoint_pieces import BLOCKS, copied_piece, decoded_piece
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.planner import HEAD
 
@@ -61,6 +61,8 @@ def kept_modules(planner: CheckpointPlanner) -> list[Module]:
         if packed is not None:
             grouped, module = True, packed.name
             if planner.unpacked:
+                if packed.name.endswith(BLOCKS[0]):  # classes have it in another order
+                    planner.refuse(f"no rule says how {packed.name} is stored where it is decoded")
                 named = canonical[0] if len(canonical) == 1 else packed.name
                 modules.setdefault(module, [decoded_piece(named, packed, planner.decoded_type(packed))])
                 continue

@@ -26,6 +26,7 @@ class Entry(NamedTuple):
         expert: the one expert whose rows it holds, ``None`` for all rows.
         places: its shape, and where the canonical rows are in it; ``None`` where they follow each other.
         shift: what is stored for a canonical value (:class:`ckconv.core.layouts.Layout`).
+        packed: it is stored as blocks and scales.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Entry(NamedTuple):
     expert: int | None = None
     places: tuple[tuple[int, ...], Layout] | None = None
     shift: int = 0
+    packed: bool = False
 
 
 class Spelling:
@@ -48,12 +50,16 @@ class Spelling:
 
     def __init__(self, family: Family, parameters: Mapping[str, Any], scheme: str, fuse: Iterable[str] = ()) -> None:
         self._sizes = Sizes(family, parameters)
-        self._written = dict(scheme_names(family, scheme).written)
+        names = scheme_names(family, scheme)
+        self._written, self._packed = dict(names.written), names.packed
         for whole in fuse:
             self._written |= fusion_names(family, scheme, whole)
 
-    def entries(self, present: Collection[str]) -> tuple[list[Entry], list[str]]:
+    def entries(self, present: Collection[str], packed: Collection[str] = ()) -> tuple[list[Entry], list[str]]:
         """What a checkpoint of these canonical tensors holds, and the canonical names that it has no name for.
+
+        Args:
+            packed: those whose values stay in blocks.
 
         Raises:
             AxesError: the parameters give no sizes.
@@ -62,12 +68,12 @@ class Spelling:
         nameless: list[str] = []
         for canonical in present:
             name = parse(canonical)
-            stored = self._written.get(name.pattern)
+            stored = (self._packed if canonical in packed else self._written).get(name.pattern)
             if stored is None:
                 nameless.append(canonical)
                 continue
             for entry in self._entries_of(stored, name.layer, present):
-                found.setdefault(entry.name, entry)
+                found.setdefault(entry.name, entry._replace(packed=canonical in packed))
         return list(found.values()), nameless
 
     def _entries_of(self, stored: Stored, layer: int | None, present: Collection[str]) -> Iterator[Entry]:

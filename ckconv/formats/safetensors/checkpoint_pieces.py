@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from ckconv.core.dtypes import DType
+from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.tensors import StoredTensor, Tensor, matrix_of, plain_tensor
 from ckconv.formats.safetensors.checkpoint_names import Entry
 from ckconv.plan.pieces import Module, Piece
 from ckconv.quant.convert import Conversion, Run
-from ckconv.quant.triples import plane_types, triple_of
+from ckconv.quant.mlx import Triple
+from ckconv.quant.triples import plane_types, triple_of, viewed
 
-#: What the arrays of a quantised module are called, in the order of their planes.
+#: What the arrays of a quantised module of MLX are called, in the order of their planes.
 PLANES = ("weight", "scales", "biases")
+
+#: What stands behind the name of one that transformers stores in MXFP4.
+BLOCKS = ("_blocks", "_scales")
 
 
 def copied_piece(canonical: str, stored: StoredTensor, dtype: DType) -> Piece:
@@ -38,9 +43,11 @@ def module_of(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> Module:
     """
     shape, layout = _places(entry, parts, dtype)
     layout = shifted(layout, entry.shift) if entry.shift else layout
-    if triple_of(dtype) is None:
+    triple = triple_of(dtype)
+    if triple is None:
         return (_dense(entry, parts, shape, layout, dtype),)
-    return _planes(entry, parts, shape, layout, dtype)
+    arrays = _blocks if entry.packed else _triple
+    return _planes(entry, parts, layout, dtype, arrays(entry.name, shape, triple))
 
 
 def _places(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> tuple[tuple[int, ...], Layout]:
@@ -69,26 +76,50 @@ def _dense(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], layout
     )
 
 
-def _planes(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], layout: Layout, dtype: DType) -> Module:
-    triple = triple_of(dtype)
-    assert triple is not None
-    q, cols = triple.quantization, layout.cols
-    widths = (q.row_bytes(cols) // 4, cols // q.group_size, cols // q.group_size)
+class _Array(NamedTuple):
+    """One of the arrays that a quantised module is stored as."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+def _triple(name: str, shape: tuple[int, ...], triple: Triple) -> list[_Array]:
+    """MLX's arrays of a matrix."""
+    q, module = triple.quantization, name.removesuffix(".weight")
+    widths = (q.row_bytes(shape[-1]) // 4, shape[-1] // q.group_size, shape[-1] // q.group_size)
+    rows = zip(PLANES, plane_types(triple), widths, strict=False)
+    return [_Array(f"{module}.{kind}", dtype, (*shape[:-1], width)) for kind, dtype, width in rows]
+
+
+def _blocks(name: str, shape: tuple[int, ...], triple: Triple) -> list[_Array]:
+    """Those of transformers' ``mxfp4`` (``integrations/mxfp4.py``, 5.23): the codes of a group are an axis."""
+    q, module = triple.quantization, name.removesuffix(BLOCKS[0])
+    groups = (*shape[:-1], shape[-1] // q.group_size)
+    shapes = ((*groups, q.row_bytes(q.group_size)), groups)
+    return [_Array(module + ending, DTYPES["U8"], own) for ending, own in zip(BLOCKS, shapes, strict=True)]
+
+
+def _planes(entry: Entry, parts: Sequence[Tensor], layout: Layout, dtype: DType, arrays: Sequence[_Array]) -> Module:
     pieces = []
-    for number, plane in enumerate(plane_types(triple)):
+    for number, array in enumerate(arrays):
         kept = [part.dtype is dtype for part in parts]
-        sources = [part.planes[number] if same else part for part, same in zip(parts, kept, strict=True)]
+        sources = [
+            viewed(part.planes[number], array.dtype) if same else part for part, same in zip(parts, kept, strict=True)
+        ]
         conversions = [
-            Conversion(plane, plane) if same else Conversion(part.dtype, dtype, plane=number)
+            Conversion(array.dtype, array.dtype)
+            if same
+            else Conversion(part.dtype, dtype, plane=number, array=array.dtype)
             for part, same in zip(parts, kept, strict=True)
         ]
         pieces.append(
             Piece(
-                f"{entry.name.removesuffix('.weight')}.{PLANES[number]}",
+                array.name,
                 entry.canonical,
-                plane,
-                (*shape[:-1], widths[number]),
-                layout.of_width(widths[number]),
+                array.dtype,
+                array.shape,
+                layout.of_width(math.prod(array.shape) * layout.cols // layout.elements),
                 sources[0],
                 conversions[0],
                 _runs(entry, parts, sources, conversions),

@@ -29,6 +29,7 @@ from ckconv.quant.packed import Scheme
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Rows
+    from ckconv.quant.mlx import Triple
 
 #: Arrays of a module by suffix; those that are there.
 Arrays = Mapping[str, StoredTensor]
@@ -113,16 +114,16 @@ class Module(NamedTuple):
     """What the arrays of a module are, as :class:`ckconv.core.tensors.Packed` needs it.
 
     Attributes:
-        scheme: type of the rows that ``unpack`` makes.
+        scheme: type of the rows that ``unpack`` makes; a triple, whose rows are those of the arrays side by side.
         shape: of the matrix; more than two axes for stacked ones.
         arrays: in the order of ``Tile.arrays``.
         words: bits and groups, for people.
     """
 
-    scheme: Scheme
+    scheme: Scheme | Triple
     shape: tuple[int, ...]
     arrays: tuple[Array | None, ...]
-    unpack: Callable[[Tile], Rows]
+    unpack: Callable[[Tile], Rows] | None
     words: str
 
 
@@ -191,9 +192,9 @@ def shaped(stored: StoredTensor, shape: tuple[int, ...]) -> None:
 
 
 def _table() -> tuple[Packing, ...]:
-    from ckconv.quant.packings import awq, compressed, fp8, gptq
+    from ckconv.quant.packings import awq, compressed, fp8, gptq, mx, nvfp4
 
-    return (*awq.PACKINGS, *gptq.PACKINGS, *fp8.PACKINGS, *compressed.PACKINGS)
+    return tuple(one for layouts in (awq, gptq, fp8, compressed, mx, nvfp4) for one in layouts.PACKINGS)
 
 
 PACKINGS = _table()
