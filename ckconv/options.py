@@ -42,6 +42,8 @@ class Options:
         bump_version: 0 for the best that holds the model.
         template: the engine's template, or a directory of them, to be embedded in a bump 5 file.
         created: seconds since 1970 that a bump 5 file is dated with; ``None`` leaves it undated.
+        trainable: ``headerless`` or ``wrapped``: a bump file that the engine trains, or the same for inference; empty
+            for one that it only computes.
         engine: the age of C-Kernel-Engine that a bump file is for: ``january``, ``april`` or ``july``; empty for
             April's rules and no age in particular.
         dtype_codes: numbering of the bump 3 dtype table, ``v3`` or ``v4``; empty for that of the engine, or ``v3``.
@@ -70,6 +72,7 @@ class Options:
     context: int = 0
     drop: tuple[str, ...] = ()
     bump_version: int = 0
+    trainable: str = ""
     engine: str = ""
     dtype_codes: str = ""
     template: Path | None = None
@@ -166,6 +169,10 @@ OPTIONS: tuple[Option, ...] = (
         limited=True,
     ),
     Option(
+        "trainable", "--trainable", Takes.NOTHING, "Write what the engine trains.", gives="headerless", limited=True
+    ),
+    Option("trainable", "--wrapped", Takes.NOTHING, "Write it as the engine wraps it.", gives="wrapped", limited=True),
+    Option(
         "engine",
         "--engine",
         Takes.WORD,
@@ -198,14 +205,7 @@ OPTIONS: tuple[Option, ...] = (
         words=_words("v3", "v4"),
         limited=True,
     ),
-    Option(
-        "dequantize",
-        "--dequantize",
-        Takes.NOTHING,
-        "Decode quantised matrices to --dtype.",
-        gives=True,
-        records=Records.BOTH,
-    ),
+    Option("dequantize", "--dequantize", Takes.NOTHING, "Decode blocks to --dtype.", gives=True, records=Records.BOTH),
     Option(
         "decode", "--decode", Takes.GLOB, "Decode only the quantised matrices named; repeatable.", records=Records.BOTH
     ),
@@ -217,14 +217,7 @@ OPTIONS: tuple[Option, ...] = (
         limited=True,
         records=Records.BOTH,
     ),
-    Option(
-        "allow_lossy",
-        "--allow-lossy",
-        Takes.NOTHING,
-        "Let --dtype f16 or bf16 change values.",
-        gives=True,
-        records=Records.BOTH,
-    ),
+    Option("allow_lossy", "--allow-lossy", Takes.NOTHING, "Let values change.", gives=True, records=Records.BOTH),
     Option(
         "context",
         "--context",

@@ -155,6 +155,22 @@ def read(path: Path, age: str = "april") -> Bump:
     return Bump(config, template, entries, path.read_bytes())
 
 
+def read_trained(path: Path) -> Bump:
+    """A model trained in the engine, with the manifest that is called after it.
+
+    The runtime that trains knows one epsilon, ties no head, and has norms of Q and K in one family only.
+    """
+    manifest = json.loads(path.with_name(f"{path.stem}_manifest.json").read_text())
+    config = {**manifest["config"], "rms_eps": 1e-6, "tie_word_embeddings": False}
+    normed = config["model"] == "qwen3"
+    entries = {
+        e["name"]: (e["dtype"], e["offset"], e["size"])
+        for e in manifest["entries"]
+        if normed or not e["name"].endswith(("q_norm", "k_norm"))
+    }
+    return Bump(config, {"kernels": {"rope_qk": CIRCUITS[config["model"]].rope_qk}}, entries, path.read_bytes())
+
+
 def logits(path: Path, prompt: tuple[int, ...], age: str = "april") -> np.ndarray:
     """``[positions, vocabulary]`` of a file, by the engine of an age: ``april`` or ``july``."""
     return computed(read(path, age), prompt)

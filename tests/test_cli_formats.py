@@ -12,7 +12,20 @@ from ckconv.formats import FORMATS, names
 
 def test_directions(ckconv) -> None:
     lines = ckconv("formats").out.splitlines()
-    assert lines[1].split() == ["from", "gguf", "safetensors", "mlx", "bump", "3", "bump", "4", "bump", "5"]
+    assert lines[1].split() == [
+        "from",
+        "gguf",
+        "safetensors",
+        "mlx",
+        "bump",
+        "3",
+        "bump",
+        "4",
+        "bump",
+        "5",
+        "bump",
+        "train",
+    ]
     table = {line.split()[0]: line.split()[1:] for line in lines[2:6]}
     assert table["gguf"][0] == "all"
     assert table["gguf"][3] == "2"  # Q4_K and Q6_K

@@ -94,6 +94,8 @@ def options_of(flags: dict[str, Any]) -> Options:
         raise UsageError("usage.dtype", "--quantize and --dtype keep exclude each other")
     if flags["tie"] and flags["untie"]:
         raise UsageError("usage.flag", "--tie and --untie exclude each other")
+    if flags["trainable"] and flags["wrapped"]:
+        raise UsageError("usage.flag", "--trainable and --wrapped exclude each other")
     values: dict[str, Any] = {"created": _source_date()}
     for option in OPTIONS:
         given = flags.get(option.flag.lstrip("-").replace("-", "_"))

@@ -48,7 +48,7 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
     if not target.keeps_source:
         return _back(index, to, options) if format_of(index.format).keeps_source else _plan_model(index, to, options)
     plan = _plan_model(index, to, options)
-    if plan.refusals or not options.source_record:
+    if plan.refusals or not options.source_record or options.trainable:  # training is to change it
         return plan
     from ckconv.record.keep import with_record
 

@@ -162,10 +162,13 @@ class _Comparison:
         return faults, len(self.out.tensors) + len(self.out.unknown) - zero_filled, zero_filled
 
     def _config(self) -> Iterator[_Fault]:
-        """What the output's configuration says else than the source's; the context length is a matter of choice."""
+        """What the output's configuration says else than the source's; the context length is a matter of choice.
+
+        So is what the target's engine imposes on every model of the format, where the plan was asked to allow that.
+        """
         if not self.configuration or self.source is None or self.out.config is None or self.source.config is None:
             return
-        chosen = {"context_length"}
+        chosen = {"context_length", *str(self.out.facts.get("imposed", "")).split()}
         if self.out.metadata_kind is MetadataKind.OWN and self.out.metadata.keys() <= {"model_type"}:
             chosen |= {"norm_eps", "rope_theta"}  # no document in or beside the file, and its header has no place
         for name, pair in parameter_differences(self.out, self.source).items():

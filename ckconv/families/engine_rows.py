@@ -1,9 +1,8 @@
 """Section ``[engines]`` of a family file: what an engine's loader does with the family.
 
-``llama_cpp``, ``transformers`` and ``mlx_lm`` are rows, as are ``bump3`` and ``bump5``. No row: the engine is not known
-to compute the family, and the conversion is refused; ``absent``: the engine is known to have nothing for it, or, with
-a sentence, to compute it wrong. Rows
-are not inherited.
+``llama_cpp``, ``transformers`` and ``mlx_lm`` are rows, as are ``bump3``, ``bump5`` and ``bump_trained`` (what
+trains). No row: the engine is not known to compute the family, and the conversion is refused; ``absent``: the engine is
+known to have nothing for it, or, with a sentence, to compute it wrong. Rows are not inherited.
 """
 
 from __future__ import annotations
@@ -70,6 +69,8 @@ class Engine(NamedTuple):
         written_as: of a bump engine: the family as which its models are written, entry for entry.
         neighbours: of a bump engine: RoPE rotates neighbours in every format of the family, and in the engine, so that
             rows stay as they are.
+        biased: of the engine that trains: the family whose class has every bias, for a model with one that this
+            family's has not.
         unnamed: of a bump engine: a file that names no family and has these tensors is taken for this family's.
         unadapted: canonical modules that it computes without the adapter of them.
         narrow: canonical tensors that llama.cpp's converter stores as other matrices, though in FP32 of other families.
@@ -94,6 +95,7 @@ class Engine(NamedTuple):
     slides: bool = False
     written_as: str = ""
     neighbours: bool = False
+    biased: str = ""
     unnamed: bool = False
     unadapted: tuple[str, ...] = ()
     narrow: tuple[str, ...] = ()
@@ -105,7 +107,7 @@ _KNOWN = frozenset(
         "optional", "required", "unadapted", "narrow",
     }
 )  # fmt: skip
-_OF_BUMP = frozenset({"tensors", "interleaved", "slides", "as", "neighbours", "absent", "unnamed"})
+_OF_BUMP = frozenset({"tensors", "interleaved", "slides", "as", "neighbours", "absent", "biased", "unnamed"})
 
 
 def engine(path: Path, name: str, row: object) -> Engine:
@@ -138,6 +140,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         bool(fields.get("slides")),
         str(fields.get("as", "")),
         bool(fields.get("neighbours")),
+        str(fields.get("biased", "")),
         bool(fields.get("unnamed")),
         _names(fields.get("unadapted")),
         _names(fields.get("narrow")),

@@ -77,6 +77,8 @@ class Format(NamedTuple):
         suffix: of the name of a file; empty for a format that is a directory.
         further: other endings by which a file is known.
         adapter_files: names of files that only its adapters have.
+        told_beside: of a path whose name has the suffix: what lies beside it says that it is of this format, whatever
+            its bytes look like.
         single: a model is one file, or several of which each opens the set. Of another format, loaders open a
             directory or an index.
         blocks: names of the block types that a model of this format may have.
@@ -101,6 +103,7 @@ class Format(NamedTuple):
     suffix: str = ""
     further: tuple[str, ...] = ()
     adapter_files: tuple[str, ...] = ()
+    told_beside: Place | None = None
     single: bool = False
     blocks: Place | None = None
     choose: Place | None = None
@@ -207,10 +210,17 @@ FORMATS: tuple[Format, ...] = (
                 needs_config=True,
                 judged=True,
             ),
+            Output(
+                "bump train",
+                ("ckconv.formats.bump.plan_trained", "TrainedPlanner"),
+                options=frozenset({"context", "trainable"}),
+                needs_config=True,
+            ),
         ),
         read=Reader(("ckconv.formats.bump.read", "open_bump"), frozenset({"source", "config_path"})),
         head=re.compile(rb"BUMPWGT[345]"),
         suffix=".bump",
+        told_beside=("ckconv.formats.bump.trained", "is_trained"),
         single=True,
         blocks=("ckconv.formats.bump.slots", "BLOCKS"),
         choose=("ckconv.formats.bump.versions", "choose"),

@@ -65,13 +65,13 @@ def check_version(plan: Plan) -> None:
     Raises:
         UsageError: ``usage.flag``.
     """
-    if not plan.version:
-        return
     outputs = format_of(plan.format).outputs
+    if format_of(plan.format).choose is None:
+        return
     for given in asked(plan.options):
         having = [output for output in outputs if given.option.name in output.options]
         if given.option.limited and plan.version not in [output.version for output in having]:
-            hint = " or ".join(f"--{plan.format}-version {output.version}" for output in having)
+            hint = " or ".join(f"--{plan.format}-version {o.version}" for o in having) if plan.version else None
             message = f"{given.flag} is for {_listed([o.name for o in having])}, and the output is {plan.target_name}"
             raise UsageError("usage.flag", message, hint=hint)
 

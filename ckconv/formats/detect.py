@@ -30,10 +30,18 @@ def detect(path: Path, source: ByteSource) -> str:
         InputError: ``input.format``, if neither its content nor its name says.
     """
     head = source.read_at(0, 16)
+    name = path.name.lower()
+    for format in FORMATS:
+        if (
+            format.told_beside
+            and source.size is not None
+            and name.endswith(format.suffix)
+            and load(format.told_beside)(path)
+        ):
+            return format.name
     for format in FORMATS:
         if format.head is not None and format.head.match(head):
             return format.name
-    name = path.name.lower()
     for format in FORMATS:
         if format.suffix and name.endswith((format.suffix, *format.further)):
             return format.name

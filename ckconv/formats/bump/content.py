@@ -12,6 +12,7 @@ from ckconv.formats.bump.config import CONFIG_NAME
 from ckconv.formats.bump.manifest import MANIFEST_NAME
 from ckconv.formats.bump.map import MAP_NAME
 from ckconv.formats.bump.spec import FOOTER_NAME, fields_of
+from ckconv.formats.bump.trained import manifest_of
 from ckconv.io.bytesource import open_source
 from ckconv.plan.content import Content
 from ckconv.plan.steps import Plan
@@ -24,6 +25,8 @@ def content(index: TensorIndex, named: Mapping[str, Path]) -> Content:
         named: document -> where it is, if not beside the file.
     """
     path = index.path
+    if not index.version:  # its manifest is all that it says
+        return Content({}, {}, {MANIFEST_NAME: named.get(MANIFEST_NAME) or manifest_of(path)})
     keys = {**fields_of(index.facts["header"]), "dtype table": bytes(index.facts["codes"])}
     with open_source(path) as source:
         for stored in index.facts.get("tokenizer") or ():
@@ -37,6 +40,8 @@ def content(index: TensorIndex, named: Mapping[str, Path]) -> Content:
 
 def shown(_: TensorIndex, out: TensorIndex) -> dict[str, Any]:
     """The version, and how its types are numbered and its rows ordered."""
+    if not out.version:
+        return {"trainable": out.facts["layout"]}
     seen: dict[str, Any] = {"bump_version": out.version}
     if out.version == 3 and "dtype_codes" in out.facts:
         seen["dtype_codes"] = out.facts["dtype_codes"]
@@ -47,6 +52,8 @@ def shown(_: TensorIndex, out: TensorIndex) -> dict[str, Any]:
 
 def stores_alike(plan: Plan, out: TensorIndex) -> bool:
     """The plan writes entries of these types, in this order of rows."""
+    if not (plan.version and out.version):
+        return plan.version == out.version and plan.options.trainable == out.facts["layout"]
     layout = str(out.facts.get("rope_layout", "")) if plan.rope_layout else ""
     return bytes(plan.contents().keys["dtype table"]) == bytes(out.facts["codes"]) and plan.rope_layout == layout
 
@@ -57,6 +64,6 @@ def takes_along(plan: Plan, directory: Path) -> tuple[tuple[str, ...], str]:
     It loads by the ``weights_manifest.map`` that lies beside the weights of versions 4 and 5; that may be of another
     bump file there.
     """
-    if plan.version == 3 or other_bumps(directory / plan.files[0].name, MAP_NAME):
+    if plan.version in (0, 3) or other_bumps(directory / plan.files[0].name, MAP_NAME):
         return (), ""
     return (MAP_NAME,), "--map writes it anew"

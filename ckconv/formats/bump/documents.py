@@ -86,7 +86,7 @@ def check_documents(index: TensorIndex, named: Mapping[str, Path] | None = None)
         VerifyError: ``verify.document``, with every fault found.
         InputError: a document is malformed.
     """
-    if index.format != "bump":
+    if index.format != "bump" or not index.version:  # its manifest was held against it when it was opened
         return
     paths = {
         name: (named or {}).get(name) or document_beside(index.path, name) for name in (CONFIG_NAME, MANIFEST_NAME)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-#: Rows of family files: the generated runtime of bump 3, and the one that goes by templates, of bump 4 and 5.
-GENERATED, TEMPLATED = "bump3", "bump5"
+#: Rows of family files: the generated runtime of bump 3, the one that goes by templates, of bump 4 and 5, and the one
+#: that trains.
+GENERATED, TEMPLATED, TRAINED = "bump3", "bump5", "bump_trained"
 
 #: Types of whose blocks a bump 3 file is computed by one snapshot at most.
 K_QUANTS = frozenset({"Q4_K", "Q6_K"})

@@ -15,6 +15,7 @@ from ckconv.formats.bump.manifest import MANIFEST_NAME, load_manifest
 from ckconv.formats.bump.read3 import index_bump3, read_bump3
 from ckconv.formats.bump.read5 import index_bump5
 from ckconv.formats.bump.spec import HEADER_BYTES, MAGIC, VERSIONS
+from ckconv.formats.bump.trained import index_trained, is_wrapped, trained_manifest
 from ckconv.io.bytesource import ByteSource, open_source
 
 
@@ -45,6 +46,9 @@ def open_bump(
     opened = source or open_source(path)
     try:
         head = opened.read_at(0, HEADER_BYTES)
+        trained = trained_manifest(path, head) if source is None and config is None else None
+        if trained is not None:
+            return index_trained(path, opened, trained, wrapped=is_wrapped(head))
         version = _version(path, head)
         older = read_bump3(path, opened, head) if version == 3 else None
         newer = read_bump5(path, opened, head, version) if older is None else None

@@ -138,6 +138,13 @@ SLOTS_E: SlotTable = (
     (_FINAL, _LM_HEAD),
 )
 
+#: Models that were trained in the engine: of entries that are found by name and offset, in no order.
+SLOTS_TRAINED: SlotTable = (
+    (_TOKEN_EMB, _HEAD._replace(optional=False)),
+    (_LN1, _LN2, _WQ, _BQ, _Q_NORM, _WK, _BK, _K_NORM, _WV, _BV, _WO_FLAT, _BO, _W1, _B1, _W2, _B2),
+    (_FINAL,),
+)
+
 #: Block types that have a number in a dtype table.
 BLOCKS = tuple(dtype.name for dtype in DTYPES.values() if dtype.kind is Kind.BLOCK and dtype.bump_v4 is not None)
 

@@ -25,6 +25,8 @@ class PlanOf(Protocol):
 
 def choose(index: TensorIndex, options: Options, plan_of: PlanOf) -> Plan:
     """The plan of the version that is asked for, or of the first that holds the model."""
+    if options.trainable:
+        return plan_of(0)
     version = options.bump_version or (age_of(options).versions[0] if options.engine else 0)
     if version:
         plan = plan_of(version)

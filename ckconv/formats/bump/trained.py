@@ -1,0 +1,276 @@
+"""Models that were trained in the engine (v7): float32 from byte 0 of the file on, and a manifest of what is where.
+
+Sources: ``init_tiny_train_model_v7.py`` and ``_write_ck_weight_checkpoint_bump`` of ``ck_run_v7.py`` for the files,
+``build_ir_train_v7.py`` for the entries that are used; what is computed was measured by the losses of the engine.
+
+A run holds ``weights.bump`` beside ``weights_manifest.json``, and ``checkpoints/weights_step_N.bump`` beside
+``weights_step_N_manifest.json``. Entries begin at multiples of 64, with zeros between them. For inference the same
+bytes are wrapped: the magic number of version 4 and zeros stand before them (152 bytes in v7, 128 in v8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.config import NUMBERS, REAL, ModelConfig, checked_number
+from ckconv.core.dtypes import F32
+from ckconv.core.names import parse
+from ckconv.core.tensors import Dropped, Extent, StoredTensor, TensorIndex
+from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
+from ckconv.families.catalogue import FAMILIES, families_of_engine, family_of_model_type
+from ckconv.families.presence import always, switches, used
+from ckconv.families.schema import Family
+from ckconv.formats.bump.beside import document_beside
+from ckconv.formats.bump.config import model_config
+from ckconv.formats.bump.engines import TRAINED
+from ckconv.formats.bump.manifest import (
+    CODE,
+    MANIFEST_NAME,
+    Manifest,
+    checked_manifest,
+    load_manifest,
+    mismatch_error,
+    relocated,
+    slots_named,
+)
+from ckconv.formats.bump.placement import Placed, geometry, place
+from ckconv.formats.bump.slots import SLOTS_TRAINED
+from ckconv.formats.bump.spec import EXTENDED_HEADER_BYTES, HEADER_BYTES, MAGIC
+from ckconv.formats.bump.table import stored_of, tensor_of
+from ckconv.formats.bump.template import ROPE_WORDS, template_interleaves
+from ckconv.io.bytesource import ByteSource
+from ckconv.io.json import shown
+
+#: What the manifests of such models call themselves: as they are initialised, and as they are trained.
+INITIALISED, CHECKPOINT = "weights_manifest_v7_tiny_init", "weights_manifest_v7_runtime_checkpoint"
+
+#: Keys of a manifest that say where the model is from.
+PROVENANCE = ("source", "step", "reason")
+
+#: Layout of the bytes -> what stands before them: nothing, or what v7 wraps them in.
+WRAPPERS: Mapping[str, bytes] = {"headerless": b"", "wrapped": MAGIC[4].ljust(EXTENDED_HEADER_BYTES, b"\0")}
+
+#: Entries begin at multiples of this.
+ALIGNMENT = 64
+
+#: The runtime's norms have it; no document says so.
+EPSILON = 1e-6
+
+#: More than a shape ever has; of others the error says less.
+_DIMENSIONS = 4
+
+#: State of a parity harness in a model that was never trained, which is no part of it.
+_HARNESS = "tiny."
+
+#: Field -> its keys in the manifest's configuration; ``hidden_size`` there is the feed-forward's.
+CONFIG_KEYS: Mapping[str, tuple[str, ...]] = {
+    "num_layers": ("num_layers",),
+    "hidden_size": ("embed_dim",),
+    "ffn_size": ("intermediate_size", "hidden_size"),
+    "num_heads": ("num_heads",),
+    "num_kv_heads": ("num_kv_heads",),
+    "head_dim": ("head_dim",),
+    "vocab_size": ("vocab_size",),
+    "context_length": ("context_len", "context_length"),
+}
+
+
+def manifest_of(path: Path) -> Path:
+    """Where the manifest of a file is, if it has one: called after it, or as the engine's runs call it."""
+    own = path.with_name(f"{path.stem}_manifest.json")
+    return own if own.exists() else document_beside(path, MANIFEST_NAME)
+
+
+def trained_manifest(path: Path, head: bytes) -> Mapping[str, Any] | None:
+    """The manifest beside a file that begins with ``head``, if it is a model trained in the engine.
+
+    Raises:
+        InputError: ``bump.metadata``; those of ``open_source``.
+    """
+    if head.startswith(tuple(MAGIC.values())) and not is_wrapped(head):
+        return None
+    document = load_manifest(manifest_of(path))
+    return document if document is not None and document.get("format") in (INITIALISED, CHECKPOINT) else None
+
+
+def is_trained(path: Path) -> bool:
+    """What lies beside a file says that it is a model trained in the engine, whatever its first numbers look like."""
+    from ckconv.io.bytesource import open_source
+
+    with open_source(path) as source:
+        return trained_manifest(path, source.read_at(0, HEADER_BYTES)) is not None
+
+
+def is_wrapped(head: bytes) -> bool:
+    """The magic number of version 4 stands before a header of zeros, which is none."""
+    return head.startswith(MAGIC[4]) and not any(head[len(MAGIC[4]) : HEADER_BYTES])
+
+
+def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *, wrapped: bool) -> TensorIndex:
+    """The index of a file and its manifest.
+
+    Raises:
+        InputError: ``bump.metadata`` or ``model.config``, what the manifest says is not what the file can hold.
+        UnsupportedError: ``model.architecture``, the engine trains no such family, or ckconv knows none.
+    """
+    start, end = HEADER_BYTES if wrapped else 0, source.size or 0
+    manifest = checked_manifest(document, path, start=start, end=end)
+    config = document.get("config")
+    config = config if isinstance(config, dict) else {}
+    family = _family(path, config)
+    unused = {
+        name
+        for name in manifest.entries
+        if name.startswith(_HARNESS) or (name.endswith(("q_norm", "k_norm")) and not used(family, TRAINED))
+    }
+    kept = manifest._replace(entries={name: e for name, e in manifest.entries.items() if name not in unused})
+    model = _config(path, config, family)
+    table, faults = slots_named(kept, SLOTS_TRAINED, model.num_layers)
+    if faults:
+        raise mismatch_error(faults, path)
+    interleaved = _interleaved(path, document, config, family)
+    g = geometry(model, context=model.context_length, step=1)
+    placed = relocated(
+        place(table, g, lambda slot, layer: F32, start=0, interleaved=interleaved, family=family), kept, path
+    )
+    _check_shapes(path, document, placed)
+    _check_gaps(path, source, manifest, len(MAGIC[4]) if wrapped else 0)
+    lacking = _without_a_place(source, placed, family)
+    row = family.engines[TRAINED]
+    dropped = tuple(_dropped(path, document, manifest, name) for name in manifest.entries if name in unused)
+    facts: dict[str, Any] = {
+        "layout": "wrapped" if wrapped else "headerless",
+        "manifest": document["format"],
+        "rope_layout": "interleaved" if interleaved else "split",
+        "imposed": "norm_eps",
+    }
+    if lacking and row.biased:
+        other = FAMILIES[row.biased]
+        model = replace(model, family=other.name, model_type=other.model_type)
+        facts["note"] = f"{lacking[0]} is trained, and a {family.name} has no such bias: it is read as a {other.name}"
+    return TensorIndex(
+        format="bump",
+        version=0,
+        path=path,
+        files=(path,),
+        architecture=family.name,
+        config=model,
+        stored=(*(stored_of(path, item) for item in placed), *(item.stored for item in dropped)),
+        tensors={item.canonical: tensor_of(path, item) for item in placed},
+        canonical_of={item.canonical: (item.canonical,) for item in placed},
+        dropped=dropped,
+        metadata={key: value for key, value in document.items() if key != "entries"},
+        facts=facts,
+    )
+
+
+def _family(path: Path, config: Mapping[str, Any]) -> Family:
+    word = config.get("model")
+    if not isinstance(word, str):
+        raise InputError("model.config", f"{MANIFEST_NAME}: config.model is {shown(word)}, a name expected", path=path)
+    family = family_of_model_type(word)
+    row = family.engines.get(TRAINED) if family else None
+    if family is None or row is None:
+        known = ", ".join(family.name for family in families_of_engine(TRAINED))
+        raise UnsupportedError(
+            "model.architecture",
+            f"it was trained in the engine as {quoted(word)}; ckconv knows what the engine trains of {known}",
+            path=path,
+        )
+    return family
+
+
+def _config(path: Path, config: Mapping[str, Any], family: Family) -> ModelConfig:
+    def fail(message: str) -> InputError:
+        return InputError("model.config", f"{MANIFEST_NAME}: {message}", path=path)
+
+    sizes = {}
+    for field, keys in CONFIG_KEYS.items():
+        key = next((key for key in keys if key in config), keys[0])
+        if key not in config:
+            raise fail(f"config.{key} is missing")
+        sizes[field] = int(checked_number(f"config.{key}", config[key], NUMBERS[field], fail))
+        if not sizes[field]:
+            raise fail(f"config.{key} is 0")
+    if sizes["num_heads"] % sizes["num_kv_heads"]:
+        raise fail(f"config.num_heads is {sizes['num_heads']}, not a multiple of num_kv_heads, {sizes['num_kv_heads']}")
+    theta = checked_number("config.rope_theta", config.get("rope_theta"), REAL, fail)
+    words = {"model_type": family.model_type, "rope_theta": theta, "rms_norm_eps": EPSILON}
+    return replace(model_config(path, words, sizes), tied=False)
+
+
+def _interleaved(path: Path, document: Mapping[str, Any], config: Mapping[str, Any], family: Family) -> bool:
+    """As ``_resolve_train_config`` has it: the configuration's word, else the template's, else the family's."""
+    word, template = config.get("rope_layout"), document.get("template")
+    if word is None:
+        return template_interleaves(template if isinstance(template, dict) else {}, family.engines[TRAINED].interleaved)
+    if not isinstance(word, str) or word not in ROPE_WORDS:
+        raise InputError("model.config", f"rope_layout is {shown(word)}, split or pairwise expected", path=path)
+    return ROPE_WORDS[word]
+
+
+def _check_gaps(path: Path, source: ByteSource, manifest: Manifest, start: int) -> None:
+    """What is between entries is zeros, and as short as it can be; behind the last there is nothing."""
+    ordered = sorted(manifest.entries.values(), key=lambda entry: entry.offset)
+    ends = [start, *(entry.offset + entry.nbytes for entry in ordered)]
+    for end, entry in zip(ends, ordered, strict=False):
+        gap = entry.offset - end
+        limit = ALIGNMENT if end != start else HEADER_BYTES + ALIGNMENT
+        if gap >= limit or any(source.read_at(end, gap)):
+            what = f"{counted(gap, 'byte')} before" if gap >= limit else "other bytes than zeros before"
+            raise InputError(
+                "bump.extent",
+                f"{what} {quoted(entry.name)} belong to no entry of {MANIFEST_NAME}",
+                path=path,
+                offset=end,
+            )
+    if source.size is not None and source.size > ends[-1]:
+        raise InputError(
+            "bump.extent",
+            f"{counted(source.size - ends[-1], 'byte')} behind the last entry of {MANIFEST_NAME}",
+            path=path,
+            offset=ends[-1],
+        )
+
+
+def _check_shapes(path: Path, document: Mapping[str, Any], placed: list[Placed]) -> None:
+    """The shapes that a manifest names are those of the model's sizes: a matrix of as many bytes may be another."""
+    rows: dict[str, list[int]] = {}
+    for item in placed:
+        shape = rows.setdefault(item.slot_name, [0, *item.shape[1:]])
+        shape[0] += item.shape[0]
+    said = {entry.get("name"): entry.get("shape") for entry in document["entries"]}
+    faults = [
+        f"{MANIFEST_NAME}: the shape of {name} is {_words(said[name])}, the model's sizes make it {shape}"
+        for name, shape in rows.items()
+        if said.get(name) is not None and said[name] != shape
+    ]
+    if faults:
+        raise InputError(CODE, faults[0], path=path, details=listed(faults[1:]))
+
+
+def _words(shape: object) -> str:
+    whole = isinstance(shape, list) and len(shape) <= _DIMENSIONS and all(isinstance(n, int) for n in shape)
+    return str(shape) if whole else shown(shape)
+
+
+def _without_a_place(source: ByteSource, placed: list[Placed], family: Family) -> list[str]:
+    """Entries of biases that the family's class never has, and that are not all zeros."""
+    possible = always(family, "hf").union(*switches(family).values())
+    foreign = (item for item in placed if item.slot.zero_if_absent and parse(item.canonical).pattern not in possible)
+    return [item.slot_name for item in foreign if any(source.read_whole(item.offset, item.nbytes))]
+
+
+def _dropped(path: Path, document: Mapping[str, Any], manifest: Manifest, name: str) -> Dropped:
+    entry = manifest.entries[name]
+    reason = "state of a parity harness" if name.startswith(_HARNESS) else "the runtime of this family does not use it"
+    if entry.dtype != "fp32" or entry.nbytes % F32.size:
+        raise InputError(
+            CODE, f"{MANIFEST_NAME}: {quoted(name)} is {shown(entry.dtype)} of {entry.nbytes:,} bytes, fp32 expected",
+            path=path, tensor=name,
+        )  # fmt: skip
+    stored = StoredTensor(name, F32, (entry.nbytes // F32.size,), Extent(path, entry.offset, entry.nbytes))
+    return Dropped(stored, reason)
