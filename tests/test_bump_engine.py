@@ -9,9 +9,11 @@ import json
 from pathlib import Path
 
 import bump_engine
+import numpy as np
 import pytest
+import trained_cases
 from conftest import FIXTURES
-from recorded import EXACT, PROMPT, off
+from recorded import EXACT, FACTS, PROMPT, off
 
 import ckconv
 from ckconv import Options
@@ -67,6 +69,17 @@ def test_the_other_order_of_rows_computes_something_else(name: str, tmp_path: Pa
     path.write_text(json.dumps({**manifest, "config": {**manifest["config"], "rope_layout": other}}))
 
     assert off(bump_engine.logits(made, PROMPT), name) > 0.1
+
+
+def test_blocks_compute_what_transformers_does_of_the_gguf(tmp_path: Path) -> None:
+    """Q5_0 matrices and a Q8_0 head; the engine has no Q5_0 embedding."""
+    source = FIXTURES / "kquants" / "llama64.Q4_K_M.gguf"
+    made = bump_of(source, tmp_path, decode=("token_embd.weight",))
+
+    types = {entry["dtype"] for entry in json.loads(made.with_name("weights_manifest.json").read_text())["entries"]}
+    assert {"q5_0", "q8_0"} < types
+    rows = bump_engine.logits(made, PROMPT)[FACTS["rows"]]
+    assert np.abs(rows - trained_cases.recorded(source.name)).max() < EXACT
 
 
 def test_an_entry_that_no_operation_uses_is_an_error(tmp_path: Path) -> None:
