@@ -71,6 +71,7 @@ class Engine(NamedTuple):
             rows stay as they are.
         biased: of the engine that trains: the family whose class has every bias, for a model with one that this
             family's has not.
+        biases: of a bump engine: the only biases that it adds, where a model of the family may have others too.
         unnamed: of a bump engine: a file that names no family and has these tensors is taken for this family's.
         unadapted: canonical modules that it computes without the adapter of them.
         narrow: canonical tensors that llama.cpp's converter stores as other matrices, though in FP32 of other families.
@@ -96,6 +97,7 @@ class Engine(NamedTuple):
     written_as: str = ""
     neighbours: bool = False
     biased: str = ""
+    biases: tuple[str, ...] | None = None
     unnamed: bool = False
     unadapted: tuple[str, ...] = ()
     narrow: tuple[str, ...] = ()
@@ -107,7 +109,7 @@ _KNOWN = frozenset(
         "optional", "required", "unadapted", "narrow",
     }
 )  # fmt: skip
-_OF_BUMP = frozenset({"tensors", "interleaved", "slides", "as", "neighbours", "absent", "biased", "unnamed"})
+_OF_BUMP = frozenset({"tensors", "interleaved", "slides", "as", "neighbours", "absent", "biased", "biases", "unnamed"})
 
 
 def engine(path: Path, name: str, row: object) -> Engine:
@@ -141,6 +143,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         str(fields.get("as", "")),
         bool(fields.get("neighbours")),
         str(fields.get("biased", "")),
+        _names(fields["biases"]) if "biases" in fields else None,
         bool(fields.get("unnamed")),
         _names(fields.get("unadapted")),
         _names(fields.get("narrow")),

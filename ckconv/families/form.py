@@ -164,6 +164,7 @@ _ENGINE = _or_table(
             ("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted"), _many(_text)
         ),
         **dict.fromkeys(("as", "absent"), _text),
+        "biases": _many(_text),
         **dict.fromkeys(("head_must_be_written", "interleaved", "slides", "neighbours", "unnamed"), _flag),
     },
 )

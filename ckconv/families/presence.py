@@ -93,6 +93,12 @@ def used(family: Family, engine: str) -> frozenset[str]:
     return _patterns(family, row.tensors if row else ())
 
 
+def added(family: Family, engine: str) -> frozenset[str] | None:
+    """Canonical patterns of the only biases that a bump engine adds; ``None`` for all that there is a place for."""
+    row = family.engines.get(engine)
+    return None if row is None or row.biases is None else _patterns(family, row.biases)
+
+
 def _patterns(family: Family, names: tuple[str, ...]) -> frozenset[str]:
     patterns = (name.rpartition(".") for name in names)
     return frozenset(

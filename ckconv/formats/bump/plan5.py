@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 from ckconv.core.dtypes import F32, DType
-from ckconv.core.names import with_layer
+from ckconv.core.names import is_bias, parse, with_layer
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.ages import Age
 from ckconv.families.catalogue import families_of_engine
 from ckconv.families.parameters import scope_of
-from ckconv.families.presence import used
+from ckconv.families.presence import added, used
 from ckconv.formats.bump import ages
 from ckconv.formats.bump.engines import FOR_V7_AND_V8, TEMPLATED
 from ckconv.formats.bump.placement import slots_of
@@ -75,6 +75,12 @@ class Bump5Planner(BumpPlanner):
         elif self.row.slides:
             self.reasons += engine_reasons(self.config, self.geometry.context)
         self.reasons += ages.conditions(self.age, self._to_judge({}))
+        allowed = added(self.own, TEMPLATED)
+        if allowed is not None:
+            there = {parse(name).pattern for name in self.tensors if is_bias(name)}
+            if others := sorted(there - allowed):
+                more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+                self.refuse(f"{self.own.name} goes to bump {self.version} only without {others[0]}{more}")
 
     def _to_judge(self, types: Mapping[str, DType]) -> ages.Made:
         scope = {**scope_of(self.own, replace(self.config, family=self.own.name)), "context": self.geometry.context}
