@@ -115,6 +115,13 @@ def dense(bump: Bump, x: np.ndarray, layer: int) -> np.ndarray:
     return x + mlp(bump, bump.norm(x, f"{at}ln2_gamma"), at)
 
 
+def sandwiched(bump: Bump, x: np.ndarray, layer: int) -> np.ndarray:
+    """A layer with a norm before and behind each of its two blocks."""
+    at = f"layer.{layer}."
+    x = x + bump.norm(attention(bump, bump.norm(x, f"{at}ln1_gamma"), at), f"{at}post_attention_norm")
+    return x + bump.norm(mlp(bump, bump.norm(x, f"{at}ln2_gamma"), at), f"{at}post_ffn_norm")
+
+
 class Circuit(NamedTuple):
     """A family as the engine knows it: its RoPE kernel and a layer."""
 
@@ -127,6 +134,7 @@ CIRCUITS = {
     "llama": Circuit("rope_forward_qk_pairwise", dense),
     "qwen2": Circuit("rope_forward_qk", dense),
     "qwen3": Circuit("rope_forward_qk", dense),
+    "glm4": Circuit("rope_forward_qk_pairwise", sandwiched),
 }
 
 #: ``rope_layout`` of the configuration overrides the template's kernel, in April's engine only.

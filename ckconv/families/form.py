@@ -144,6 +144,7 @@ _PARAMETER = _or_table(
     {
         "hf": _KEY,
         "gguf": _KEY,
+        "bump": _KEY,
         "default": _or_table(_scalar, dict.fromkeys(("transformers", "mlx_lm", "llama_cpp"), _scalar)),
         "value": _scalar,
         "optional": _flag,

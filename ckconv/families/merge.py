@@ -44,7 +44,7 @@ FORMATS = ("hf", "gguf", "mlx")
 ROW_FIELDS = frozenset({"axes", "bias", "when", "layers", "why", *FORMATS})
 
 #: Fields of a parameter that hold one cell or a list of them.
-PARAMETER_CELLS = ("hf", "gguf")
+PARAMETER_CELLS = ("hf", "gguf", "bump")
 
 
 def fault(path: Path, message: str) -> InputError:

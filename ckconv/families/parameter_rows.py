@@ -1,7 +1,8 @@
 """Section ``[parameters]`` of a family file: rows of hyper-parameters.
 
-``name = { hf, gguf, default, value, optional }``, or a plain constant of the family (``mlp_bias = false``). ``hf`` and
-``gguf`` are a cell or a list of cells: a key (``"hidden_size"``, ``"rope.freq_base:f32"``), or a table that has one of
+``name = { hf, gguf, bump, default, value, optional }``, or a plain constant of the family (``mlp_bias = false``).
+``hf``, ``gguf`` and ``bump`` (keys of the engine's configuration, besides those that every family has) are a cell or a
+list of cells: a key (``"hidden_size"``, ``"rope.freq_base:f32"``), or a table that has one of
 
 - ``key``: with ``read`` and ``write`` (expressions over ``it``), ``when`` (written only then), ``alias`` (read, never
   written), ``instead`` (an alias that counts only where no other cell says anything), ``unread`` (no engine looks at
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed
 from ckconv.families.keys import READERS
+from ckconv.families.merge import PARAMETER_CELLS
 
 #: Types that a key of GGUF metadata may have, written behind its name (``rope.freq_base:f32``); u32 without.
 KEY_TYPES = ("u32", "i32", "u64", "f32", "bool", "str", "i32[]", "u32[]", "bool[]", "f32[]")
@@ -83,7 +85,7 @@ class Parameter(NamedTuple):
     """One hyper-parameter.
 
     Attributes:
-        cells: format ("hf", "gguf") -> its cells.
+        cells: format ("hf", "gguf", "bump") -> its cells.
         defaults: who reads (:data:`TAKERS`) -> what it takes where nothing is said.
         value: it follows from others.
         optional: it may be missing, which is ``None``.
@@ -122,9 +124,9 @@ class ParameterRows(Fields):
         self.where = f"parameters.{name}"
         if not isinstance(row, dict):
             return Parameter(name, value=self.expression(row))
-        fields = self.fields(row, frozenset({"hf", "gguf", "default", "value", "optional"}))
+        fields = self.fields(row, frozenset({*PARAMETER_CELLS, "default", "value", "optional"}))
         cells = {
-            format: tuple(self._cell(cell) for cell in listed(fields.get(format, []))) for format in ("hf", "gguf")
+            format: tuple(self._cell(cell) for cell in listed(fields.get(format, []))) for format in PARAMETER_CELLS
         }
         value = self.expression(fields.get("value"))
         return Parameter(name, cells, self._defaults(fields.get("default")), value, bool(fields.get("optional")))

@@ -7,10 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.config import NUMBERS, REAL, Fail, ModelConfig, build_config, checked_number, shortest_float32
+from ckconv.core.config import (
+    FIELD_OF,
+    NUMBERS,
+    REAL,
+    Fail,
+    ModelConfig,
+    build_config,
+    checked_number,
+    shortest_float32,
+)
 from ckconv.core.config_keys import CONFIG_KEYS
 from ckconv.errors import InputError, UnsupportedError, quoted
-from ckconv.families.catalogue import family_of_model_type, family_without_name
+from ckconv.families.catalogue import FAMILIES, family_of_model_type, family_without_name
+from ckconv.families.parameters import ExpressionError, ParameterError, Values
 from ckconv.families.sliding import periodic
 from ckconv.formats.bump.engines import GENERATED
 from ckconv.io.json import Document, read_object, shown
@@ -86,6 +96,46 @@ def _sliding(config: Mapping[str, Any], model: ModelConfig, fail: Fail) -> Model
     if isinstance(period, bool) or not isinstance(period, int) or period < 0:
         raise fail(f"sliding_window_pattern must be a whole number, got {shown(period)}")
     return replace(model, local_rope_theta=local or None, layer_types=periodic(model.num_layers, period))
+
+
+class _Manifest:
+    """The engine's own configuration as the rows of a family read it."""
+
+    format = "bump"
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+
+    def value(self, key: str) -> Any:
+        return self._config.get(key)
+
+    def has(self, key: str) -> bool:
+        return key in self._config
+
+    def shape(self, tensor: str) -> tuple[int, ...] | None:
+        return None
+
+    def numbers(self, tensor: str) -> list[float] | None:
+        return None
+
+
+def completed(path: Path, model: ModelConfig, config: Mapping[str, Any]) -> ModelConfig:
+    """With what the engine's configuration says of a family besides what it says of all.
+
+    Raises:
+        InputError: ``model.config``, something is missing or is none of its kind.
+    """
+    family = FAMILIES[model.family]
+    own = [name for name, row in family.parameters.items() if row.cells.get("bump") and row.value is None]
+    if not own:
+        return model
+    given = {name: value for name, value in model.scope.items() if name not in own}
+    values = Values(family, _Manifest(config), given=given)
+    try:
+        fields = {FIELD_OF[name]: values[name] for name in own if name in FIELD_OF}
+        return replace(model, **fields, own={name: values[name] for name in family.own})
+    except (ParameterError, ExpressionError) as error:
+        raise InputError("model.config", f"weights_manifest.json: {error}", path=path) from None
 
 
 def without_config(path: Path) -> InputError:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ckconv.core.config import ModelConfig
 from ckconv.core.version import __version__
 from ckconv.families.catalogue import FAMILIES
+from ckconv.families.parameters import scope_of, write
 from ckconv.families.schema import Family
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY
 from ckconv.formats.bump.placement import Geometry
@@ -74,7 +75,9 @@ class Facts(NamedTuple):
         """Keys that manifest and ``config.json`` only have where there is something to say."""
         layout = {"rope_layout": self.own_rope_layout} if self.own_rope_layout else {}
         window = {"sliding_window": self.config.sliding_window} if self.config.sliding_window else {}
-        return {**layout, **window, **carried(self.config, self.family), **self.texts}
+        own = write(self.family, scope_of(self.family, self.config), "bump").entries
+        circuit = {key: value for key, (_, value) in own.items()}
+        return {**layout, **window, **carried(self.config, self.family), **circuit, **self.texts}
 
 
 def entries(steps: tuple[Step, ...]) -> list[dict[str, Any]]:

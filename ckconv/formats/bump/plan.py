@@ -209,7 +209,8 @@ class BumpPlanner(Planner):
         if self.family.rope and c.head_dim % 2:
             keys = said(c, *HEAD_SIZE, format=self.index.format)
             self.refuse(f"heads of {c.head_dim} elements cannot form RoPE pairs{keys}")
-        if self.family.rope and c.rotary_dim != c.head_dim:
+        part = self.family.parameters.get("rope_dim")
+        if part and c.rotary_dim != c.head_dim and not part.cells.get("bump"):
             self.refuse(f"RoPE rotates {c.rotary_dim} of {c.head_dim} elements of a head; the engine rotates all")
         scaled_by = c.rope_scaling if c.rope_scaling and not scales_by_one(c.rope_scaling) else None
         if scaled_by and ROPE_FREQUENCIES not in self.index.tensors:

@@ -21,7 +21,7 @@ from ckconv.families.catalogue import (
 from ckconv.families.presence import used
 from ckconv.families.schema import Family
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY
-from ckconv.formats.bump.config import CONFIG_NAME, model_config, without_config
+from ckconv.formats.bump.config import CONFIG_NAME, completed, model_config, without_config
 from ckconv.formats.bump.engines import FOR_V7_AND_V8, TEMPLATED
 from ckconv.formats.bump.flavours import D, Flavour
 from ckconv.formats.bump.header5 import Bump5File
@@ -65,7 +65,7 @@ def index_bump5(
         family = merged["model_type"] = own[FAMILY_KEY]
     resolved = resolve(path, source, file, checked, used(_row_family(family), TEMPLATED) if family else frozenset())
     merged.setdefault("model_type", family or family_without_name(TEMPLATED, resolved.present))
-    model = model_config(path, merged, _header_fields(file.header))
+    model = completed(path, model_config(path, merged, _header_fields(file.header)), own)
     embedded = _template(file.metadata, checked)
     interleaved = _interleaved(path, merged, resolved.flavour, model, embedded)
     placed = resolved.place(interleaved=interleaved, family=FAMILIES[model.family])
