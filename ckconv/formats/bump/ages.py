@@ -146,9 +146,9 @@ def later_faults(age: Age, made: Made) -> Iterator[str]:
     yield from _template_faults(age, made)
 
 
-def any_fault(age: Age, made: Made) -> bool:
-    """The age does not compute the file, whatever the reason."""
-    return any(_faults(age, made))
+def remains_wrong(age: Age, made: Made) -> bool:
+    """The age does not compute the model either; floats that it has no kernel for would be widened for it."""
+    return bool(no_circuit(age, made.circuit) or [*later_faults(age, made)])
 
 
 def _faults(age: Age, made: Made) -> Iterator[object]:
@@ -161,7 +161,7 @@ def _faults(age: Age, made: Made) -> Iterator[object]:
 
 def right(made: Made) -> tuple[str, ...]:
     """The ages whose engine computes the file right."""
-    return tuple(age.name for age in ages().values() if made.version in age.versions and not any_fault(age, made))
+    return tuple(age.name for age in ages().values() if made.version in age.versions and not any(_faults(age, made)))
 
 
 def right_of_bump3(types: Collection[str], numbers: str) -> tuple[str, ...]:

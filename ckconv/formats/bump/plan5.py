@@ -119,7 +119,7 @@ class Bump5Planner(BumpPlanner):
         made = self._to_judge(matrices)._replace(biased=self._biased(), rope_layout=layout)
         made = made._replace(template=merged(ages.needed_template(made), self._template or {}))
         for why in ages.later_faults(self.age, made):
-            self.refuse(why, ages.elsewhere(self.age, lambda age: ages.any_fault(age, made)))
+            self.refuse(why, ages.elsewhere(self.age, lambda age: ages.remains_wrong(age, made)))
         self._made = made
 
     def _biased(self) -> frozenset[str]:
