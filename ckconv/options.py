@@ -213,7 +213,7 @@ OPTIONS: tuple[Option, ...] = (
         "quantize",
         "--quantize",
         Takes.TYPES,
-        "Quantise floats: a ggml type (q4_k: all matrices) or a recipe (q4_k_m); never by default.",
+        "Quantise floats: a ggml type (q4_k: all matrices), a recipe (q4_k_m); MLX: affine:BITS:GROUP, mxfp4.",
         limited=True,
         records=Records.BOTH,
     ),

@@ -166,7 +166,7 @@ FORMATS: tuple[Format, ...] = (
             Output(
                 "mlx",
                 ("ckconv.formats.mlx.plan", "MlxPlanner"),
-                options=_CHECKPOINTS,
+                options=_CHECKPOINTS | {"quantize"},
                 blocks=("ckconv.formats.mlx.blocks", "HELD"),
             ),
             Output("mlx adapter", ("ckconv.formats.mlx.adapter_plan", "MlxAdapterPlanner"), adapter=True),

@@ -16,7 +16,7 @@ from ckconv.errors import UnsupportedError
 from ckconv.quant import packed
 from ckconv.quant.codec import from_float32, to_float32
 from ckconv.quant.packed import scheme_of
-from ckconv.quant.quantise import missing_quantiser, quantise
+from ckconv.quant.quantise import missing_quantiser, planes_of, quantise
 from ckconv.quant.shifts import shifted
 from ckconv.quant.triples import plane_types, split_planes, triple_of
 
@@ -117,6 +117,9 @@ class Conversion(NamedTuple):
             # Every group is judged once, with the codes.
             packed = way(rows, codes=self.plane == 0)
             return packed.planes[self.plane], 0 if self.plane else packed.inexact
+        if self.plane and triple is not None and self.quantises:
+            floats, number = self._floats(rows)
+            return planes_of(floats, triple, number, codes=False)[self.plane], 0
         made, changed = self._apply(rows)
         if self.plane is None or triple is None:
             return made, changed
@@ -131,9 +134,9 @@ class Conversion(NamedTuple):
         if way is not None:
             made = way(rows)
             return (made.planes[0] if len(made.planes) == 1 else np.concatenate(made.planes, axis=1)), made.inexact
-        floats = decode(rows, self.source)
         if self.quantises:
-            return _quantised(floats, self)
+            return self._quantised(rows)
+        floats = decode(rows, self.source)
         if self.factor != 1.0:
             return _scaled(floats, self.factor, self.target)
         if not self.shift:
@@ -148,6 +151,23 @@ class Conversion(NamedTuple):
             return lower, 0
         again = shifted(to_float32(lower, self.target), -self.shift)
         return lower, int(np.count_nonzero(again.view(np.uint32) != floats.view(np.uint32)))
+
+    def _floats(self, rows: Rows) -> tuple[Floats, DType]:
+        """What is quantised, and the float type that all of it are numbers of."""
+        import numpy as np
+
+        floats, number = decode(rows, self.source), self.source if self.source.kind is Kind.FLOAT else F32
+        if self.factor == 1.0:
+            return floats, number
+        return (floats.astype(np.float64) * self.factor).astype(np.float32), F32
+
+    def _quantised(self, rows: Rows) -> tuple[Rows, int]:
+        """Blocks of the target's type."""
+        how, (floats, number) = self.quantising, self._floats(rows)
+        made = quantise(floats, self.target, how.importance if how else None, number)
+        if how and how.errors and convertible(self.target, F32):
+            how.errors.add(self.target, floats, decode(made, self.target))
+        return made, floats.size
 
 
 def between(source: Tensor, target: Tensor) -> Conversion:
@@ -237,16 +257,3 @@ def _scaled(floats: Floats, factor: float, target: DType) -> tuple[Rows, int]:
         made, _ = narrowed(products.astype(np.float32), target)
         back = to_float32(made, target).astype(np.float64)
     return made, int(np.count_nonzero((back != products) & ~(np.isnan(back) & np.isnan(products))))
-
-
-def _quantised(floats: Floats, conversion: Conversion) -> tuple[Rows, int]:
-    """Blocks of the target's type."""
-    import numpy as np
-
-    if conversion.factor != 1.0:
-        floats = (floats.astype(np.float64) * conversion.factor).astype(np.float32)
-    how = conversion.quantising
-    made = quantise(floats, conversion.target, how.importance if how else None)
-    if how and how.errors and convertible(conversion.target, F32):
-        how.errors.add(conversion.target, floats, decode(made, conversion.target))
-    return made, floats.size

@@ -10,12 +10,14 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32, DType, Kind
+from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.errors import UnsupportedError
 from ckconv.quant.codec import from_float32
+from ckconv.quant.triples import triple_of
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats, Rows
+    from ckconv.quant.mlx import Triple
 
 #: Types that gguf's package quantises to, in numpy (``quantize_blocks`` of ``gguf/quants.py``).
 IN_NUMPY = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"})
@@ -100,7 +102,7 @@ class Quantising:
 
 def missing_quantiser(dtype: DType) -> str:
     """Why there is no quantiser for a type; empty where there is one."""
-    if dtype in WIDENS_TO_F32:
+    if dtype in WIDENS_TO_F32 or triple_of(dtype) is not None:
         return ""
     if dtype.name.lower() not in GGML_TYPES:
         return f"there is no quantiser for {dtype}"
@@ -114,17 +116,21 @@ def _has_library() -> bool:
     return find_spec("libgguf") is not None
 
 
-def quantise(floats: Floats, dtype: DType, importance: Floats | None = None) -> Rows:
+def quantise(floats: Floats, dtype: DType, importance: Floats | None = None, number: DType = F32) -> Rows:
     """float32 ``[n, cols]`` -> ``[n, bytes]`` of a block type.
+
+    Args:
+        number: the float type that the values were stored in.
 
     Raises:
         UnsupportedError: ``quantize.value``, a value is no finite number.
     """
     import numpy as np
 
-    if not np.isfinite(floats).all():
-        bad = floats[~np.isfinite(floats)].flat[0]
-        raise UnsupportedError("quantize.value", f"the value {bad:g} cannot be quantised", found=str(bad))
+    triple = triple_of(dtype)
+    if triple is not None:
+        return np.concatenate(planes_of(floats, triple, number), axis=1)
+    _check_finite(floats)
     if dtype in WIDENS_TO_F32:
         return from_float32(floats, dtype)[0]
     if _has_library():
@@ -134,6 +140,26 @@ def quantise(floats: Floats, dtype: DType, importance: Floats | None = None) -> 
     assert dtype.ggml is not None
     made: Rows = gguf.quants.quantize(floats, gguf.GGMLQuantizationType(dtype.ggml))
     return made
+
+
+def planes_of(floats: Floats, triple: Triple, number: DType, *, codes: bool = True) -> tuple[Rows, ...]:
+    """The same for MLX: codes, scales and biases, each array for itself; ``codes=False`` leaves the first empty."""
+    from ckconv.core.floats import round_to
+    from ckconv.quant.quantise_mlx import quantise_triple
+
+    _check_finite(floats)
+    if triple.quantization.has_biases and triple.number is not number:  # mlx-lm casts the model before
+        floats, number = floats.copy(), triple.number
+        round_to(floats, number)
+    return quantise_triple(floats, triple, number, codes=codes)
+
+
+def _check_finite(floats: Floats) -> None:
+    import numpy as np
+
+    if not np.isfinite(floats).all():
+        bad = floats[~np.isfinite(floats)].flat[0]
+        raise UnsupportedError("quantize.value", f"the value {bad:g} cannot be quantised", found=str(bad))
 
 
 def _by_library(floats: Floats, dtype: DType, importance: Floats | None) -> Rows:

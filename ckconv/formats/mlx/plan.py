@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.tensors import Tensor
 from ckconv.families.loaders import MLX_LM
 from ckconv.families.schema import Family
+from ckconv.formats.mlx.quantise import asked_of, default_of, quantization_of, type_of
 from ckconv.formats.mlx.rope import rope_reasons
 from ckconv.formats.safetensors.checkpoint import DECODE, CheckpointPlanner
+from ckconv.formats.safetensors.checkpoint_names import Entry
 from ckconv.plan.checks import engine_of
-from ckconv.plan.pieces import Module
+from ckconv.plan.pieces import Module, Piece
+from ckconv.plan.quantising import FLOATS, names
+from ckconv.plan.steps import Plan
+from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.mlx import Quantization
+from ckconv.quant.quantise import Errors, Quantising
 from ckconv.quant.triples import triple_of, triple_type
 
 
@@ -29,7 +36,11 @@ class MlxPlanner(CheckpointPlanner):
 
     def _keeps_names(self) -> bool:
         """What is MLX's already is copied; of an unknown architecture nobody knows what mlx-lm would compute."""
-        return super()._keeps_names() and (self.config is not None or self.index.format == self.format)
+        return (
+            not self.options.quantize
+            and super()._keeps_names()
+            and (self.config is not None or self.index.format == self.format)
+        )
 
     def plain_type(self, name: str, source: DType) -> DType:
         """As for any checkpoint, of the types that mlx loads."""
@@ -62,13 +73,63 @@ class MlxPlanner(CheckpointPlanner):
             return tensor.dtype
         return triple_type(triple)
 
+    def _types(self, entries: Sequence[Entry]) -> dict[str, DType]:
+        types = super()._types(entries)
+        if not self.options.quantize:
+            return types
+        asked = asked_of(self.options.quantize)
+        general = quantization_of(asked.word, self.options.quantize)
+        hit: set[str] = set()
+        for entry in entries:
+            parts = [self.tensors[name] for name in entry.parts]
+            word, columns = asked.of(*parts), parts[0].shape[-1] if parts else 0
+            module, _, kind = entry.name.rpartition(".")
+            if kind != "weight" or entry.missing or len(parts[0].shape) < 2:
+                continue
+            chosen = default_of(module, self.config.model_type if self.config else "", general, columns)
+            if word:
+                hit.update(part.name for part in parts)
+                chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
+                if chosen is not None and not chosen.divides(columns):
+                    self._fault(f"rows of {columns:,} are no whole groups of {chosen}", "", entry.name)
+            for part in parts:
+                types[part.name] = self._chosen(part, chosen, FLOATS.get(word))
+        for glob, word in asked.rules:
+            if not any(names(glob, self.tensors[name]) for name in hit):
+                self.refuse(f"--quantize {glob}={word} names no matrix that can be quantised")
+        return types
+
+    def _chosen(self, tensor: Tensor, chosen: Quantization | None, plain: DType | None) -> DType:
+        """The type of a matrix of the source that is to be quantised so, or to be of a float type."""
+        source, asked = tensor.dtype, self.options.dtype
+        same = triple_of(source)
+        if same is not None and chosen == same.quantization and not self.decoded(tensor):
+            return source
+        if source.kind is Kind.BLOCK and not self.decoded(tensor):
+            why = f"--quantize rounds floats, and {source} is quantised already"
+            self._fault(why, "--dequantize decodes it first", tensor.source)
+        number = F32 if source.kind is Kind.BLOCK else source
+        number = number if asked == "engine" else DTYPES[asked.upper()]
+        if chosen is None:
+            return plain or number
+        if not chosen.has_biases and number is not source and source.kind is not Kind.BLOCK:
+            self._fault(f"{chosen.mode} is made of the source's own values", "leave out --dtype", tensor.source)
+        return type_of(chosen, number)
+
+    def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:
+        errors = Errors()
+        if self.options.quantize:
+            modules = [tuple(_told(piece, errors) for piece in module) for module in modules]
+        plan = super()._finish(modules, kept, metadata)
+        return replace(plan, errors=errors) if self.options.quantize else plan
+
     def _renamed(self) -> list[Module]:
         modules = super()._renamed()
         self.note_growth((self.tensors[name].dtype, dtype) for name, dtype in self.types.items())
         numbers = {
             triple.number
             for name, dtype in self.types.items()
-            if (triple := triple_of(dtype)) and triple.quantization.has_biases and self.tensors[name].dtype is not dtype
+            if (triple := triple_of(dtype)) and triple.quantization.has_biases and not self._rounded(name, dtype)
         }
         if F32 in numbers:
             self.notes.append("scales and biases are float32, so that MLX computes exactly what the blocks hold")
@@ -77,6 +138,11 @@ class MlxPlanner(CheckpointPlanner):
                 "with scales and biases of this type MLX rounds every value; with float32 ones it does not"
             )
         return modules
+
+    def _rounded(self, name: str, dtype: DType) -> bool:
+        """A tensor's numbers are not those of the source's blocks."""
+        source = self.tensors[name]
+        return source.dtype is dtype or source.dtype.kind is not Kind.BLOCK or self.decoded(source)
 
     def _check_class(self, family: Family) -> None:
         """mlx-lm's class computes what the configuration says."""
@@ -101,7 +167,21 @@ class MlxPlanner(CheckpointPlanner):
         if not found:
             return None
         common = Counter(found.values()).most_common(1)[0][0]
+        if self.options.quantize:
+            common = quantization_of(asked_of(self.options.quantize).word, self.options.quantize)
         return {**_entry(common), **{name: _entry(q) for name, q in sorted(found.items()) if q != common}}
+
+
+def _told(piece: Piece, errors: Errors) -> Piece:
+    """The piece whose conversions say how far values move, once for all arrays of a module."""
+    how = Quantising(errors=None if piece.conversion.plane else errors)
+
+    def told(conversion: Conversion) -> Conversion:
+        rounds = conversion.quantises or conversion.action is Action.NARROW
+        return conversion._replace(quantising=how) if rounds else conversion
+
+    runs = tuple(run._replace(conversion=told(run.conversion)) for run in piece.runs)
+    return piece._replace(conversion=told(piece.conversion), runs=runs)
 
 
 def _entry(quantization: Quantization) -> dict[str, Any]:

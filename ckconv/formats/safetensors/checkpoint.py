@@ -25,7 +25,7 @@ from ckconv.families.words import of_source
 from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
 from ckconv.formats.safetensors.checkpoint_kept import kept_modules, left_by_rules, unpacks
-from ckconv.formats.safetensors.checkpoint_names import Spelling
+from ckconv.formats.safetensors.checkpoint_names import Entry, Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import module_of
 from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
 from ckconv.formats.safetensors.checkpoint_tokenizer import tokenizer_plan
@@ -138,8 +138,7 @@ class CheckpointPlanner(Planner):
         blocks = [tensor.name for tensor in self.tensors.values() if self.in_blocks(tensor)]
         entries, nameless = Spelling(self.family, self.config.scope, names, fused).entries(self.tensors, blocks)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
-        shift = {part: entry.shift for entry in entries for part in entry.parts}
-        self.types = {name: self.type_of(it, shift.get(name, 0)) for name, it in self.tensors.items()}
+        self.types = self._types(entries)
         modules = []
         for entry in entries:
             if entry.missing:
@@ -207,6 +206,11 @@ class CheckpointPlanner(Planner):
     def unpacked(self) -> bool:
         """Packed matrices are decoded, where tensors keep their names."""
         return unpacks(self)
+
+    def _types(self, entries: Sequence[Entry]) -> dict[str, DType]:
+        """The type of every tensor that ``entries`` are made of."""
+        shift = {part: entry.shift for entry in entries for part in entry.parts}
+        return {name: self.type_of(it, shift.get(name, 0)) for name, it in self.tensors.items()}
 
     def type_of(self, tensor: Tensor, shift: int = 0) -> DType:
         """The type in the output; a refused one stands for itself, so that every reason is found."""

@@ -1,0 +1,194 @@
+"""``--quantize`` to MLX's triples: the bytes that ``mlx.core.quantize`` gives, in the modules that mlx-lm quantises.
+
+Where mlx is not installed, digests that scripts/record_mlx_quantise.py recorded stand for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import Decoder, as_mixtral, bf16, save
+from conftest import FIXTURES, Result
+from mlx_cases import CASES, by_mlx, digest, weights
+
+import ckconv
+from ckconv import Options
+from ckconv.core.dtypes import DTYPES
+from ckconv.errors import UnsupportedError, UsageError
+from ckconv.quant.mlx import Quantization, Triple
+from ckconv.quant.quantise import planes_of
+
+RECORDED = Path(__file__).parent / "mlx_quantised.json"
+
+
+def ours(name: str) -> tuple[np.ndarray, ...]:
+    number, mode, bits, group = CASES[name]
+    dtype = DTYPES[number]
+    triple = Triple(Quantization(mode, bits, group), dtype if mode == "affine" else DTYPES["BF16"])
+    return planes_of(weights(number), triple, dtype)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_byte_is_as_recorded_from_mlx(name: str) -> None:
+    assert digest(ours(name)) == json.loads(RECORDED.read_text())[name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_byte_is_mlxs(name: str) -> None:
+    pytest.importorskip("mlx.core")
+    for mine, theirs in zip(ours(name), by_mlx(name), strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+def arrays(folder: Path) -> dict[str, tuple[str, bytes]]:
+    """Name -> type and bytes of every tensor of the files of a checkpoint."""
+    found = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        data = path.read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        for name, item in json.loads(data[8:start]).items():
+            if name != "__metadata__":
+                first, last = item["data_offsets"]
+                found[name] = (item["dtype"], data[start + first : start + last])
+    return found
+
+
+def by_mlx_lm(dense: Path, target: Path, bits: int, group: int, mode: str) -> Path:
+    """A dense directory as ``mlx_lm.convert -q`` quantises it."""
+    utils = pytest.importorskip("mlx_lm.utils")
+    model, config = utils.load_model(dense, lazy=True)
+    model, config = utils.quantize_model(model, config, group, bits, mode=mode)
+    target.mkdir()
+    utils.save_model(target, model)
+    utils.save_config(config, target / "config.json")
+    return target
+
+
+SIZES: dict[str, Any] = {"hidden": 64, "head_dim": 16, "ffn": 128, "vocab": 64}
+
+#: Words -> what mlx-lm is told.
+WORDS = {"affine:4:64": (4, 64, "affine"), "affine:8:32": (8, 32, "affine"), "mxfp4": (4, 32, "mxfp4"),
+         "nvfp4": (4, 16, "nvfp4")}  # fmt: skip
+
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "llama": lambda root: checkpoint(root, Decoder(**SIZES), "llama"),
+    "tied": lambda root: checkpoint(root, Decoder(**SIZES), "llama", tie_word_embeddings=True),
+    "rows that do not divide": lambda root: checkpoint(root, Decoder(**{**SIZES, "ffn": 80}), "llama"),
+    "mixtral": lambda root: checkpoint(root, Decoder(**SIZES, experts=4), "mixtral"),
+    "qwen3_moe": lambda root: checkpoint(root, Decoder(**SIZES, experts=4, qk_norm=True), "qwen3_moe", **MOE),
+    "granite": lambda root: checkpoint(root, Decoder(**SIZES), "granite", **GRANITE),
+    "gpt2": lambda root: FIXTURES / "hf" / "gpt2-hub-f32",
+    "phi3": lambda root: FIXTURES / "hf" / "phi3-bf16",
+    "qwen3": lambda root: FIXTURES / "hf" / "qwen3-tied-bf16",
+}
+MOE = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "attention_bias": False}
+GRANITE = {
+    "embedding_multiplier": 1.0, "attention_multiplier": 0.25, "residual_multiplier": 1.0, "logits_scaling": 1.0,
+    "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+
+
+def checkpoint(root: Path, decoder: Decoder, model_type: str, **config: Any) -> Path:
+    made = decoder.tensors()
+    tensors = {k: bf16(v) for k, v in (as_mixtral(made) if model_type == "mixtral" else made).items()}
+    if config.get("tie_word_embeddings"):
+        del tensors["lm_head.weight"]
+    return save(root, decoder.config(model_type, **config), tensors)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("word", WORDS)
+def test_a_model_is_what_mlx_lm_makes_of_it(model: str, word: str, tmp_path: Path) -> None:
+    source = MODELS[model](tmp_path / "hf")
+    ckconv.convert(source, f"{tmp_path}/dense/", to="mlx")
+    theirs = by_mlx_lm(tmp_path / "dense", tmp_path / "theirs", *WORDS[word])
+
+    ckconv.convert(source, f"{tmp_path}/ours/", to="mlx", options=Options(quantize=word))
+
+    assert arrays(tmp_path / "ours") == arrays(theirs)
+    for key in ("quantization", "quantization_config"):
+        assert settings(tmp_path / "ours")[key] == settings(theirs)[key]
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    """``config.json``; a module without a mode of its own is affine (``nn.quantize``)."""
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    for key in ("quantization", "quantization_config"):
+        for value in found[key].values():
+            if isinstance(value, dict):
+                value.setdefault("mode", "affine")
+    return found
+
+
+def test_globs_give_modules_another_type_or_none(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf", Decoder(**SIZES), "llama")
+    word = "affine:4:32,*.v_proj.weight=AFFINE:8:64,lm_head.weight=bf16,layers.1.attention.v.weight=mxfp4"
+
+    ckconv.convert(source, f"{tmp_path}/m/", to="mlx", options=Options(quantize=word))
+
+    eight, four = ({"group_size": 64, "bits": 8, "mode": "affine"}, {"group_size": 32, "bits": 4, "mode": "mxfp4"})
+    assert settings(tmp_path / "m")["quantization"] == {
+        "group_size": 32, "bits": 4, "mode": "affine",
+        "model.layers.0.self_attn.v_proj": eight, "model.layers.1.self_attn.v_proj": four,
+    }  # fmt: skip
+    assert arrays(tmp_path / "m")["lm_head.weight"][0] == "BF16"
+
+
+def test_verification_quantises_again(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    source, out = checkpoint(tmp_path / "hf", Decoder(**SIZES), "llama"), tmp_path / "m"
+    ckconv("convert", source, f"{out}/", "--to", "mlx", "--quantize", "affine:4:64", "--record")
+
+    sound = ckconv("verify", out, source)
+    file = out / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    broken = ckconv("verify", out, source, "--weights")
+
+    assert sound.code == 0, sound.err
+    assert broken.code == 5
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("q4_k", "q4_k is no type of MLX"),
+        ("affine:4", "affine:4 is no type of MLX"),
+        ("affine:4:16", "in groups of 32, 64 or 128"),
+        ("affine:7:64", "affine quantization has 7 bits"),
+        ("mxfp4:4:64", "mxfp4:4:64 is no type of MLX"),
+    ],
+)
+def test_types_that_mlx_does_not_have_are_usage_errors(word: str, sentence: str, tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "hf", Decoder(**SIZES), "llama")
+
+    with pytest.raises(UsageError) as caught:
+        ckconv.convert(source, f"{tmp_path}/m/", to="mlx", options=Options(quantize=word))
+
+    assert sentence in caught.value.message
+
+
+def test_triples_are_quantised_again_only_where_they_are_decoded_on_purpose(tmp_path: Path) -> None:
+    source = FIXTURES / "mlx" / "llama-tied-bf16.q4g64"
+
+    with pytest.raises(UnsupportedError, match="is quantised already"):
+        ckconv.convert(source, f"{tmp_path}/a/", to="mlx", options=Options(quantize="affine:8:32"))
+    ckconv.convert(source, f"{tmp_path}/b/", to="mlx", options=Options(quantize="affine:8:32", dequantize=True))
+
+    assert settings(tmp_path / "b")["quantization"] == {"group_size": 32, "bits": 8, "mode": "affine"}
+
+
+def test_numbers_beyond_nvfp4_are_refused(tmp_path: Path) -> None:
+    tensors = Decoder(**SIZES).tensors()
+    tensors["model.layers.0.mlp.up_proj.weight"][1, 2] = 3000
+    source = save(tmp_path / "hf", Decoder(**SIZES).config(), tensors)
+
+    with pytest.raises(UnsupportedError) as caught:
+        ckconv.convert(source, f"{tmp_path}/m/", to="mlx", options=Options(quantize="nvfp4"))
+
+    assert (caught.value.code, caught.value.tensor) == ("quantize.value", "model.layers.0.mlp.up_proj.weight")
