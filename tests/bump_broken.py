@@ -148,7 +148,7 @@ W2_END = len(FILE) - sum(
 #: id -> (bytes, code, fragments of the message and its details)
 BROKEN: dict[str, tuple[bytes, str, tuple[str, ...]]] = {
     "44 empty": (b"", "bump.magic", ("the file is empty",)),
-    "44 other magic": (b"BUMPWGT2" + FILE[8:], "bump.magic", ("starts with b'BUMPWGT2', not one of BUMPWGT3",)),
+    "44 other magic": (b"BUMPWGT6" + FILE[8:], "bump.magic", ("starts with b'BUMPWGT6', not one of BUMPWGT3",)),
     "44 magic cut off": (b"BUMPW", "bump.magic", ("starts with b'BUMPW'",)),
     "44 version 4 in a BUMPWGT3": (put(FILE, "version", 4), "bump.magic", ("magic BUMPWGT3 with version 4",)),
     "44 version 3 in a BUMPWGT5": (b"BUMPWGT5" + FILE[8:], "bump.magic", ("magic BUMPWGT5 with version 3",)),

@@ -218,7 +218,7 @@ FORMATS: tuple[Format, ...] = (
             ),
         ),
         read=Reader(("ckconv.formats.bump.read", "open_bump"), frozenset({"source", "config_path"})),
-        head=re.compile(rb"BUMPWGT[345]"),
+        head=re.compile(rb"BUMPWGT[2345]"),
         suffix=".bump",
         told_beside=("ckconv.formats.bump.trained", "is_trained"),
         single=True,

@@ -12,6 +12,7 @@ from ckconv.formats.bump.beside import document_beside
 from ckconv.formats.bump.config import CONFIG_NAME, load_config
 from ckconv.formats.bump.header5 import read_bump5
 from ckconv.formats.bump.manifest import MANIFEST_NAME, load_manifest
+from ckconv.formats.bump.old import check_old
 from ckconv.formats.bump.read3 import index_bump3, read_bump3
 from ckconv.formats.bump.read5 import index_bump5
 from ckconv.formats.bump.spec import HEADER_BYTES, MAGIC, VERSIONS
@@ -49,6 +50,7 @@ def open_bump(
         trained = trained_manifest(path, head) if source is None and config is None else None
         if trained is not None:
             return index_trained(path, opened, trained, wrapped=is_wrapped(head))
+        check_old(path, head, opened.size, beside=source is None and config is None)
         version = _version(path, head)
         older = read_bump3(path, opened, head) if version == 3 else None
         newer = read_bump5(path, opened, head, version) if older is None else None
@@ -77,6 +79,7 @@ def _version(path: Path, head: bytes) -> int:
             path=path,
             offset=0,
             found=head[:8],
+            hint=f"a model trained in the engine has none: its {MANIFEST_NAME} has to lie beside it" if head else None,
         )
     if len(head) < HEADER_BYTES:
         raise InputError(

@@ -1,0 +1,132 @@
+"""Every kind of bump file that the engine's scripts have ever written is read, or named with what reads it.
+
+Files are put together by :mod:`bump_broken` (version 3), :mod:`bump4_builder` (the layouts of versions 4 and 5) and
+:mod:`trained_builder`; what the layouts hold is held against them in ``test_readers_bump5.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bump4_builder import Built, build
+from bump_broken import Bump
+from trained_builder import Trained
+
+LAYOUTS = {
+    "4-A": build("A", head=True),
+    "4-B": build("B", bias=True, pairs=True),
+    "4-C": build("C", content="osctm", pairs=True),
+    "4-D": build("D", head=True, pairs=True),
+    "4-E": build("E"),
+    "5-D": build("D", version=5, content="osctm", pairs=True),
+    "5-E": build("E", version=5, head=True),
+}
+
+
+def rewritten(built: Built, marker: str) -> dict[str, Any]:
+    """The manifest as the builders of the v4 engine leave it: offsets in memory beside those in the file."""
+    entries = [{**entry, "runtime_offset": entry["file_offset"] + 64} for entry in built.entries]
+    return {"format": marker, "generated": "now", "model": {"name": "m"}, "missing": [], "entries": entries}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("marker", ["", "ck-bumpwgt4-manifest-v1", "ck-bumpwgt4-merged-v1"])
+def test_a_layout_is_named_with_and_without_the_manifests_of_its_time(
+    layout: str, marker: str, tmp_path: Path, ckconv: Any
+) -> None:
+    built = LAYOUTS[layout]
+    path = built.write(tmp_path, manifest=rewritten(built, marker) if marker else None)
+
+    shown = ckconv("inspect", "--json", path).json
+    assert (shown["version"], shown["container"]["layout"]) == (int(layout[0]), layout)
+    assert ckconv("verify", path).code == 0
+
+
+def test_layout_d_of_version_4_says_that_the_january_engine_computes_it_wrong(tmp_path: Path, ckconv: Any) -> None:
+    path = LAYOUTS["4-D"].write(tmp_path)
+
+    assert (
+        "January 2026 loads the file without a complaint" in ckconv("inspect", "--json", path).json["container"]["note"]
+    )
+    assert "note" not in ckconv("inspect", "--json", LAYOUTS["4-A"].write(tmp_path)).json["container"]
+
+
+def bump2(folder: Path) -> Path:
+    bump = Bump()
+    path = bump.write(folder)
+    path.write_bytes(b"BUMPWGT2".ljust(128, b"\0") + bump.payload())
+    return path
+
+
+def flat(folder: Path) -> Path:
+    bump = Bump()
+    path = bump.write(folder)
+    path.write_bytes(bump.payload())
+    return path
+
+
+def dummy(folder: Path) -> Path:
+    path = folder / "weights.bump"
+    path.write_bytes(b"BUMPWGT4".ljust(128, b"\0") + bytes(256))
+    entries = [{"name": "token_emb", "dtype": "fp32", "file_offset": 128, "size": 256, "runtime_offset": 0}]
+    marker = {"format": "ck-bumpwgt4-dummy-v1", "generated": "dummy", "model": "dummy", "missing": []}
+    (folder / "weights_manifest.json").write_text(json.dumps({**marker, "entries": entries}))
+    return path
+
+
+def wrapped_alone(folder: Path) -> Path:
+    path = Trained("llama").write(folder, wrapped="april")
+    path.with_name("weights_manifest.json").unlink()
+    return path
+
+
+def headerless_alone(folder: Path) -> Path:
+    path = Trained("llama").write(folder)
+    path.with_name("weights_manifest.json").unlink()
+    return path
+
+
+V1 = "only the v1 runtime that the engine generates for bump 3 reads that"
+NAMED = {
+    "bump 2": (bump2, 4, "bump.flavour", V1),
+    "no header": (flat, 4, "bump.flavour", V1),
+    "zeros": (dummy, 4, "bump.flavour", "zeros for a smoke test of the engine"),
+    "wrapped without its manifest": (wrapped_alone, 3, "bump.metadata", "what the engine trained, and no"),
+    "headerless without its manifest": (
+        headerless_alone,
+        3,
+        "bump.magic",
+        "its weights_manifest.json has to lie beside",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+@pytest.mark.parametrize("command", ["inspect", "convert", "verify"])
+def test_what_is_not_read_is_named_with_what_reads_it(what: str, command: str, tmp_path: Path, ckconv: Any) -> None:
+    build_it, code, name, sentence = NAMED[what]
+    path = build_it(tmp_path)
+
+    found = ckconv(command, path, *([f"{tmp_path}/x.gguf"] if command == "convert" else []))
+    assert (found.code, found.out) == (code, "")
+    assert f"error[{name}]" in found.err
+    assert sentence in found.err
+
+
+def test_a_file_of_another_length_is_not_taken_for_the_flat_one(tmp_path: Path, ckconv: Any) -> None:
+    path = flat(tmp_path)
+    path.write_bytes(path.read_bytes()[:-4])
+
+    assert "error[bump.magic]" in ckconv("inspect", path).err
+
+
+@pytest.mark.parametrize("config", ["[]", "{", '{"num_hidden_layers": "2"}', '{"hidden_size": 0}', '{"n_head": 1e9}'])
+def test_a_configuration_that_says_nothing_names_nothing(config: str, tmp_path: Path, ckconv: Any) -> None:
+    path = flat(tmp_path)
+    (tmp_path / "config.json").write_text(config)
+
+    found = ckconv("inspect", path)
+    assert (found.code, "Traceback" in found.err) == (3, False)
