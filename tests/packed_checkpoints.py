@@ -119,12 +119,15 @@ def fp8_values() -> np.ndarray:
     return np.where(code & 127 == 127, np.nan, np.where(code > 127, -size, size))
 
 
-def fp8(shape: tuple[int, int], block: tuple[int, int], *, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes, scales of blocks, and their products in float32."""
+def fp8(
+    shape: tuple[int, int], block: tuple[int, int], *, seed: int, powers: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, scales of blocks, and their products in float32; ``powers`` of two are what ue8m0 scales are."""
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 0x7F, shape).astype(np.uint8) | rng.integers(0, 2, shape).astype(np.uint8) << 7
     grid = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
     scales = rng.uniform(1e-4, 1e-2, grid).astype(np.float32)
+    scales = np.exp2(np.floor(np.log2(scales))) if powers else scales
     spread = np.repeat(np.repeat(scales, block[0], 0), block[1], 1)[: shape[0], : shape[1]]
     return codes, scales, fp8_values()[codes].astype(np.float32) * spread
 
@@ -152,8 +155,8 @@ def _gptq(module: str, shape: tuple[int, int], seed: int, *, bits: int, group: i
     return gptq(matrix, module, version=version), matrix.values
 
 
-def _fp8(module: str, shape: tuple[int, int], seed: int, *, block: tuple[int, int]) -> Any:
-    codes, scales, values = fp8(shape, block, seed=seed)
+def _fp8(module: str, shape: tuple[int, int], seed: int, *, block: tuple[int, int], powers: bool) -> Any:
+    codes, scales, values = fp8(shape, block, seed=seed, powers=powers)
     weight = Raw("F8_E4M3", shape, codes.tobytes())
     return {f"{module}.weight": weight, f"{module}.weight_scale_inv": scales}, values
 
@@ -168,10 +171,11 @@ def gptq_model(root: Path, decoder: Decoder, *, bits: int = 4, group: int = 32, 
     return model(root, decoder, pack, settings, shards=shards, model_type=model_type)
 
 
-def fp8_model(root: Path, decoder: Decoder, *, block: tuple[int, int], shards: int = 1,
+def fp8_model(root: Path, decoder: Decoder, *, block: tuple[int, int], powers: bool = False, shards: int = 1,
               model_type: str = "llama") -> dict[str, np.ndarray]:  # fmt: skip
     settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [*block]}
-    return model(root, decoder, partial(_fp8, block=block), settings, shards=shards, model_type=model_type)
+    pack = partial(_fp8, block=block, powers=powers)
+    return model(root, decoder, pack, settings, shards=shards, model_type=model_type)
 
 
 def awq_model(

@@ -113,7 +113,6 @@ def test_dequantize_writes_the_numbers_that_the_arrays_stand_for(
 def test_what_is_decoded_goes_to_other_formats_as_any_model_does(tmp_path: Path, ckconv, name: str) -> None:
     source, out = tmp_path / "packed", tmp_path / "model.gguf"
     expected = MODELS[name][0](source, DECODER)
-    assert ckconv("convert", source, out).code == 4
     result = ckconv("convert", source, out, "--dequantize")
     assert result.code == 0, result.err
 

@@ -23,6 +23,8 @@ from ckconv.quant.repack import BY_BLOCK, RECIPES, Triple, candidates, find, nat
 #: TQ2_0 is with the blocks of 256 elements in test_superblocks.
 NAMES = [recipe.block.name for recipe in RECIPES if recipe.block.block < 256]
 OFFSETS = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128}
+#: Zero points with which all codes of four bits are codes of the block.
+ZEROS = {"Q4_0": range(8, 9), "Q5_0": range(17), "Q8_0": range(-112, 129)}
 #: Bytes of the float16 numbers at the start of a block; the mx types have scale bytes instead.
 HALVES = {"Q4_0": 2, "Q5_0": 2, "Q8_0": 2, "Q4_1": 4, "Q5_1": 4}
 
@@ -171,9 +173,7 @@ def test_every_group_that_does_not_fit_is_counted(
     unfit = 0
     for i in range(4):
         scale, bias = (value(plane[i * size : (i + 1) * size]) for plane in raw)
-        right = bias == -OFFSETS[name] * scale if name in OFFSETS else is_half(bias)
-        if name == "Q8_0":  # any zero point will do with which all codes of four bits are signed bytes
-            right = any(bias == -zero * scale for zero in range(-112, 129))
+        right = any(bias == -zero * scale for zero in ZEROS[name]) if name in ZEROS else is_half(bias)
         unfit += not (is_half(scale) and right)
     result = recipe.to_blocks(planes, triple)
     assert (result.groups, result.inexact) == (4, unfit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from ckconv.quant.packed import scheme_of
 from ckconv.quant.packings import Tile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ckconv.quant.codec import Rows
 
     Index = NDArray[np.int64]
+
+#: Bytes of rows that are made at once.
+_PIECE = 4 << 20
 
 #: As many times the rows that are wanted are made at once, rather than those alone one by one.
 _SPARSE = 4
@@ -77,3 +80,28 @@ class PackedRows:
                 arrays.append(self._whole[key])
         per = tuple(array.per if array is not None else 0 for array in packed.arrays)
         return Tile(start, stop, tuple(arrays), per, self._scheme, self._columns)
+
+
+class _Zeros:
+    """Reads zeros instead of an array."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.layout, self._width = reader.layout, reader.row_bytes
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """As many rows of zeros."""
+        return np.zeros((stop - start, self._width), np.uint8)
+
+
+def numbers_alone(tensor: Tensor, reader: Callable[[Tensor], Reader]) -> Iterator[Rows]:
+    """Rows of a packed matrix, in the order of its arrays, with zeros for codes: its first array is not read."""
+    codes = {packed.arrays[0].tensor.source for packed in tensor.packed if packed.arrays[0] is not None}
+
+    def without(array: Tensor) -> Any:
+        return _Zeros(reader(array)) if array.source in codes else reader(array)
+
+    found = PackedRows(tensor, without)
+    total = sum(packed.rows for packed in tensor.packed)
+    step = max(1, _PIECE // max(1, tensor.dtype.nbytes(tensor.layout.stored_cols)))
+    for start in range(0, total, step):
+        yield found.rows(start, min(start + step, total))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.adapters import Role
@@ -11,10 +12,11 @@ from ckconv.core.names import is_bias, parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.io.files import Files, pieces
 from ckconv.io.tied import head_is_embedding
+from ckconv.quant.convert import side_by_side
 from ckconv.quant.triples import triple_of
 
 if TYPE_CHECKING:
-    from ckconv.quant.codec import Floats
+    from ckconv.quant.codec import Floats, Rows
 
 #: Why a placeholder is left out.
 PLACEHOLDER = "zeros that stand for a tensor which is not there"
@@ -25,9 +27,9 @@ class SourceFacts(NamedTuple):
 
     Attributes:
         head_is_embedding: ``output.weight`` is byte for byte the embedding.
-        unfit: canonical name of an MLX triple -> GGUF type it could be re-packed to -> groups whose numbers do not
-            fit; its own type -> groups whose scale is a code for no number. Empty where nobody looked: then a triple
-            is taken to fit, and the conversion finds out.
+        unfit: canonical name of a matrix that no type of GGUF's is -> type it could be re-packed to -> groups whose
+            numbers do not fit; of an MLX triple, its own type -> groups whose scale is a code for no number. Empty
+            where nobody looked: then all are taken to fit, and the conversion finds out.
         copies: tensors of an adapter that are the base's own.
         importance: name in GGUF -> how much the error of each column counts, of each expert apart ``[experts, cols]``.
     """
@@ -38,13 +40,33 @@ class SourceFacts(NamedTuple):
     importance: Mapping[str, Floats] = {}
 
 
+class _Unfit(Mapping[str, Mapping[DType, int]]):
+    """Looks when it is asked: not every target wants to know."""
+
+    def __init__(self, index: TensorIndex) -> None:
+        self._index = index
+        self._found: dict[str, Mapping[DType, int]] = {}
+        self._names = [name for name, tensor in index.tensors.items() if side_by_side(tensor.dtype)]
+
+    def __getitem__(self, name: str) -> Mapping[DType, int]:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._found:
+            with Files(self._index.identities) as files:
+                self._found[name] = _unfit(self._index.tensors[name], files)
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 def gather(index: TensorIndex) -> SourceFacts:
-    """Read what has to be read: two matrices until they differ, and the scales and biases of MLX triples."""
+    """Read what has to be read: two matrices until they differ; and, when it is asked for, the numbers of blocks."""
     with Files(index.identities) as files:
-        unfit = {
-            name: _unfit(tensor, files) for name, tensor in index.tensors.items() if triple_of(tensor.dtype) is not None
-        }
-        return SourceFacts(head_is_embedding(index, files), unfit)
+        return SourceFacts(head_is_embedding(index, files), _Unfit(index))
 
 
 def gather_adapter(index: TensorIndex) -> SourceFacts:
@@ -74,20 +96,52 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
 
 def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
     from ckconv.io.rows import RowReader, canonical_pieces
-    from ckconv.quant.repack import candidates, no_numbers
+    from ckconv.quant.reexpress import blocks_for, way_between
 
-    triple = triple_of(tensor.dtype)
-    assert triple is not None
-    recipes = candidates(triple.quantization)
-    counts = {recipe.block: 0 for recipe in recipes}
-    counts[tensor.dtype] = 0
+    blocks = blocks_for(tensor.dtype, tensor.layout.cols)
+    own = (tensor.dtype,) if triple_of(tensor.dtype) else ()
+    counts, certain = Counter[DType](), Counter[DType]()
+    for judge in _judges(tensor, files) if blocks or own else ():
+        for block in (*own, *blocks):
+            counts[block] += judge(block, whatever=False)
+            certain[block] += judge(block, whatever=True)
+    for block in blocks if all(counts[block] for block in blocks) else ():
+        way = way_between(tensor.dtype, block)
+        if not certain[block] and way is not None:
+            counts[block] = sum(way(rows).inexact for _, rows in canonical_pieces(RowReader(tensor, files)))
+    return {block: counts[block] for block in (*own, *blocks)}
+
+
+def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
+    """For some rows at a time: what counts groups that do not fit a type, told by their numbers alone."""
+    from ckconv.io.packed import numbers_alone
+    from ckconv.io.rows import RowReader, canonical_pieces
+    from ckconv.quant.affine import unfit
+    from ckconv.quant.reexpress import numbers_of, scale_bytes
+    from ckconv.quant.repack import find, no_numbers
+
+    triple, numbers = triple_of(tensor.dtype), numbers_of(tensor.dtype)
+    if triple is None:
+        for rows in numbers_alone(tensor, lambda array: RowReader(array, files)):
+            if numbers is None:
+                powers = scale_bytes(rows, tensor.dtype)[1]
+                yield lambda block, whatever, powers=powers: int((~powers).sum())
+            else:
+                parts = numbers.parts(rows, codes=False)
+                yield lambda block, whatever, parts=parts: int(unfit(parts, block, whatever=whatever).sum())
+        return
+    quantization = triple.quantization
     _, scales, *biases = (RowReader(plane, files) for plane in tensor.planes)
     for start, rows in canonical_pieces(scales):
         beside = biases[0].rows(start, start + len(rows)) if biases else None
-        counts[tensor.dtype] += no_numbers(rows, triple)
-        for recipe in recipes:
-            counts[recipe.block] += recipe.unfit_groups(rows, beside, triple)
-    return counts
+
+        def count(block: DType, whatever: bool, rows: Rows = rows, beside: Rows | None = beside) -> int:
+            recipe = find(quantization, block)
+            if recipe is None:  # its own type
+                return no_numbers(rows, triple)
+            return recipe.unfit_groups(rows, beside, triple, whatever=whatever)
+
+        yield count
 
 
 def placeholders(index: TensorIndex, written: Container[str] | None = None) -> frozenset[str]:

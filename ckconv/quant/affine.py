@@ -116,22 +116,25 @@ def zero_points(scale: Floats, bias: Floats) -> tuple[Zeros, Flags]:
     return zero, found
 
 
-def unfit(parts: Affine, block: DType) -> Flags:
-    """Groups ``[rows, groups]`` that do not fit whatever their codes are, or only if their codes are the right ones."""
+def unfit(parts: Affine, block: DType, *, whatever: bool = False) -> Flags:
+    """Groups ``[rows, groups]`` that do not fit, told by their numbers alone.
+
+    Args:
+        whatever: count only those that do not fit whatever their codes are, else those too that may not.
+    """
     import numpy as np
 
     bits, offset = BLOCKS[block]
     fits = holds(parts.scale, F16)
     if offset is None:
         bias, exact = _biases(parts)
-        return ~(fits & exact & holds(bias, F16)) | (parts.bits > bits)
+        return np.asarray(~(fits & exact & holds(bias, F16)) | (parts.bits > bits and not whatever))
     zero, whole = _zeros(parts, offset)
     low, high = offset - zero, offset - zero + (1 << parts.bits) - 1
     inside = (low >= 0) & (high < 1 << bits)
     if block is _Q8_0:
         inside |= (low >= 1) & (high <= 1 << bits)
-    idle = parts.scale == 0
-    return ~np.asarray(fits & whole & (inside | (idle & (parts.bits <= bits))))
+    return np.asarray(~(fits & whole & (inside | whatever)))
 
 
 def to_blocks(parts: Affine, block: DType) -> Repacked:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckconv.core.dtypes import DType
-from ckconv.quant import affine, repack
+from ckconv.core.dtypes import BF16, DTYPES, DType
+from ckconv.quant import affine, packed, repack
 from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.mlx import Quantization, Triple
+from ckconv.quant.packed import E4M3, INT, scheme_of
 from ckconv.quant.superblocks import SUPERBLOCKS, parts_of
 from ckconv.quant.triples import split_planes, triple_of
 
 if TYPE_CHECKING:
+    from ckconv.quant.affine import Flags
     from ckconv.quant.codec import Rows
 
 T = TypeVar("T")
@@ -38,11 +40,41 @@ class Numbers(NamedTuple):
     parts: Callable[..., Affine]
 
 
+_MXFP8 = Quantization("mxfp8", 8, 32)
+
+#: Why scattered groups are nothing but themselves.
+SCATTERED = "columns that share a scale lie anywhere in the row (desc_act), and everywhere else they are neighbours"
+
+#: Blocks for what other quantisers packed, in the order of choice.
+_OF_PACKED = tuple(DTYPES[name] for name in ("Q4_0", "Q4_1", "Q8_0"))
+
+
 @cache
 def numbers_of(dtype: DType) -> Numbers | None:
     """How the numbers of a type that only goes one way are read; ``None`` for any other type."""
-    kind = SUPERBLOCKS.get(dtype)
-    return Numbers(kind.bits, kind.group, kind.zero is not None, partial(parts_of, block=dtype)) if kind else None
+    kind, scheme = SUPERBLOCKS.get(dtype), scheme_of(dtype)
+    if kind is not None:
+        return Numbers(kind.bits, kind.group, kind.zero is not None, partial(parts_of, block=dtype))
+    if scheme is None or scheme.codes != INT or scheme.ordered or scheme.factor:
+        return None
+    if not _whole(dtype, 1):
+        return None
+    return Numbers(scheme.bits, dtype.block, True, partial(_packed_parts, dtype=dtype))
+
+
+def _whole(dtype: DType, unit: int) -> bool:
+    """Groups are of one size, a multiple of ``unit``; else the last one of a row is smaller."""
+    scheme = scheme_of(dtype)
+    return scheme is not None and scheme.groups(dtype.block) == 1 and dtype.block % unit == 0
+
+
+def _packed_parts(rows: Rows, *, dtype: DType, codes: bool = True) -> Affine:
+    import numpy as np
+
+    found = packed.numbers(rows, dtype)
+    assert found.zeros is not None  # of integers
+    kept = found.codes if codes else found.codes[:, :0]
+    return Affine(found.scheme.bits, dtype.block, kept, found.scales, zero=found.zeros.astype(np.int16))
 
 
 @cache
@@ -56,6 +88,8 @@ def way_between(source: DType, target: DType) -> Way | None:
         return partial(_to_blocks, recipe, triple) if recipe else None
     if into is not None and (recipe := repack.find(into.quantization, source)):
         return partial(recipe.to_triple, triple=into)
+    if into is not None and into.quantization == _MXFP8 and is_fp8(source) and _whole(source, _MXFP8.group_size):
+        return partial(_to_mxfp8, dtype=source)
     numbers = numbers_of(source)
     if numbers is None:
         return None
@@ -65,7 +99,66 @@ def way_between(source: DType, target: DType) -> Way | None:
         return partial(_through, numbers, into, affine.to_triple) if fits else None
     block = affine.BLOCKS.get(target)
     fits = block is not None and (numbers.has_zero or block.offset is None) and numbers.bits <= block.bits
+    fits = fits and numbers.group % target.block == 0
     return partial(_through, numbers, target, affine.to_blocks) if fits else None
+
+
+def blocks_for(source: DType, columns: int) -> tuple[DType, ...]:
+    """GGUF types that may hold rows of this many elements, the first choice first."""
+    triple = triple_of(source)
+    if is_fp8(source):
+        return (BF16,)
+    found = [recipe.block for recipe in repack.candidates(triple.quantization)] if triple else _OF_PACKED
+    return tuple(block for block in found if way_between(source, block) and columns % block.block == 0)
+
+
+def is_fp8(dtype: DType) -> bool:
+    """E4M3 codes and a scale for each group of a row."""
+    scheme = scheme_of(dtype)
+    return scheme is not None and scheme.codes == E4M3 and not (scheme.factor or scheme.ordered)
+
+
+def scale_bytes(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
+    """E8M0 bytes of FP8's scales ``[rows, groups]``, and which scales are powers of two that have one."""
+    import numpy as np
+
+    bits = packed.numbers(rows, dtype).scales.view(np.uint32)
+    exponent = bits >> np.uint32(23)
+    # 2**-127 is a subnormal float32, of exponent 0; a sign makes the exponent 256 or more.
+    sound = (bits & np.uint32(0x7FFFFF) == 0) & (exponent > 0) & (exponent < 255) | (bits == np.uint32(1 << 22))
+    return exponent.astype(np.uint8), sound
+
+
+def _to_mxfp8(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+    import numpy as np
+
+    scales, sound = scale_bytes(rows, dtype)
+    found = packed.numbers(rows, dtype).codes
+    repeated = np.repeat(scales, found.shape[1] // scales.shape[1] // _MXFP8.group_size, axis=1)
+    kept = found if codes else found[:, :0]
+    return Repacked((kept, repeated), sound.size, int((~sound).sum()))
+
+
+def scattered(dtype: DType) -> bool:
+    """Groups are no runs of columns."""
+    scheme = scheme_of(dtype)
+    return scheme is not None and scheme.ordered
+
+
+def no_block(source: DType, columns: int) -> str:
+    """Why no GGUF type holds rows of this many elements."""
+    if scattered(source):
+        return SCATTERED
+    if blocks_for(source, 0):
+        return f"rows of {columns:,} elements are not whole blocks"
+    return f"no GGUF block holds {source}"
+
+
+def none_of(blocks: Sequence[DType]) -> str:
+    """What groups have that none of these types holds."""
+    if BF16 in blocks:
+        return "a scale that is no power of two, so that BF16 does not hold the values"
+    return f"numbers that no {' or '.join(block.name for block in blocks)} block holds"
 
 
 def triple_for(source: DType, number: DType) -> Triple | None:
@@ -76,6 +169,8 @@ def triple_for(source: DType, number: DType) -> Triple | None:
     recipe = repack.BY_BLOCK.get(source)
     if recipe is not None:
         return repack.natural_triple(source, number if recipe.mode == "affine" else None)
+    if is_fp8(source) and _whole(source, _MXFP8.group_size):
+        return Triple(_MXFP8, BF16)
     numbers = numbers_of(source)
     if numbers is None or not (group := affine.natural_group(numbers.group)):
         return None
@@ -83,15 +178,20 @@ def triple_for(source: DType, number: DType) -> Triple | None:
 
 
 def grown(source: DType, target: DType) -> bool:
-    """Codes alone take more bits in ``target`` than whole groups in ``source``."""
+    """Codes alone take more bits in ``target`` than whole groups in ``source``, which is no type that is decoded."""
     triple, block = triple_of(target), affine.BLOCKS.get(target)
-    bits = triple.quantization.bits if triple else block.bits if block else 0
-    return way_between(source, target) is not None and bits > bits_a_weight(source)
+    bits = triple.quantization.bits if triple else block.bits if block else 16 * (target is BF16 and is_fp8(source))
+    return bits > bits_a_weight(source) and (target is BF16 or way_between(source, target) is not None)
 
 
 def bits_a_weight(dtype: DType) -> float:
     """Bits that a weight takes, its part of the scales included."""
-    return dtype.size * 8 / dtype.block
+    scheme = scheme_of(dtype)
+    if scheme is None:
+        return dtype.size * 8 / dtype.block
+    return (
+        scheme.bits + (scheme.number.size * 8 + scheme.zeros * scheme.bits) * scheme.groups(dtype.block) / dtype.block
+    )
 
 
 def _to_blocks(recipe: repack.Recipe, triple: Triple, rows: Rows) -> Repacked:

@@ -7,10 +7,10 @@ GGUF type     MLX                         a group fits if
 ============  ==========================  ========================================================================
 Q4_1          affine, up to 4 bits        scale and bias are float16 numbers
 Q5_1          affine, up to 5 bits        scale and bias are float16 numbers
-Q4_0          affine, up to 4 bits        scale is a float16 number, bias = -8 * scale
-Q5_0          affine, up to 5 bits        scale is a float16 number, bias = -16 * scale
-Q8_0          affine, up to 8 bits        scale is a float16 number, bias = -z * scale, code - z fits eight bits
-TQ2_0         affine, up to 2 bits        scale is a float16 number, bias = -scale, the same in 256 elements
+Q4_0          affine, up to 4 bits        scale is a float16 number, bias = -z * scale, code - z fits 4 bits (z = 8)
+Q5_0          affine, up to 5 bits        the same, code - z fits 5 bits (z = 16)
+Q8_0          affine, up to 8 bits        the same, code - z fits 8 bits (z = 128)
+TQ2_0         affine, up to 2 bits        the same, code - z is -1 to 2 (z = 1), scales are equal in 256 elements
 MXFP4         mxfp4                       the scale byte is not 255 (infinite in MLX, 2**128 in ggml)
 NVFP4         nvfp4, no global scale      the scale byte is at most 0x7E (no sign, no NaN)
 ============  ==========================  ========================================================================
@@ -76,7 +76,7 @@ class Recipe(NamedTuple):
     @property
     def anywhere(self) -> bool:
         """A triple's zero points may be others than the block's: its codes are moved."""
-        return self.block.name in ("Q8_0", "TQ2_0")
+        return self.offset is not None
 
     def takes(self, quantization: Quantization) -> bool:
         """Triples of this kind can be asked for; whether one fits is in its numbers."""
@@ -86,18 +86,16 @@ class Recipe(NamedTuple):
             and quantization.group_size % self.group == 0
         )
 
-    def unfit_groups(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> int:
+    def unfit_groups(self, scales: Bytes, biases: Bytes | None, triple: Triple, *, whatever: bool = False) -> int:
         """Groups whose scale and bias do not fit, found without their codes; an upper bound of ``inexact``.
 
-        ``scales`` and ``biases`` are raw bytes of some rows. A cheap way to choose between recipes.
+        ``scales`` and ``biases`` are raw bytes of some rows. A cheap way to choose between recipes. With ``whatever``
+        only those count that do not fit whatever their codes are.
         """
         if biases is None:
             return int((~self._sound(scales)).sum())
         scale, bias = to_float32(scales, triple.number), to_float32(biases, triple.number)
-        if self.anywhere:
-            return int(affine.unfit(self._parts(scale, bias, triple), self.block).sum())
-        fits, _ = self._fitting(scale, bias)
-        return int((~fits).sum())
+        return int(affine.unfit(self._parts(scale, bias, triple), self.block, whatever=whatever).sum())
 
     def respelled(self, scales: Bytes, biases: Bytes | None, triple: Triple) -> Flags:
         """Groups ``[rows, groups]`` whose scale and bias do not come back out of blocks as the same bits.

@@ -12,8 +12,8 @@ from ckconv.core.tensors import Tensor
 from ckconv.formats.bump.placement import slots_of
 from ckconv.formats.bump.slots import Slot
 from ckconv.plan.decoding import decoding_hint
-from ckconv.quant.convert import convertible, decodable
-from ckconv.quant.triples import triple_of
+from ckconv.quant.convert import convertible, decodable, side_by_side
+from ckconv.quant.packed import scheme_of
 
 if TYPE_CHECKING:
     from ckconv.formats.bump.plan import BumpPlanner
@@ -38,7 +38,7 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
             given = planner.quantised_as.get(tensor.name)
             if given is not None and not slot.fp32:
                 dtype, why = given, planner.refused_type(given, slot) if given.block > 1 else ""
-            elif triple_of(tensor.dtype) and planner.options.dtype == "engine" and not planner.decoded(tensor):
+            elif side_by_side(tensor.dtype) and planner.options.dtype == "engine" and not planner.decoded(tensor):
                 dtype, why = _repacked(planner, here, tensor.dtype, slot)
             else:
                 dtype, why = _type(planner, tensor, slot)
@@ -99,16 +99,17 @@ def _type(planner: BumpPlanner, tensor: Tensor, slot: Slot) -> tuple[DType, str]
 
 
 def _repacked(planner: BumpPlanner, tensors: Sequence[Tensor], source: DType, slot: Slot) -> tuple[DType, str]:
-    """(block type of an MLX triple in the output, reason to refuse or ""): the smallest that holds every number.
+    """(type in the output of a matrix that none of GGUF's types is, reason to refuse or ""): the smallest that fits.
 
     Args:
         tensors: all that share the slot, and so its type.
     """
-    from ckconv.quant.repack import candidates
+    from ckconv.quant.reexpress import blocks_for, no_block, none_of
 
-    triple = triple_of(source)
-    assert triple is not None
-    blocks = [recipe.block for recipe in candidates(triple.quantization)]
+    columns = tensors[0].layout.cols
+    blocks = blocks_for(source, columns)
+    if not blocks and scheme_of(source):
+        return source, no_block(source, columns)
     loaded = [block for block in blocks if not planner.refused_type(block, slot)]
     if not loaded:
         return source, planner.refused_type(source, slot)
@@ -119,7 +120,6 @@ def _repacked(planner: BumpPlanner, tensors: Sequence[Tensor], source: DType, sl
         counts.update(planner.source.unfit.get(tensor.name, {}))
     best = min(loaded, key=lambda block: (counts[block], block.size))
     if counts[best]:
-        names = " or ".join(block.name for block in loaded)
         have = "group has" if counts[best] == 1 else "groups have"
-        return source, f"{counts[best]:,} {have} numbers that no {names} block holds"
+        return source, f"{counts[best]:,} {have} {none_of(loaded)}"
     return best, ""

@@ -83,6 +83,12 @@ class GgufPlanner(Planner):
         entries = self._entries()
         self.quantised = self._quantised(entries)
         types = types_of(self, entries, self.quantised.types, same_format=self._same_format)
+        self.note_growth(
+            (part.dtype, dtype)
+            for entry, dtype in zip(entries, types, strict=True)
+            for part in entry.parts
+            if not self.decoded(part)
+        )
         if self.reasons or only_reasons:
             return self.refused()
         if self.options.dtype == "keep" and any(

@@ -12,8 +12,7 @@ from ckconv.families.gguf_metadata import FILE_TYPES
 from ckconv.formats.gguf.entries import Entry
 from ckconv.plan.pieces import apart
 from ckconv.plan.planner import Planner
-from ckconv.quant.convert import convertible, decodable
-from ckconv.quant.triples import triple_of
+from ckconv.quant.convert import convertible, decodable, side_by_side
 
 _DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
 
@@ -73,7 +72,7 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
         return _Choice(target, planner.unsound(tensor) if decodable(source) else f"no decoder for {source}")
     if asked == "keep":
         return _Choice(source, "" if source.ggml is not None else f"GGUF has no type for {source}")
-    if triple_of(source):
+    if side_by_side(source):
         return _repacked(planner, entry, source)
     if source.block > 1:
         useless = not same_format and (source.ggml is None or source.name in _NO_MATRIX)
@@ -96,25 +95,18 @@ def _vector(source: DType, same_format: bool) -> _Choice:
 
 
 def _repacked(planner: Planner, entry: Entry, source: DType) -> _Choice:
-    """The block type of an MLX triple: the smallest that holds every number of all parts."""
-    from ckconv.quant.repack import candidates
+    """The type of a matrix that no type of GGUF's is: the smallest that holds every number of all parts."""
+    from ckconv.quant.reexpress import blocks_for, no_block, none_of
 
-    triple = triple_of(source)
-    assert triple is not None
-    blocks = [recipe.block for recipe in candidates(triple.quantization)]
+    blocks = blocks_for(source, entry.shape[-1])
     if not blocks:
-        return _Choice(source, f"no GGUF block holds {source}", _DECODE)
-    columns = entry.shape[-1]
-    blocks = [block for block in blocks if columns % block.block == 0]
-    if not blocks:
-        return _Choice(source, f"rows of {columns:,} elements are not whole blocks", _DECODE)
+        return _Choice(source, no_block(source, entry.shape[-1]), _DECODE)
     counts: Counter[DType] = Counter()
     for part in entry.parts:
         counts.update(planner.source.unfit.get(part.name, {}))
     best = min(blocks, key=lambda block: (counts[block], block.size / block.block))
     if counts[best]:
-        names = " or ".join(block.name for block in blocks)
-        return _Choice(source, f"groups have numbers that no {names} block holds", _DECODE, counts[best])
+        return _Choice(source, f"groups have {none_of(blocks)}", _DECODE, counts[best])
     return _Choice(best)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckconv.core.dtypes import DTYPES, F32, DType, Kind
+from ckconv.core.dtypes import BF16, DTYPES, F32, DType, Kind
 from ckconv.core.tensors import Tensor
 from ckconv.families.loaders import MLX_LM
 from ckconv.families.schema import Family
@@ -60,13 +60,16 @@ class MlxPlanner(CheckpointPlanner):
             if self.index.format != self.format and (why := self.unsound(tensor)):
                 self._fault(why, "", tensor.source)
             return tensor.dtype
-        from ckconv.quant.reexpress import triple_for
+        from ckconv.quant.reexpress import SCATTERED, is_fp8, scattered, triple_for
 
         asked = self.options.dtype
         triple = triple_for(tensor.dtype, F32 if asked in ("engine", "keep") else DTYPES[asked.upper()])
         if triple is None or asked == "keep":
-            why = "is no exact MLX quantisation" if triple is None else "is another type in MLX"
-            self._fault(f"{tensor.dtype} {why}", DECODE, tensor.source)
+            why = f"{tensor.dtype} is {'no exact MLX quantisation' if triple is None else 'another type in MLX'}"
+            self._fault(SCATTERED if scattered(tensor.dtype) else why, DECODE, tensor.source)
+            return tensor.dtype
+        if is_fp8(tensor.dtype) and (count := self.source.unfit.get(tensor.name, {}).get(BF16, 0)):
+            self._fault("scales are no powers of two, as MLX's mxfp8 wants them", DECODE, tensor.source, count)
             return tensor.dtype
         if not triple.quantization.divides(tensor.shape[-1]):
             self._fault(f"rows are no whole groups of {triple.quantization}", DECODE, tensor.source)

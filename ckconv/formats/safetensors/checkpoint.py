@@ -75,6 +75,7 @@ class CheckpointPlanner(Planner):
         self.tied = True
         self.rope_scaling: Mapping[str, Any] | None = None
         self._type_faults: dict[tuple[str, str], list[str]] = {}
+        self._counts: Counter[str] = Counter()
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """The plan; with reasons to refuse, or with ``only_reasons``, without files.
@@ -94,7 +95,8 @@ class CheckpointPlanner(Planner):
         modules = kept_modules(self) if kept else self._renamed()
         for (why, hint), names in self._type_faults.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            self.refuse(f"{why}: {names[0]}{more}", hint)
+            count = f"{self._counts[why]:,} " if self._counts[why] else ""
+            self.refuse(f"{count}{why}: {names[0]}{more}", hint)
         return self.refused() if self.reasons or only_reasons else self._finish(modules, kept, metadata)
 
     # What is written
@@ -246,8 +248,10 @@ class CheckpointPlanner(Planner):
         """The tensor is written in the form that its family has for blocks."""
         return False
 
-    def _fault(self, why: str, hint: str, name: str) -> None:
+    def _fault(self, why: str, hint: str, name: str, count: int = 0) -> None:
+        """``count`` is how many there are in the tensor of what ``why`` speaks of, where that is not the tensor."""
         self._type_faults.setdefault((why, hint), []).append(name)
+        self._counts[why] += count
 
     def _refuse_grouped(self, what: str, patterns: Sequence[str]) -> None:
         for pattern, count in Counter(patterns).items():
