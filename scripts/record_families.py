@@ -24,6 +24,7 @@ What a case, [base] or the file may say besides:
     prompt      how many positions are computed, 24 unless said
     document    keys of config.json that released checkpoints have and save_pretrained does not write
     besides     tensors that outputs may have and the original has not: a tied head that llama.cpp wants written
+    stored      tensors that released checkpoints have and save_pretrained does not write, and their shapes
     without     a list of keys of config.json that they do not have
     tolerance   of the logits of llama_cpp, mlx_lm, transformers; 1e-4 unless said
     converter   about llama.cpp's: { wrong = "why it is not asked" }, { document = {..} } (keys that it needs besides),
@@ -100,6 +101,8 @@ def saved(case: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             constant = first and bool((tensor == first).all())
             kind = file.get_slice(name).get_dtype()
             found[name] = [kind, list(tensor.shape), *([first] if constant else [])]
+    kind = next(kind for kind, dtype in TYPES.items() if dtype == case.dtype)
+    found |= {name: [kind, shape] for name, shape in case.stored.items()}
     document = json.loads((folder / "config.json").read_text())
     document = {key: value for key, value in document.items() if key not in case.without}
     return {**document, **family_cases.without_null(case.document)}, found
@@ -110,7 +113,7 @@ def record(case: Any, programs: Programs, place: Path) -> dict[str, Any]:
     config, tensors = saved(case, place / "saved")
     made: dict[str, Any] = {"case": case.digest, "config": config, "tensors": tensors, "converter": {}, "proven": {}}
     folder = family_cases.checkpoint(made, place / "hf")
-    made["logits"] = written_down(case, programs.transformers.logits(folder, case.tokens, strict=True))
+    made["logits"] = written_down(case, programs.transformers.logits(folder, case.tokens, strict=not case.stored))
     if "wrong" not in case.converter:
         assert programs.converter is not None, "LLAMA_CPP_SOURCES names the folder of convert_hf_to_gguf.py"
         kind = "f32" if case.dtype == "float32" else "auto"
@@ -168,7 +171,7 @@ class Proofs:
     def __call__(self, direction: str, folder: Path) -> str:
         """Empty where the directory is the same model to transformers."""
         try:
-            rows = self.program.logits(folder, self.case.tokens, strict=True)
+            rows = self.program.logits(folder, self.case.tokens, strict=not self.case.stored)
         except consumers.DoesNotRun as error:
             return f"transformers: {error}"
         off = float(np.abs(family_cases.kept(self.case, rows) - self.wanted).max())

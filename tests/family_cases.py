@@ -38,7 +38,18 @@ NO_SOURCE = "nothing to convert"
 CLOSE = 1e-4
 
 #: Sections of a case that are no keys of the configuration class.
-RESERVED = ("dtype", "expect", "options", "prompt", "converter", "document", "without", "tolerance", "besides")
+RESERVED = (
+    "dtype",
+    "expect",
+    "options",
+    "prompt",
+    "converter",
+    "document",
+    "without",
+    "tolerance",
+    "besides",
+    "stored",
+)
 #: TOML has no null.
 NULL = "null"
 
@@ -58,6 +69,7 @@ class Case:
         document: keys of config.json that are other than ``save_pretrained`` writes them.
         without: keys of config.json that are left out.
         tolerance: engine -> how far its logits may be off.
+        stored: name -> shape of tensors that released checkpoints have and save_pretrained does not write.
         besides: tensors that outputs may have and the original has not: a tied head, where llama.cpp wants it written.
     """
 
@@ -74,6 +86,7 @@ class Case:
     without: tuple[str, ...] = ()
     tolerance: Mapping[str, float] = field(default_factory=dict)
     besides: tuple[str, ...] = ()
+    stored: Mapping[str, list[int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.family}-{self.name}"
@@ -92,6 +105,7 @@ class Case:
     def digest(self) -> str:
         """Of all that a recording follows from."""
         said = [self.model_class, self.overrides, self.dtype, self.prompt, self.converter, self.document, self.without]
+        said += [self.stored] if self.stored else []
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -70,10 +70,15 @@ def numbers(dtype: str, data: bytes) -> np.ndarray:
     return np.frombuffer(data, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
 
 
-def other_tensors(made: Path, wanted: Path, besides: tuple[str, ...] = ()) -> str:
-    """Which tensors of two checkpoints differ in name, shape or value; a wider type of equal values does not count."""
+def other_tensors(made: Path, wanted: Path, besides: tuple[str, ...] = (), lost: Collection[str] = ()) -> str:
+    """Which tensors of two checkpoints differ in name, shape or value; a wider type of equal values does not count.
+
+    Args:
+        besides, lost: those that only the first, or only the second may have.
+    """
     ours, theirs = read_safetensors(made), read_safetensors(wanted)
     ours = {name: entry for name, entry in ours.items() if name in theirs or name not in besides}
+    theirs = {name: entry for name, entry in theirs.items() if name in ours or name not in lost}
     if ours.keys() != theirs.keys():
         return f"other tensors: {differing(dict.fromkeys(theirs), dict.fromkeys(ours))}"
     wrong = [
@@ -195,7 +200,7 @@ class Run:
                 return "the checkpoint itself is refused"
             return self._other_gguf(read_gguf(self.result("hf->gguf")), read_gguf(made))
         if direction.endswith("->hf"):
-            return other_tensors(made, self.source, self.case.besides) or self.proof(direction, made)
+            return other_tensors(made, self.source, self.case.besides, self.case.stored) or self.proof(direction, made)
         return ""
 
     def _without_besides(self, made: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,14 @@ from orders import to_canonical, to_stored
 
 from ckconv.core.dtypes import F32
 from ckconv.errors import InputError
+from ckconv.families import engine_rows
 from ckconv.families.axes import AxesError, expanded, move, of_part, parse
 from ckconv.families.catalogue import families_of_engine, family_without_name
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.expressions import parse as expression
+from ckconv.families.key_rows import RopeStyle, WindowStyle
 from ckconv.families.kinds import Kind, stored_layout
-from ckconv.families.merge import FOLDER, merged
+from ckconv.families.merge import FOLDER, ROW_FIELDS, SECTIONS, merged
 from ckconv.families.schema import load
 
 OLMO2 = (FOLDER / "olmo2.toml").read_text()
@@ -274,3 +277,18 @@ POST = [f"layers.{{n}}.post_{x}_norm.weight" for x in ("attention", "ffn")]
 def test_a_bump_file_that_names_no_family_is_taken_for_the_one_with_its_norms(present: list[str], family: str) -> None:
     assert family_without_name("bump5", ["output.weight", *present]) == family
     assert family_without_name("bump3", []) == "llama"
+
+
+def words_of_files() -> set[str]:
+    """Every section and field that a family file may have: those whose form is checked, and those of its rows."""
+    forms = (FOLDER / "form.py").read_text().partition("\n_CELL_FIELDS")[2].partition("def misformed")[0]
+    rows = ROW_FIELDS | {*RopeStyle._fields, *WindowStyle._fields} | engine_rows._KNOWN | engine_rows._OF_BUMP
+    return SECTIONS | rows | set(re.findall(r'"([a-z_]+)"', forms))
+
+
+def test_the_page_about_adding_a_family_describes_every_word() -> None:
+    page = (FOLDER.parents[1] / "docs" / "adding-a-family.md").read_text()
+    blocks, text = re.findall(r"```(.*?)```", page, re.DOTALL), re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    written = {word for code in [*blocks, *re.findall(r"`([^`]+)`", text)] for word in re.findall(r"\w+", code)}
+
+    assert words_of_files() - written == set()

@@ -75,10 +75,14 @@ def value(path: Path, key: str) -> Any:
 UNREAD = {
     "ernie4_5_moe": {"expert_shared_count"},
     "falcon": {"tensor_data_layout"},
+    "gemma3n": {
+        "activation_sparsity_scale", "altup.active_idx", "altup.num_inputs", "attention.shared_kv_layers",
+        "embedding_length_per_layer_input", "final_logit_softcapping",
+    },
     "gpt_oss": {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"},
     "granitemoe": {"deepstack_mapping"},
     "hunyuan_v1_moe": {"expert_shared_count"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KEYS)

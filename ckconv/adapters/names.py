@@ -41,7 +41,7 @@ def _module_of(path: str, family: str) -> str | None:
         stored = names_of(FAMILIES[family], format).stored
         for name in spelled:
             found = stored.get(name.pattern)
-            if found is not None and found.side_by_side:
+            if found is not None and found.side_by_side and (name.expert is not None or not found.parts[0].stack):
                 module = with_layer(found.canonical.removesuffix(_WEIGHT), name.layer)
                 return module if name.expert is None else module.replace(".experts.", f".experts.{name.expert}.")
     return None

@@ -183,8 +183,15 @@ def _whole(value: float, what: object) -> int:
 
 def _elements(term: Term, size: Size) -> float:
     if isinstance(term, Segments):
-        return sum(_size(part, size) for part in term.parts)
+        return sum(_segment_size(part, size) for part in term.parts)
     return int(term) if term.isdigit() else size(term.removeprefix("_"))
+
+
+def _segment_size(part: Product, size: Size) -> int:
+    """Of a segment; one that no tensor owns may have no elements."""
+    if _owned_by_none(part) and math.prod(_elements(term, size) for term in part) == 0:
+        return 0
+    return _size(part, size)
 
 
 def _term_size(term: Term, size: Size) -> int:
@@ -241,7 +248,7 @@ def _span(term: Segments, part: int, size: Size) -> tuple[int, Product]:
         owned += not _owned_by_none(piece)
         if owned == part and not _owned_by_none(piece):
             return start, piece
-        start += _size(piece, size)
+        start += _segment_size(piece, size)
     raise AxesError(f"there is no segment {part + 1}")
 
 

@@ -74,6 +74,8 @@ class Engine(NamedTuple):
         biases: of a bump engine: the only biases that it adds, where a model of the family may have others too.
         unnamed: of a bump engine: a file that names no family and has these tensors is taken for this family's.
         unadapted: canonical modules that it computes without the adapter of them.
+        wrapped: ``model_type`` of the document around that of the family, which is its ``text_config``, where the class
+            reads no other.
         narrow: canonical tensors that llama.cpp's converter stores as other matrices, though in FP32 of other families.
     """
 
@@ -101,12 +103,13 @@ class Engine(NamedTuple):
     unnamed: bool = False
     unadapted: tuple[str, ...] = ()
     narrow: tuple[str, ...] = ()
+    wrapped: str = ""
 
 
 _KNOWN = frozenset(
     {
         "model_type", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head",
-        "optional", "required", "unadapted", "narrow",
+        "optional", "required", "unadapted", "narrow", "wrapped",
     }
 )  # fmt: skip
 _OF_BUMP = frozenset({"tensors", "interleaved", "slides", "as", "neighbours", "absent", "biased", "biases", "unnamed"})
@@ -147,6 +150,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         bool(fields.get("unnamed")),
         _names(fields.get("unadapted")),
         _names(fields.get("narrow")),
+        str(fields.get("wrapped", "")),
     )
 
 

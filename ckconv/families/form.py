@@ -123,7 +123,7 @@ _ROW = _or_table(
     lambda value: None if value == "absent" else ": a table or 'absent' expected",
     {
         **dict.fromkeys(("axes", "why"), _text),
-        **dict.fromkeys(("bias", "when", "layers"), _scalar),
+        **dict.fromkeys(("bias", "when", "layers", "spare"), _scalar),
         **dict.fromkeys(("hf", "gguf", "mlx"), _CELL),
     },
 )
@@ -159,7 +159,7 @@ _CONDITION = _or_table(_scalar, {"if": _scalar, "else": _text, "of": _many(_text
 _ENGINE = _or_table(
     lambda value: None if value == "absent" else ": a table or 'absent' expected",
     {
-        "class": _text,
+        **dict.fromkeys(("model_type", "wrapped"), _text),
         **dict.fromkeys(("right_if", "same_if"), _many(_CONDITION)),
         **dict.fromkeys(
             ("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted"), _many(_text)

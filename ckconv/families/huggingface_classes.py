@@ -17,7 +17,7 @@ from ckconv.core.names import parse
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.keys import MLX_LM
 from ckconv.families.parameter_rows import Parameter
-from ckconv.families.presence import always, expected, switches
+from ckconv.families.presence import always, expected, required, switches
 from ckconv.families.schema import Family
 
 
@@ -58,7 +58,10 @@ def expected_of(config: ModelConfig, on: Mapping[str, bool], consumer: str) -> d
         row = family.parameters[name]
         asked = [on[cell.key] for cell in row.key_cells("hf") if cell.key in on]
         told[name] = any(asked) if asked else _by_default(row, config, consumer)
-    return expected(family, "mlx" if consumer == MLX_LM else "hf", {**config.scope, **told})
+    if consumer != MLX_LM:
+        return expected(family, "hf", {**config.scope, **told})
+    everywhere = dict.fromkeys(required(family, "mlx_lm"), config.num_layers)
+    return expected(family, "mlx", {**config.scope, **told}) | everywhere
 
 
 class Fit(NamedTuple):

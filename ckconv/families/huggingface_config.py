@@ -31,7 +31,8 @@ from ckconv.families.schema import Family
 from ckconv.families.words import document_words, written_words
 
 #: Keys that are true or false; classes take null for false.
-_SWITCHES = ("attention_bias", "mlp_bias", "norm_topk_prob", "tie_word_embeddings", "use_sliding_window")
+_TIED = "tie_word_embeddings"
+_SWITCHES = ("attention_bias", "mlp_bias", "norm_topk_prob", _TIED, "use_sliding_window")
 
 #: Fields that rules of their own read, beside those of a family's rows.
 _BY_RULE = frozenset({"rope_theta", "rotary_dim"})
@@ -48,6 +49,22 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The decoder's own part of the configuration of a model of several modalities, else the whole."""
     nested = config.get("text_config")
     return {**config, **nested} if isinstance(nested, dict) else config
+
+
+def _said_of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is said of the decoder alone: of a model of several modalities, keys beside its part are those of others."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
+
+
+def _with_outer_tie(config: Mapping[str, Any], consumer: str, stored: tuple[StoredTensor, ...]) -> Mapping[str, Any]:
+    """With the outer document's word for a tied head, as transformers 5 goes by it; of older files the text part's."""
+    own = text_config(config)
+    outer = config.get(_TIED)
+    if consumer != TRANSFORMERS or own is config or not isinstance(outer, bool):
+        return own
+    headless = not any(tensor.name.endswith("lm_head.weight") for tensor in stored)
+    return {**own, _TIED: outer or (headless and bool(own[_TIED]))}
 
 
 def huggingface_family(config: Mapping[str, Any]) -> Family | None:
@@ -73,7 +90,7 @@ def huggingface_config(
     Raises:
         InputError: ``model.config``, a field is missing, absurd, or contradicts another.
     """
-    whole = text_config(config)
+    whole = _with_outer_tie(config, consumer, stored)
     own = {**whole, **_of_tables(_Document(whole), family)}
     keys, reader = family.document.keys, _READERS[consumer]
 
@@ -125,7 +142,7 @@ def huggingface_config(
         modifiers=tuple(modifiers),
         raw=config,
     )
-    unread = (*keys.unknown(whole), *unread)
+    unread = (*keys.unknown(_said_of_text(config)), *unread)
     made = replace(made, layer_types=windows.layer_types, unread=unread, overruled=overruled)
     return _completed(own, family, made, reader, local, fail)
 
@@ -241,10 +258,10 @@ def _check_experts(
 
 def _tied(own: Mapping[str, Any], family: Family, consumer: str) -> bool | None:
     """What the consumer takes for said; ``None`` where it asks the tensors."""
-    if not family.document.keys.reads("tie_word_embeddings", consumer):
+    if not family.document.keys.reads(_TIED, consumer):
         return None
-    if "tie_word_embeddings" in own:
-        return bool(own["tie_word_embeddings"])
+    if _TIED in own:
+        return bool(own[_TIED])
     default = family.parameters["tied"].defaults.get(_READERS[consumer])
     return default is not None and bool(default.value({}))
 

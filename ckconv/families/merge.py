@@ -41,7 +41,7 @@ SECTIONS = frozenset(
 FORMATS = ("hf", "gguf", "mlx")
 
 #: What every tensor row may say besides its cells.
-ROW_FIELDS = frozenset({"axes", "bias", "when", "layers", "why", *FORMATS})
+ROW_FIELDS = frozenset({"axes", "bias", "when", "layers", "spare", "why", *FORMATS})
 
 #: Fields of a parameter that hold one cell or a list of them.
 PARAMETER_CELLS = ("hf", "gguf", "bump")

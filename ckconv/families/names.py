@@ -203,7 +203,7 @@ class _Compiler:
         letter, dot, tail = name.partition(".")
         if dot and letter in self.family.stacks:
             prefixes = self.family.stacks[letter].prefixes
-            return [prefixes.get(self.format, prefixes.get("hf", "")) + _numbered(tail)]
+            return [_numbered(prefixes.get(self.format, prefixes.get("hf", "")) + tail)]
         found = []
         for root, layer in self._prefixes():
             start = root if letter == "M" else layer if letter == "L" else ""
@@ -229,12 +229,13 @@ def _full(pattern: str, cell: Cell, kind: str) -> str:
 
 
 def _numbered(name: str) -> str:
-    """The hole of a stack as :func:`ckconv.core.names.parse` calls it."""
+    """The hole of a stack as :func:`ckconv.core.names.parse` calls it: outside of layers the only number."""
+    hole = "{e}" if "{n}" in name else "{n}"
     start = name.find("{")
     while start >= 0:
         stop = name.index("}", start)
         if name[start + 1 : stop] != "n":
-            return f"{name[:start]}{{e}}{name[stop + 1 :]}"
+            return f"{name[:start]}{hole}{name[stop + 1 :]}"
         start = name.find("{", stop)
     return name
 

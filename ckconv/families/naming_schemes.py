@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
+from typing import Any
 
 from ckconv.core.names import GATE_UP, PARTS, QKV
 from ckconv.families import axes as shapes
@@ -27,6 +28,16 @@ FUSIONS: dict[str, str] = {"qkv": QKV, "gate-up": GATE_UP}
 
 #: What names a checkpoint may have besides its family's own.
 OTHER_SCHEMES = ("max", "canonical", GGUF)
+
+
+def beside_text(config: Mapping[str, Any], name: str) -> str:
+    """A glob of the part of a model of several modalities that a tensor belongs to; "" for one of the text part."""
+    nested = isinstance(config.get("text_config"), dict)
+    if not nested or name.startswith(tuple(prefix for prefix, _ in NESTED)):
+        return ""
+    head, _, rest = name.partition(".")
+    part = f"{head}.{rest.partition('.')[0]}" if head == "model" else head
+    return f"{part}.*" if name.startswith(f"{part}.") else ""
 
 
 @lru_cache(maxsize=FAMILIES_KEPT)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from ckconv.families import axes as shapes
-from ckconv.families.expressions import ExpressionError
+from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.schema import Family
 from ckconv.families.tensor_rows import TensorRow
 
@@ -46,17 +46,16 @@ def layers_of(family: Family, row: TensorRow, scope: Mapping[str, Any]) -> int:
 def layers_with(family: Family, row: TensorRow, scope: Mapping[str, Any]) -> Sequence[int]:
     """The layers that have a row's tensors; the one there is for a tensor that is in no layer."""
     count = layers_of(family, row, scope) if row.in_stack(family.stacks) else 1
-    return range(count) if row.layers is None else [n for n in range(count) if _has(family, row, scope, n)]
+    kind = row.layers
+    return range(count) if kind is None else [n for n in range(count) if _is(family, kind, scope, n)]
 
 
-def _has(family: Family, row: TensorRow, scope: Mapping[str, Any], layer: int) -> bool:
-    """A layer is of the kind that has a row's tensors: a kind is a list over layers, or asks for ``n``."""
-    if row.layers is None:
-        return True
+def _is(family: Family, kind: Expression, scope: Mapping[str, Any], layer: int) -> bool:
+    """A layer is of a kind: a kind is a list over layers, or asks for ``n``."""
     here = ChainMap({"n": layer}, scope)  # type: ignore[arg-type]
-    kinds = {name: family.layers[name].value(here) for name in row.layers.names}
+    kinds = {name: family.layers[name].value(here) for name in kind.names}
     listed = {name: kind[layer] for name, kind in kinds.items() if isinstance(kind, list | tuple)}
-    return bool(row.layers.value({**kinds, **listed}))
+    return bool(kind.value({**kinds, **listed}))
 
 
 class Sizes:
@@ -96,11 +95,12 @@ class Sizes:
         return self._layers[row.name]
 
     def has(self, row: TensorRow, layer: int | None) -> bool:
-        """A layer is of the kind that has a row's tensors."""
+        """A layer is of the kind that has a row's tensors, or of one that may store them."""
         if row.layers is None or layer is None:
             return True
         if (row.name, layer) not in self._has:
-            self._has[row.name, layer] = _has(self.family, row, self.scope, layer)
+            kinds = [kind for kind in (row.layers, row.spare) if kind is not None]
+            self._has[row.name, layer] = any(_is(self.family, kind, self.scope, layer) for kind in kinds)
         return self._has[row.name, layer]
 
     def _differs(self, row: TensorRow) -> bool:
@@ -114,6 +114,6 @@ class Sizes:
             value = self.family.axes[letter].value(scope)
         except ExpressionError as error:
             raise shapes.AxesError(f"axis {letter}: {error}") from None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             raise shapes.AxesError(f"axis {letter} ({self.family.axes[letter]}) is {value!r}, no number of elements")
         return value

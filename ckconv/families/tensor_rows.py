@@ -3,7 +3,8 @@
 A row is a module: ``axes`` is its shape, ``hf``, ``gguf`` and ``mlx`` its cells (a name, a table of ``name``, ``axes``,
 ``value``, ``packed``, ``by`` and ``when``, a list of forms of which the first is written, or ``absent``; GGUF's may be
 a table of ``key``, the metadata key with a number of every layer), ``bias`` and ``when`` say whether there is a bias,
-and whether it is there at all, ``layers`` which kind of layer has it.
+and whether it is there at all, ``layers`` which kind of layer has it, ``spare`` which may
+store it though nothing reads it there.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class TensorRow(NamedTuple):
         fused_axes: that of all tensors that share the row, which a cell with one name for all stores.
         bias: whether there is a bias beside the weight.
         when: the tensor is there only then.
-        layers: the kind of layer that has it, "" for all.
+        layers: the kind of layer that has it, ``None`` for all.
+        spare: the kind that may store it, too, and computes without it.
         cells: format -> its forms, the first of which is written; empty where the format has none.
         dropped: format -> full name of a stored tensor that is no part of the model, and why it is not.
         key: the metadata key of GGUF that holds the one number of every layer, "" where it is a tensor there.
@@ -77,6 +79,7 @@ class TensorRow(NamedTuple):
     bias: Expression | None
     when: Expression | None
     layers: Expression | None
+    spare: Expression | None
     cells: Mapping[str, tuple[Cell, ...]]
     dropped: Mapping[str, tuple[str, str]] = {}
     key: str = ""
@@ -146,6 +149,7 @@ class TensorRows(Fields):
             self.expression(row.get("bias")),
             self.expression(row.get("when")),
             self._kind(row.get("layers"), kinds),
+            self._kind(row.get("spare"), kinds),
             cells,
             dropped,
             self._key(row.get(_KEYED)),

@@ -19,6 +19,7 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import layout_in
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import names_of, shift_of
+from ckconv.families.naming_schemes import beside_text
 from ckconv.families.presence import narrow
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
@@ -30,7 +31,9 @@ from ckconv.plan.probe import PLACEHOLDER
 from ckconv.plan.steps import missing_tensors
 
 #: Modules whose weights llama.cpp's converter keeps in FP32 whatever is asked for (``prepare_tensors``).
-_FP32_MODULES = frozenset({"position_embd", "ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d"})
+_FP32_MODULES = frozenset(
+    {"position_embd", "ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d", "altup_correct_coef", "altup_predict_coef"}
+)
 
 FREQUENCIES_NAME = "rope_freqs.weight"
 
@@ -167,7 +170,7 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
         if planner.dropped(stored.name):
             planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
         else:
-            unmapped[parse(stored.name).pattern] += 1
+            unmapped[beside_text(config.raw, stored.name) or parse(stored.name).pattern] += 1
     for pattern, count in (nameless + unmapped).items():
         more = f" ({count} tensors)" if count > 1 else ""
         glob = pattern.replace("{n}", "*").replace("{e}", "*")

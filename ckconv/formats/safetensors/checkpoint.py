@@ -19,7 +19,7 @@ from ckconv.families.huggingface_classes import needs
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.loaders import Loader
 from ckconv.families.names import names_of
-from ckconv.families.naming_schemes import FUSIONS, NAMES_KEY, scheme_names
+from ckconv.families.naming_schemes import FUSIONS, NAMES_KEY, beside_text, scheme_names
 from ckconv.families.schema import Family
 from ckconv.families.words import of_source
 from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
@@ -175,7 +175,7 @@ class CheckpointPlanner(Planner):
             if self.dropped(stored.name):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             else:
-                unmapped.append(parse(stored.name).pattern)
+                unmapped.append(beside_text(self.config.raw, stored.name) or parse(stored.name).pattern)
         self._refuse_grouped("no rule for", unmapped)
         scaling = scaling_of(self.index, self.config, drop=self.dropped(ROPE_FREQUENCIES))
         self.rope_scaling = scaling.document
@@ -256,7 +256,10 @@ class CheckpointPlanner(Planner):
     def _refuse_grouped(self, what: str, patterns: Sequence[str]) -> None:
         for pattern, count in Counter(patterns).items():
             whose = of_source(self.config, self.index.format, pattern)
-            self.refuse(f"{what} {pattern}{f' ({count} tensors)' if count > 1 else ''}{whose}")
+            hint = ""
+            if pattern.endswith(".*") and self.family is not None:  # a part of a model of several modalities
+                hint = f"--drop '{pattern}' leaves out what {self.family.name} does not have"
+            self.refuse(f"{what} {pattern}{f' ({count} tensors)' if count > 1 else ''}{whose}", hint)
 
     def _check_class(self, family: Family) -> None:
         """The tensors are those that the class has which will load them; other names are for other loaders."""

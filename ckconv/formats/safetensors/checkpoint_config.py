@@ -28,6 +28,9 @@ _DTYPE_KEYS = ("dtype", "torch_dtype")
 #: Under which keys a loader looks for a quantisation.
 _QUANTIZATION_KEYS = {"mlx": ("quantization", "quantization_config"), "safetensors": ("quantization_config",)}
 
+#: What mlx-lm's loader and tokenizer read of the outer document.
+_OUTER = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "pad_token_id", "tie_word_embeddings")
+
 #: Keys that every class of mlx-lm cannot do without, or takes a default of its own for; those of Hugging Face can.
 _MLX_NEEDS = ("rope_theta", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "vocab_size")
 
@@ -68,7 +71,7 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
         document = _changed(source, index, said)
         if unscaled and not document.get("rope_scaling"):
             document["rope_scaling"] = dict(unscaled)
-        return _encoded(document | _quantised(said), index)
+        return _encoded(_wrapped(document, config, said), index)
     if config is None:
         return b""
     document = build_document(config, _facts(index, config, said))
@@ -76,13 +79,22 @@ def config_json(index: TensorIndex, said: Said) -> bytes:
         document["rope_scaling"] = dict(unscaled)
     if CONSUMERS[said.format] == TRANSFORMERS:
         check_fit(document, config)
-    return _encoded(document | _quantised(said) | _named(config, said.format), index)
+    return _encoded(_wrapped(document | _named(config, said.format), config, said), index)
 
 
 def _quantised(said: Said) -> dict[str, Any]:
     """What is said of the types of blocks, under the keys that the loader looks for."""
     found = said.quantization if not said.kept else None
     return {key: dict(found) for key in _QUANTIZATION_KEYS[said.format]} if found else {}
+
+
+def _wrapped(document: dict[str, Any], config: ModelConfig | None, said: Said) -> dict[str, Any]:
+    """With the types of blocks; around the text part the document of several modalities, where a class wants one."""
+    row = engine_of(FAMILIES[config.family], MLX_LM) if config and said.format == "mlx" and not said.kept else None
+    if row is not None and row.wrapped:
+        outer = {key: document[key] for key in _OUTER if key in document}
+        document = {**outer, "model_type": row.wrapped, "text_config": document}
+    return document | _quantised(said)
 
 
 def source_document(index: TensorIndex) -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""Checkpoints of several modalities: their text part is converted as the text model is that stands alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import Raw, save
+from family_cases import recording, tensors
+from family_directions import differing, read_gguf, read_safetensors
+
+import ckconv
+from ckconv.errors import UnsupportedError
+
+#: Family -> model_type of the whole, where its text part begins, and its other parts, as transformers 5.23 saves them.
+WHOLES = {
+    "gemma3": ("gemma3", "language_model.model.", ("vision_tower", "multi_modal_projector")),
+    "gemma3n": ("gemma3n", "model.language_model.", ("model.vision_tower", "model.audio_tower", "model.embed_vision")),
+    "gemma4_text": ("gemma4", "model.language_model.", ("model.vision_tower", "model.embed_vision")),
+    "llama4": ("llama4", "language_model.model.", ("vision_model", "multi_modal_projector")),
+    "mistral": ("mistral3", "language_model.model.", ("vision_tower", "multi_modal_projector")),
+    "ministral3": ("mistral3", "language_model.model.", ("vision_tower", "multi_modal_projector")),
+}
+
+
+def plain_case(family: str) -> dict[str, Any]:
+    return next(case for name, case in recording(family).items() if case.get("converter"))
+
+
+def whole(family: str, root: Path, **outer: object) -> Path:
+    """The recorded text model among tensors of pictures."""
+    model_type, prefix, parts = WHOLES[family]
+    case = plain_case(family)
+    text = {key: value for key, value in case["config"].items() if key != "architectures"}
+    config = {
+        "model_type": model_type, "architectures": ["WholeForConditionalGeneration"], "text_config": text,
+        "vision_config": {"hidden_size": 16, "model_type": "pictures"}, "image_token_id": 7, **outer,
+    }  # fmt: skip
+    before = prefix.removesuffix("model.") if prefix.startswith("language") else ""
+    named = {
+        prefix + name.removeprefix("model.") if name.startswith("model.") else before + name: array
+        for name, array in tensors(case).items()
+    }
+    named |= {f"{part}.layers.{n}.fc1.weight": np.ones((2, 2), np.float32) for part in parts for n in (0, 1)}
+    return save(root, config, named)
+
+
+def drop(family: str) -> ckconv.Options:
+    return ckconv.Options(drop=tuple(f"{part}.*" for part in WHOLES[family][2]))
+
+
+@pytest.mark.parametrize("family", WHOLES)
+def test_the_gguf_is_the_one_that_llama_cpps_converter_makes_of_the_text_model(family: str, tmp_path: Path) -> None:
+    ckconv.convert(whole(family, tmp_path / "whole"), tmp_path / "made.gguf", options=drop(family))
+
+    made, wanted = read_gguf(tmp_path / "made.gguf"), plain_case(family)["converter"]
+    assert differing(wanted["tensors"], made["tensors"]) == ""
+    keys = {key: value for key, value in made["keys"].items() if not key.endswith(".vocab_size")}  # no tokenizer here
+    assert differing({key: value for key, value in wanted["keys"].items() if key in keys}, keys) == ""
+
+
+@pytest.mark.parametrize("family", [family for family in WHOLES if family != "llama4"])
+def test_the_mlx_directory_is_that_of_the_text_model(family: str, tmp_path: Path) -> None:
+    case = plain_case(family)
+    ckconv.convert(save(tmp_path / "text", case["config"], tensors(case)), tmp_path / "alone", to="mlx")
+    ckconv.convert(whole(family, tmp_path / "whole"), tmp_path / "made", to="mlx", options=drop(family))
+
+    assert read_safetensors(tmp_path / "made") == read_safetensors(tmp_path / "alone")
+    said, wanted = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("made", "alone"))
+    for document in (said, said.get("text_config", {})):
+        document.pop("image_token_id", None)
+    assert said == wanted
+
+
+def test_each_part_beside_the_text_model_is_one_reason_with_the_flag_that_leaves_it_out(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        ckconv.convert(whole("gemma4_text", tmp_path / "whole"), tmp_path / "made.gguf")
+
+    assert list(caught.value.details) == [
+        "llama.cpp's gemma4 has no place for model.vision_tower.* (2 tensors) of a gemma4_text (model_type)",
+        "llama.cpp's gemma4 has no place for model.embed_vision.* (2 tensors) of a gemma4_text (model_type)",
+    ]
+    assert caught.value.hint == (
+        "--drop 'model.vision_tower.*' leaves out what gemma4_text does not have; "
+        "--drop 'model.embed_vision.*' leaves out what gemma4_text does not have"
+    )
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "head", "tied"),
+    [
+        (True, False, False, True),  # transformers 5 goes by the outer one
+        (False, True, True, False),
+        (False, True, False, True),  # in files of transformers 4 the text part says it
+        (None, False, True, False),
+        (None, True, False, True),
+    ],
+)
+def test_the_outer_document_says_whether_the_head_is_the_embedding(
+    outer: bool | None, inner: bool, head: bool, tied: bool, tmp_path: Path
+) -> None:
+    source = whole("mistral", tmp_path / "whole", **({} if outer is None else {"tie_word_embeddings": outer}))
+    config = json.loads((source / "config.json").read_text())
+    config["text_config"]["tie_word_embeddings"] = inner
+    found = {name: entry for name, entry in read_safetensors(source).items() if head or "lm_head" not in name}
+    source = save(tmp_path / "other", config, {name: Raw(*entry) for name, entry in found.items()})
+
+    index = ckconv.open_model(source).index
+    assert index.config is not None
+    assert index.config.tied is tied
+    assert ("output.weight" in index.tensors) is head
+
+
+def test_keys_beside_the_text_part_are_nothing_that_a_report_names(tmp_path: Path) -> None:
+    report = ckconv.convert(whole("llama4", tmp_path / "whole"), tmp_path / "made.gguf", options=drop("llama4"))
+
+    assert not any("no class of" in note for note in report.plan.notes)
