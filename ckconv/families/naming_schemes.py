@@ -40,6 +40,13 @@ def beside_text(config: Mapping[str, Any], name: str) -> str:
     return f"{part}.*" if name.startswith(f"{part}.") else ""
 
 
+def part_hint(family: Family | None, pattern: str) -> str:
+    """The flag that leaves out a part that :func:`beside_text` names; empty for a tensor's own name."""
+    if family is None or not pattern.endswith(".*"):
+        return ""
+    return f"--drop '{pattern}' leaves out what {family.name} does not have"
+
+
 @lru_cache(maxsize=FAMILIES_KEPT)
 def scheme_names(family: Family, scheme: str) -> Names:
     """The names of a family's checkpoints as ``hf`` or ``mlx`` have them, or in one of :data:`OTHER_SCHEMES`."""

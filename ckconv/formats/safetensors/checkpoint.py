@@ -19,7 +19,7 @@ from ckconv.families.huggingface_classes import needs
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.loaders import Loader
 from ckconv.families.names import names_of
-from ckconv.families.naming_schemes import FUSIONS, NAMES_KEY, beside_text, scheme_names
+from ckconv.families.naming_schemes import FUSIONS, NAMES_KEY, beside_text, part_hint, scheme_names
 from ckconv.families.schema import Family
 from ckconv.families.words import of_source
 from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
@@ -255,11 +255,8 @@ class CheckpointPlanner(Planner):
 
     def _refuse_grouped(self, what: str, patterns: Sequence[str]) -> None:
         for pattern, count in Counter(patterns).items():
-            whose = of_source(self.config, self.index.format, pattern)
-            hint = ""
-            if pattern.endswith(".*") and self.family is not None:  # a part of a model of several modalities
-                hint = f"--drop '{pattern}' leaves out what {self.family.name} does not have"
-            self.refuse(f"{what} {pattern}{f' ({count} tensors)' if count > 1 else ''}{whose}", hint)
+            whose, also = of_source(self.config, self.index.format, pattern), f" ({count} tensors)" if count > 1 else ""
+            self.refuse(f"{what} {pattern}{also}{whose}", part_hint(self.family, pattern))
 
     def _check_class(self, family: Family) -> None:
         """The tensors are those that the class has which will load them; other names are for other loaders."""
@@ -308,11 +305,11 @@ class CheckpointPlanner(Planner):
         left = {CONFIG_NAME} if kept and not self.unpacked else {CONFIG_NAME, *QUANTIZER_NAMES}
         carried = () if o.file_name else tuple(path for path in self.index.side_files if path.name not in left)
         if o.fuse or o.names in ("canonical", "gguf"):
-            who = self.loader.name
-            self.notes.append(f"{who} loads tensors under the names of --names hf, fused as its classes are")
+            self.notes.append(
+                f"{self.loader.name} loads tensors under the names of --names hf, fused as its classes are"
+            )
         self.note_unread()
-        parts = parts_beside(self.index.path) if carried else ()
-        if parts:
+        if parts := parts_beside(self.index.path) if carried else ():
             names = ", ".join(f"{name}/" for name in parts[:5])
             self.notes.append(f"{names} of the source, part of the model, is not copied: copy it beside the tensors")
         tokenizer = tokenizer_plan(self.index, o)
