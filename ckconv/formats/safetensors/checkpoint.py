@@ -119,11 +119,8 @@ class CheckpointPlanner(Planner):
         """What the source stores as one tensor is what the family's class stores so."""
         assert self.family is not None
         written = names_of(self.family, "hf").written
-        for canonical in self.index.canonical_of.values():
-            held = written.get(parse(canonical[0]).pattern) if canonical else None
-            if held is not None and (len(canonical) > 1) != (len(held.parts) > 1):
-                return False
-        return True
+        stored = ((names, written.get(parse(names[0]).pattern)) for names in self.index.canonical_of.values() if names)
+        return all(held is None or (len(names) > 1) == (len(held.parts) > 1) for names, held in stored)
 
     def _quantised(self) -> bool:
         """The source has modules of several arrays."""
@@ -305,9 +302,8 @@ class CheckpointPlanner(Planner):
         left = {CONFIG_NAME} if kept and not self.unpacked else {CONFIG_NAME, *QUANTIZER_NAMES}
         carried = () if o.file_name else tuple(path for path in self.index.side_files if path.name not in left)
         if o.fuse or o.names in ("canonical", "gguf"):
-            self.notes.append(
-                f"{self.loader.name} loads tensors under the names of --names hf, fused as its classes are"
-            )
+            who = self.loader.name
+            self.notes.append(f"{who} loads tensors under the names of --names hf, fused as its classes are")
         self.note_unread()
         if parts := parts_beside(self.index.path) if carried else ():
             names = ", ".join(f"{name}/" for name in parts[:5])
