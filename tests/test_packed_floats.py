@@ -1,0 +1,250 @@
+"""MXFP4, mxfp8, NVFP4 and ``metal`` as other tools store them: read, decoded, and given to MLX and GGUF as they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import Decoder, Raw, Tensors
+from packed_checkpoints import fp8_values, model
+from safetensors import safe_open
+
+DECODER = Decoder(layers=1, hidden=64, ffn=128)
+
+#: OCP Microscaling Formats v1.0, 5.3.3; bit 3 is the sign.
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+Made = tuple[Tensors, np.ndarray]
+Pack = Callable[[str, tuple[int, int], int], Made]
+
+
+def nibbles(codes: np.ndarray) -> np.ndarray:
+    """Two codes a byte, the first in the lower half."""
+    packed: np.ndarray = codes[:, ::2] | codes[:, 1::2] << 4
+    return packed
+
+
+def groups(scales: np.ndarray, size: int) -> np.ndarray:
+    spread: np.ndarray = np.repeat(scales, size, 1)
+    return spread
+
+
+def mxfp4(module: str, shape: tuple[int, int], seed: int) -> Made:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 16, shape).astype(np.uint8)
+    scales = rng.integers(100, 130, (shape[0], shape[1] // 32)).astype(np.uint8)
+    values = E2M1[codes] * groups(2.0 ** (scales.astype(float) - 127), 32)
+    return {f"{module}.weight_packed": nibbles(codes), f"{module}.weight_scale": scales}, values
+
+
+def mxfp8(module: str, shape: tuple[int, int], seed: int) -> Made:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 0x7F, shape).astype(np.uint8) | rng.integers(0, 2, shape).astype(np.uint8) << 7
+    scales = rng.integers(100, 130, (shape[0], shape[1] // 32)).astype(np.uint8)
+    values = fp8_values()[codes] * groups(2.0 ** (scales.astype(float) - 127), 32)
+    return {f"{module}.weight": Raw("F8_E4M3", shape, codes.tobytes()), f"{module}.weight_scale": scales}, values
+
+
+def nvfp4(module: str, shape: tuple[int, int], seed: int, *, divided: bool, factor: float | None = None) -> Made:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 16, shape).astype(np.uint8)
+    scales = rng.integers(8, 0x7F, (shape[0], shape[1] // 16)).astype(np.uint8)
+    number = np.float32(rng.uniform(100, 3000) if divided else rng.uniform(1e-4, 1e-2))
+    number = number if factor is None else np.float32(factor)
+    scale = fp8_values()[scales].astype(np.float32)
+    scale = scale / number if divided else scale * number
+    values = E2M1.astype(np.float32)[codes] * groups(scale, 16)
+    stored = Raw("F8_E4M3", scales.shape, scales.tobytes())
+    if divided:
+        return {
+            f"{module}.weight_packed": nibbles(codes),
+            f"{module}.weight_scale": stored,
+            f"{module}.weight_global_scale": np.array([number], np.float32),
+            f"{module}.input_global_scale": np.array([7], np.float32),
+        }, values
+    return {
+        f"{module}.weight": nibbles(codes),
+        f"{module}.weight_scale": stored,
+        f"{module}.weight_scale_2": np.array(number, np.float32),
+        f"{module}.input_scale": np.array(0.5, np.float32),
+    }, values
+
+
+def metal(module: str, shape: tuple[int, int], seed: int) -> Made:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 16, shape).astype(np.uint8)
+    # Numbers of few digits, of which no product or sum is rounded.
+    scales = (rng.integers(1, 64, (shape[0], shape[1] // 64)) / 1024).astype(np.float32)
+    biases = (rng.integers(-64, 64, scales.shape) / 512).astype(np.float32)
+    weight = np.ascontiguousarray(nibbles(codes)).view(np.uint32)
+    values = codes * groups(scales.astype(float), 64) + groups(biases.astype(float), 64)
+    return {f"{module}.weight": weight, f"{module}.scales": scales, f"{module}.qbiases": biases}, values
+
+
+def compressed(form: str) -> dict[str, Any]:
+    group = {"format": form, "targets": ["Linear"], "weights": {"num_bits": 8 if "8" in form else 4, "type": "float"}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+MODELS: dict[str, tuple[Pack, dict[str, Any], str]] = {
+    "compressed-tensors mxfp4": (mxfp4, compressed("mxfp4-pack-quantized"), "mxfp4 4-bit group 32"),
+    "compressed-tensors mxfp8": (mxfp8, compressed("mxfp8-quantized"), "mxfp8 8-bit group 32"),
+    "compressed-tensors nvfp4": (
+        partial(nvfp4, divided=True),
+        compressed("nvfp4-pack-quantized"),
+        "NVFP4, groups of 16",
+    ),
+    "ModelOpt": (partial(nvfp4, divided=False), MODELOPT, "NVFP4, groups of 16"),
+    "metal": (metal, {"quant_method": "metal", "bits": 4, "group_size": 64}, "affine 4-bit group 64"),
+}
+
+
+def floats(directory: Path) -> dict[str, np.ndarray]:
+    """The matrices of layers, by the package of the format."""
+    with safe_open(directory / "model.safetensors", "numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys() if name.endswith("_proj.weight")}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
+@pytest.mark.parametrize("name", MODELS)
+def test_dequantize_writes_the_numbers_that_the_arrays_stand_for(
+    tmp_path: Path, ckconv, name: str, model_type: str
+) -> None:
+    pack, settings, words = MODELS[name]
+    expected = model(tmp_path / "packed", DECODER, pack, settings, model_type=model_type)
+    found = ckconv("inspect", tmp_path / "packed")
+    assert f"{words}: 7 matrices" in found.out, found.err
+
+    result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
+    assert result.code == 0, result.err
+    dense = floats(tmp_path / "dense")
+    assert len(dense) == 7
+    for key, values in dense.items():
+        assert values.dtype == np.float32
+        assert np.array_equal(values, expected[key].astype(np.float32)), key
+    assert "quantization_config" not in json.loads((tmp_path / "dense" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_copy_and_its_hash_are_those_of_the_source(tmp_path: Path, ckconv, name: str) -> None:
+    pack, settings, _ = MODELS[name]
+    model(tmp_path / "packed", DECODER, pack, settings)
+    assert ckconv("convert", tmp_path / "packed", f"{tmp_path}/copy/", "--to", "safetensors").code == 0
+    assert (tmp_path / "packed" / "config.json").read_bytes() == (tmp_path / "copy" / "config.json").read_bytes()
+    assert ckconv("diff", tmp_path / "packed", tmp_path / "copy").code == 0
+    one, other = (
+        sorted(
+            line.split("\t")[-1]
+            for line in ckconv("inspect", "--hash", tmp_path / it).out.splitlines()
+            if "layers" in line
+        )
+        for it in ("packed", "copy")
+    )
+    assert one == other != []
+
+
+def test_mxfp4_blocks_of_a_gguf_decode_to_the_same_numbers(tmp_path: Path, ckconv) -> None:
+    expected = model(tmp_path / "packed", DECODER, mxfp4, compressed("mxfp4-pack-quantized"))
+    assert ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf").code == 0
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    for name, key in (("ffn_down", "mlp.down_proj"), ("attn_v", "self_attn.v_proj")):
+        made = tensors[f"blk.0.{name}.weight"]
+        assert made.tensor_type is gguf.GGMLQuantizationType.MXFP4
+        values = gguf.quants.dequantize(made.data, made.tensor_type)
+        assert np.array_equal(values, expected[f"model.layers.0.{key}.weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("compressed-tensors mxfp4", {"group_size": 32, "bits": 4, "mode": "mxfp4"}),
+        ("compressed-tensors mxfp8", {"group_size": 32, "bits": 8, "mode": "mxfp8"}),
+        ("metal", {"group_size": 64, "bits": 4, "mode": "affine"}),
+    ],
+)
+def test_what_is_a_triple_under_other_names_is_one_in_mlx(
+    tmp_path: Path, ckconv, name: str, entry: dict[str, Any]
+) -> None:
+    mx = pytest.importorskip("mlx.core")
+    pack, settings, _ = MODELS[name]
+    expected = model(tmp_path / "packed", DECODER, pack, settings)
+    result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/mlx/", "--to", "mlx")
+    assert result.code == 0, result.err
+    assert json.loads((tmp_path / "mlx" / "config.json").read_text())["quantization"] == entry
+    made = mx.load(str(tmp_path / "mlx" / "model.safetensors"))
+    for key in (key for key in expected if key.endswith("_proj.weight")):
+        module = key.removesuffix(".weight")
+        parts = [made[f"{module}.{kind}"] for kind in ("weight", "scales", "biases") if f"{module}.{kind}" in made]
+        found = mx.dequantize(*parts, **entry, dtype=mx.float32)
+        assert np.array_equal(np.array(found), expected[key].astype(np.float32)), key
+
+
+@pytest.mark.parametrize("target", ["m.gguf", "m/"])
+@pytest.mark.parametrize("name", ["compressed-tensors nvfp4", "ModelOpt"])
+def test_a_scale_of_scales_has_no_place_elsewhere_and_says_what_does(
+    tmp_path: Path, ckconv, name: str, target: str
+) -> None:
+    pack, settings, _ = MODELS[name]
+    model(tmp_path / "packed", DECODER, pack, settings)
+    result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/{target}", *(() if "." in target else ("--to", "mlx")))
+    assert (result.code, "--dequantize" in result.err) == (4, True)
+
+
+BROKEN: dict[str, tuple[str, Callable[[Tensors, str], Any], str]] = {
+    "scales of another shape": (
+        "compressed-tensors mxfp4",
+        lambda tensors, module: tensors.update({f"{module}.weight_scale": np.zeros((3, 2), np.uint8)}),
+        "weight_scale has shape [3, 2], the other arrays make it [64, 4]",
+    ),
+    "two second scales": (
+        "ModelOpt",
+        lambda tensors, module: tensors.update({f"{module}.weight_scale_2": np.ones(2, np.float32)}),
+        "weight_scale_2 has shape [2], the other arrays make it [1]",
+    ),
+    "a row that is no groups": (
+        "ModelOpt",
+        lambda tensors, module: tensors.update({f"{module}.weight": np.zeros((64, 60), np.uint8)}),
+        "weight has shape [64, 60], and is no nvfp4 4-bit group 16",
+    ),
+    "biases that are missing": (
+        "metal",
+        lambda tensors, module: tensors.pop(f"{module}.qbiases"),
+        "model.layers.0.mlp.down_proj.weight' has shape [64, 16]",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_arrays_that_do_not_fit_are_one_sentence(tmp_path: Path, ckconv, what: str) -> None:
+    name, spoil, sentence = BROKEN[what]
+    pack, settings, _ = MODELS[name]
+
+    def broken(module: str, shape: tuple[int, int], seed: int) -> Made:
+        tensors, values = pack(module, shape, seed)
+        if module.endswith("down_proj"):
+            spoil(tensors, module)
+        return tensors, values
+
+    model(tmp_path / "packed", DECODER, broken, settings)
+    result = ckconv("inspect", tmp_path / "packed")
+    assert result.code == 3, result.out
+    assert sentence in result.err
+
+
+def test_bits_of_another_configuration_are_said(tmp_path: Path, ckconv) -> None:
+    model(tmp_path / "packed", DECODER, metal, {"quant_method": "metal", "bits": 7, "group_size": 64})
+    result = ckconv("inspect", tmp_path / "packed")
+    assert result.code == 3
+    assert "affine quantization has 7 bits" in result.err
