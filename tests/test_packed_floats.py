@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import consumers
 import gguf
 import numpy as np
 import pytest
@@ -191,15 +192,96 @@ def test_what_is_a_triple_under_other_names_is_one_in_mlx(
         assert np.array_equal(np.array(found), expected[key].astype(np.float32)), key
 
 
-@pytest.mark.parametrize("target", ["m.gguf", "m/"])
 @pytest.mark.parametrize("name", ["compressed-tensors nvfp4", "ModelOpt"])
-def test_a_scale_of_scales_has_no_place_elsewhere_and_says_what_does(
-    tmp_path: Path, ckconv, name: str, target: str
-) -> None:
+def test_mlx_has_no_place_for_a_scale_of_scales_and_a_flag_decodes(tmp_path: Path, ckconv, name: str) -> None:
     pack, settings, _ = MODELS[name]
     model(tmp_path / "packed", DECODER, pack, settings)
-    result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/{target}", *(() if "." in target else ("--to", "mlx")))
+    result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/m/", "--to", "mlx")
     assert (result.code, "--dequantize" in result.err) == (4, True)
+
+
+@pytest.mark.parametrize(("name", "divided"), [("compressed-tensors nvfp4", True), ("ModelOpt", False)])
+def test_nvfp4_goes_to_a_gguf_with_its_scale_of_scales_beside_it(
+    tmp_path: Path, ckconv, name: str, divided: bool
+) -> None:
+    pack, settings, _ = MODELS[name]
+    source = tmp_path / "packed"
+    expected = model(source, DECODER, pack, settings)
+    result = ckconv("convert", source, tmp_path / "m.gguf")
+    assert result.code == 0, result.err
+    assert "verified 12/12" in result.out
+
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    with safe_open(source / "model.safetensors", "numpy") as file:
+        stored = file.get_tensor(f"model.layers.0.mlp.up_proj.weight_{'global_scale' if divided else 'scale_2'}")
+    scale = tensors["blk.0.ffn_up.scale"]
+    assert (scale.tensor_type, scale.shape.tolist()) == (gguf.GGMLQuantizationType.F32, [1])
+    assert scale.data[0] == (np.float32(1) / stored.reshape(()) if divided else stored)
+    made = tensors["blk.0.ffn_up.weight"]
+    assert made.tensor_type is gguf.GGMLQuantizationType.NVFP4
+    values = gguf.quants.dequantize(made.data, made.tensor_type).astype(np.float64) * float(scale.data[0])
+    wanted = expected["model.layers.0.mlp.up_proj.weight"]
+    assert np.abs(values - wanted).max() <= 2.0**-22 * np.abs(wanted).max()
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> Iterator[consumers.Consumer]:
+    if not consumers.LIBRARY:
+        pytest.skip("LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
+    with consumers.llama_cpp() as program:
+        yield program
+
+
+def test_llama_cpp_multiplies_by_the_scale_of_scales(tmp_path: Path, ckconv, llama_cpp: consumers.Consumer) -> None:
+    model(tmp_path / "packed", DECODER, partial(nvfp4, divided=False, factor=1 / 8192), MODELOPT)
+    for name, flags in (("blocks", ()), ("dense", ("--dequantize",))):
+        assert ckconv("convert", tmp_path / "packed", tmp_path / f"{name}.gguf", *flags).code == 0
+    blocks, dense = (llama_cpp.logits(tmp_path / f"{name}.gguf", (1, 5, 9, 3)) for name in ("blocks", "dense"))
+    # Beside blocks of NVFP4 llama.cpp rounds activations to eight bits.
+    assert np.linalg.norm(blocks - dense) < 0.1 * np.linalg.norm(dense)
+
+
+def test_nvfp4_of_a_gguf_is_decoded_with_its_scale(tmp_path: Path, ckconv) -> None:
+    pack, settings, _ = MODELS["ModelOpt"]
+    expected = model(tmp_path / "packed", DECODER, pack, settings)
+    assert ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf").code == 0
+    result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
+    assert result.code == 0, result.err
+    for key, values in floats(tmp_path / "dense").items():
+        assert np.array_equal(values, expected[key].astype(np.float32)), key
+    assert ckconv("verify", tmp_path / "m.gguf", tmp_path / "packed").code == 0
+    assert ckconv("convert", tmp_path / "m.gguf", tmp_path / "copy.gguf").code == 0
+    one, other = ({t.name: t.data.tobytes() for t in gguf.GGUFReader(tmp_path / f"{name}.gguf").tensors}
+                  for name in ("m", "copy"))  # fmt: skip
+    assert one == other
+
+
+def test_a_matrix_whose_scale_of_scales_is_one_has_none_in_a_gguf(tmp_path: Path, ckconv) -> None:
+    model(tmp_path / "packed", DECODER, partial(nvfp4, divided=False, factor=1), MODELOPT)
+    assert ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf").code == 0
+    assert not any(tensor.name.endswith(".scale") for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors)
+    assert ckconv("verify", tmp_path / "m.gguf", tmp_path / "packed").code == 0
+
+
+def test_nvfp4_of_a_family_that_was_not_measured_is_refused(tmp_path: Path, ckconv) -> None:
+    model(tmp_path / "packed", DECODER, partial(nvfp4, divided=False), MODELOPT, model_type="mistral")
+    result = ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf")
+    assert result.code == 4
+    assert "it is not known that llama.cpp multiplies NVFP4 by its scale" in result.err
+
+
+@pytest.mark.parametrize("scale", [0x7F, 0x88])
+def test_a_scale_that_is_no_number_or_negative_is_refused(tmp_path: Path, ckconv, scale: int) -> None:
+    def spoiled(module: str, shape: tuple[int, int], seed: int) -> Made:
+        tensors, values = nvfp4(module, shape, seed, divided=False)
+        raw = tensors[f"{module}.weight_scale"]
+        assert isinstance(raw, Raw)
+        tensors[f"{module}.weight_scale"] = Raw("F8_E4M3", raw.shape, bytes([scale]) + raw.data[1:])
+        return tensors, values
+
+    model(tmp_path / "packed", DECODER, spoiled, MODELOPT)
+    assert ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf").code == 4
+    assert not (tmp_path / "m.gguf").exists()
 
 
 BROKEN: dict[str, tuple[str, Callable[[Tensors, str], Any], str]] = {

@@ -82,7 +82,8 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
     total = sum(written.values())
     # A head that is stored beside the embedding which it is, is verified for itself; so are the
     # factors of RoPE, which a configuration says and a GGUF holds as a tensor.
-    made = sum(step.content is not None for step in plan.steps) if plan.format == "gguf" else 0
+    own = (step for step in plan.steps if step.content is not None and step.target.name not in plan.index.tensors)
+    made = len([*own]) if plan.format == "gguf" else 0
     compared = report.verified if plan.restores or plan.options.tie == "untie" else total + made
     verified = "not verified" if report.verified is None else f"verified {report.verified}/{compared}"
     rate = size(int(plan.nbytes / report.seconds)) if report.seconds else size(plan.nbytes)

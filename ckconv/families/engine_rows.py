@@ -76,6 +76,7 @@ class Engine(NamedTuple):
         unadapted: canonical modules that it computes without the adapter of them.
         wrapped: ``model_type`` of the document around that of the family, which is its ``text_config``, where the class
             reads no other.
+        scaled: of llama.cpp: it multiplies products of NVFP4 matrices with the scales beside them.
         narrow: canonical tensors that llama.cpp's converter stores as other matrices, though in FP32 of other families.
     """
 
@@ -104,12 +105,13 @@ class Engine(NamedTuple):
     unadapted: tuple[str, ...] = ()
     narrow: tuple[str, ...] = ()
     wrapped: str = ""
+    scaled: bool = False
 
 
 _KNOWN = frozenset(
     {
         "model_type", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head",
-        "optional", "required", "unadapted", "narrow", "wrapped",
+        "optional", "required", "unadapted", "narrow", "wrapped", "scaled",
     }
 )  # fmt: skip
 _OF_BUMP = frozenset({"tensors", "interleaved", "slides", "as", "neighbours", "absent", "biased", "biases", "unnamed"})
@@ -151,6 +153,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         _names(fields.get("unadapted")),
         _names(fields.get("narrow")),
         str(fields.get("wrapped", "")),
+        bool(fields.get("scaled")),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckconv.core.dtypes import BF16, DTYPES, DType
 from ckconv.quant import affine, packed, repack
+from ckconv.quant import nvfp4 as packed_ways
 from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.mlx import Quantization, Triple
 from ckconv.quant.packed import E4M3, INT, scheme_of
@@ -90,6 +91,8 @@ def way_between(source: DType, target: DType) -> Way | None:
         return partial(recipe.to_triple, triple=into)
     if into is not None and into.quantization == _MXFP8 and is_fp8(source) and _whole(source, _MXFP8.group_size):
         return partial(_to_mxfp8, dtype=source)
+    if nvfp4 := packed_ways.way_between(source, target):
+        return nvfp4
     numbers = numbers_of(source)
     if numbers is None:
         return None

@@ -82,8 +82,10 @@ def stored_entries(planner: Planner) -> list[Entry]:
             planner.leave_out(stored.name, "--tie: byte for byte the embedding", stored.extent.nbytes)
             continue
         parts = [index.tensors[name] for name in canonical]
+        if any(part.merge and part.merge.base.packed for part in parts):
+            planner.refuse(f"{stored.name} has a scale beside it, and an adapter changes its values", "--dequantize")
         # What an adapter changes is a merge, what it saved whole lies in a file of its own.
-        if config and any(part.merge or part.extents[0].path != stored.extent.path for part in parts):
+        if config and any(part.merge or next(part.arrays).extents[0].path != stored.extent.path for part in parts):
             entries.append(_entry(stored.name, parts, FAMILIES[config.family], config))
             continue
         tensor = plain_tensor(canonical[0] if len(canonical) == 1 else stored.name, stored)
@@ -223,15 +225,16 @@ def _head(index: TensorIndex) -> Entry:
 
 def frequencies_entry(content: bytes) -> Entry:
     """Llama 3's factors, which follow from the configuration."""
-    return _numbers(FREQUENCIES_NAME, ROPE_FREQUENCIES, content)
+    return numbers_entry(FREQUENCIES_NAME, ROPE_FREQUENCIES, content)
 
 
 def number_entries(tensors: Mapping[str, Sequence[float]]) -> list[Entry]:
     """Parameters that are tensors in GGUF."""
-    return [_numbers(name, name, pack(f"<{len(numbers)}f", *numbers)) for name, numbers in tensors.items()]
+    return [numbers_entry(name, name, pack(f"<{len(numbers)}f", *numbers)) for name, numbers in tensors.items()]
 
 
-def _numbers(name: str, canonical: str, content: bytes) -> Entry:
+def numbers_entry(name: str, canonical: str, content: bytes) -> Entry:
+    """Float32 numbers that no tensor of the source is."""
     count = len(content) // F32.size
     return Entry(name, canonical, (), (count,), plain(count, 1), True, content)
 

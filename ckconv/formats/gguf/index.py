@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.tensors import MetadataKind, TensorIndex
-from ckconv.families.canonical import Canonical, canonicalise, plain_item
+from ckconv.families.canonical import Canonical, canonicalise
 from ckconv.families.catalogue import family_of_gguf
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family
@@ -16,6 +16,7 @@ from ckconv.formats.gguf.config import gguf_config, keys_of, value_of
 from ckconv.formats.gguf.layer_keys import tensors_of_keys
 from ckconv.formats.gguf.read import GgufFile, join_shards, read_gguf
 from ckconv.formats.gguf.read_header import read_header
+from ckconv.formats.gguf.scales import items
 from ckconv.formats.gguf.spec import GGUF_KIND
 from ckconv.io.bytesource import ByteSource
 
@@ -64,7 +65,7 @@ def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
     canonical = Canonical({}, {}, (), file.tensors)
     if family and config:
         canonical = canonicalise(
-            (plain_item(stored) for stored in file.tensors),
+            items(file.tensors),
             family,
             names_of(family, "gguf"),
             config,

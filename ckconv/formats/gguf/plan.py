@@ -34,6 +34,7 @@ from ckconv.formats.gguf.entries import (
 from ckconv.formats.gguf.keys import copied, edited
 from ckconv.formats.gguf.layer_keys import keys_of_tensors
 from ckconv.formats.gguf.rules import engine_reasons
+from ckconv.formats.gguf.scales import scale_entries
 from ckconv.formats.gguf.spec import (
     ALIGNMENT_KEY,
     DEFAULT_ALIGNMENT,
@@ -89,6 +90,9 @@ class GgufPlanner(Planner):
             for part in entry.parts
             if not self.decoded(part)
         )
+        if not self._same_format:
+            scales = scale_entries(self, entries, types)
+            entries, types = [*entries, *scales], [*types, *(F32 for _ in scales)]
         if self.reasons or only_reasons:
             return self.refused()
         if self.options.dtype == "keep" and any(

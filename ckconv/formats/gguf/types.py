@@ -8,8 +8,11 @@ from typing import NamedTuple
 
 from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.tensors import Tensor
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.gguf_metadata import FILE_TYPES
+from ckconv.families.loaders import LLAMA_CPP
 from ckconv.formats.gguf.entries import Entry
+from ckconv.formats.gguf.scales import is_scaled
 from ckconv.plan.pieces import apart
 from ckconv.plan.planner import Planner
 from ckconv.quant.convert import convertible, decodable, side_by_side
@@ -72,6 +75,8 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
         return _Choice(target, planner.unsound(tensor) if decodable(source) else f"no decoder for {source}")
     if asked == "keep":
         return _Choice(source, "" if source.ggml is not None else f"GGUF has no type for {source}")
+    if is_scaled(source):
+        return _nvfp4(planner, entry, source)
     if side_by_side(source):
         return _repacked(planner, entry, source)
     if source.block > 1:
@@ -92,6 +97,17 @@ def _vector(source: DType, same_format: bool) -> _Choice:
     if source in WIDENS_TO_F32:
         return _Choice(F32)
     return _Choice(source, "" if same_format else f"llama.cpp loads no {source} here")
+
+
+def _nvfp4(planner: Planner, entry: Entry, source: DType) -> _Choice:
+    """NVFP4, its scale of scales beside it: of families of which it was measured that llama.cpp multiplies by that."""
+    config = planner.index.config
+    row = FAMILIES[config.family].engines.get(LLAMA_CPP.row) if config else None
+    if row is None or not row.scaled:
+        return _Choice(source, "of this family it is not known that llama.cpp multiplies NVFP4 by its scale", _DECODE)
+    if entry.shape[-1] % DTYPES["NVFP4"].block:
+        return _Choice(source, f"rows of {entry.shape[-1]:,} elements are not whole blocks", _DECODE)
+    return _Choice(DTYPES["NVFP4"])
 
 
 def _repacked(planner: Planner, entry: Entry, source: DType) -> _Choice:

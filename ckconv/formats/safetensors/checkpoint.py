@@ -99,8 +99,6 @@ class CheckpointPlanner(Planner):
             self.refuse(f"{count}{why}: {names[0]}{more}", hint)
         return self.refused() if self.reasons or only_reasons else self._finish(modules, kept, metadata)
 
-    # What is written
-
     def _keeps_names(self) -> bool:
         """The tensors are written under the names they have, as they are stored."""
         o, source = self.options, self.index

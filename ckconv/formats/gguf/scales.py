@@ -1,0 +1,126 @@
+"""NVFP4 in a GGUF: ``NAME.weight`` holds codes and scales, ``NAME.scale`` what all scales are multiplied with.
+
+``NAME.scale`` is F32 ``[1]``, of stacked experts ``[experts]``; without it the number is 1. Source: the generic pass of
+``load_tensors`` in ``src/llama-model.cpp`` and ``build_lora_mm`` in ``src/llama-graph.cpp``, which multiplies the
+product; ``_generate_nvfp4_tensors`` in ``conversion/base.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from struct import pack
+from typing import TYPE_CHECKING
+
+from ckconv.core.dtypes import DTYPES, F32, DType
+from ckconv.core.layouts import plain
+from ckconv.core.tensors import Array, Extent, Packed, StoredTensor, Tensor
+from ckconv.families.canonical import Item, plain_item
+from ckconv.formats.gguf.entries import Entry, numbers_entry
+from ckconv.io.files import Files
+from ckconv.quant.packed import E2M1, Scheme, packed_type, rows_of, scheme_of
+
+if TYPE_CHECKING:
+    from ckconv.plan.planner import Planner
+    from ckconv.quant.codec import Rows
+    from ckconv.quant.packings import Tile
+
+_NVFP4 = DTYPES["NVFP4"]
+_SCHEME = Scheme(E2M1, 4, 16, DTYPES["F8_E4M3"], factor=True)
+_WEIGHT, _SCALE = ".weight", ".scale"
+
+#: Modules whose scale is looked for; a bias beside those of ``ffn`` ends llama.cpp (``build_ffn``).
+_SCALED = frozenset(
+    {"attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_exps",
+     "ffn_up_exps", "ffn_down_exps", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"}
+)  # fmt: skip
+
+
+def items(stored: Sequence[StoredTensor]) -> Iterable[Item]:
+    """The tensors of a GGUF; a matrix and its scale are one."""
+    by_name = {tensor.name: tensor for tensor in stored}
+    for tensor in stored:
+        weight = by_name.get(tensor.name.removesuffix(_SCALE) + _WEIGHT) if tensor.name.endswith(_SCALE) else None
+        scale = by_name.get(tensor.name.removesuffix(_WEIGHT) + _SCALE)
+        if weight is not None and _fits(weight, tensor):
+            continue
+        if scale is not None and tensor.name.endswith(_WEIGHT) and _fits(tensor, scale):
+            yield Item(_scaled(tensor, scale), (tensor, scale))
+        else:
+            yield plain_item(tensor)
+
+
+def _fits(weight: StoredTensor, scale: StoredTensor) -> bool:
+    many = weight.shape[0] if len(weight.shape) > 2 else 1
+    return weight.dtype is _NVFP4 and scale.dtype is F32 and scale.shape == (many,)
+
+
+def _scaled(weight: StoredTensor, scale: StoredTensor) -> Tensor:
+    rows, columns = math.prod(weight.shape[:-1]) // scale.shape[0], weight.shape[-1]
+    nbytes = _NVFP4.nbytes(rows * columns)
+    modules = []
+    for number in range(scale.shape[0]):
+        blocks = Extent(weight.extent.path, weight.extent.offset + number * nbytes, nbytes)
+        factor = Extent(scale.extent.path, scale.extent.offset + number * F32.size, F32.size)
+        arrays = (
+            Array(Tensor(weight.name, weight.name, _NVFP4, (rows, columns), (blocks,), plain(rows, columns))),
+            Array(Tensor(scale.name, scale.name, F32, (1, 1), (factor,), plain(1, 1)), 0),
+        )
+        modules.append(Packed(rows, arrays, _unpack))
+    dtype = packed_type(_SCHEME, columns)
+    layout = plain(math.prod(weight.shape[:-1]), columns)
+    return Tensor(weight.name, weight.name, dtype, weight.shape, (), layout, packed=tuple(modules))
+
+
+def _unpack(tile: Tile) -> Rows:
+    import numpy as np
+
+    from ckconv.quant.ggml import get_codes, of_bytes
+
+    blocks = of_bytes(tile.own(0), _NVFP4)
+    return rows_of(get_codes(blocks, _NVFP4), np.ascontiguousarray(blocks["d"]), tile.own(1))
+
+
+def is_scaled(dtype: DType) -> bool:
+    """NVFP4 with a number for the whole matrix."""
+    scheme = scheme_of(dtype)
+    return scheme is not None and scheme.codes == E2M1 and scheme.factor
+
+
+def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DType]) -> list[Entry]:
+    """``NAME.scale`` of every matrix that is written as NVFP4 and has one; what has no place for it is refused."""
+    found: list[Entry] = []
+    names = {entry.name for entry in entries}
+    for entry, dtype in zip(entries, types, strict=True):
+        parts = [part for part in entry.parts if is_scaled(part.dtype)]
+        if dtype is not _NVFP4 or not parts:
+            continue
+        module = entry.name.removesuffix(_WEIGHT)
+        kind = module.rpartition(".")[2]
+        with Files(planner.index.identities) as files:
+            each = [[_factor(part.dtype, packed, files) for packed in part.packed] for part in parts]
+        if kind not in _SCALED or (kind.startswith("ffn") and f"{module}.bias" in names):
+            planner.refuse(f"llama.cpp has no place for the scale of {entry.name}'s scales", _DECODE)
+        elif any(numbers != each[0] for numbers in each):
+            planner.refuse(f"the parts of {entry.name} have scales of their own, and it has one", _DECODE)
+        elif any(number != 1 for number in each[0]):
+            content = pack(f"<{len(each[0])}f", *each[0])
+            found.append(numbers_entry(module + _SCALE, parts[0].name, content))
+    return found
+
+
+_DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
+
+
+def _factor(dtype: DType, packed: Packed, files: Files) -> float:
+    """What the scales of a matrix are multiplied with."""
+    import numpy as np
+
+    from ckconv.io.rows import RowReader
+
+    scheme, array = scheme_of(dtype), packed.arrays[-1]
+    assert scheme is not None
+    assert array is not None
+    number = RowReader(array.tensor, files).rows(0, 1).view(np.float32)[0, 0]
+    with np.errstate(all="ignore"):
+        return float(np.float32(1) / number if scheme.divisor else number)
