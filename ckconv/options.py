@@ -31,7 +31,7 @@ class Options:
     """What the user asked for; the defaults are what the target's engine loads and computes correctly.
 
     Attributes:
-        dtype: ``engine``, ``keep``, ``f32``, ``f16`` or ``bf16``.
+        dtype: ``engine``, ``keep``, ``f32``, ``f16``, ``bf16`` or ``source``.
         rope_layout: ``engine``, ``source``, ``split`` or ``interleaved``.
         dequantize: decode quantised matrices.
         quantize: what floats are quantised to: a type or a recipe, then GLOB=TYPE for tensors that get another.
@@ -184,8 +184,9 @@ OPTIONS: tuple[Option, ...] = (
         "dtype",
         "--dtype",
         Takes.WORD,
-        "engine: what the target's engine loads, widened exactly where it must be; keep: the same types or refuse.",
-        words=_words("engine", "keep", "f32", "f16", "bf16"),
+        "engine: what the target's engine loads, widened exactly where it must be; keep: the same types or refuse; "
+        "source: with --dequantize, values as the quantiser's library computes them.",
+        words=_words("engine", "keep", "f32", "f16", "bf16", "source"),
         records=Records.BOTH,
     ),
     Option(

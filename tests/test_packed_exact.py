@@ -157,6 +157,27 @@ def test_what_no_type_holds_is_refused_and_decoded_when_asked_to(
         assert (kind, np.array_equal(values, expected[f"{DOWN}.weight"].astype(np.float32))) == ("F32", True)
 
 
+@pytest.mark.parametrize("make", [gptq_model, awq_model, partial(gptq_model, bits=8)])
+def test_dtype_source_decodes_to_what_the_library_computes(tmp_path: Path, ckconv, make) -> None:
+    """Products rounded once to the type of the scales, which is float16 here."""
+    expected = make(tmp_path / "packed", DECODER)
+    flags = ("--to", "safetensors", "--dequantize", "--dtype", "source")
+    result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/out/", *flags)
+    assert (result.code, "what the quantiser's library computes" in result.out) == (0, True), result.err
+    values = arrays_of(tmp_path / "out", DOWN)[f"{DOWN}.weight"]
+    assert (values.dtype, np.array_equal(values, expected[f"{DOWN}.weight"].astype(np.float16))) == (np.float16, True)
+    assert ckconv("verify", tmp_path / "out", tmp_path / "packed", *flags[2:]).code == 0
+
+    exact = ckconv("convert", tmp_path / "packed", f"{tmp_path}/exact/", *flags[:3])
+    assert "hold codes times scales exactly" in exact.out
+
+
+def test_dtype_source_is_about_decoded_matrices(tmp_path: Path, ckconv) -> None:
+    gptq_model(tmp_path / "packed", DECODER)
+    result = ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf", "--dtype", "source")
+    assert (result.code, "is the type of matrices that are decoded" in result.err) == (4, True)
+
+
 def test_fp8_with_scales_that_are_powers_of_two_is_bf16_in_a_gguf(tmp_path: Path) -> None:
     expected = fp8_powers(tmp_path / "packed", DECODER)
     ckconv.convert(tmp_path / "packed", tmp_path / "m.gguf")

@@ -20,7 +20,7 @@ from ckconv.options import Options
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan
 
-_FLOATS = ("engine", "keep", "f32", "f16", "bf16")
+_FLOATS = ("engine", "keep", "f32", "f16", "bf16", "source")
 
 
 def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:
@@ -116,7 +116,7 @@ def _storage(source: TensorIndex, out: TensorIndex, options: Options) -> Iterato
         ways = [{"dequantize": True}, {"decode": tuple(sorted(decoded))}]
     for way in ways:
         for dtype in _FLOATS:
-            if not (way and dtype == "keep"):
+            if dtype != ("keep" if way else "source"):
                 yield {**way, "dtype": dtype, "allow_lossy": True}
 
 

@@ -75,7 +75,7 @@ class Losses:
         if self._unfit:
             text = "{} have numbers that no block holds"
             raise self._refusal("plan.repack", text, self._unfit, "groups", "--dequantize decodes them")
-        if self.changed and not options.allow_lossy:
+        if self.changed and not options.allow_lossy and options.dtype != "source":
             what = options.dtype if options.dtype not in ("engine", "keep") else self._plan.target_name
             text = f"{what} cannot hold {{}} exactly"
             raise self._refusal("plan.lossy", text, self.changed, "values", "--allow-lossy rounds them")

@@ -147,7 +147,7 @@ FORMATS: tuple[Format, ...] = (
         blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
         of_headers=("ckconv.formats.gguf.index", "index_of_headers"),
         content=("ckconv.formats.gguf.content", "content"),
-        widens_vectors=frozenset({"engine", "f32", "f16", "bf16"}),
+        widens_vectors=frozenset({"engine", "f32", "f16", "bf16", "source"}),
     ),
     Format(
         "safetensors",
@@ -230,8 +230,8 @@ FORMATS: tuple[Format, ...] = (
         stores_alike=("ckconv.formats.bump.content", "stores_alike"),
         takes_along=("ckconv.formats.bump.content", "takes_along"),
         place_beside=("ckconv.formats.bump.beside", "place_beside"),
-        widens=frozenset({"engine", "f32"}),
-        widens_vectors=frozenset({"engine", "keep", "f32", "f16", "bf16"}),
+        widens=frozenset({"engine", "f32", "source"}),
+        widens_vectors=frozenset({"engine", "keep", "f32", "f16", "bf16", "source"}),
     ),
     Format(
         "peft",

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from ckconv.core.dtypes import DType
+from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import counted, quoted
 from ckconv.families.catalogue import FAMILIES, families_of_gguf
@@ -25,6 +25,10 @@ _OWN_HEAD = (
     "tie_word_embeddings is true, and another matrix than the embedding is stored as the head: it is the head, as for "
     "transformers 5; transformers 4 takes the embedding (--drop output.weight)"
 )
+
+#: Which of two values decoded matrices hold.
+_EXACT = "decoded matrices hold codes times scales exactly; --dtype source rounds as the quantiser's library does"
+_ROUNDED = "decoded matrices hold what the quantiser's library computes: products rounded to the type of the scales"
 
 #: Keys that a note lists by name.
 _SHOWN_KEYS = 8
@@ -70,6 +74,25 @@ class Planner(ABC):
         self.notes: list[str] = []
         self.left_out: list[LeftOut] = []
         self.reasons: list[Reason] = []
+        if options.dtype == "source" and not (options.dequantize or options.decode):
+            self.refuse("--dtype source is the type of matrices that are decoded", "--dequantize decodes them all")
+
+    @property
+    def dtype(self) -> str:
+        """The type that is asked for of what is not decoded."""
+        return "engine" if self.options.dtype == "source" else self.options.dtype
+
+    def decoded_as(self, tensor: Tensor) -> DType:
+        """What blocks are decoded to: FP32, which holds the exact numbers, or what somebody asked for."""
+        from ckconv.quant.reexpress import library_type
+
+        asked, library = self.options.dtype, library_type(tensor.dtype)
+        note = {"engine": _EXACT, "keep": _EXACT, "f32": _EXACT, "source": _ROUNDED}.get(asked)
+        if note and library is not F32 and tensor.packed and note not in self.notes:
+            self.notes.append(note)
+        if asked == "source":
+            return library
+        return F32 if asked in ("engine", "keep") else DTYPES[asked.upper()]
 
     @abstractmethod
     def plan(self, *, only_reasons: bool = False) -> Plan:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckconv.core.dtypes import BF16, DTYPES, DType
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.quant import affine, packed, repack
 from ckconv.quant import nvfp4 as packed_ways
 from ckconv.quant.affine import Affine, Repacked
@@ -185,6 +185,13 @@ def grown(source: DType, target: DType) -> bool:
     triple, block = triple_of(target), affine.BLOCKS.get(target)
     bits = triple.quantization.bits if triple else block.bits if block else 16 * (target is BF16 and is_fp8(source))
     return bits > bits_a_weight(source) and (target is BF16 or way_between(source, target) is not None)
+
+
+def library_type(dtype: DType) -> DType:
+    """The float type that the library of a quantised type computes values in."""
+    scheme, triple = scheme_of(dtype), triple_of(dtype)
+    number = scheme.number if scheme else triple.number if triple and triple.quantization.has_biases else F32
+    return number if number in (F16, BF16) else F32
 
 
 def bits_a_weight(dtype: DType) -> float:

@@ -38,7 +38,7 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
             given = planner.quantised_as.get(tensor.name)
             if given is not None and not slot.fp32:
                 dtype, why = given, planner.refused_type(given, slot) if given.block > 1 else ""
-            elif side_by_side(tensor.dtype) and planner.options.dtype == "engine" and not planner.decoded(tensor):
+            elif side_by_side(tensor.dtype) and planner.dtype == "engine" and not planner.decoded(tensor):
                 dtype, why = _repacked(planner, here, tensor.dtype, slot)
             else:
                 dtype, why = _type(planner, tensor, slot)
@@ -47,7 +47,7 @@ def types_of(planner: BumpPlanner) -> dict[str, DType]:
             elif tensor.dtype.block > 1 and not planner.decoded(tensor):
                 kept.add(tensor.source)
             chosen.append(dtype)
-        if len(set(chosen)) > 1 and planner.options.dtype == "engine" and set(chosen) <= WIDENS_TO_F32:
+        if len(set(chosen)) > 1 and planner.dtype == "engine" and set(chosen) <= WIDENS_TO_F32:
             chosen = [F32] * len(chosen)  # floats of several types in one slot
         types[name] = chosen[0] if chosen else F32
         if len(set(chosen)) > 1:
@@ -80,11 +80,11 @@ def _refuse_blocks(
 
 def _type(planner: BumpPlanner, tensor: Tensor, slot: Slot) -> tuple[DType, str]:
     """(type in the output, reason to refuse or "")."""
-    asked, source = planner.options.dtype, tensor.dtype
+    asked, source = planner.dtype, tensor.dtype
     if slot.fp32:
         return F32, "" if source in WIDENS_TO_F32 else f"{source} in an FP32 slot"
     if source.block > 1 and planner.decoded(tensor):
-        target = F32 if asked in ("engine", "keep") else DTYPES[asked.upper()]
+        target = planner.decoded_as(tensor)
         return target, "" if decodable(source) else f"no decoder for {source}"
     if asked == "keep":
         known = getattr(source, f"bump_{planner.numbering}") is not None

@@ -55,7 +55,7 @@ def types_of(
             elif why := apart([part], entry.layout, choice.dtype):
                 refused.setdefault((why, _DECODE), []).append(part.source)
             types.append(choice.dtype)
-        if len(set(types)) > 1 and set(types) <= WIDENS_TO_F32 and planner.options.dtype == "engine":
+        if len(set(types)) > 1 and set(types) <= WIDENS_TO_F32 and planner.dtype == "engine":
             types = [F32]
         if len(set(types)) > 1:
             mixed = " and ".join(f"{part.source} is {part.dtype}" for part in entry.parts)
@@ -69,9 +69,9 @@ def types_of(
 
 
 def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -> _Choice:
-    asked, source = planner.options.dtype, tensor.dtype
+    asked, source = planner.dtype, tensor.dtype
     if source.block > 1 and planner.decoded(tensor):
-        target = F32 if asked in ("engine", "keep") or entry.fp32 else DTYPES[asked.upper()]
+        target = F32 if entry.fp32 else planner.decoded_as(tensor)
         return _Choice(target, planner.unsound(tensor) if decodable(source) else f"no decoder for {source}")
     if asked == "keep":
         return _Choice(source, "" if source.ggml is not None else f"GGUF has no type for {source}")

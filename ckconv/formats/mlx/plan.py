@@ -62,7 +62,7 @@ class MlxPlanner(CheckpointPlanner):
             return tensor.dtype
         from ckconv.quant.reexpress import SCATTERED, is_fp8, scattered, triple_for
 
-        asked = self.options.dtype
+        asked = self.dtype
         triple = triple_for(tensor.dtype, F32 if asked in ("engine", "keep") else DTYPES[asked.upper()])
         if triple is None or asked == "keep":
             why = f"{tensor.dtype} is {'no exact MLX quantisation' if triple is None else 'another type in MLX'}"
@@ -104,7 +104,7 @@ class MlxPlanner(CheckpointPlanner):
 
     def _chosen(self, tensor: Tensor, chosen: Quantization | None, plain: DType | None) -> DType:
         """The type of a matrix of the source that is to be quantised so, or to be of a float type."""
-        source, asked = tensor.dtype, self.options.dtype
+        source, asked = tensor.dtype, self.dtype
         same = triple_of(source)
         if same is not None and chosen == same.quantization and not self.decoded(tensor):
             return source

@@ -212,7 +212,7 @@ class CheckpointPlanner(Planner):
     def type_of(self, tensor: Tensor, shift: int = 0) -> DType:
         """The type in the output; a refused one stands for itself, so that every reason is found."""
         if tensor.dtype.kind is not Kind.BLOCK:
-            higher = shift > tensor.layout.shift and self.options.dtype in ("engine", "keep")
+            higher = shift > tensor.layout.shift and self.dtype in ("engine", "keep")
             return F32 if higher else self.plain_type(tensor.source, tensor.dtype)  # 1 + w has more digits than w
         return self.decoded_type(tensor) if self.decoded(tensor) else self._block_type(tensor)
 
@@ -222,11 +222,11 @@ class CheckpointPlanner(Planner):
             self._fault(f"no decoder for {tensor.dtype}", "", tensor.source)
         if why := self.unsound(tensor):
             self._fault(why, "", tensor.source)
-        return F32 if self.options.dtype in ("engine", "keep") else DTYPES[self.options.dtype.upper()]
+        return self.decoded_as(tensor)
 
     def plain_type(self, name: str, source: DType) -> DType:
         """The type in the output of an array that stands for itself."""
-        asked = self.options.dtype
+        asked = self.dtype
         if source.kind is not Kind.FLOAT or asked in ("engine", "keep"):
             return source
         target = DTYPES[asked.upper()]
