@@ -97,6 +97,10 @@ class OpenRecord:
         return self._members[file.member(kept)]
 
 
+#: Rows of the smallest head that RoPE rotates.
+_ONE_PAIR = 2
+
+
 def open_record(path: Path) -> OpenRecord:
     """Read and check a record. Contents are not read.
 
@@ -174,6 +178,8 @@ def check_belongs(opened: OpenRecord, index: TensorIndex) -> None:
     if not index.tensors:
         return
     rope = "interleaved" if any(t.layout.interleaved for t in index.tensors.values()) else "split"
+    if index.config and index.config.head_dim == _ONE_PAIR:  # both orders are one
+        rope = record.rope_layout
     family = index.config.family if index.config else ""
     for what, wrote, reads in (("rope_layout", record.rope_layout, rope), ("model", record.family, family)):
         if wrote and wrote != reads:
