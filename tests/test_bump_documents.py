@@ -40,10 +40,6 @@ MANIFESTS: dict[str, tuple[Change, str]] = {
     ),
     "version": (lambda m: m.update(version=6), "version is 6, the file's is"),
     "head size of its config": (lambda m: m["config"].update(head_dim=8), "config.head_dim is 8, the file's header"),
-    "a type": (
-        lambda m: m["quant_summary"]["layer.1"].update(wq="q8_0"),
-        "quant_summary: layer.1.wq is 'q8_0', in the file fp32",
-    ),
     "data_start": (lambda m: m["bump_layout"].update(data_start=128), "bump_layout.data_start is 128"),
 }
 

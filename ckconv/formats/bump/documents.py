@@ -18,12 +18,12 @@ from ckconv.errors import VerifyError, listed
 from ckconv.families.catalogue import families_of_gguf
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY
 from ckconv.formats.bump.beside import document_beside
+from ckconv.formats.bump.buildable import entry_faults, hash_faults, summary_faults
 from ckconv.formats.bump.config import CONFIG_NAME, load_config
 from ckconv.formats.bump.engines import TEMPLATED
 from ckconv.formats.bump.header5 import read_bump5
 from ckconv.formats.bump.manifest import MANIFEST_NAME, load_manifest
 from ckconv.formats.bump.metadata import HUGGINGFACE_KEYS
-from ckconv.formats.bump.slots import TYPE_WORDS
 from ckconv.formats.bump.spec import (
     EXTENDED_HEADER_BYTES,
     EXTENSION_BYTES,
@@ -83,7 +83,8 @@ def check_documents(index: TensorIndex, named: Mapping[str, Path] | None = None)
         named: document -> where it is, if not beside the file.
 
     Raises:
-        VerifyError: ``verify.document``, with every fault found.
+        VerifyError: ``verify.document``, with every fault found; ``verify.entry-unused``, ``verify.entry-missing``,
+            ``verify.quant-summary`` or ``verify.hash``, the engine does not build the file, or builds another.
         InputError: a document is malformed.
     """
     if index.format != "bump" or not index.version:  # its manifest was held against it when it was opened
@@ -104,6 +105,14 @@ def check_documents(index: TensorIndex, named: Mapping[str, Path] | None = None)
         ours = _ours(metadata) if index.version == 5 else isinstance((manifest or {}).get("config"), dict)
         described = (metadata or manifest or {}) if ours else {}
         _check(paths[CONFIG_NAME], _config_faults(config, described, header))
+    whole = metadata or manifest or {}
+    built = [
+        *entry_faults(index),
+        *summary_faults((manifest or whole).get("quant_summary"), index),
+        *hash_faults(whole),
+    ]
+    for code, sentence in built[:1]:
+        raise VerifyError(code, sentence, path=index.path, details=listed([text for _, text in built[1:]]))
 
 
 def _check(path: Path, faults: list[str]) -> None:
@@ -155,7 +164,6 @@ def _manifest_faults(manifest: Document, metadata: Document | None, header: Head
     for key, size in sizes.items():
         if layout.get(key, size) != size:
             faults.append(f"bump_layout.{key} is {layout[key]!r}, the file's is {size}")
-    faults += _summary_faults(manifest.get("quant_summary"), index)
     if metadata is None:
         return faults
     for name in ("config", "quant_summary", "template"):
@@ -163,19 +171,6 @@ def _manifest_faults(manifest: Document, metadata: Document | None, header: Head
     if not faults and _ours(metadata) and _digest(manifest, metadata) != metadata.get("manifest_hash"):
         faults.append("it is not what the file was written with: the SHA-256 in the file's metadata is another one")
     return faults
-
-
-def _summary_faults(summary: object, index: TensorIndex) -> Iterator[str]:
-    """Types that are not those of the tensors; only what stands there counts."""
-    if not isinstance(summary, dict):
-        return
-    words = {tensor.source: TYPE_WORDS.get(tensor.dtype.name, "") for tensor in index.tensors.values()}
-    words["lm_head"] = words.get("output.weight") or words.get("lm_head_weight") or words.get("token_emb", "")
-    for name, value in summary.items():
-        parts = {f"{name}.{slot}": word for slot, word in value.items()} if isinstance(value, dict) else {name: value}
-        for slot, word in parts.items():
-            if slot in words and words[slot] != word:
-                yield f"quant_summary: {slot} is {word!r}, in the file {words[slot]}"
 
 
 def _differences(name: str, stated: object, inside: object) -> Iterator[str]:

@@ -19,7 +19,7 @@ from ckconv.families.schema import Family
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY
 from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.sliding import carried
-from ckconv.formats.bump.slots import CONTENT_WORDS, TYPE_WORDS
+from ckconv.formats.bump.slots import CONTENT_WORDS, SUMMARISED, TYPE_WORDS
 from ckconv.formats.bump.spec import (
     EXTENDED_HEADER_BYTES,
     EXTENSION_BYTES,
@@ -30,9 +30,6 @@ from ckconv.formats.bump.spec import (
 )
 from ckconv.formats.bump.template import merged
 from ckconv.plan.steps import Step
-
-#: Matrices of a layer whose types the quantisation summary lists.
-_SUMMARISED = ("wq", "wk", "wv", "wo", "w1", "w2")
 
 
 class Facts(NamedTuple):
@@ -168,7 +165,7 @@ def _summary(steps: tuple[Step, ...]) -> dict[str, Any]:
     summary["lm_head"] = words.get("output.weight", words["token_emb"])
     for slot, word in words.items():
         layer, _, name = slot.rpartition(".")
-        if name in _SUMMARISED:
+        if name in SUMMARISED:
             summary.setdefault(layer, {})[name] = word
     return summary
 

@@ -63,7 +63,7 @@ def index_bump5(
     family = _family(merged)
     if _written_as(own.get(FAMILY_KEY), family):
         family = merged["model_type"] = own[FAMILY_KEY]
-    resolved = resolve(path, source, file, checked, used(_row_family(family), TEMPLATED) if family else frozenset())
+    resolved = resolve(path, source, file, checked, used(row_family(family), TEMPLATED) if family else frozenset())
     merged.setdefault("model_type", family or family_without_name(TEMPLATED, resolved.present))
     model = completed(path, model_config(path, merged, _header_fields(file.header)), own)
     embedded = _template(file.metadata, checked)
@@ -161,7 +161,7 @@ def _written_as(own: object, family: str) -> bool:
     return family == (written_as(FAMILIES[own], TEMPLATED) or told_by_architecture(own))
 
 
-def _row_family(name: str) -> Family:
+def row_family(name: str) -> Family:
     """The family whose row says how a file of this one is laid out."""
     return FAMILIES[written_as(FAMILIES[name], TEMPLATED) or told_by_architecture(name)]
 
@@ -195,7 +195,7 @@ def _interleaved(
     if row is not None and row.neighbours:
         return False
     if word is None:
-        row = _row_family(model.family).engines.get(TEMPLATED)
+        row = row_family(model.family).engines.get(TEMPLATED)
         return template_interleaves(template, flavour.interleaved and row is not None and row.interleaved)
     if not isinstance(word, str) or word not in ROPE_WORDS:
         raise InputError("model.config", f"rope_layout is {quoted(str(word))}, split or pairwise expected", path=path)

@@ -158,6 +158,9 @@ TYPE_WORDS: dict[str, str] = {
 }
 CONTENT_WORDS: dict[str, str] = {"I32": "i32", "U8": "u8", "F32": "f32"}
 
+#: Matrices of a layer whose types the manifest's ``quant_summary`` lists.
+SUMMARISED = ("wq", "wk", "wv", "wo", "w1", "w2")
+
 #: Other names that the engine's builder takes for an entry (``WEIGHT_PATTERNS`` of ``build_ir_v7.py``).
 ALIASES: dict[str, str] = {
     "token_embd.weight": "token_emb",
