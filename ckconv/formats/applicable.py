@@ -66,7 +66,7 @@ def check_version(plan: Plan) -> None:
         UsageError: ``usage.flag``.
     """
     outputs = format_of(plan.format).outputs
-    if format_of(plan.format).choose is None:
+    if format_of(plan.format).choose is None or (plan.refusals and not plan.version):
         return
     for given in asked(plan.options):
         having = [output for output in outputs if given.option.name in output.options]
