@@ -35,6 +35,7 @@ class Options:
         rope_layout: ``engine``, ``source``, ``split`` or ``interleaved``.
         dequantize: decode quantised matrices.
         quantize: what floats are quantised to: a type or a recipe, then GLOB=TYPE for tensors that get another.
+        imatrix: a file of llama-imatrix: how much the error of each column counts where floats are quantised.
         decode: globs over canonical and source names of quantised matrices to decode.
         allow_lossy: steps may change values.
         context: context length in the output, 0 for the source's.
@@ -68,6 +69,7 @@ class Options:
     dequantize: bool = False
     decode: tuple[str, ...] = ()
     quantize: str = ""
+    imatrix: Path | None = None
     allow_lossy: bool = False
     context: int = 0
     drop: tuple[str, ...] = ()
@@ -217,6 +219,14 @@ OPTIONS: tuple[Option, ...] = (
         "Quantise floats: a ggml type (q4_k: all matrices), a recipe (q4_k_m); MLX: affine:BITS:GROUP, mxfp4.",
         limited=True,
         records=Records.BOTH,
+    ),
+    Option(
+        "imatrix",
+        "--imatrix",
+        Takes.EXISTING,
+        "Of llama-imatrix, for --quantize.",
+        limited=True,
+        records=Records.NEITHER,
     ),
     Option("allow_lossy", "--allow-lossy", Takes.NOTHING, "Let values change.", gives=True, records=Records.BOTH),
     Option(

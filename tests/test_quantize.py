@@ -301,13 +301,13 @@ def test_both_libraries_give_the_same_bytes(name: str, monkeypatch: pytest.Monke
     dtype = quantise.GGML_TYPES[name.lower()]
     by_library = quantise.quantise(rows, dtype)
 
-    monkeypatch.setattr(quantise, "_has_library", lambda: False)
+    monkeypatch.setattr(quantise, "has_library", lambda: False)
 
     assert quantise.quantise(rows, dtype).tobytes() == by_library.tobytes()
 
 
 def test_a_type_that_takes_libgguf_is_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantise, "_has_library", lambda: False)
+    monkeypatch.setattr(quantise, "has_library", lambda: False)
     source = checkpoint(tmp_path / "hf", WIDE)
 
     with pytest.raises(UnsupportedError, match=r"quantising to Q4_K takes the package libgguf: pip install"):

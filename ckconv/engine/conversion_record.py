@@ -47,6 +47,7 @@ def recorded(plan: Plan, place: Destination, adapters: Sequence[tuple[Path, floa
                 },
                 **({"engines": list(plan.engines)} if plan.engines else {}),
                 "template": options.template.name if options.template else None,
+                **({"imatrix": options.imatrix.name} if options.imatrix else {}),
                 **({"families": families} if families else {}),
                 "adapters": [{"name": path.name, "weight": weight} for path, weight in adapters],
                 "sources": [

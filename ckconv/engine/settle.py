@@ -177,6 +177,7 @@ class Staged:
             configuration=not (plan.options.set_meta or plan.options.drop_meta),
             progress=watcher,
             digests=known,
+            importance=plan.importance,
         )
         return found.tensors
 

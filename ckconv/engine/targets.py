@@ -81,6 +81,10 @@ def _back(index: TensorIndex, to: str, options: Options) -> Plan:
 def _plan_model(index: TensorIndex, to: str, options: Options) -> Plan:
     """The plan of the only output of a format, or of the version that it chooses."""
     target, source = format_of(to), gather(index)
+    if options.imatrix is not None:
+        from ckconv.io.imatrix import read_imatrix
+
+        source = source._replace(importance=read_imatrix(options.imatrix))
     outputs = {output.version: output for output in target.outputs if not output.adapter}
     if target.choose is None:
         return _plan(index, outputs[0], options, source)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import F32
 from ckconv.core.names import is_bias
@@ -29,6 +29,9 @@ from ckconv.errors import VerifyError, listed
 from ckconv.io.files import Files, paired_pieces, pieces
 from ckconv.io.tied import head_is_embedding
 from ckconv.quant.convert import between, convertible
+
+if TYPE_CHECKING:
+    from ckconv.quant.codec import Floats
 
 #: Called with the bytes just read and the tensor they belong to.
 Progress = Callable[[int, str], None]
@@ -59,12 +62,14 @@ def verify_index(
     configuration: bool = True,
     progress: Progress | None = None,
     digests: Mapping[Extent, bytes] | None = None,
+    importance: Mapping[str, Floats] | None = None,
 ) -> Verified:
     """Verify ``out``: checksums, padding and placeholders; with ``source``, configuration and every tensor against it.
 
     Args:
         left_out: names or globs of source tensors that are not in the output on purpose.
         configuration: hyper-parameters are to be the source's; not where somebody asked for others.
+        importance: canonical name -> how much the error of each column counted when it was quantised, an expert a row.
         digests: SHA-256 of what was read from the output already.
 
     Raises:
@@ -78,6 +83,7 @@ def verify_index(
         with Files({**(source.identities if source else {}), **out.identities}) as files:
             comparison = _Comparison(out, source, files, left_out, progress or (lambda n, name: None))
             comparison.configuration = configuration
+            comparison.importance = importance or {}
             faults, compared, zero_filled = comparison.run()
             files.check_unchanged()
         named = next((fault.tensor for fault in faults if fault.tensor), None)
@@ -100,6 +106,7 @@ def verify_soundly(
     left_out: Collection[str] = (),
     configuration: bool = True,
     progress: Progress | None = None,
+    importance: Mapping[str, Floats] | None = None,
 ) -> Verified:
     """:func:`verify_index`, and the source's own checksum: nothing is right beside a damaged one.
 
@@ -110,7 +117,9 @@ def verify_soundly(
         return verify_index(out, left_out=left_out, progress=progress)
     with Soundness(source) as sound:
         sound.begin()
-        found = verify_index(out, source, left_out=left_out, configuration=configuration, progress=progress)
+        found = verify_index(
+            out, source, left_out=left_out, configuration=configuration, progress=progress, importance=importance
+        )
         sound.check()
     return found
 
@@ -133,6 +142,7 @@ class _Comparison:
         self.out, self.source, self.files, self.left_out, self.progress = out, source, files, left_out, progress
         self.rounded = 0
         self.configuration = True
+        self.importance: Mapping[str, Floats] = {}
 
     def run(self) -> tuple[list[_Fault], int, int]:
         """All faults, the number of tensors looked at, and how many of them are placeholders."""
@@ -223,7 +233,9 @@ class _Comparison:
         # Importing what computes with rows takes a while, in which the checksum gets ahead.
         from ckconv.io.rowcompare import wrong_rows
 
-        wrong, rounded = wrong_rows(tensor, twin, conversion, self.files, told)
+        wrong, rounded = wrong_rows(
+            tensor, twin, conversion, self.files, told, importance=self.importance.get(tensor.name)
+        )
         if not wrong:
             self.rounded += rounded > 0
             return []

@@ -79,7 +79,8 @@ class Beside:
         """
         if self.record is not None:
             for flag in self.record.besides:
-                if not (adapters if flag.startswith("--adapter") else given.template):
+                named = {"--adapter": adapters, "--template": given.template, "--imatrix": given.imatrix}
+                if not named[flag.partition(" ")[0]]:
                     raise UsageError("usage.flag", f"{self.record.path.name} says that {flag} was given: name it again")
             for name, digest in self.record.families:
                 used = own_files().digests.get(name)
@@ -172,7 +173,7 @@ def verify_whole(
     options = asked.options
     plan: Plan | None = None
     reason: UnsupportedError | None = None
-    if not asked.weights:
+    if not asked.weights or options.imatrix:
         try:
             plan = _plan(out, source, asked)
         except UnsupportedError as error:
@@ -184,6 +185,7 @@ def verify_whole(
         left_out=left_out,
         configuration=not (options.set_meta or options.drop_meta or asked.weights),
         progress=progress,
+        importance=plan.importance if plan else None,
     )
     if asked.weights:
         return found

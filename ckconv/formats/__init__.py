@@ -23,7 +23,7 @@ Place = tuple[str, str]
 
 #: Options that every model has a use for, and those of files that are loaded by names and metadata of their own.
 _ROWS = frozenset({"context", "rope_layout"})
-_QUANTISED = frozenset({"quantize"})
+_QUANTISED = frozenset({"quantize", "imatrix"})
 _FILES = _ROWS | {"max_shard_bytes", "set_meta", "drop_meta", "tie"}
 _CHECKPOINTS = _FILES | {"fuse", "names"}
 _BUMP = _ROWS | _QUANTISED | {"bump_version", "engine", "template"}

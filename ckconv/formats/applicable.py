@@ -54,6 +54,8 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     for glob, _ in parsed(options.quantize).rules if options.quantize else ():
         if not any(fnmatchcase(name, glob) for name in names):
             raise UsageError("usage.flag", f"--quantize: {glob} names no tensor of {index.path.name}")
+    if options.imatrix is not None and not options.quantize:
+        raise UsageError("usage.flag", "--imatrix is for --quantize, which is not given")
     for glob in options.decode:
         if not any(fnmatchcase(name, glob) for name in names):
             raise UsageError("usage.flag", f"--decode {glob} names no tensor of {index.path.name}")

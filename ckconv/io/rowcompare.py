@@ -12,17 +12,23 @@ from ckconv.io.cells import cell_of, stored_view
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.quant.convert import Action, decode
+from ckconv.quant.quantise import Quantising
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckconv.core.tensors import Tensor
-    from ckconv.quant.codec import Rows
+    from ckconv.quant.codec import Floats, Rows
     from ckconv.quant.convert import Conversion
 
 
 def wrong_rows(
-    tensor: Tensor, source: Tensor, conversion: Conversion, files: Files, progress: Callable[[int], None]
+    tensor: Tensor,
+    source: Tensor,
+    conversion: Conversion,
+    files: Files,
+    progress: Callable[[int], None],
+    importance: Floats | None = None,
 ) -> tuple[list[int], int]:
     """Canonical rows of ``tensor`` that are not what ``conversion`` makes of the source's, in order.
 
@@ -30,6 +36,7 @@ def wrong_rows(
 
     Args:
         progress: called with the bytes of ``tensor`` just compared.
+        importance: where it was quantised, how much the error of each column counted, an expert a row.
     """
     mine, theirs = RowReader(tensor, files), RowReader(source, files)
     if mine.dtype is not tensor.dtype:
@@ -42,7 +49,7 @@ def wrong_rows(
     for start, rows in canonical_pieces(piece, max(mine.row_bytes, theirs.row_bytes)):
         more = other.rows(start, start + len(rows))
         got, source_rows = (rows, more) if piece is mine else (more, rows)
-        want, changed = conversion.apply(source_rows)
+        want, changed = _converted(source_rows, start, tensor.layout.rows, conversion, importance)
         rounded += changed
         progress(got.nbytes)
         if changed and conversion.action is Action.REPACK:
@@ -50,6 +57,24 @@ def wrong_rows(
         elif not np.array_equal(_words(got), _words(want)):
             wrong += [start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]]
     return wrong, rounded
+
+
+def _converted(
+    rows: Rows, start: int, count: int, conversion: Conversion, importance: Floats | None
+) -> tuple[Rows, int]:
+    """Rows from ``start`` on of ``count``, each expert's by its own importance."""
+    if importance is None or not conversion.quantises:
+        return conversion.apply(rows)
+    made, each, at, changed = [], count // len(importance), start, 0
+    while at < start + len(rows):
+        expert = at // each
+        stop = min(start + len(rows), (expert + 1) * each)
+        how = conversion._replace(quantising=Quantising(importance[expert]))
+        some, more = how.apply(rows[at - start : stop - start])
+        made.append(some)
+        changed += more
+        at = stop
+    return np.concatenate(made), changed
 
 
 def dirty_padding(tensor: Tensor, files: Files) -> int | None:

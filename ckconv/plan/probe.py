@@ -31,7 +31,7 @@ class SourceFacts(NamedTuple):
             numbers do not fit; of an MLX triple, its own type -> groups whose scale is a code for no number. Empty
             where nobody looked: then all are taken to fit, and the conversion finds out.
         copies: tensors of an adapter that are the base's own.
-        importance: name in GGUF -> how much the error of each column counts, of each expert apart ``[experts, cols]``.
+        importance: name in GGUF -> how much the error of each column counts, of its experts one after the other.
     """
 
     head_is_embedding: bool = False

@@ -15,7 +15,15 @@ from ckconv.plan import recipes
 from ckconv.plan.recipes import Matrix, Model
 from ckconv.quant.convert import Conversion, Run, decodable
 from ckconv.quant.mlx import MODES
-from ckconv.quant.quantise import GGML_TYPES, NEEDS_IMPORTANCE, SPEED, Errors, Quantising, missing_quantiser
+from ckconv.quant.quantise import (
+    GGML_TYPES,
+    NEEDS_IMPORTANCE,
+    SPEED,
+    Errors,
+    Quantising,
+    has_library,
+    missing_quantiser,
+)
 
 if TYPE_CHECKING:
     from ckconv.core.config import ModelConfig
@@ -114,22 +122,39 @@ class Quantised:
         self.types: dict[str, DType] = {}
         self.file_type: int | None = None
         self.errors = Errors()
-        self._importance = planner.source.importance
+        self._importance: dict[str, Floats] = {}
         self._planner = planner
         if not planner.options.quantize or config is None:
             return
         asked = ggml_asked(planner.options.quantize)
         given = {p.matrix.name: (GGML_TYPES | FLOATS)[word] for p in placed if (word := asked.of(*p.parts))}
         matrices = [p.matrix for p in placed]
+        self._weigh(placed)
         if asked.word in recipes.names():
             self.file_type = recipes.file_type(asked.word)
-            self.types = recipes.mixed(asked.word, matrices, given, _model(config, bool(self._importance)))
+            self.types = recipes.mixed(asked.word, matrices, given, _model(config, bool(planner.source.importance)))
         else:
             base = GGML_TYPES[asked.word]
             self.types = {
                 m.name: recipes.fallback(given.get(m.name, base), m.shape[-1]) for m in matrices if recipes.quantised(m)
             }
         self._check(asked, placed, given)
+
+    def _weigh(self, placed: Sequence[Placed]) -> None:
+        """An importance matrix for each tensor that has one; llama-quantize passes over that of an embedding only."""
+        given = self._planner.source.importance
+        for matrix, _ in placed:
+            experts = matrix.shape[0] if len(matrix.shape) == 3 else 1
+            numbers, wanted = given.get(matrix.name), experts * matrix.shape[-1]
+            if numbers is not None and numbers.size == wanted:
+                self._importance[matrix.name] = numbers.reshape(experts, -1)
+            elif numbers is not None and recipes.quantised(matrix) and not matrix.name.endswith("token_embd.weight"):
+                text = f"the importance matrix has {numbers.size:,} numbers for {matrix.name}, which takes {wanted:,}"
+                self._planner.refuse(text)
+        if given and not self._importance:
+            self._planner.refuse("the importance matrix names no tensor of the model")
+        if given and not has_library():
+            self._planner.refuse("an importance matrix takes the package libgguf", "pip install 'ckconv[quantize]'")
 
     def _check(self, asked: Asked, placed: Sequence[Placed], given: Mapping[str, DType]) -> None:
         planner = self._planner
@@ -143,7 +168,10 @@ class Quantised:
                 for reason in _reasons(planner, part, dtype):
                     why.setdefault(reason, []).append(part.source)
             if dtype.name in NEEDS_IMPORTANCE and item.matrix.name not in self._importance:
-                reason = f"{dtype} is garbage without an importance matrix, and there is none for it", ""
+                reason = (
+                    f"{dtype} is garbage without an importance matrix, and there is none for it",
+                    "--imatrix FILE names one",
+                )
                 why.setdefault(reason, []).append(item.matrix.name)
             wanted = given.get(item.matrix.name)
             if item.matrix.shape[-1] % (wanted or _base(asked)).block:
@@ -178,10 +206,16 @@ class Quantised:
             return tuple(runs)
         return tuple(piece for run in runs for piece in _by_expert(run, weights))
 
-    @property
-    def importance(self) -> dict[str, Floats]:
-        """Those numbers that count, by name in GGUF."""
-        return {name: weights for name, weights in self._importance.items() if name in self.types}
+    def importance(self, placed: Sequence[Placed]) -> dict[str, Floats]:
+        """Those numbers that count, by the canonical name of every tensor."""
+        of = self._planner.index.canonical_of
+        return {
+            canonical: self._importance[item.matrix.name]
+            for item in placed
+            if item.matrix.name in self.types and item.matrix.name in self._importance
+            for part in item.parts
+            for canonical in (of.get(part.source, ()) if part.name not in self._planner.index.tensors else (part.name,))
+        }
 
 
 def _model(config: ModelConfig, importance: bool) -> Model:

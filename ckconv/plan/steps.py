@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckconv.core.tensors import Extent, Tensor, TensorIndex, cut
@@ -15,6 +15,7 @@ from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.convert import Run as Run
 
 if TYPE_CHECKING:
+    from ckconv.quant.codec import Floats
     from ckconv.quant.quantise import Errors
 
 
@@ -185,6 +186,7 @@ class Plan:
             are read for it, and a tokenizer is decoded.
         record: what makes the source of a bump file again, to be written beside it.
         restores: what is known of the source of the bump file ``index``, where that is the output, byte for byte.
+        importance: canonical name -> how much the error of each column counts where it was quantised, an expert a row.
         errors: how far quantising moves values, once it is carried out; ``None`` where nothing is quantised.
     """
 
@@ -202,6 +204,7 @@ class Plan:
     contents: Callable[[], Container] = nothing
     record: Beside | None = None
     restores: Restored | None = None
+    importance: Mapping[str, Floats] = field(default_factory=dict)
     errors: Errors | None = None
 
     @property

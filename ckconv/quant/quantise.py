@@ -106,13 +106,14 @@ def missing_quantiser(dtype: DType) -> str:
         return ""
     if dtype.name.lower() not in GGML_TYPES:
         return f"there is no quantiser for {dtype}"
-    if dtype.name in IN_NUMPY or _has_library():
+    if dtype.name in IN_NUMPY or has_library():
         return ""
     return f"quantising to {dtype} takes the package libgguf: {_EXTRA}"
 
 
 @cache
-def _has_library() -> bool:
+def has_library() -> bool:
+    """The package libgguf is installed."""
     return find_spec("libgguf") is not None
 
 
@@ -133,7 +134,7 @@ def quantise(floats: Floats, dtype: DType, importance: Floats | None = None, num
     _check_finite(floats)
     if dtype in WIDENS_TO_F32:
         return from_float32(floats, dtype)[0]
-    if _has_library():
+    if has_library():
         return _by_library(np.ascontiguousarray(floats), dtype, importance)
     import gguf.quants
 

@@ -133,6 +133,7 @@ def _parsed(data: bytes, path: Path) -> ConversionRecord:
         sources, outputs = (_listed(document[key]) for key in ("sources", "outputs"))
         families = _listed(document.get("families", []))
         besides = [f"--template {_text(document['template'])}"] if document["template"] else []
+        besides += [f"--imatrix {_text(document['imatrix'])}"] if document.get("imatrix") else []
         besides += [f"--adapter {_text(item['name'])}" for item in document["adapters"]]
     except (KeyError, TypeError, AttributeError, ValueError, UsageError) as error:
         raise InputError(CODE, f"lacks what a record has: {error}", path=path) from error

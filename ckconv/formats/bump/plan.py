@@ -193,6 +193,7 @@ class BumpPlanner(Planner):
             for name, own in parts.items()
         ]
         self.quantised = Quantised(self, placed, self.config)
+        self.importance = self.quantised.importance(placed)
         self._named = {part.name: item.matrix.name for item in placed for part in item.parts}
         types = self.quantised.types
         self.quantised_as = {part: types[name] for part, name in self._named.items() if name in types}

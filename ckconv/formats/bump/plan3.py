@@ -123,6 +123,7 @@ class Bump3Planner(BumpPlanner):
             tuple(self.left_out),
             notes=tuple(self.notes),
             rope_layout=layout,
+            importance=self.importance,
             errors=self.quantised.errors if self.options.quantize else None,
             engines=right,
             contents=partial(container, Bump3(self.config, self.geometry, self.codes(types), layout)),

@@ -190,6 +190,7 @@ class Bump5Planner(BumpPlanner):
             tuple(self.left_out),
             notes=tuple(self.notes),
             rope_layout="interleaved" if interleaved else "split",
+            importance=self.importance,
             errors=self.quantised.errors if self.options.quantize else None,
             engines=right,
             contents=partial(

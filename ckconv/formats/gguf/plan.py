@@ -119,6 +119,7 @@ class GgufPlanner(Planner):
             notes=tuple(self.notes),
             rope_layout=("interleaved" if interleaved else "split") if rotary else "",
             contents=contents,
+            importance=self.quantised.importance(self._placed),
             errors=self.quantised.errors if self.options.quantize else None,
         )
 
@@ -129,6 +130,7 @@ class GgufPlanner(Planner):
             what = f"the architecture {self.index.architecture!r}"
             self.refuse(f"ckconv does not know {what}, nor which of its tensors must stay floats")
             placed = []
+        self._placed = placed
         return Quantised(self, placed, self._config)
 
     @property
