@@ -221,12 +221,7 @@ OPTIONS: tuple[Option, ...] = (
         records=Records.BOTH,
     ),
     Option(
-        "imatrix",
-        "--imatrix",
-        Takes.EXISTING,
-        "Of llama-imatrix, for --quantize.",
-        limited=True,
-        records=Records.NEITHER,
+        "imatrix", "--imatrix", Takes.EXISTING, "Importance, for --quantize.", limited=True, records=Records.NEITHER
     ),
     Option("allow_lossy", "--allow-lossy", Takes.NOTHING, "Let values change.", gives=True, records=Records.BOTH),
     Option(
