@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,7 +12,6 @@ from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor, TensorIndex
-from ckconv.errors import UsageError
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_classes import needs
 from ckconv.families.keys import CONSUMERS
@@ -25,6 +23,7 @@ from ckconv.families.words import of_source
 from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
 from ckconv.formats.safetensors.checkpoint_kept import kept_modules, left_by_rules, unpacks
+from ckconv.formats.safetensors.checkpoint_metadata import metadata_of
 from ckconv.formats.safetensors.checkpoint_names import Entry, Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import module_of
 from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
@@ -83,7 +82,7 @@ class CheckpointPlanner(Planner):
         Raises:
             UsageError: ``usage.meta``, metadata that the readers rely on is to be changed.
         """
-        metadata = self._metadata()
+        metadata = metadata_of(self.index, self.options, self.written_by)
         kept = self._keeps_names()
         if self.config is None and not kept:
             self.reasons.append(unknown_architecture(self.index))
@@ -269,22 +268,6 @@ class CheckpointPlanner(Planner):
             self.notes += row_notes(self.config, self.loader, context=length, tied=tied)
 
     # The plan
-
-    def _metadata(self) -> dict[str, str]:
-        prefix = f"{METADATA}."
-        own = {k.removeprefix(prefix): str(v) for k, v in self.index.metadata.items() if k.startswith(prefix)}
-        own = own if self.index.format in CHECKPOINTS else {}
-        reserved = {"format": self.written_by}
-        if self.options.names != "hf":
-            reserved[NAMES_KEY] = self.options.names
-        elif NAMES_KEY in own:
-            del own[NAMES_KEY]
-        found = {k: v for k, v in own.items() if not any(fnmatchcase(k, glob) for glob in self.options.drop_meta)}
-        found |= dict(self.options.set_meta)
-        for key in ("format", NAMES_KEY):
-            if key in dict(self.options.set_meta) or key in self.options.drop_meta:
-                raise UsageError("usage.meta", f"{key} says how the tensors are to be read, and is not changed")
-        return {**found, **reserved}
 
     def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:
         o = self.options
