@@ -127,7 +127,7 @@ def test_what_is_no_importance_matrix_is_refused(data: bytes, tmp_path: Path) ->
     with pytest.raises(InputError) as caught:
         read_imatrix(tmp_path / "i.dat")
 
-    assert caught.value.code == "imatrix.malformed"
+    assert caught.value.code == "quantize.imatrix"
 
 
 def test_one_of_another_model_is_refused(tmp_path: Path) -> None:

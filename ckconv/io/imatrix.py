@@ -30,7 +30,7 @@ def read_imatrix(path: Path) -> dict[str, Floats]:
     """Name in GGUF -> numbers, those of several experts one after the other.
 
     Raises:
-        InputError: ``imatrix.malformed``.
+        InputError: ``quantize.imatrix``.
     """
     import numpy as np
 
@@ -52,7 +52,7 @@ def read_imatrix(path: Path) -> dict[str, Floats]:
 
 
 def _fault(path: Path, message: str) -> InputError:
-    return InputError("imatrix.malformed", message, path=path, hint="llama-imatrix writes such files")
+    return InputError("quantize.imatrix", message, path=path, hint="llama-imatrix writes such files")
 
 
 def _of_gguf(path: Path) -> dict[str, Floats]:
