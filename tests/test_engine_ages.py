@@ -6,6 +6,7 @@ configuration.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import ckconv
 from ckconv.errors import InputError
 from ckconv.families.ages import _Reader, ages
 
+ROOT = FIXTURES.parent
 KQ = {"hidden": 256, "ffn": 256}
 
 
@@ -216,3 +218,12 @@ def test_an_age_is_read_strictly(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match=BROKEN[text].replace("[", ".")):
         _Reader(path).age()
+
+
+def test_the_page_has_the_table_of_families_and_ages() -> None:
+    specification = importlib.util.spec_from_file_location("ages_table", ROOT / "scripts" / "ages_table.py")
+    assert specification is not None
+    assert specification.loader is not None
+    script = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(script)
+    assert script.table() in (ROOT / "docs" / "formats.md").read_text()
