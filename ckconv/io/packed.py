@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Bytes of rows that are made at once.
 _PIECE = 4 << 20
+#: Bytes that are kept of an array whose rows are columns of the file: they are read in strips as broad as that.
+_WINDOW = 8 << 20
 
 #: As many times the rows that are wanted are made at once, rather than those alone one by one.
 _SPARSE = 4
@@ -40,7 +42,7 @@ class PackedRows:
             for packed in tensor.packed
         ]
         self._first = [0, *itertools.accumulate(packed.rows for packed in tensor.packed)]
-        self._whole: dict[tuple[int, int], Rows] = {}
+        self._windows: dict[tuple[int, int], tuple[int, Rows]] = {}
         self._width = tensor.dtype.nbytes(self._columns)
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -71,26 +73,34 @@ class PackedRows:
         for position, (array, reader) in enumerate(zip(packed.arrays, self._modules[number][1], strict=True)):
             if array is None or reader is None:
                 arrays.append(None)
-            elif array.per:
-                arrays.append(reader.rows(start // array.per, -(-stop // array.per)))
-            else:
-                key = number, position
-                if key not in self._whole:
-                    self._whole[key] = reader.rows(0, reader.layout.rows)
-                arrays.append(self._whole[key])
+                continue
+            low, high = (start // array.per, -(-stop // array.per)) if array.per else (0, reader.layout.rows)
+            arrays.append(self._read((number, position), reader, low, high, keep=not array.per))
         per = tuple(array.per if array is not None else 0 for array in packed.arrays)
         return Tile(start, stop, tuple(arrays), per, self._scheme, self._columns)
+
+    def _read(self, key: tuple[int, int], reader: Reader, low: int, high: int, *, keep: bool) -> Rows:
+        """Rows of an array; those that are there already are not read again."""
+        if reader.layout.in_order and not keep:
+            return reader.rows(low, high)
+        first, rows = self._windows.get(key, (0, np.empty((0, 0), np.uint8)))
+        if low < first or high > first + len(rows):
+            self._windows = {other: window for other, window in self._windows.items() if other[0] == key[0]}
+            first = low
+            rows = reader.rows(low, min(reader.layout.rows, max(high, low + _WINDOW // max(1, reader.row_bytes))))
+            self._windows[key] = first, rows
+        return rows[low - first : high - first]
 
 
 class _Zeros:
     """Reads zeros instead of an array."""
 
     def __init__(self, reader: Reader) -> None:
-        self.layout, self._width = reader.layout, reader.row_bytes
+        self.layout, self.row_bytes = reader.layout, reader.row_bytes
 
     def rows(self, start: int, stop: int) -> Rows:
         """As many rows of zeros."""
-        return np.zeros((stop - start, self._width), np.uint8)
+        return np.zeros((stop - start, self.row_bytes), np.uint8)
 
 
 def numbers_alone(tensor: Tensor, reader: Callable[[Tensor], Reader]) -> Iterator[Rows]:

@@ -106,8 +106,9 @@ class RowReader:
     @property
     def piece(self) -> int:
         """Bytes worth asking for at once: more where rows are put together out of many runs."""
-        together = self.layout.whole_rows or self.layout.run > 1
-        return CHUNK if together and not self._packed else SCRATCH
+        if self._packed:
+            return SCRATCH // 2
+        return CHUNK if self.layout.whole_rows or self.layout.run > 1 else SCRATCH
 
     def rows(self, start: int, stop: int) -> Rows:
         """Canonical rows ``start`` to ``stop``: ``[stop - start, row_bytes]``; planes stand side by side."""

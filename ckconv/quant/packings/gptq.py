@@ -138,11 +138,14 @@ def along_rows(words: Rows, bits: int, places: Sequence[int] = ()) -> Rows:
     """
     import numpy as np
 
-    found = words.view("<u4")
-    shifts = np.array(places or range(32 // bits), np.uint32) * np.uint32(bits)
-    codes = found[:, None, :] >> shifts[:, None] & np.uint32((1 << bits) - 1)
-    rows: Rows = codes.astype(np.uint8).reshape(-1, found.shape[1])
-    return rows
+    stored = words.reshape(len(words), -1, 4)
+    codes = np.empty((len(words), 32 // bits, stored.shape[1]), np.uint8)
+    for row, place in enumerate(places or range(32 // bits)):
+        byte, shift = divmod(place * bits, 8)  # no code is in two bytes
+        np.right_shift(stored[..., byte], np.uint8(shift), out=codes[:, row])
+    if bits < 8:
+        codes &= np.uint8((1 << bits) - 1)
+    return codes.reshape(-1, stored.shape[1])
 
 
 PACKINGS = (
