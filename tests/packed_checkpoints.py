@@ -5,6 +5,7 @@ Codes, scales and zero points are drawn; :class:`Matrix` is what they are, and a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -229,3 +230,24 @@ def scaled_fp8_model(root: Path, decoder: Decoder, *, strategy: str, shards: int
 
     weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy}
     return model(root, decoder, pack, compressed_settings("float-quantized", weights), shards=shards, **config)
+
+
+def arrays_of(source: Path) -> dict[str, Raw]:
+    """Every array of a checkpoint of one file, as bytes."""
+    data = (source / "model.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header.pop("__metadata__")
+    found = {}
+    for name, facts in header.items():
+        start, stop = (8 + size + at for at in facts["data_offsets"])
+        found[name] = Raw(facts["dtype"], tuple(facts["shape"]), data[start:stop])
+    return found
+
+
+def rewritten(source: Path, change: Callable[[Tensors, dict[str, Any]], None]) -> None:
+    """Change the arrays or the configuration of a checkpoint of one file."""
+    tensors: Tensors = {**arrays_of(source)}
+    config = json.loads((source / "config.json").read_text())
+    change(tensors, config)
+    save(source, config, tensors, metadata={"format": "pt"})

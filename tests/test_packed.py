@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder
-from packed_checkpoints import awq_model, compressed_model, fp8_model, gptq_model, scaled_fp8_model
+from packed_checkpoints import arrays_of, awq_model, compressed_model, fp8_model, gptq_model, scaled_fp8_model
 from safetensors import safe_open
 
 #: Rows and columns are whole words of every packing, and no whole blocks of 128.
@@ -152,6 +152,38 @@ def test_numbers_that_are_alike_are_equal_whatever_the_layout_they_lie_in(tmp_pa
     gptq_model(tmp_path / "one", DECODER, version=1)
     gptq_model(tmp_path / "other", DECODER, version=2, lowest=1)
     assert ckconv("diff", "--weights", tmp_path / "one", tmp_path / "other").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("GPTQ v1, 4 bits", "F16"), ("AWQ", "F16"), ("int8 with zero points", "BF16")],
+)
+@pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
+def test_dtype_source_gives_the_values_of_the_format_s_own_library_in_its_type(
+    tmp_path: Path, ckconv, name: str, dtype: str, model_type: str
+) -> None:
+    """The exact product, rounded once to the type of the scales."""
+    source, out = tmp_path / "packed", tmp_path / "dense"
+    expected = MODELS[name][0](source, DECODER, model_type=model_type)
+    flags = ("--to", "safetensors", "--dequantize", "--dtype", "source")
+    result = ckconv("convert", source, f"{out}/", *flags)
+    assert result.code == 0, result.err
+    assert ckconv("verify", out, source, "--dequantize", "--dtype", "source").code == 0
+    tensors = arrays_of(out)
+    for key, value in expected.items():
+        if key.endswith("_proj.weight"):
+            exact = value.astype(np.float32)
+            bits = exact.astype(np.float16).view(np.uint16) if dtype == "F16" else to_bfloat16(exact)
+            assert tensors[key].dtype == dtype
+            assert np.array_equal(np.frombuffer(tensors[key].data, np.uint16).reshape(bits.shape), bits), key
+    config = json.loads((out / "config.json").read_text())
+    assert config["torch_dtype"] == {"F16": "float32", "BF16": "bfloat16"}[dtype], "norms are bfloat16"
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """The nearest ones, those with an even last bit where two are as near."""
+    bits = values.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> np.uint64(16) & np.uint64(1))) >> np.uint64(16)).astype(np.uint16)
 
 
 def test_some_packed_matrices_are_not_decoded_without_the_others(tmp_path: Path, ckconv) -> None:

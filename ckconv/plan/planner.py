@@ -171,7 +171,10 @@ class Planner(ABC):
 
     def unsound(self, tensor: Tensor) -> str:
         """Scales of the tensor are no numbers, and each library makes something else of them; empty where none is."""
-        count = self.source.unfit.get(tensor.name, {}).get(tensor.dtype, 0)
+        if tensor.packed:
+            count = self.source.no_number.get(tensor.name, 0)
+        else:
+            count = self.source.unfit.get(tensor.name, {}).get(tensor.dtype, 0)
         return f"the scale of {counted(count, 'group')} is no number" if count else ""
 
     def leave_out(self, name: str, reason: str, nbytes: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckconv.core.adapters import Role
 from ckconv.core.dtypes import DType
@@ -18,6 +18,8 @@ from ckconv.quant.triples import triple_of
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats, Rows
 
+T = TypeVar("T")
+
 #: Why a placeholder is left out.
 PLACEHOLDER = "zeros that stand for a tensor which is not there"
 
@@ -30,6 +32,7 @@ class SourceFacts(NamedTuple):
         unfit: canonical name of a matrix that no type of GGUF's is -> type it could be re-packed to -> groups whose
             numbers do not fit; of an MLX triple, its own type -> groups whose scale is a code for no number. Empty
             where nobody looked: then all are taken to fit, and the conversion finds out.
+        no_number: name of a packed matrix -> how many of its scales are NaN.
         copies: tensors of an adapter that are the base's own.
         importance: name in GGUF -> how much the error of each column counts, of its experts one after the other.
     """
@@ -38,35 +41,38 @@ class SourceFacts(NamedTuple):
     unfit: Mapping[str, Mapping[DType, int]] = {}
     copies: frozenset[str] = frozenset()
     importance: Mapping[str, Floats] = {}
+    no_number: Mapping[str, int] = {}
 
 
-class _Unfit(Mapping[str, Mapping[DType, int]]):
-    """Looks when it is asked: not every target wants to know."""
+class _Looked(Mapping[str, T]):
+    """Looks at a tensor when it is asked about it: not every target wants to know."""
 
-    def __init__(self, index: TensorIndex) -> None:
-        self._index = index
-        self._found: dict[str, Mapping[DType, int]] = {}
-        self._names = [name for name, tensor in index.tensors.items() if side_by_side(tensor.dtype)]
+    def __init__(self, index: TensorIndex, tensors: Mapping[str, Tensor], look: Callable[[Tensor, Files], T]) -> None:
+        self._index, self._tensors, self._look = index, tensors, look
+        self._found: dict[str, T] = {}
 
-    def __getitem__(self, name: str) -> Mapping[DType, int]:
-        if name not in self._names:
-            raise KeyError(name)
+    def __getitem__(self, name: str) -> T:
+        tensor = self._tensors[name]
         if name not in self._found:
             with Files(self._index.identities) as files:
-                self._found[name] = _unfit(self._index.tensors[name], files)
+                self._found[name] = self._look(tensor, files)
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._tensors)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._tensors)
 
 
 def gather(index: TensorIndex) -> SourceFacts:
     """Read what has to be read: two matrices until they differ; and, when it is asked for, the numbers of blocks."""
+    beside = {name: tensor for name, tensor in index.tensors.items() if side_by_side(tensor.dtype)}
+    packed = beside if index.config else {tensor.name: tensor for tensor in index.packed.values()}
+    packed = {name: tensor for name, tensor in packed.items() if tensor.packed}
     with Files(index.identities) as files:
-        return SourceFacts(head_is_embedding(index, files), _Unfit(index))
+        tied = head_is_embedding(index, files)
+    return SourceFacts(tied, _Looked(index, beside, _unfit), no_number=_Looked(index, packed, _without_number))
 
 
 def gather_adapter(index: TensorIndex) -> SourceFacts:
@@ -92,6 +98,23 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
             if theirs in base.tensors and same_values(index.tensors[mine], base.tensors[theirs], files)
         )
         return SourceFacts(copies=frozenset(same))
+
+
+def _without_number(tensor: Tensor, files: Files) -> int:
+    """How many scales of a packed matrix are NaN; they are the second of its arrays."""
+    import numpy as np
+
+    from ckconv.io.rows import RowReader, canonical_pieces
+    from ckconv.quant.packed import scale_values, scheme_of
+
+    scheme, count = scheme_of(tensor.dtype), 0
+    assert scheme is not None
+    for packed in tensor.packed:
+        scales = packed.arrays[1]
+        assert scales is not None
+        for _, rows in canonical_pieces(RowReader(scales.tensor, files)):
+            count += int(np.count_nonzero(np.isnan(scale_values(np.ascontiguousarray(rows), scheme.number))))
+    return count
 
 
 def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:

@@ -64,7 +64,8 @@ def kept_modules(planner: CheckpointPlanner) -> list[Module]:
                 if packed.name.endswith(BLOCKS[0]):  # classes have it in another order
                     planner.refuse(f"no rule says how {packed.name} is stored where it is decoded")
                 named = canonical[0] if len(canonical) == 1 else packed.name
-                modules.setdefault(module, [decoded_piece(named, packed, planner.decoded_type(packed))])
+                dtype = planner.decoded_type(index.tensors.get(named, packed))
+                modules.setdefault(module, [decoded_piece(named, packed, dtype)])
                 continue
         dtype = stored.dtype if grouped else planner.plain_type(stored.name, stored.dtype)
         modules.setdefault(module if grouped else stored.name, []).append(copied_piece(name, stored, dtype))

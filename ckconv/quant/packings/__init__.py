@@ -116,7 +116,7 @@ class Module(NamedTuple):
     Attributes:
         scheme: type of the rows that ``unpack`` makes; a triple, whose rows are those of the arrays side by side.
         shape: of the matrix; more than two axes for stacked ones.
-        arrays: in the order of ``Tile.arrays``.
+        arrays: in the order of ``Tile.arrays``; the second one is that of the scales.
         words: bits and groups, for people.
     """
 

@@ -47,9 +47,9 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
     if len(weight.shape) != 2 or len(scales.shape) != 2 or not all((*weight.shape, *scales.shape)):
         raise Misfit("qweight and scales are not matrices")
     (columns, many), (groups, rows) = weight.shape, scales.shape
-    declared.agree("bits", many * 32 // rows)
     if many * 32 != _BITS * rows:
         raise Misfit(f"qweight has shape {list(weight.shape)}, scales {list(scales.shape)}, which is not {_BITS} bits")
+    declared.agree("bits", _BITS)
     shaped(zeros, (groups, many))
     version = str(declared.settings.get("version") or "gemm").lower()
     if version != "gemm":

@@ -82,13 +82,14 @@ def _fit(stored: Arrays, declared: Declared) -> Module:
     if not all(len(array.shape) == 2 for array in (weight, scales, zeros)):
         raise Misfit("qweight, qzeros and scales are not matrices")
     groups, rows = scales.shape
+    if weight.shape[1] != rows:
+        raise Misfit(f"qweight has shape {list(weight.shape)}, scales {list(scales.shape)}")
     if not rows or not groups or zeros.shape[0] != groups or zeros.shape[1] * 32 % rows:
         raise Misfit(f"qzeros has shape {list(zeros.shape)}, scales {list(scales.shape)}")
     bits = zeros.shape[1] * 32 // rows
     declared.agree("bits", bits)
     if bits not in _READ:
         raise Unread(f"{bits}-bit GPTQ")
-    shaped(weight, (weight.shape[0], rows))
     columns = weight.shape[0] * 32 // bits
     size = grouped(columns, groups, declared)
     index = None

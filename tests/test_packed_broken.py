@@ -1,0 +1,196 @@
+"""Packed checkpoints that contradict themselves: one sentence and status 3, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import Decoder, Raw, Tensors
+from packed_checkpoints import awq_model, compressed_model, fp8_model, gptq_model, rewritten, scaled_fp8_model
+
+DECODER = Decoder(layers=1, hidden=64, ffn=160)
+Q = "model.layers.0.self_attn.q_proj"
+Change = Callable[[Tensors, dict[str, Any]], None]
+
+
+def array(suffix: str, dtype: str, *shape: int) -> Change:
+    """Another array of zeros in the place of one of the query projection's."""
+    size = {"I32": 4, "F16": 2, "BF16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1}[dtype]
+
+    def change(tensors: Tensors, config: dict[str, Any]) -> None:
+        tensors[Q + suffix] = Raw(dtype, shape, bytes(int(np.prod(shape)) * size))
+
+    return change
+
+
+def without(suffix: str) -> Change:
+    def change(tensors: Tensors, config: dict[str, Any]) -> None:
+        del tensors[Q + suffix]
+
+    return change
+
+
+def says(**keys: Any) -> Change:
+    """Other words in ``quantization_config``."""
+
+    def change(tensors: Tensors, config: dict[str, Any]) -> None:
+        config["quantization_config"] |= keys
+
+    return change
+
+
+def weights(**keys: Any) -> Change:
+    def change(tensors: Tensors, config: dict[str, Any]) -> None:
+        config["quantization_config"]["config_groups"]["group_0"]["weights"] |= keys
+
+    return change
+
+
+def filled(suffix: str, dtype: str, value: int) -> Change:
+    """The same array, every word of it this one."""
+
+    def change(tensors: Tensors, config: dict[str, Any]) -> None:
+        shape = tensors[Q + suffix].shape
+        word = np.full(shape, value, {"I32": "<u4", "I64": "<i8", "F16": "<u2", "F32": "<u4", "BF16": "<u2"}[dtype])
+        tensors[Q + suffix] = Raw(dtype, shape, word.tobytes())
+
+    return change
+
+
+FP8 = partial(fp8_model, block=(128, 128))
+ROWS = partial(scaled_fp8_model, strategy="channel")
+
+BROKEN = {
+    "scales of other outputs": (
+        gptq_model,
+        array(".scales", "F16", 2, 32),
+        "qweight has shape [8, 64], scales [2, 32]",
+    ),
+    "zero points of other groups": (gptq_model, array(".qzeros", "I32", 3, 8), "qzeros has shape [3, 8]"),
+    "groups that do not divide": (gptq_model, says(group_size=48), "groups of 48 do not divide rows of 64"),
+    "groups of another size": (gptq_model, says(group_size=64), "makes 1 groups of 64, and scales has 2"),
+    "other bits": (gptq_model, says(bits=8), "quantization_config says bits 8, and the arrays hold 4"),
+    "another method": (gptq_model, says(quant_method="awq"), "says quant_method 'awq', and it is stored as GPTQ"),
+    "an index too short": (gptq_model, array(".g_idx", "I32", 32), "g_idx has shape [32]"),
+    "an index beyond the groups": (gptq_model, filled(".g_idx", "I32", 2), "g_idx names groups beyond the 2"),
+    "an order without an index": (
+        gptq_model,
+        lambda tensors, config: (without(".g_idx")(tensors, config), says(desc_act=True)(tensors, config)),
+        "desc_act is true, and there is no g_idx",
+    ),
+    "a module without scales": (gptq_model, without(".scales"), "belongs to no quantised matrix"),
+    "AWQ's scales of other outputs": (awq_model, array(".scales", "F16", 2, 32), "which is not 4 bits"),
+    "AWQ's groups": (awq_model, says(group_size=48), "groups of 48 do not divide rows of 64"),
+    "AWQ called GPTQ": (awq_model, says(quant_method="gptq"), "it is stored as AWQ"),
+    "a grid of scales": (FP8, array(".weight_scale_inv", "F32", 2, 1), "need [1, 1] scales, and there are [2, 1]"),
+    "blocks of another size": (FP8, says(weight_block_size=[32, 32]), "need [2, 2] scales, and there are [1, 1]"),
+    "scales of other rows": (ROWS, array(".weight_scale", "BF16", 32, 1), "no block size is declared"),
+    "a shape of other rows": (compressed_model, filled(".weight_shape", "I64", 99), "weight_shape is [99, 99]"),
+    "words of other bits": (compressed_model, weights(num_bits=8), "in 8 bits"),
+    "scales of other groups": (compressed_model, array(".weight_scale", "BF16", 64, 4), "scales has 4"),
+    "zero points that are missing": (compressed_model, weights(symmetric=False), "there is no weight_zero_point"),
+    "a list of modules that are not there": (
+        compressed_model,
+        says(ignore=["model.vision.proj"]),
+        "quantization_config.ignore names no module that is there: 'model.vision.proj'",
+    ),
+    "a list with a module that is quantised": (
+        compressed_model,
+        says(ignore=["lm_head", Q]),
+        f"quantization_config.ignore names '{Q}', which is quantised",
+    ),
+    "no list at all": (gptq_model, says(modules_to_not_convert=["nowhere"]), "names no module that is there"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_arrays_that_contradict_each_other_or_the_configuration_are_said(tmp_path: Path, ckconv, name: str) -> None:
+    make, change, sentence = BROKEN[name]
+    source, out = tmp_path / "packed", tmp_path / "out"
+    make(source, DECODER)
+    assert ckconv("inspect", source).code == 0
+    rewritten(source, change)
+
+    for arguments in (("inspect", source), ("convert", source, f"{out}/", "--to", "safetensors", "--dequantize")):
+        result = ckconv(*arguments)
+        assert (result.code, sentence in result.err) == (3, True), result.err
+        assert "Traceback" not in result.err
+    assert not out.exists()
+
+
+def test_a_zero_point_that_version_1_cannot_mean_is_refused_where_it_is_read(tmp_path: Path, ckconv) -> None:
+    """Stored 15 means 16, or 0 and one more in the next: it depends on who adds the one."""
+    source = tmp_path / "packed"
+    gptq_model(source, DECODER)
+    rewritten(source, filled(".qzeros", "I32", 0xFFFFFFFF))
+    result = ckconv("convert", source, f"{tmp_path}/out/", "--to", "safetensors", "--dequantize")
+    assert (result.code, "a stored zero point of 15 stands for 16" in result.err) == (3, True), result.err
+    assert not (tmp_path / "out").exists()
+    assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors", "--no-verify").code == 0
+
+    rewritten(source, says(checkpoint_format="gptq_v2"))
+    assert ckconv("convert", source, f"{tmp_path}/out/", "--to", "safetensors", "--dequantize").code == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (gptq_model, filled(".scales", "F16", 0x7E00)),
+        (FP8, filled(".weight_scale_inv", "F32", 0x7FC00000)),
+        (compressed_model, filled(".weight_scale", "BF16", 0x7FC0)),
+    ],
+    ids=["GPTQ", "FP8", "int4 words"],
+)
+@pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
+def test_scales_that_are_no_numbers_are_said_and_not_decoded(
+    tmp_path: Path, ckconv, make: Callable[..., Any], change: Change, model_type: str
+) -> None:
+    source = tmp_path / "packed"
+    make(source, DECODER, model_type=model_type)
+    rewritten(source, change)
+    result = ckconv("convert", source, f"{tmp_path}/out/", "--to", "safetensors", "--dequantize")
+    assert (result.code, "no number" in result.err) == (4, True), result.err
+    assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors").code == 0
+
+
+def test_a_head_that_is_tied_may_stand_in_a_list_and_so_may_classes(tmp_path: Path, ckconv) -> None:
+    source = tmp_path / "packed"
+    compressed_model(source, DECODER)
+    for listed in (["lm_head"], ["lm_head", "re:.*embed_tokens"], ["LlamaRMSNorm"], []):
+        rewritten(source, says(ignore=listed))
+        assert ckconv("inspect", source).code == 0, listed
+
+
+def test_what_is_sound_and_not_read_is_named_and_copied(tmp_path: Path, ckconv) -> None:
+    source = tmp_path / "packed"
+    awq_model(source, DECODER)
+    rewritten(source, says(version="gemv"))
+    assert "7 of AWQ of version gemv" in ckconv("inspect", source).out
+    assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors").code == 0
+    result = ckconv("convert", source, f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
+    assert (result.code, "AWQ of version gemv" in result.err) == (4, True)
+
+
+def test_a_configuration_beside_config_json_counts_where_that_has_none(tmp_path: Path, ckconv) -> None:
+    """AutoGPTQ's and AutoAWQ's own files; the second one has other keys."""
+    source = tmp_path / "packed"
+    values = gptq_model(source, DECODER, version=2)
+    rewritten(source, lambda tensors, config: config.pop("quantization_config"))
+    said = {"bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"}
+    (source / "quantize_config.json").write_text(json.dumps(said))
+    assert ckconv("convert", source, f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize").code == 0
+    assert not (tmp_path / "dense" / "quantize_config.json").exists()
+    assert values
+
+    assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors").code == 0
+    assert (tmp_path / "copy" / "quantize_config.json").exists()
+
+    awq_model(tmp_path / "awq", DECODER)
+    rewritten(tmp_path / "awq", lambda tensors, config: config.pop("quantization_config"))
+    (tmp_path / "awq" / "quant_config.json").write_text(json.dumps({"w_bit": 4, "q_group_size": 48, "version": "GEMM"}))
+    assert ckconv("inspect", tmp_path / "awq").code == 3
