@@ -102,8 +102,7 @@ class Array(NamedTuple):
     """One of the arrays that a packed module is stored as.
 
     Attributes:
-        tensor: row ``i`` of its layout is row ``i`` of the array as the packing reads it: of one that is stored
-            ``[in, out]``, its column.
+        tensor: its rows are those that the packing reads: of an array that is stored ``[in, out]``, the columns.
         per: how many rows of the module a row of the array is for; 0 for all of them.
     """
 
@@ -258,8 +257,7 @@ class TensorIndex:
             them readers open what they need, the others are carried.
         shard_index: the file that names the shards of a checkpoint, if there is one.
         merged: the adapters that were merged into it, for people; what the files say is then not what the model is.
-        packed: stored name of an array -> the matrix that another quantiser packed into it and others, under its own
-            name, whatever the architecture.
+        packed: stored name of an array -> the matrix that it is part of, under its own name, of any architecture.
         quantizer: what another quantiser made of the tensors that ckconv cannot read, for people; such a model has no
             ``config``, and is only copied, hashed and compared.
         adapter: what changes another model, where the files hold no model of their own.
