@@ -83,6 +83,7 @@ class Options:
     max_shard_bytes: int = 0
     set_meta: tuple[tuple[str, str], ...] = ()
     drop_meta: tuple[str, ...] = ()
+    tensor_scales: bool = False
     fuse: tuple[str, ...] = ()
     names: str = "hf"
     tie: str = ""
@@ -279,6 +280,14 @@ OPTIONS: tuple[Option, ...] = (
     Option("set_meta", "--set-meta", Takes.PAIR, "Metadata of the output; repeatable.", limited=True),
     Option(
         "drop_meta", "--drop-meta", Takes.GLOB, "Metadata keys that the output does not have; repeatable.", limited=True
+    ),
+    Option(
+        "tensor_scales",
+        "--tensor-scales",
+        Takes.NOTHING,
+        "Write NAME.scale beside NVFP4 matrices (GGUF), which every reader has to multiply by.",
+        gives=True,
+        limited=True,
     ),
     Option(
         "fuse",

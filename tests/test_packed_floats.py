@@ -208,6 +208,8 @@ def test_nvfp4_goes_to_a_gguf_with_its_scale_of_scales_beside_it(
     source = tmp_path / "packed"
     expected = model(source, DECODER, pack, settings)
     result = ckconv("convert", source, tmp_path / "m.gguf")
+    assert (result.code, "without which a reader gets other numbers" in result.err) == (4, True)
+    result = ckconv("convert", source, tmp_path / "m.gguf", "--tensor-scales")
     assert result.code == 0, result.err
     assert "verified 12/12" in result.out
 
@@ -234,7 +236,7 @@ def llama_cpp() -> Iterator[consumers.Consumer]:
 
 def test_llama_cpp_multiplies_by_the_scale_of_scales(tmp_path: Path, ckconv, llama_cpp: consumers.Consumer) -> None:
     model(tmp_path / "packed", DECODER, partial(nvfp4, divided=False, factor=1 / 8192), MODELOPT)
-    for name, flags in (("blocks", ()), ("dense", ("--dequantize",))):
+    for name, flags in (("blocks", ("--tensor-scales",)), ("dense", ("--dequantize",))):
         assert ckconv("convert", tmp_path / "packed", tmp_path / f"{name}.gguf", *flags).code == 0
     blocks, dense = (llama_cpp.logits(tmp_path / f"{name}.gguf", (1, 5, 9, 3)) for name in ("blocks", "dense"))
     # Beside blocks of NVFP4 llama.cpp rounds activations to eight bits.
@@ -244,12 +246,12 @@ def test_llama_cpp_multiplies_by_the_scale_of_scales(tmp_path: Path, ckconv, lla
 def test_nvfp4_of_a_gguf_is_decoded_with_its_scale(tmp_path: Path, ckconv) -> None:
     pack, settings, _ = MODELS["ModelOpt"]
     expected = model(tmp_path / "packed", DECODER, pack, settings)
-    assert ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf").code == 0
+    assert ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf", "--tensor-scales").code == 0
     result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
     assert result.code == 0, result.err
     for key, values in floats(tmp_path / "dense").items():
         assert np.array_equal(values, expected[key].astype(np.float32)), key
-    assert ckconv("verify", tmp_path / "m.gguf", tmp_path / "packed").code == 0
+    assert ckconv("verify", tmp_path / "m.gguf", tmp_path / "packed", "--tensor-scales").code == 0
     assert ckconv("convert", tmp_path / "m.gguf", tmp_path / "copy.gguf").code == 0
     one, other = ({t.name: t.data.tobytes() for t in gguf.GGUFReader(tmp_path / f"{name}.gguf").tensors}
                   for name in ("m", "copy"))  # fmt: skip

@@ -130,7 +130,7 @@ FORMATS: tuple[Format, ...] = (
             Output(
                 "gguf",
                 ("ckconv.formats.gguf.plan", "GgufPlanner"),
-                options=_FILES | _QUANTISED,
+                options=_FILES | _QUANTISED | {"tensor_scales"},
                 blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
             ),
             Output(

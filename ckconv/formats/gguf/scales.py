@@ -88,8 +88,14 @@ def is_scaled(dtype: DType) -> bool:
 
 
 def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DType]) -> list[Entry]:
-    """``NAME.scale`` of every matrix that is written as NVFP4 and has one; what has no place for it is refused."""
+    """``NAME.scale`` of every matrix that is written as NVFP4 and has one; what has no place for it is refused.
+
+    A program that reads blocks and knows nothing of the other tensor takes wrong numbers for right ones, so a GGUF has
+    one only where it is asked for, or where the source has it.
+    """
     found: list[Entry] = []
+    unasked: list[str] = []
+    asked = planner.options.tensor_scales or planner.index.format == "gguf"
     names = {entry.name for entry in entries}
     for entry, dtype in zip(entries, types, strict=True):
         parts = [part for part in entry.parts if is_scaled(part.dtype)]
@@ -103,9 +109,16 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
             planner.refuse(f"llama.cpp has no place for the scale of {entry.name}'s scales", _DECODE)
         elif any(numbers != each[0] for numbers in each):
             planner.refuse(f"the parts of {entry.name} have scales of their own, and it has one", _DECODE)
+        elif any(number != 1 for number in each[0]) and not asked:
+            unasked.append(module)
         elif any(number != 1 for number in each[0]):
             content = pack(f"<{len(each[0])}f", *each[0])
             found.append(numbers_entry(module + _SCALE, parts[0].name, content))
+    if unasked:
+        more = f" and {len(unasked) - 1} more" if len(unasked) > 1 else ""
+        why = "the scales of NVFP4 matrices have a scale, without which a reader gets other numbers"
+        hint = f"--tensor-scales writes it beside them (NAME.scale), as llama.cpp reads it; {_DECODE}"
+        planner.refuse(f"{why}: {unasked[0]}{more}", hint)
     return found
 
 
