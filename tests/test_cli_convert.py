@@ -485,12 +485,13 @@ def test_stdout_that_cannot_say_everything(tmp_path: Path) -> None:
 
 def test_report(source: Path, tmp_path: Path, ckconv) -> None:
     result = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", "3")
-    first, second, third, last = result.out.splitlines()
+    first, second, ages, third, last = result.out.splitlines()
     assert result.err == ""
     assert first.startswith(f"{tmp_path / 'm.bump'}  bump v3  ")
     assert first.endswith(" 20 tensors from m.gguf (llama, 2 layers)")
     assert second.startswith("  copied 20 byte for byte (4 of them in split RoPE row order")
     assert second.endswith("dropped 0")
+    assert ages == "  note: computed right by the engine of January 2026 and of April 2026"
     assert third == "  beside it: config.json, m.bump.source.zip"
     assert last.startswith("  verified 20/20   sha256 ")
 

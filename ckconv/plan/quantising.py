@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FLOATS = {"f32": F32, "f16": F16, "bf16": BF16}
 
 #: Million weights a second of the other types, and how many seconds are worth a line.
-_FAST, _LONG = 10.0, 120
+_FAST, _LONG = 30.0, 120
 
 _GGML_WORDS = "a type of ggml (q4_k: all matrices) or a recipe (q4_k_m)"
 _MLX_WORDS = "affine:BITS:GROUP, mxfp4, mxfp8 or nvfp4"
