@@ -225,15 +225,7 @@ OPTIONS: tuple[Option, ...] = (
         "imatrix", "--imatrix", Takes.EXISTING, "Importance, for --quantize.", limited=True, records=Records.NEITHER
     ),
     Option("allow_lossy", "--allow-lossy", Takes.NOTHING, "Let values change.", gives=True, records=Records.BOTH),
-    Option(
-        "context",
-        "--context",
-        Takes.NUMBER,
-        "Context length in the output.",
-        most=1 << 30,
-        limited=True,
-        records=Records.BOTH,
-    ),
+    Option("context", "--context", Takes.NUMBER, "Context length.", most=1 << 30, limited=True, records=Records.BOTH),
     Option(
         "drop", "--drop", Takes.GLOB, "Leave out tensors by canonical or source name; repeatable.", records=Records.BOTH
     ),
@@ -282,12 +274,7 @@ OPTIONS: tuple[Option, ...] = (
         "drop_meta", "--drop-meta", Takes.GLOB, "Metadata keys that the output does not have; repeatable.", limited=True
     ),
     Option(
-        "tensor_scales",
-        "--tensor-scales",
-        Takes.NOTHING,
-        "Write NAME.scale beside NVFP4 matrices (GGUF), which every reader has to multiply by.",
-        gives=True,
-        limited=True,
+        "tensor_scales", "--tensor-scales", Takes.NOTHING, "NVFP4: NAME.scale stands apart.", gives=True, limited=True
     ),
     Option(
         "fuse",

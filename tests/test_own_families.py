@@ -264,6 +264,10 @@ MALFORMED = {
         MINE.replace("[tensors]\n", 'without = ["layers"]\n[tensors]\n'),
         "parameters.layers: there is none, and no model is read without it",
     ),
+    "a base of RoPE that not every reader has a default for": (
+        parameter("rope_theta = { default = { transformers = 500.0 } }"),
+        "parameters.rope_theta: no default for mlx_lm, which reads files that do not say it",
+    ),
     "a required parameter that nothing writes": (
         parameter('x = { hf = "x" }'),
         "parameters.x: it is required, and no cell of gguf says it",
