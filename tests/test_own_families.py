@@ -264,9 +264,9 @@ MALFORMED = {
         MINE.replace("[tensors]\n", 'without = ["layers"]\n[tensors]\n'),
         "parameters.layers: there is none, and no model is read without it",
     ),
-    "a base of RoPE that not every reader has a default for": (
-        parameter("rope_theta = { default = { transformers = 500.0 } }"),
-        "parameters.rope_theta: no default for mlx_lm, which reads files that do not say it",
+    "a base of RoPE without a default": (
+        parameter("rope_theta = { default = { mlx_lm = 500.0 } }"),
+        "parameters.rope_theta: no default for transformers, which reads files that do not say it",
     ),
     "a required parameter that nothing writes": (
         parameter('x = { hf = "x" }'),

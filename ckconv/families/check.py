@@ -18,9 +18,6 @@ from ckconv.families.schema import Family
 #: Parameters without which nothing is known of a model's size.
 REQUIRED = ("layers", "hidden", "heads", "vocabulary")
 
-#: Who reads a document in which a base of RoPE may be missing.
-_READERS = frozenset({"transformers", "mlx_lm"})
-
 #: What expressions may ask for besides parameters: the layer, the stored value, the parameters that a source says,
 #: and what is known of an output.
 _GIVEN = frozenset({"n", "it", "stated", "context", "tied"})
@@ -52,8 +49,8 @@ def _faults(family: Family) -> Iterator[tuple[str, str]]:
         if name not in family.parameters:
             yield f"parameters.{name}", "there is none, and no model is read without it"
     for name in ("rope_theta", "local_theta"):
-        for reader in _READERS - family.parameters[name].defaults.keys() if name in family.parameters else ():
-            yield f"parameters.{name}", f"no default for {reader}, which reads files that do not say it"
+        if name in family.parameters and "transformers" not in family.parameters[name].defaults:
+            yield f"parameters.{name}", "no default for transformers, which reads files that do not say it"
     known = family.parameters.keys() | _GIVEN
     for key, expression in _expressions(family):
         for name in sorted(expression.names - known):

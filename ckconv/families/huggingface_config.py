@@ -26,6 +26,7 @@ from ckconv.families.huggingface_rope import Rope, read_rope
 from ckconv.families.huggingface_types import takes
 from ckconv.families.huggingface_windows import read_windows
 from ckconv.families.keys import MLX_LM, TRANSFORMERS
+from ckconv.families.parameter_rows import Parameter
 from ckconv.families.parameters import ParameterError, Values
 from ckconv.families.schema import Family
 from ckconv.families.words import document_words, written_words
@@ -110,7 +111,7 @@ def huggingface_config(
     unread: tuple[str, ...] = ()
     overruled: tuple[str, ...] = ()
     if family.rope:
-        theta = family.parameters["rope_theta"].defaults[reader].value({})
+        theta = _default(family.parameters["rope_theta"], reader)
         context = int(values.get("context_length", 0))
         rope = read_rope(own, family.document.rope, theta, consumer, context, family.turns_a_part, fail)
         values["rope_theta"], scaling, local = _stretched(rope, values), rope.scaling, rope.local
@@ -182,6 +183,11 @@ def _alike(own: Mapping[str, Any], key: str) -> Any:
     value = own[key]
     alike = isinstance(value, list) and value and value.count(value[0]) == len(value)
     return value[0] if alike and takes(str(own.get("model_type")), key, value) else value
+
+
+def _default(row: Parameter, reader: str) -> Any:
+    """A base of RoPE that is not said: the reader's own, or transformers' where the reader has no class for it."""
+    return row.defaults.get(reader, row.defaults["transformers"]).value({})
 
 
 def _defaults(
@@ -335,6 +341,6 @@ def _completed(
             key = document_words(family, name)[0]
             raise fail(f"{key} is 0" if value == 0 else f"{key} must be a finite number, got {value!r}")
     if "local_theta" in rows:
-        base: float = local if isinstance(local, float) and local else rows["local_theta"].defaults[reader].value({})
+        base: float = local if isinstance(local, float) and local else _default(rows["local_theta"], reader)
         found["local_rope_theta"] = shortest_float32(float(base))
     return replace(config, **found, own=extra)
