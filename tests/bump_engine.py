@@ -122,6 +122,57 @@ def sandwiched(bump: Bump, x: np.ndarray, layer: int) -> np.ndarray:
     return x + bump.norm(mlp(bump, bump.norm(x, f"{at}ln2_gamma"), at), f"{at}post_ffn_norm")
 
 
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    made: np.ndarray = 1 / (1 + np.exp(-x))
+    return made
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    made: np.ndarray = x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
+    return made
+
+
+def delta_net(bump: Bump, h: np.ndarray, at: str) -> np.ndarray:
+    """Gated DeltaNet, token by token: a state of ``[heads, key, value]``, and a causal convolution before it."""
+    c, n = bump.config, len(h)
+    heads, size, width = c["ssm_group_count"], c["ssm_state_size"], c["ssm_conv_kernel"]
+    kernel = bump.rows(f"{at}ssm_conv1d", width)
+    padded = np.concatenate([np.zeros((width - 1, len(kernel))), bump.linear(h, at, "attn_qkv")])
+    mixed = silu(np.stack([(padded[t : t + width] * kernel.T).sum(0) for t in range(n)]))
+    q, k, v = (part.reshape(n, heads, -1) for part in np.split(mixed, [heads * size, 2 * heads * size], axis=-1))
+    q, k = unit(q) / np.sqrt(size), unit(k)
+    beta = sigmoid(bump.linear(h, at, "ssm_beta"))
+    steps = np.logaddexp(0, bump.linear(h, at, "ssm_alpha") + bump.vector(f"{at}ssm_dt_bias"))
+    decay = np.exp(bump.vector(f"{at}ssm_a") * steps)
+    state, rows = np.zeros((heads, size, v.shape[-1])), []
+    for t in range(n):
+        state = state * decay[t][:, None, None]
+        change = (v[t] - np.einsum("hkv,hk->hv", state, k[t])) * beta[t][:, None]
+        state = state + k[t][:, :, None] * change[:, None, :]
+        rows.append(np.einsum("hkv,hk->hv", state, q[t]))
+    gated = bump.norm(np.stack(rows), f"{at}ssm_norm") * silu(bump.linear(h, at, "attn_gate").reshape(v.shape))
+    return bump.linear(gated.reshape(n, -1), at, "ssm_out")
+
+
+def gated_attention(bump: Bump, h: np.ndarray, at: str) -> np.ndarray:
+    """Of every head a query and its gate."""
+    n, size = len(h), bump.config["head_dim"]
+    q, gate = np.split(bump.linear(h, at, "attn_q_gate").reshape(n, -1, 2 * size), 2, axis=-1)
+    k, v = (bump.linear(h, at, name).reshape(n, -1, size) for name in ("attn_k", "attn_v"))
+    q, k = bump.norm(q, f"{at}attn_q_norm"), bump.norm(k, f"{at}attn_k_norm")
+    mixed = attended(bump.rotated(q), bump.rotated(k), v) * sigmoid(gate)
+    return bump.linear(mixed.reshape(n, -1), at, "attn_output")
+
+
+def hybrid(bump: Bump, x: np.ndarray, layer: int) -> np.ndarray:
+    """A layer of one of two kinds."""
+    at = f"layer.{layer}."
+    block = delta_net if bump.config["layer_kinds"][layer] == "recurrent" else gated_attention
+    x = x + block(bump, bump.norm(x, f"{at}attn_norm"), at)
+    h = bump.norm(x, f"{at}post_attention_norm")
+    return x + bump.linear(silu(bump.linear(h, at, "ffn_gate")) * bump.linear(h, at, "ffn_up"), at, "ffn_down")
+
+
 class Circuit(NamedTuple):
     """A family as the engine knows it: its RoPE kernel and a layer."""
 
@@ -135,6 +186,7 @@ CIRCUITS = {
     "qwen2": Circuit("rope_forward_qk", dense),
     "qwen3": Circuit("rope_forward_qk", dense),
     "glm4": Circuit("rope_forward_qk_pairwise", sandwiched),
+    "qwen35": Circuit("mrope_qk_text", hybrid),
 }
 
 #: ``rope_layout`` of the configuration overrides the template's kernel, in April's engine only.

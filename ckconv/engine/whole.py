@@ -17,6 +17,7 @@ from ckconv.engine.readback import check_frame, check_kept
 from ckconv.engine.replan import plan_again, restoring_again
 from ckconv.engine.verify import Progress, Verified, verify_soundly
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
+from ckconv.families.ages import DEFAULT
 from ckconv.families.own import own_files
 from ckconv.formats import format_of
 from ckconv.formats.bump.documents import check_documents
@@ -120,6 +121,9 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
         if faults:
             raise VerifyError("verify.checksum", faults[0], path=record.path, details=listed(faults[1:]))
     options = recorded_options(kept) if kept and not records else Options()
+    ages = str(out.facts.get("engines") or DEFAULT).split(", ")
+    if not options.engine and DEFAULT not in ages:
+        options = replace(options, engine=ages[0])  # the file says for which it is
     names = {record.path.name for record in records} | {name for record in records for name, _ in record.outputs}
     sums = check_sums(out, opened, digests, names | ({kept.path.name} if kept else set()))
     return Beside(records[0] if records else None, sums, options)

@@ -64,6 +64,9 @@ class Engine(NamedTuple):
         required: those that only some models of the family have, and that it does not do without.
         tensors: of a bump engine: canonical names of tensors that its operations use besides those of a Llama; all
             of them have to be there, and no others may.
+        slots: of a bump engine: entries of a layer, where they are not a Llama's -> canonical names of the tensors that
+            lie in each, in order; a layer has those of its kind.
+        floats: those of them that are FP32 whatever the model's type is, besides vectors.
         interleaved: of a bump engine: it rotates interleaved rows of Q and K; otherwise split ones.
         slides: of a bump engine: it computes the sliding window, in every layer alike, all rotated by one base.
         written_as: of a bump engine: the family as which its models are written, entry for entry.
@@ -106,6 +109,8 @@ class Engine(NamedTuple):
     narrow: tuple[str, ...] = ()
     wrapped: str = ""
     scaled: bool = False
+    slots: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    floats: tuple[str, ...] = ()
 
 
 _KNOWN = frozenset(
@@ -114,7 +119,9 @@ _KNOWN = frozenset(
         "optional", "required", "unadapted", "narrow", "wrapped", "scaled",
     }
 )  # fmt: skip
-_OF_BUMP = frozenset({"tensors", "interleaved", "slides", "as", "neighbours", "absent", "biased", "biases", "unnamed"})
+_OF_BUMP = frozenset(
+    {"tensors", "interleaved", "slides", "as", "neighbours", "absent", "biased", "biases", "unnamed", "slots", "floats"}
+)
 
 
 def engine(path: Path, name: str, row: object) -> Engine:
@@ -154,6 +161,8 @@ def engine(path: Path, name: str, row: object) -> Engine:
         _names(fields.get("narrow")),
         str(fields.get("wrapped", "")),
         bool(fields.get("scaled")),
+        tuple((slot, tuple(expanded(tensors))) for slot, tensors in fields.get("slots", {}).items()),
+        texts(fields.get("floats")),
     )
 
 

@@ -160,9 +160,11 @@ _ENGINE = _or_table(
     lambda value: None if value == "absent" else ": a table or 'absent' expected",
     {
         **dict.fromkeys(("model_type", "wrapped"), _text),
+        "slots": _table_of(_text),
         **dict.fromkeys(("right_if", "same_if"), _many(_CONDITION)),
         **dict.fromkeys(
-            ("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted"), _many(_text)
+            ("needs", "reads", "ignores", "scaling", "optional", "required", "tensors", "unadapted", "floats"),
+            _many(_text),
         ),
         **dict.fromkeys(("as", "absent"), _text),
         "biases": _many(_text),

@@ -98,7 +98,7 @@ def _sliding(config: Mapping[str, Any], model: ModelConfig, fail: Fail) -> Model
     return replace(model, local_rope_theta=local or None, layer_types=periodic(model.num_layers, period))
 
 
-class _Manifest:
+class Described:
     """The engine's own configuration as the rows of a family read it."""
 
     format = "bump"
@@ -107,15 +107,19 @@ class _Manifest:
         self._config = config
 
     def value(self, key: str) -> Any:
+        """What stands under a key."""
         return self._config.get(key)
 
     def has(self, key: str) -> bool:
+        """The key is there."""
         return key in self._config
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
+        """It has no tensors."""
         return None
 
     def numbers(self, tensor: str) -> list[float] | None:
+        """It has no tensors."""
         return None
 
 
@@ -130,7 +134,7 @@ def completed(path: Path, model: ModelConfig, config: Mapping[str, Any]) -> Mode
     if not own:
         return model
     given = {name: value for name, value in model.scope.items() if name not in own}
-    values = Values(family, _Manifest(config), given=given)
+    values = Values(family, Described(config), given=given)
     try:
         fields = {FIELD_OF[name]: values[name] for name in own if name in FIELD_OF}
         return replace(model, **fields, own={name: values[name] for name in family.own})

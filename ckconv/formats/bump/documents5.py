@@ -7,7 +7,7 @@ and fills what its ``config`` lacks from ``config.json``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.families.parameters import scope_of, write
 from ckconv.families.schema import Family
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY
+from ckconv.formats.bump.engines import TEMPLATED
 from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.sliding import carried
 from ckconv.formats.bump.slots import CONTENT_WORDS, SUMMARISED, TYPE_WORDS
@@ -94,6 +95,7 @@ def entries(steps: tuple[Step, ...]) -> list[dict[str, Any]]:
 def manifest(facts: Facts) -> dict[str, Any]:
     """``weights_manifest.json``."""
     g = facts.geometry
+    row = facts.family.engines.get(TEMPLATED)
     names = {step.target.name for step in facts.steps if step.source is not None}
     template = {"template": found} if (found := _template(facts)) else {}
     return {
@@ -108,7 +110,7 @@ def manifest(facts: Facts) -> dict[str, Any]:
         },
         # In both versions: without them the builder takes head size, rotation and types for others than they are.
         "config": _config(facts),
-        "quant_summary": _summary(facts.steps),
+        "quant_summary": _summary(facts.steps, [name for name, _ in row.slots] if row else []),
         **template,
         "special_tokens": dict(facts.special_tokens) or None,
         "tokenizer_contract": None,
@@ -158,14 +160,14 @@ def _config(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _summary(steps: tuple[Step, ...]) -> dict[str, Any]:
-    """The types of the matrices; a tied head has the embedding's."""
+def _summary(steps: tuple[Step, ...], named: Sequence[str]) -> dict[str, Any]:
+    """The types of the matrices, of a family with entries of its own those of all; a tied head has the embedding's."""
     words = {step.slot: TYPE_WORDS[step.target.dtype.name] for step in steps if step.content is None}
     summary: dict[str, Any] = {"token_emb": words["token_emb"]}
     summary["lm_head"] = words.get("output.weight", words["token_emb"])
     for slot, word in words.items():
         layer, _, name = slot.rpartition(".")
-        if name in SUMMARISED:
+        if name in (named or SUMMARISED):
             summary.setdefault(layer, {})[name] = word
     return summary
 

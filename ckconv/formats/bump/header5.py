@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ckconv.core.config import MAX_LAYERS
 from ckconv.errors import InputError, listed
-from ckconv.formats.bump.flavours import FLAVOURS, Flavour
+from ckconv.formats.bump.flavours import FLAVOURS, D, Flavour
 from ckconv.formats.bump.metadata import Metadata, read_metadata
+from ckconv.formats.bump.own_layers import described_table
 from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.slots import table_entries, with_optional
 from ckconv.formats.bump.spec import ALIGN_ELEMENTS, EXTENDED_HEADER_BYTES, HEADER_BYTES, TABLE_LENGTH, HeaderV4, align
@@ -101,8 +103,18 @@ def read_bump5(path: Path, source: ByteSource, head: bytes, version: int) -> Bum
     table_at = EXTENDED_HEADER_BYTES if extended else HEADER_BYTES
     layers = header.num_layers
     expected = {length for flavour in flavours for length in table_lengths(flavour, layers)}
+    raw = source.read_at(table_at, TABLE_LENGTH.size)
+    coded = TABLE_LENGTH.unpack(raw)[0] if len(raw) == TABLE_LENGTH.size else 0
+    own = None
+    if version == 5 and coded not in expected and source.size is not None and coded < source.size:
+        with suppress(InputError):  # of a table that is none, more is said below
+            described = read_metadata(path, source, source.size, table_at + TABLE_LENGTH.size + coded).document
+            own = described_table(described.get("config") or {}, layers, coded)
+    if own is not None:
+        expected, flavours = {coded}, (D._replace(slots=own),)
     codes = read_table(path, source, table_at, expected, layers)
-    flavours = tuple(flavour for flavour in flavours if len(codes) in table_lengths(flavour, layers))
+    if own is None:
+        flavours = tuple(flavour for flavour in flavours if len(codes) in table_lengths(flavour, layers))
     metadata = None
     if version == 5 and source.size is not None:
         metadata = read_metadata(path, source, source.size, table_at + TABLE_LENGTH.size + len(codes))

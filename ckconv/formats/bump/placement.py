@@ -6,15 +6,17 @@ The writer and the reader both call :func:`place`, so there is one description o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.layouts import Layout, column_blocks, headed, plain, shifted
 from ckconv.core.names import with_layer
+from ckconv.core.tensors import matrix_of
+from ckconv.families.kinds import canonical_shape
 from ckconv.families.names import shift_of
 from ckconv.families.schema import Family
-from ckconv.formats.bump.slots import Part, Slot, SlotTable
+from ckconv.formats.bump.slots import CANONICAL, Part, Slot, SlotTable
 from ckconv.formats.bump.spec import align
 
 
@@ -110,7 +112,7 @@ def slots_of(table: SlotTable, num_layers: int) -> Iterator[tuple[Slot, int | No
     head, layer, tail = table
     yield from ((slot, None) for slot in head)
     for n in range(num_layers):
-        yield from ((slot, n) for slot in layer)
+        yield from ((slot, n) for slot in layer if slot.layers is None or n in slot.layers)
     yield from ((slot, None) for slot in tail)
 
 
@@ -123,6 +125,7 @@ def place(
     interleaved: bool,
     family: Family | None = None,
     content: Mapping[str, int] | None = None,
+    parameters: Mapping[str, Any] | None = None,
 ) -> list[Placed]:
     """Lay all slots out back to back from byte ``start``.
 
@@ -131,6 +134,7 @@ def place(
         interleaved: Q and K rows are stored with RoPE pairs as neighbours.
         family: whose norms are stored shifted, if they are.
         content: bytes of each tokenizer slot in the table, by name.
+        parameters: of the model, for slots of the family's own.
     """
     placed: list[Placed] = []
     kinds: dict[tuple[Part, DType], _Kind] = {}
@@ -146,7 +150,7 @@ def place(
         name = with_layer(slot.name, layer)
         for part in slot.parts:
             kind = kinds.get((part, dtype)) or kinds.setdefault(
-                (part, dtype), _kind(part, dtype, g, interleaved, family)
+                (part, dtype), _kind(part, dtype, g, interleaved, family, parameters or {})
             )
             canonical = with_layer(part.canonical, layer)
             placed.append(Placed(slot, name, canonical, dtype, kind.shape, kind.layout, offset, kind.nbytes))
@@ -162,10 +166,16 @@ class _Kind(NamedTuple):
     nbytes: int
 
 
-def _kind(part: Part, dtype: DType, g: Geometry, interleaved: bool, family: Family | None) -> _Kind:
-    layout = LAYOUTS[part.layout](g, dtype, interleaved)
+def _kind(
+    part: Part, dtype: DType, g: Geometry, interleaved: bool, family: Family | None, parameters: Mapping[str, Any]
+) -> _Kind:
     shift = shift_of(family, part.canonical) if family else 0
-    shape = (layout.rows,) if part.layout in _VECTORS else (layout.rows, layout.cols)
+    if part.layout == CANONICAL:
+        shape = (canonical_shape(family, parameters, part.canonical) if family else None) or (1,)
+        layout = plain(*matrix_of(shape, dtype))
+    else:
+        layout = LAYOUTS[part.layout](g, dtype, interleaved)
+        shape = (layout.rows,) if part.layout in _VECTORS else (layout.rows, layout.cols)
     return _Kind(shifted(layout, shift) if shift else layout, shape, dtype.nbytes(layout.elements))
 
 

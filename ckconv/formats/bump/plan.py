@@ -319,6 +319,7 @@ class BumpPlanner(Planner):
             interleaved=interleaved,
             family=self.family,
             content={name: len(data) for name, data in content.items()},
+            parameters=self.config.scope,
         )
         steps = []
         for item in placed:

@@ -20,6 +20,7 @@ from ckconv.families.parameters import scope_of
 from ckconv.families.presence import added, used
 from ckconv.formats.bump import ages
 from ckconv.formats.bump.engines import FOR_V7_AND_V8, TEMPLATED
+from ckconv.formats.bump.own_layers import table_of
 from ckconv.formats.bump.placement import slots_of
 from ckconv.formats.bump.plan import BumpPlanner
 from ckconv.formats.bump.sliding import engine_reasons
@@ -52,7 +53,8 @@ class Bump5Planner(BumpPlanner):
         head = index.tensors.get(HEAD)
         if head is not None and not source.head_is_embedding and not self.dropped(head.name, head.source):
             self.present.add(HEAD)
-        self.table = with_optional(SLOTS_V5, self.present)
+        self.slots = table_of(self.family, self.config.scope) or SLOTS_V5
+        self.table = with_optional(self.slots, self.present)
         self._template: dict[str, Any] | None = None
         if options.template is not None:
             self._template = read_template(options.template, self.family.gguf)
@@ -72,6 +74,8 @@ class Bump5Planner(BumpPlanner):
             self.refuse(f"the engine has no template for {self.own.name} (ckconv knows those of {known})")
         elif why := ages.no_circuit(self.age, self.family.gguf):
             self.refuse(why, ages.elsewhere(self.age, lambda age: ages.no_circuit(age, self.family.gguf)))
+        elif self.row.slots and version != 5:
+            self.refuse(f"bump {version} has no place for the layers of a {self.family.name}")
         elif self.row.slides:
             self.reasons += engine_reasons(self.config, self.geometry.context)
         self.reasons += ages.conditions(self.age, self._to_judge({}))
@@ -157,7 +161,7 @@ class Bump5Planner(BumpPlanner):
         from ckconv.tokenizer.source import special_tokens_of, texts_of, tokenizer_of
 
         content = tokenizer_of(self.index, self.geometry.vocab) or {}
-        table = with_optional(SLOTS_V5, self.present | content.keys())
+        table = with_optional(self.slots, self.present | content.keys())
         steps = tuple(self.steps(types, interleaved=interleaved, table=table, content=content))
         self._note(content, types[HEAD if HEAD in self.present else "token_emb"])
         assert self._made is not None

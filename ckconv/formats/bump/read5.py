@@ -11,8 +11,10 @@ from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, quoted
 from ckconv.families.ages import ages
+from ckconv.families.axes import AxesError
 from ckconv.families.catalogue import (
     FAMILIES,
+    families_of_gguf,
     family_of_model_type,
     family_without_name,
     told_by_architecture,
@@ -25,7 +27,7 @@ from ckconv.formats.bump.config import CONFIG_NAME, completed, model_config, wit
 from ckconv.formats.bump.engines import FOR_V7_AND_V8, TEMPLATED
 from ckconv.formats.bump.flavours import D, Flavour
 from ckconv.formats.bump.header5 import Bump5File
-from ckconv.formats.bump.manifest import Manifest, checked_manifest
+from ckconv.formats.bump.manifest import MANIFEST_NAME, Manifest, checked_manifest
 from ckconv.formats.bump.metadata import Metadata, huggingface_config
 from ckconv.formats.bump.resolve import resolve
 from ckconv.formats.bump.spec import HeaderV4
@@ -63,12 +65,17 @@ def index_bump5(
     family = _family(merged)
     if _written_as(own.get(FAMILY_KEY), family):
         family = merged["model_type"] = own[FAMILY_KEY]
+    elif family and family_of_model_type(str(merged["model_type"])) is None:
+        merged["model_type"] = family
     resolved = resolve(path, source, file, checked, used(row_family(family), TEMPLATED) if family else frozenset())
     merged.setdefault("model_type", family or family_without_name(TEMPLATED, resolved.present))
     model = completed(path, model_config(path, merged, _header_fields(file.header)), own)
     embedded = _template(file.metadata, checked)
     interleaved = _interleaved(path, merged, resolved.flavour, model, embedded)
-    placed = resolved.place(interleaved=interleaved, family=FAMILIES[model.family])
+    try:
+        placed = resolved.place(interleaved=interleaved, family=FAMILIES[model.family], parameters=model.scope)
+    except AxesError as error:
+        raise InputError("model.config", f"{MANIFEST_NAME}: {error}", path=path) from None
     cut = misfit(placed)
     if cut:
         raise misfit_error(path, cut)
@@ -141,7 +148,8 @@ def _merged(
 
 def _family(config: Mapping[str, Any]) -> str:
     """The family that a configuration names, empty where it names none that is known."""
-    found = family_of_model_type(str(config.get("model_type", "")))
+    word = str(config.get("model_type", ""))
+    found = family_of_model_type(word) or next(iter(families_of_gguf(word)), None)
     return found.name if found else ""
 
 

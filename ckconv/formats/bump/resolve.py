@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import BUMP_CODES, F32, DType
 from ckconv.core.names import with_layer
+from ckconv.errors import InputError
 from ckconv.families.schema import Family
 from ckconv.formats.bump.flavours import Flavour
 from ckconv.formats.bump.header5 import Bump5File
@@ -56,7 +57,9 @@ class Resolved(NamedTuple):
         """Keys of the slots that are there."""
         return {key_of(slot) for group in self.table for slot in group}
 
-    def place(self, *, interleaved: bool = False, family: Family | None = None) -> list[Placed]:
+    def place(
+        self, *, interleaved: bool = False, family: Family | None = None, parameters: Mapping[str, Any] | None = None
+    ) -> list[Placed]:
         """Every stored slot.
 
         Raises:
@@ -70,6 +73,7 @@ class Resolved(NamedTuple):
             interleaved=interleaved,
             family=family,
             content=self.content,
+            parameters=parameters,
         )
         return placed if self.manifest is None else relocated(placed, self.manifest, self.path)
 
@@ -88,6 +92,10 @@ def resolve(
     check_room(path, min((f.slots for f in file.flavours), key=lambda t: table_entries(t, 1)), file.geometry, file.size)
     if manifest is not None:
         return _by_names(path, file, manifest)
+    if any(slot.layers is not None for flavour in file.flavours for slot in flavour.slots[1]):
+        raise InputError(
+            "bump.metadata", f"layers are of several kinds: {MANIFEST_NAME} says where they are", path=path
+        )
     tried = [
         resolved
         for flavour in file.flavours
@@ -150,7 +158,7 @@ def _miscounted(flavour: Flavour, file: Bump5File, manifest: Manifest) -> Iterat
 def _agrees(choice: Resolved, slot: str) -> bool:
     assert choice.manifest is not None
     entry = choice.manifest.entries.get(slot)
-    return entry is None or entry.dtype == TYPE_WORDS.get(choice.types[slot].name)
+    return entry is None or slot in choice.content or entry.dtype == TYPE_WORDS.get(choice.types[slot].name)
 
 
 def _numbered(flavour: Flavour, table: SlotTable, file: Bump5File) -> Iterator[tuple[str, dict[str, DType]]]:

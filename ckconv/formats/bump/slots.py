@@ -6,7 +6,7 @@ table.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ckconv.core.dtypes import DTYPES, Kind
@@ -31,6 +31,7 @@ class Slot(NamedTuple):
         coded: it has a byte in the dtype table.
         stored: it has bytes in the payload.
         content: element type of tokenizer content, by its name in :data:`ckconv.core.dtypes.DTYPES`.
+        layers: those that have it, where not all do.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Slot(NamedTuple):
     coded: bool = True
     stored: bool = True
     content: str = ""
+    layers: frozenset[int] | None = None
 
 
 #: Slots before the layers, of each layer, and after them. Order is the file's and the dtype table's.
@@ -171,6 +173,23 @@ ALIASES: dict[str, str] = {
 }
 
 
+#: The layout of a part whose rows lie in canonical order, whatever its shape is.
+CANONICAL = "canonical"
+
+
+def own_slots(entries: Iterable[tuple[str, Sequence[str], bool, frozenset[int] | None]]) -> SlotTable:
+    """The table of a family with layers of its own, ``convert_gguf_to_bump_v8.py``: the tokenizer behind everything.
+
+    Args:
+        entries: of a layer: name, canonical names of its tensors, whether it is FP32, and the layers that have it.
+    """
+    layer = (
+        Slot(f"layer.{{n}}.{name}", tuple(Part(tensor, CANONICAL) for tensor in tensors), fp32, layers=layers)
+        for name, tensors, fp32, layers in entries
+    )
+    return (_TOKEN_EMB, _HEAD), tuple(layer), (_FINAL, *CONTENT)
+
+
 def key_of(slot: Slot) -> str:
     """What decides whether an optional slot is there: its canonical tensor, or its own name for content."""
     return slot.parts[0].canonical if slot.parts else slot.name
@@ -186,5 +205,6 @@ def with_optional(table: SlotTable, present: Collection[str]) -> SlotTable:
 
 def table_entries(table: SlotTable, num_layers: int) -> int:
     """Bytes of the dtype table."""
-    head, layer, tail = (sum(slot.coded for slot in group) for group in table)
-    return head + num_layers * layer + tail
+    head, tail = (sum(slot.coded for slot in table[at]) for at in (0, 2))
+    in_layers = (num_layers if slot.layers is None else len(slot.layers) for slot in table[1] if slot.coded)
+    return head + sum(in_layers) + tail

@@ -10,7 +10,7 @@ from ckconv.core.names import with_layer
 from ckconv.core.tensors import Extent, StoredTensor, Tensor
 from ckconv.errors import InputError, counted, listed
 from ckconv.formats.bump.placement import Geometry, Placed, place, slots_of
-from ckconv.formats.bump.slots import Slot, SlotTable
+from ckconv.formats.bump.slots import CANONICAL, Slot, SlotTable
 from ckconv.formats.bump.spec import TABLE_LENGTH
 from ckconv.io.bytesource import ByteSource
 
@@ -92,7 +92,7 @@ def check_room(path: Path, table: SlotTable, g: Geometry, size: int | None) -> N
     Raises:
         InputError: ``bump.extent``.
     """
-    layer = tuple(slot for slot in table[1] if slot.fp32 and not slot.optional)
+    layer = tuple(slot for slot in table[1] if slot.fp32 and not slot.optional and slot.parts[0].layout != CANONICAL)
     least = place(((), layer, ()), g._replace(num_layers=1), lambda slot, n: F32, start=0, interleaved=False)
     need = g.num_layers * sum(item.nbytes for item in least)
     if size is not None and need > size:

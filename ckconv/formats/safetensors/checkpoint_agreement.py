@@ -71,7 +71,7 @@ def fitting(document: Mapping[str, Any], built: Mapping[str, Any], config: Model
         built: a document made of ``config`` alone, with what is there instead.
     """
     made = dict(document)
-    for key in unaccepted(document, config.model_type):
+    for key in unaccepted(document, _class_of(config)):
         if built.get(key):
             made[key] = built[key]
         else:
@@ -97,7 +97,7 @@ def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
     if config is None or index.format not in CONSUMERS or index.format == target or CONSUMERS[target] != TRANSFORMERS:
         return
     source = own_document(config)
-    names = listed([f"{key} = {reprlib.repr(source[key])}" for key in unaccepted(source, config.model_type)])
+    names = listed([f"{key} = {reprlib.repr(source[key])}" for key in unaccepted(source, _class_of(config))])
     if names:
         yield f"left out of config.json or put right, as transformers does not take it: {', '.join(names)}"
 
@@ -122,6 +122,12 @@ def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str
     return [
         f"{name}{said(config, name)} is {ours!r}, {consumer} reads {theirs!r}" for name, (ours, theirs) in found.items()
     ]
+
+
+def _class_of(config: ModelConfig) -> str:
+    """What transformers calls the class: mlx-lm's may go by the name of another one there."""
+    row = _family(config).engines.get("mlx_lm")
+    return _family(config).model_type if row is not None and row.model_type else config.model_type
 
 
 def _family(config: ModelConfig) -> Family:

@@ -144,6 +144,7 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
     if said.context:
         document = _with_context(document, config, said.context)
     if said.format != index.format and config is not None:
+        document |= _named(config, said.format)
         facts = _facts(index, config, said)
         if said.format == "mlx":
             _complete(document, config, facts)
@@ -155,7 +156,6 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
             document = agreeing(document, config, built, said.format, index.format)
         if CONSUMERS[said.format] == TRANSFORMERS:
             check_fit(document, config)
-        document |= _named(config, said.format)
     return document
 
 

@@ -1,0 +1,59 @@
+"""Families whose layers have entries of their own in a bump file: the rows of their file as slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckconv.families.catalogue import families_of_gguf
+from ckconv.families.expressions import ExpressionError
+from ckconv.families.names import canonical_pattern
+from ckconv.families.parameters import ParameterError, Values
+from ckconv.families.schema import Family
+from ckconv.families.sizes import Scope, layers_with
+from ckconv.families.tensor_rows import TensorRow
+from ckconv.formats.bump.config import Described
+from ckconv.formats.bump.engines import TEMPLATED
+from ckconv.formats.bump.slots import SlotTable, own_slots, table_entries, with_optional
+
+
+def table_of(family: Family, parameters: Mapping[str, Any]) -> SlotTable | None:
+    """The slots of a model; ``None`` for a family with those of a Llama."""
+    row = family.engines.get(TEMPLATED)
+    if row is None or not row.slots:
+        return None
+    scope = Scope(family, parameters)
+    entries = []
+    for slot, names in row.slots:
+        tensors = [_row(family, name) for name in names]
+        layers = layers_with(family, tensors[0][0], scope)
+        fp32 = slot in row.floats or len(tensors[0][0].axes) == 1
+        here = None if len(layers) == scope["layers"] else frozenset(layers)
+        entries.append((slot, [canonical_pattern(family, one.name, kind) for one, kind in tensors], fp32, here))
+    return own_slots(entries)
+
+
+def _row(family: Family, name: str) -> tuple[TensorRow, str]:
+    """A tensor's row, and which of its tensors it is."""
+    if name in family.tensors:
+        return family.tensors[name], ""
+    module, _, kind = name.rpartition(".")
+    return family.tensors[module], kind
+
+
+def described_table(config: Mapping[str, Any], num_layers: int, coded: int) -> SlotTable | None:
+    """The table of the model that the engine's configuration describes, if it is one with layers of its own.
+
+    Args:
+        coded: bytes of the file's dtype table, which have to be that table's.
+    """
+    for family in families_of_gguf(str(config.get("model"))):
+        values = Values(family, Described(config), given={"layers": num_layers})
+        try:
+            table = table_of(family, values)
+        except (ParameterError, ExpressionError, LookupError, TypeError):
+            continue
+        heads = (set[str](), {"output.weight"})
+        if table and any(table_entries(with_optional(table, head), num_layers) == coded for head in heads):
+            return table
+    return None
