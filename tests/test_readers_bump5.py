@@ -358,8 +358,8 @@ def test_configuration_contradicts(config: dict[str, Any], fragment: str, tmp_pa
 
 
 def test_architecture_without_rules(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="ckconv does not know the model_type 'qwen35'"):
-        open_bump(build("D").write(tmp_path, config={"model_type": "qwen35"}))
+    with pytest.raises(UnsupportedError, match="ckconv does not know the model_type 'gemma4_text_moe'"):
+        open_bump(build("D").write(tmp_path, config={"model_type": "gemma4_text_moe"}))
 
 
 def test_blocks_of_the_other_script_are_not_taken_for_ggmls(tmp_path: Path, ckconv) -> None:
