@@ -54,7 +54,7 @@ def test_the_text_part_of_a_checkpoint_is_converted_as_the_text_model(checkpoint
 def test_a_tower_is_refused_by_name_and_left_out_where_a_flag_says_so(checkpoint: Path, tmp_path: Path) -> None:
     patch = {"model.visual.patch_embed.proj.weight": np.zeros((4, 3), np.float32)}
     source = wrapped(checkpoint, **patch)
-    with pytest.raises(CkconvError, match=r"model\.visual\.patch_embed\.proj\.weight") as caught:
+    with pytest.raises(CkconvError, match=r"model\.visual\.") as caught:
         ckconv.convert(source, tmp_path / "refused.gguf")
     assert caught.value.exit_code == 4
     ckconv.convert(source, tmp_path / "part.gguf", options=ckconv.Options(drop=("model.visual.*",)))
