@@ -128,7 +128,7 @@ def test_options_and_errors(source: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"bump_version": 7}, "bump_version is 7, one of 0, 3, 4, 5 expected"),
-        ({"dtype": "int3"}, "dtype is 'int3', one of 'engine', 'keep', 'f32', 'f16', 'bf16' expected"),
+        ({"dtype": "int3"}, "dtype is 'int3', one of 'engine', 'keep', 'f32', 'f16', 'bf16', 'source' expected"),
         ({"rope_layout": "x"}, "rope_layout is 'x', one of .* expected"),
         ({"dtype_codes": "v5"}, "dtype_codes is 'v5', one of 'v3', 'v4' expected"),
         ({"names": "x"}, "names is 'x', one of .* expected"),

@@ -188,8 +188,7 @@ def test_action(source: DType, target: DType, shift: int, action: Action, exact:
 
 
 def test_what_cannot_be_converted() -> None:
-    assert not convertible(F32, DTYPES["Q4_K"])
-    assert not convertible(DTYPES["Q4_K"], DTYPES["Q6_K"])
+    assert convertible(F32, DTYPES["Q4_K"])  # by quantising, where that is asked for
     assert not convertible(DTYPES["I32"], F32)
     assert not convertible(DTYPES["Q8_K"], F32)
     assert all(dtype.kind is Kind.BLOCK for dtype in DTYPES.values() if decodable(dtype) and dtype.ggml is not None)

@@ -40,7 +40,8 @@ def test_every_output_is_what_its_source_makes(source: Path, tmp_path: Path, ckc
         if ckconv("convert", source, f"{out}/", *options, *base, "-q").code:
             continue
         opened = next((path for path in sorted(out.iterdir()) if path.suffix == ".gguf"), out)
-        result = ckconv("verify", opened, source, *base)
+        asked = options[options.index("--quantize") :][:2] if "--quantize" in options else ()
+        result = ckconv("verify", opened, source, *base, *asked)
         assert result.code == 0, (options, result.err)
 
 

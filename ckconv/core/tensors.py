@@ -316,7 +316,9 @@ class TensorIndex:
     def parameters(self) -> int:
         """Elements of all tensors: codes of a quantised matrix unpacked, padding and dropped tensors not counted."""
         canonical = sum(tensor.elements for tensor in self.tensors.values())
-        return canonical + sum(tensor.elements for tensor in self.unnamed.values())
+        alone = sum(math.prod(stored.shape) for stored in self.unknown if stored.name not in self.packed)
+        packed = {whole.name: whole for stored in self.unknown if (whole := self.packed.get(stored.name))}
+        return canonical + alone + sum(whole.elements for whole in packed.values())
 
     @property
     def nbytes(self) -> int:

@@ -172,7 +172,7 @@ def sizes(shape: Shape, size: Size) -> tuple[int, ...]:
 
 
 def _size(product: Product, size: Size) -> int:
-    return _whole(math.prod(_elements(term, size) for term in product), product)
+    return _whole(math.prod(_elements(term, size) for term in product), " * ".join(map(str, product)))
 
 
 def _whole(value: float, what: object) -> int:

@@ -35,14 +35,14 @@ class Found(NamedTuple):
     """What the arrays of a checkpoint are.
 
     Attributes:
-        items: every tensor, packed or not, in order; each array of a module once.
+        items: every tensor, packed or not, in order; each array of a module once. None where nothing is packed.
         packed: stored name of an array -> the matrix that it is part of.
         dropped: what is about activations.
         words: the quantisers and their types, for people; empty where nothing is quantised.
         unread: the same where there is something among it that cannot be read: then nothing is packed.
     """
 
-    items: Sequence[Item]
+    items: Sequence[Item] = ()
     packed: Mapping[str, Tensor] = {}
     dropped: tuple[Dropped, ...] = ()
     words: str = ""
@@ -59,12 +59,14 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
         InputError: ``quant.arrays`` or ``quant.config``, arrays do not fit together or the configuration.
     """
     settings = quantization_config(config, root)
-    plain_items = [plain_item(tensor) for tensor in stored]
     method = str(settings.get("quant_method") or "")
-    modules = dict(_modules(stored, method))
+    # Of the many tensors that a checkpoint may have, most are of one that nobody packed.
+    suffixes = tuple(_OWN)
+    modules = dict(_modules(stored, method)) if any(tensor.name.endswith(suffixes) for tensor in stored) else {}
     if not modules or (method and method not in _KNOWN):
         foreign = foreign_quantizer(stored, settings)
-        return Found(plain_items, words=foreign, unread=foreign)
+        return Found(words=foreign, unread=foreign)
+    plain_items = [plain_item(tensor) for tensor in stored]
     faults = Faults(root)
     unread: Counter[str] = Counter()
     kinds: Counter[str] = Counter()

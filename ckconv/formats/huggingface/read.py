@@ -8,7 +8,7 @@ from typing import Any
 
 from ckconv.core.documents import joined_metadata, unquantised
 from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
-from ckconv.families.canonical import Canonical, Item, canonicalise
+from ckconv.families.canonical import Canonical, Item, canonicalise, plain_item
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.naming_schemes import NAMES_KEY, NESTED, OTHER_SCHEMES, scheme_names
@@ -41,13 +41,14 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
     scheme = checkpoint.shards[0].metadata.get(NAMES_KEY, "hf")
     model = None
     left = {item.stored.name for item in found.dropped}
-    canonical = Canonical({}, {}, (), tuple(stored for stored in checkpoint.tensors if stored.name not in left))
+    rest = tuple(stored for stored in checkpoint.tensors if stored.name not in left) if left else checkpoint.tensors
+    canonical = Canonical({}, {}, (), rest)
     if config is not None and family:
         consumer = CONSUMERS["mlx" if mlx else "safetensors"]
         said_of_model = unquantised(config) if found.packed else config
         model = huggingface_config(said_of_model, family, _named(found, checkpoint.tensors), path, consumer=consumer)
         canonical = canonicalise(
-            found.items,
+            found.items or map(plain_item, checkpoint.tensors),
             family,
             scheme_names(family, scheme if scheme in OTHER_SCHEMES else "mlx" if mlx else "hf"),
             model,
