@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import consumers  # noqa: E402
 import numpy as np  # noqa: E402
+from kept_arrays import moved  # noqa: E402
 
 import ckconv  # noqa: E402
 
@@ -96,15 +97,7 @@ def main() -> int:
         np.savez_compressed(ARRAYS, **arrays)  # type: ignore[arg-type]
         FACTS.write_text(json.dumps(facts, indent=1) + "\n")
         return 0
-    moved = 0
-    with np.load(ARRAYS) as recorded:
-        for name in sorted(set(arrays) | set(recorded)):
-            known = name in arrays and name in recorded
-            off = float(np.abs(arrays[name] - recorded[name]).max()) if known else float("inf")
-            if off > TOLERANCE:
-                print(f"{name}: {off:.2g} from what is recorded")
-                moved = 1
-    return moved
+    return moved(arrays, ARRAYS, TOLERANCE)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import numpy as np  # noqa: E402
 import recorded  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from kept_arrays import moved  # noqa: E402
 from trained_cases import CASES, PROMPT, Case  # noqa: E402
 
 FOLDER = ROOT / "fixtures" / "logits"
@@ -117,15 +118,7 @@ def main() -> int:
         versions = {name: importlib.metadata.version(name) for name in ("transformers", "torch")}
         FACTS.write_text(json.dumps({"versions": versions, "inputs": inputs}, indent=1) + "\n")
         return 0
-    moved = 0
-    with np.load(ARRAYS) as kept:
-        for name in sorted(set(arrays) | set(kept)):
-            known = name in arrays and name in kept
-            off = float(np.abs(arrays[name] - kept[name]).max()) if known else float("inf")
-            if off > TOLERANCE:
-                print(f"{name}: {off:.2g} from what is recorded")
-                moved = 1
-    return moved
+    return moved(arrays, ARRAYS, TOLERANCE)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import consumers
 import pytest
 
 from ckconv.__main__ import run
@@ -131,3 +132,18 @@ def small_pieces(request: pytest.FixtureRequest) -> Generator[None]:
         for name in ("CHUNK", "SCRATCH"):
             patch.setattr(rows, name, request.param)
         yield
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> Iterator[consumers.Consumer]:
+    if not consumers.LIBRARY:
+        pytest.skip("LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
+    with consumers.llama_cpp() as program:
+        yield program
+
+
+@pytest.fixture(scope="module")
+def mlx_lm() -> Iterator[consumers.Consumer]:
+    pytest.importorskip("mlx_lm")
+    with consumers.mlx_lm() as program:
+        yield program

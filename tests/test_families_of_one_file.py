@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,21 +73,6 @@ def test_mlx_and_back_is_the_same_model(name: str, tmp_path: Path) -> None:
     assert ckconv.diff(tmp_path / "hf", checkpoint(name)).same
     assert ckconv.diff(tmp_path / "direct", tmp_path / "mlx", weights=True).same
     assert ckconv.verify(tmp_path / "mlx", checkpoint(name)).compared
-
-
-@pytest.fixture(scope="module")
-def mlx_lm() -> Iterator[consumers.Consumer]:
-    pytest.importorskip("mlx_lm")
-    with consumers.mlx_lm() as program:
-        yield program
-
-
-@pytest.fixture(scope="module")
-def llama_cpp() -> Iterator[consumers.Consumer]:
-    if not consumers.LIBRARY:
-        pytest.skip("LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
-    with consumers.llama_cpp() as program:
-        yield program
 
 
 @pytest.mark.parametrize("source", ["hf", "gguf"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import consumers
@@ -49,12 +48,6 @@ VALUES: dict[str, tuple[str, object]] = {
     "rope.scaling.finetuned": ("bool", True),
     "rope.scaling.type": ("str", "yarn"),
 }
-
-
-@pytest.fixture(scope="module")
-def llama_cpp() -> Iterator[consumers.Consumer]:
-    with consumers.llama_cpp() as program:
-        yield program
 
 
 def made(architecture: str, path: Path) -> Path:

@@ -35,12 +35,6 @@ def transformers() -> Iterator[consumers.Consumer]:
         yield program
 
 
-@pytest.fixture(scope="module")
-def llama_cpp() -> Iterator[consumers.Consumer]:
-    with consumers.llama_cpp() as program:
-        yield program
-
-
 @pytest.mark.parametrize("through", ["safetensors", "mlx"])
 @pytest.mark.parametrize("checkpoint", [pytest.param(path, id=path.name) for path in TWINS])
 def test_transformers_computes_the_same_from_llama_cpps_own_gguf(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +44,6 @@ TWINS = {
 COPIES = ("gguf-split/llama-untied-f32-00001-of-00003.gguf", "kquants/llama64.Q4_K_M.gguf")
 
 EVERY = [pytest.param(path, id=path.name) for path in TWINS]
-
-
-@pytest.fixture(scope="module")
-def llama_cpp() -> Iterator[consumers.Consumer]:
-    with consumers.llama_cpp() as program:
-        yield program
-
-
-@pytest.fixture(scope="module")
-def mlx_lm() -> Iterator[consumers.Consumer]:
-    pytest.importorskip("mlx_lm")
-    with consumers.mlx_lm() as program:
-        yield program
 
 
 @pytest.mark.parametrize("name", FACTS["inputs"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -41,13 +40,6 @@ EXACT = {
     "8 bits of whole rows": (partial(compressed_model, form="int-quantized", bits=8, group=-1), "Q8_0", (8, 128)),
     "8 bits, symmetric": (partial(gptq_model, bits=8, symmetric=True, group=64), "Q8_0", (8, 64)),
 }
-
-
-@pytest.fixture(scope="module")
-def mlx_lm() -> Iterator[consumers.Consumer]:
-    pytest.importorskip("mlx_lm")
-    with consumers.mlx_lm() as program:
-        yield program
 
 
 def blocks_of(path: Path) -> dict[str, tuple[str, np.ndarray]]:

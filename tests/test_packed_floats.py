@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -224,14 +224,6 @@ def test_nvfp4_goes_to_a_gguf_with_its_scale_of_scales_beside_it(
     values = gguf.quants.dequantize(made.data, made.tensor_type).astype(np.float64) * float(scale.data[0])
     wanted = expected["model.layers.0.mlp.up_proj.weight"]
     assert np.abs(values - wanted).max() <= 2.0**-22 * np.abs(wanted).max()
-
-
-@pytest.fixture(scope="module")
-def llama_cpp() -> Iterator[consumers.Consumer]:
-    if not consumers.LIBRARY:
-        pytest.skip("LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
-    with consumers.llama_cpp() as program:
-        yield program
 
 
 def test_llama_cpp_multiplies_by_the_scale_of_scales(tmp_path: Path, ckconv, llama_cpp: consumers.Consumer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import consumers
@@ -32,13 +31,6 @@ HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "TQ2_0": (64,), "TQ1_0": (52,), "Q3_K"
 NAMES = [*HALVES]
 #: Groups of a block.
 GROUPS = {"Q4_K": 8, "Q5_K": 8}
-
-
-@pytest.fixture(scope="module")
-def mlx_lm() -> Iterator[consumers.Consumer]:
-    pytest.importorskip("mlx_lm")
-    with consumers.mlx_lm() as program:
-        yield program
 
 
 def random_blocks(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +39,6 @@ HELD = {
     if name not in ("qwen3-step16", "qwen3")
 }  # fmt: skip
 HELD_BY_ALL = [name for name in HELD if not name.startswith("qwen3") or name == "qwen3 without biases"]
-
-
-@pytest.fixture(scope="module")
-def llama_cpp() -> Iterator[consumers.Consumer]:
-    if not consumers.LIBRARY:
-        pytest.skip("LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
-    with consumers.llama_cpp() as program:
-        yield program
-
-
-@pytest.fixture(scope="module")
-def mlx_lm() -> Iterator[consumers.Consumer]:
-    pytest.importorskip("mlx_lm")
-    with consumers.mlx_lm() as program:
-        yield program
 
 
 def converted(source: Path, folder: Path, to: str, **options: Any) -> Path:

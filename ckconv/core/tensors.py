@@ -302,8 +302,8 @@ class TensorIndex:
         """
         found = dict(self.tensors)
         for own in self.unnamed.values():
-            name = own.name if own.name not in self.tensors else f"{own.name} (no rule)"
-            found[name] = replace(own, name=name)
+            tensor = replace(own, name=f"{own.name} (no rule)") if own.name in self.tensors else own
+            found[tensor.name] = tensor
         return found
 
     @property

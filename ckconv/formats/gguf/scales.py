@@ -18,6 +18,7 @@ from ckconv.core.tensors import Array, Extent, Packed, StoredTensor, Tensor
 from ckconv.families.canonical import Item, plain_item
 from ckconv.formats.gguf.entries import Entry, numbers_entry
 from ckconv.io.files import Files
+from ckconv.plan.decoding import DECODE
 from ckconv.quant.packed import E2M1, Scheme, packed_type, rows_of, scheme_of
 
 if TYPE_CHECKING:
@@ -106,9 +107,9 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
         with Files(planner.index.identities) as files:
             each = [[_factor(part.dtype, packed, files) for packed in part.packed] for part in parts]
         if kind not in _SCALED or (kind.startswith("ffn") and f"{module}.bias" in names):
-            planner.refuse(f"llama.cpp has no place for the scale of {entry.name}'s scales", _DECODE)
+            planner.refuse(f"llama.cpp has no place for the scale of {entry.name}'s scales", DECODE)
         elif any(numbers != each[0] for numbers in each):
-            planner.refuse(f"the parts of {entry.name} have scales of their own, and it has one", _DECODE)
+            planner.refuse(f"the parts of {entry.name} have scales of their own, and it has one", DECODE)
         elif any(number != 1 for number in each[0]) and not asked:
             unasked.append(module)
         elif any(number != 1 for number in each[0]):
@@ -117,12 +118,9 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
     if unasked:
         more = f" and {len(unasked) - 1} more" if len(unasked) > 1 else ""
         why = "the scales of NVFP4 matrices have a scale, without which a reader gets other numbers"
-        hint = f"--tensor-scales writes it beside them (NAME.scale), as llama.cpp reads it; {_DECODE}"
+        hint = f"--tensor-scales writes it beside them (NAME.scale), as llama.cpp reads it; {DECODE}"
         planner.refuse(f"{why}: {unasked[0]}{more}", hint)
     return found
-
-
-_DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
 
 
 def _factor(dtype: DType, packed: Packed, files: Files) -> float:

@@ -13,11 +13,10 @@ from ckconv.families.gguf_metadata import FILE_TYPES
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.formats.gguf.entries import Entry
 from ckconv.formats.gguf.scales import is_scaled
+from ckconv.plan.decoding import DECODE
 from ckconv.plan.pieces import apart
 from ckconv.plan.planner import Planner
 from ckconv.quant.convert import convertible, decodable, side_by_side
-
-_DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
 
 #: Block types of intermediate results: ggml has no kernel for a matrix of them.
 _NO_MATRIX = frozenset({"Q8_1", "Q8_K"})
@@ -53,13 +52,13 @@ def types_of(
                 refused.setdefault((choice.why, choice.hint), []).append(part.source)
                 groups[choice.why] += choice.groups
             elif why := apart([part], entry.layout, choice.dtype):
-                refused.setdefault((why, _DECODE), []).append(part.source)
+                refused.setdefault((why, DECODE), []).append(part.source)
             types.append(choice.dtype)
         if len(set(types)) > 1 and set(types) <= WIDENS_TO_F32 and planner.dtype == "engine":
             types = [F32]
         if len(set(types)) > 1:
             mixed = " and ".join(f"{part.source} is {part.dtype}" for part in entry.parts)
-            refused.setdefault((f"the parts of {entry.name} share one type", _DECODE), []).append(mixed)
+            refused.setdefault((f"the parts of {entry.name} share one type", DECODE), []).append(mixed)
         chosen.append(types[0])
     for (why, hint), names in refused.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -81,7 +80,7 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
         return _repacked(planner, entry, source)
     if source.block > 1:
         useless = not same_format and (source.ggml is None or source.name in _NO_MATRIX)
-        return _Choice(source, f"llama.cpp computes nothing with {source}" if useless else "", _DECODE)
+        return _Choice(source, f"llama.cpp computes nothing with {source}" if useless else "", DECODE)
     if entry.fp32:
         return _vector(source, same_format)
     if same_format and source not in WIDENS_TO_F32:
@@ -104,9 +103,9 @@ def _nvfp4(planner: Planner, entry: Entry, source: DType) -> _Choice:
     config = planner.index.config
     row = FAMILIES[config.family].engines.get(LLAMA_CPP.row) if config else None
     if row is None or not row.scaled:
-        return _Choice(source, "of this family it is not known that llama.cpp multiplies NVFP4 by its scale", _DECODE)
+        return _Choice(source, "of this family it is not known that llama.cpp multiplies NVFP4 by its scale", DECODE)
     if entry.shape[-1] % DTYPES["NVFP4"].block:
-        return _Choice(source, f"rows of {entry.shape[-1]:,} elements are not whole blocks", _DECODE)
+        return _Choice(source, f"rows of {entry.shape[-1]:,} elements are not whole blocks", DECODE)
     return _Choice(DTYPES["NVFP4"])
 
 
@@ -116,13 +115,13 @@ def _repacked(planner: Planner, entry: Entry, source: DType) -> _Choice:
 
     blocks = blocks_for(source, entry.shape[-1])
     if not blocks:
-        return _Choice(source, no_block(source, entry.shape[-1]), _DECODE)
+        return _Choice(source, no_block(source, entry.shape[-1]), DECODE)
     counts: Counter[DType] = Counter()
     for part in entry.parts:
         counts.update(planner.source.unfit.get(part.name, {}))
     best = min(blocks, key=lambda block: (counts[block], block.size / block.block))
     if counts[best]:
-        return _Choice(source, f"groups have {none_of(blocks)}", _DECODE, counts[best])
+        return _Choice(source, f"groups have {none_of(blocks)}", DECODE, counts[best])
     return _Choice(best)
 
 

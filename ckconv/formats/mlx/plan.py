@@ -13,9 +13,10 @@ from ckconv.families.loaders import MLX_LM
 from ckconv.families.schema import Family
 from ckconv.formats.mlx.quantise import asked_of, default_of, quantization_of, type_of
 from ckconv.formats.mlx.rope import rope_reasons
-from ckconv.formats.safetensors.checkpoint import DECODE, CheckpointPlanner
+from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.checkpoint_names import Entry
 from ckconv.plan.checks import engine_of
+from ckconv.plan.decoding import DECODE
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.quantising import FLOATS, names
 from ckconv.plan.steps import Plan

@@ -35,6 +35,7 @@ from ckconv.formats.safetensors.spec import SINGLE_NAME
 from ckconv.formats.safetensors.write import Checkpoint, container
 from ckconv.options import Options
 from ckconv.plan.checks import row_notes
+from ckconv.plan.decoding import DECODE
 from ckconv.plan.pieces import Module, apart
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
@@ -42,8 +43,6 @@ from ckconv.plan.source_rules import surplus_reasons
 from ckconv.plan.steps import Plan
 from ckconv.quant.convert import Action, convertible, decodable
 from ckconv.quant.triples import triple_of
-
-DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
 
 #: What another quantiser says about the types of a checkpoint, which are others in another.
 QUANTIZER_NAMES = frozenset({"hf_quant_config.json", "quantize_config.json", "quant_config.json", "quanto_qmap.json"})

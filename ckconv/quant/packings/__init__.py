@@ -19,6 +19,7 @@ Nothing else knows a packing: reading, hashing, comparing, decoding and re-packi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -164,10 +165,7 @@ class Packing(NamedTuple):
 def in_rows(stored: StoredTensor, per: int = 1) -> Array:
     """An array whose rows are stored one after the other; of a vector or a number, everything is one row."""
     *rows, columns = stored.shape if len(stored.shape) > 1 else (1, *(stored.shape or (1,)))
-    count = 1
-    for n in rows:
-        count *= n
-    return _array(stored, (count, columns), False, per)
+    return _array(stored, (math.prod(rows), columns), False, per)
 
 
 def in_columns(stored: StoredTensor, per: int = 1) -> Array:
