@@ -65,14 +65,15 @@ def of_transformers(transformers: Any, model_type: str) -> list[str]:
 
 
 def of_mlx(model_type: str) -> list[str]:
-    """Fields of ``ModelArgs``, and of that of a text part; empty for a class that mlx-lm does not have."""
+    """Fields of ``ModelArgs``, and of that of a text part, its base's too; empty for a class that there is not."""
     from mlx_lm.utils import MODEL_REMAPPING
 
     try:
         module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(model_type, model_type)}")
     except (ImportError, SystemExit):  # a class that needs another package
         return []
-    classes = [getattr(module, name) for name in ("ModelArgs", "TextModelArgs") if hasattr(module, name)]
+    modules = [sys.modules[base.__module__] for base in module.Model.__mro__ if base.__module__.startswith("mlx_lm.")]
+    classes = [getattr(one, name) for one in modules for name in ("ModelArgs", "TextModelArgs") if hasattr(one, name)]
     return sorted({field.name for own in classes for field in dataclasses.fields(own)})
 
 

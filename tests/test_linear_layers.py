@@ -1,4 +1,4 @@
-"""Families with layers of several kinds: Qwen 3.5, whose other layers are Gated DeltaNet."""
+"""Families with layers of several kinds: Qwen 3.5 and its mixture, whose other layers are Gated DeltaNet."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ckconv.quant.shifts import shifted
 WRAPPED = {"vision_config": {"depth": 2}, "image_token_id": 5, "architectures": ["Qwen3_5ForConditionalGeneration"]}
 
 
-def recorded(name: str) -> dict[str, Any]:
-    return next(case for case in family_cases.cases("qwen3_5") if case.name == name).recorded
+def recorded(name: str, family: str = "qwen3_5") -> dict[str, Any]:
+    return next(case for case in family_cases.cases(family) if case.name == name).recorded
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def wrapped(checkpoint: Path, **besides: Any) -> Path:
     """The checkpoint as the text part of a model that sees pictures, under the names of released ones."""
     config = json.loads((checkpoint / "config.json").read_text())
-    document = {"model_type": "qwen3_5", "text_config": config, **WRAPPED}
+    document = {"model_type": config["model_type"].removesuffix("_text"), "text_config": config, **WRAPPED}
     (checkpoint / "config.json").write_text(json.dumps(document))
     tensors = {
         name.replace("model.", "model.language_model.", 1): array
@@ -49,6 +49,24 @@ def test_the_text_part_of_a_checkpoint_is_converted_as_the_text_model(checkpoint
     ckconv.convert(wrapped(checkpoint), tmp_path / "part.gguf")
     text, part = read_gguf(tmp_path / "text.gguf"), read_gguf(tmp_path / "part.gguf")
     assert differing(text["tensors"], part["tensors"]) == differing(text["keys"], part["keys"]) == ""
+
+
+def test_experts_of_a_layer_in_two_tensors_are_those_that_lie_one_by_one(tmp_path: Path) -> None:
+    """As Qwen 3.5's released mixtures have them; ``save_pretrained`` writes them one by one."""
+    source = family_cases.checkpoint(recorded("grouped_value_heads", "qwen3_5_moe"), tmp_path / "source")
+    ckconv.convert(source, tmp_path / "apart.gguf")
+    tensors = load_file(source / "model.safetensors")
+    for layer in range(4):
+        experts = f"model.layers.{layer}.mlp.experts"
+        gate, up, down = (
+            np.stack([tensors.pop(f"{experts}.{e}.{name}_proj.weight") for e in range(5)])
+            for name in ("gate", "up", "down")
+        )
+        tensors |= {f"{experts}.gate_up_proj": np.concatenate([gate, up], 1), f"{experts}.down_proj": down}
+    save_file(source / "model.safetensors", tensors, {"format": "pt"})
+    ckconv.convert(wrapped(source), tmp_path / "together.gguf")
+    apart, together = read_gguf(tmp_path / "apart.gguf"), read_gguf(tmp_path / "together.gguf")
+    assert differing(apart["tensors"], together["tensors"]) == differing(apart["keys"], together["keys"]) == ""
 
 
 def test_a_tower_is_refused_by_name_and_left_out_where_a_flag_says_so(checkpoint: Path, tmp_path: Path) -> None:
