@@ -204,8 +204,8 @@ class Run:
         return ""
 
     def _without_besides(self, made: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-        besides = set(self.case.besides) - wanted["tensors"].keys()
-        return {**made, "tensors": {name: found for name, found in made["tensors"].items() if name not in besides}}
+        besides = set(self.case.besides) - wanted["tensors"].keys() - wanted["keys"].keys()
+        return {part: {name: found for name, found in made[part].items() if name not in besides} for part in made}
 
     def _other_gguf(self, wanted: Mapping[str, Any], made: Mapping[str, Any]) -> str:
         tensors = rounded(made["tensors"], wanted["tensors"])
