@@ -96,8 +96,8 @@ class TensorRow(NamedTuple):
 
     @property
     def whole_name(self) -> bool:
-        """Its name is no module's: there is neither ``.weight`` nor ``.bias`` behind it."""
-        return any(cell.name.startswith("=") for cells in self.cells.values() for cell in cells)
+        """Where it is written it is no module: there is neither ``.weight`` nor ``.bias`` behind its name."""
+        return any(cells[0].name.startswith("=") for cells in self.cells.values() if cells)
 
 
 @dataclass(frozen=True, slots=True)
