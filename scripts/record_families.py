@@ -23,7 +23,7 @@ What a case, [base] or the file may say besides:
     options     fields of ckconv.Options, for every conversion
     prompt      how many positions are computed, 24 unless said
     document    keys of config.json that released checkpoints have and save_pretrained does not write
-    besides     tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants written
+    besides     tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants
     stored      tensors that released checkpoints have and save_pretrained does not write, and their shapes
     without     a list of keys of config.json that they do not have
     tolerance   of the logits of llama_cpp, mlx_lm, transformers; 1e-4 unless said

@@ -70,7 +70,7 @@ class Case:
         without: keys of config.json that are left out.
         tolerance: engine -> how far its logits may be off.
         stored: name -> shape of tensors that released checkpoints have and save_pretrained does not write.
-        besides: tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants written.
+        besides: tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants.
     """
 
     family: str
