@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from checkpoints import Decoder
 from conftest import Result
-from test_quantize import WIDE, WORDS, by_llama_quantize, checkpoint, llama_cpp, tensors
+from test_quantize import WEIGHED, WIDE, WORDS, by_llama_quantize, checkpoint, llama_cpp, tensors
 
 import ckconv
 from ckconv import Options
@@ -71,15 +71,13 @@ def save_dat(path: Path, numbers: Mapping[str, np.ndarray], calls: int) -> Path:
 
 @llama_cpp
 @pytest.mark.parametrize("decoder", [WIDE, EXPERTS], ids=["dense", "experts"])
-@pytest.mark.parametrize("word", ["q4_k_m", "q4_0", "q5_0", "iq2_xs"])
+@pytest.mark.parametrize("word", ["q4_k_m", "q4_0", "q5_0", "iq4_xs"])
 def test_every_block_is_llama_quantizes_with_the_same_importance(word: str, decoder: Decoder, tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "hf", decoder, "mixtral" if decoder.experts else "llama")
     plain = ckconv.convert(source, tmp_path / "plain.gguf") and tmp_path / "plain.gguf"
     sums = sums_of(plain)
-    file_type, mixes = WORDS.get(word, (20, False))
     np.savez(tmp_path / "i.npz", **means(sums))
-    more = [*([] if mixes else ["pure"]), str(tmp_path / "i.npz")]
-    theirs = by_llama_quantize(plain, tmp_path / "q.gguf", file_type, *more)
+    theirs = by_llama_quantize(plain, tmp_path / "q.gguf", WORDS[word][0], str(tmp_path / "i.npz"))
     imatrix = save_gguf(tmp_path / "imatrix.gguf", sums)
 
     ckconv.convert(source, tmp_path / "ours.gguf", options=Options(quantize=word, imatrix=imatrix))
@@ -92,8 +90,31 @@ def test_the_older_form_says_the_same(tmp_path: Path) -> None:
 
     found = read_imatrix(save_dat(tmp_path / "imatrix.dat", values, 4))
 
-    assert list(found) == list(values)
-    assert np.array_equal(found["blk.0.attn_q.weight"], values["blk.0.attn_q.weight"])
+    assert list(found.matrices) == list(values)
+    assert np.array_equal(found.matrices["blk.0.attn_q.weight"], values["blk.0.attn_q.weight"])
+    assert (found.dataset, found.chunks) == ("some", 3)
+    (tmp_path / "imatrix.dat").write_bytes((tmp_path / "imatrix.dat").read_bytes()[:-12])
+    assert read_imatrix(tmp_path / "imatrix.dat")[1:] == ("", 0)
+
+
+def test_a_gguf_says_what_its_blocks_were_weighed_by(tmp_path: Path) -> None:
+    """Keys and their types of ``tools/quantize/quantize.cpp``; of the file its name, which is no place on a disk."""
+    source = checkpoint(tmp_path / "hf", WIDE)
+    ckconv.convert(source, tmp_path / "plain.gguf")
+    sums = sums_of(tmp_path / "plain.gguf")
+    weighed = Options(quantize="q4_0", imatrix=save_gguf(tmp_path / "imatrix.gguf", sums))
+
+    ckconv.convert(source, tmp_path / "m.gguf", options=weighed)
+    ckconv.convert(tmp_path / "plain.gguf", tmp_path / "again.gguf", options=weighed)
+
+    for name in ("m", "again"):
+        fields = gguf.GGUFReader(tmp_path / f"{name}.gguf").fields
+        assert {key: (field.types[0].name, field.contents()) for key, field in fields.items() if "imatrix" in key} == {
+            "quantize.imatrix.file": ("STRING", "imatrix.gguf"),
+            "quantize.imatrix.dataset": ("STRING", "some.txt"),
+            "quantize.imatrix.entries_count": ("UINT32", len(sums)),
+            "quantize.imatrix.chunks_count": ("UINT32", 3),
+        }
 
 
 def test_verification_and_records_need_the_same_file(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
@@ -141,3 +162,40 @@ def test_one_of_another_model_is_refused(tmp_path: Path) -> None:
 
     said = " ".join([caught.value.message, *caught.value.details])
     assert "has 64 numbers for blk.0.attn_q.weight, which takes 256" in said
+
+
+#: Rows of whole blocks, a layer of every kind that a recipe tells apart.
+LAYERS: dict[str, tuple[Decoder, str]] = {
+    "8 layers": (Decoder(layers=8, hidden=256, head_dim=32, heads=8, kv_heads=4, ffn=256, vocab=32), "llama"),
+    "8 heads, 2 of K and V": (
+        Decoder(layers=1, hidden=256, head_dim=32, heads=8, kv_heads=2, ffn=256, vocab=32),
+        "llama",
+    ),
+    "8 experts": (
+        Decoder(layers=1, hidden=256, head_dim=64, ffn=256, vocab=32, experts=8, expert_ffn=256),
+        "mixtral",
+    ),
+}
+
+
+@llama_cpp
+@pytest.mark.parametrize(
+    ("word", "model"),
+    [
+        *(("q2_k_s", model) for model in LAYERS if model != "8 heads, 2 of K and V"),
+        *((word, "8 heads, 2 of K and V") for word in WEIGHED if word != "iq1_s"),
+        ("iq3_xs", "8 layers"), ("iq2_xxs", "8 experts"),
+    ],
+)  # fmt: skip
+def test_recipes_of_few_bits_mix_as_llama_quantizes(word: str, model: str, tmp_path: Path) -> None:
+    decoder, model_type = LAYERS[model]
+    source = checkpoint(tmp_path / "hf", decoder, model_type)
+    ckconv.convert(source, tmp_path / "plain.gguf", verify=False)
+    sums = sums_of(tmp_path / "plain.gguf")
+    np.savez(tmp_path / "i.npz", **means(sums))
+    theirs = by_llama_quantize(tmp_path / "plain.gguf", tmp_path / "q.gguf", WEIGHED[word], str(tmp_path / "i.npz"))
+    asked = Options(quantize=word, imatrix=save_gguf(tmp_path / "imatrix.gguf", sums))
+
+    ckconv.convert(source, tmp_path / "ours.gguf", options=asked, verify=False)
+
+    assert tensors(tmp_path / "ours.gguf") == tensors(theirs)

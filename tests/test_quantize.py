@@ -30,11 +30,17 @@ WIDE = Decoder(hidden=256, head_dim=64, ffn=256, vocab=64)
 
 #: What is converted -> ``ftype`` of llama-quantize, and whether it is to mix.
 WORDS: dict[str, tuple[int, bool]] = {
-    "q4_0": (2, True), "q4_1": (3, True), "q8_0": (7, True), "q5_0": (8, True), "q5_1": (9, True),
+    "q4_0": (2, True), "q4_1": (3, True), "q8_0": (7, True), "q5_0": (8, True), "q5_1": (9, True), "q2_k": (10, True),
     "q3_k_s": (11, True), "q3_k_m": (12, True), "q3_k_l": (13, True), "q4_k_s": (14, True), "q4_k_m": (15, True),
-    "q5_k_s": (16, True), "q5_k_m": (17, True), "q6_k": (18, True),
-    "q2_k": (10, False), "q3_k": (12, False), "q4_k": (15, False), "q5_k": (17, False), "iq4_nl": (25, False),
-    "iq4_xs": (30, False), "iq3_s": (26, False), "tq1_0": (36, False), "tq2_0": (37, False),
+    "q5_k_s": (16, True), "q5_k_m": (17, True), "q6_k": (18, True), "iq4_nl": (25, True), "iq3_s": (26, True),
+    "iq3_m": (27, True), "iq4_xs": (30, True), "tq1_0": (36, True), "tq2_0": (37, True), "mxfp4_moe": (38, True),
+    "q3_k": (12, False), "q4_k": (15, False), "q5_k": (17, False), "q2_k,*=q2_k": (10, False),
+    "iq4_nl,*=iq4_nl": (25, False), "iq4_xs,*=iq4_xs": (30, False), "tq2_0,*=tq2_0": (37, False),
+}  # fmt: skip
+
+#: Recipes that take an importance matrix.
+WEIGHED = {
+    "iq2_xxs": 19, "iq2_xs": 20, "q2_k_s": 21, "iq3_xs": 22, "iq3_xxs": 23, "iq1_s": 24, "iq2_s": 28, "iq2_m": 29,
 }  # fmt: skip
 
 llama_cpp = pytest.mark.skipif(not LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")

@@ -84,7 +84,8 @@ def _plan_model(index: TensorIndex, to: str, options: Options) -> Plan:
     if options.imatrix is not None:
         from ckconv.io.imatrix import read_imatrix
 
-        source = source._replace(importance=read_imatrix(options.imatrix))
+        found = read_imatrix(options.imatrix)
+        source = source._replace(importance=found.matrices, importance_of=(found.dataset, found.chunks))
     outputs = {output.version: output for output in target.outputs if not output.adapter}
     if target.choose is None:
         return _plan(index, outputs[0], options, source)

@@ -130,6 +130,20 @@ def type_keys(file_type: int) -> dict[str, Value]:
     }
 
 
+def importance_keys(file: str, entries: int, dataset: str, chunks: int) -> dict[str, Value]:
+    """What quantising was weighed by, as ``tools/quantize/quantize.cpp`` of llama.cpp says it."""
+    said = {"file": scalar("str", _cut(file))}
+    said |= {"dataset": scalar("str", _cut(dataset))} if dataset else {}
+    said |= {"entries_count": scalar("u32", entries)}
+    said |= {"chunks_count": scalar("u32", chunks)} if chunks else {}
+    return {f"quantize.imatrix.{key}": value for key, value in said.items()}
+
+
+def _cut(text: str) -> str:
+    """As much as llama.cpp keeps of it (``llama_model_kv_override``)."""
+    return text.encode()[:127].decode(errors="ignore")
+
+
 def size_label(parameters: int, experts: int, in_experts: int) -> str:
     """``297K``, ``7B``, ``8x7B``: parameters in words, as ``gguf.utility.size_label`` has them.
 

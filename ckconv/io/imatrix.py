@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.errors import InputError, quoted
 from ckconv.io.files import readable
@@ -26,8 +26,22 @@ _KEYS = ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size")
 _MOST_BYTES = 4 << 30
 
 
-def read_imatrix(path: Path) -> dict[str, Floats]:
-    """Name in GGUF -> numbers, those of several experts one after the other.
+class Imatrix(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        matrices: name in GGUF -> numbers, those of several experts one after the other.
+        dataset: the first of those that it was made of; empty where none is named.
+        chunks: of that; 0 where it is not said.
+    """
+
+    matrices: dict[str, Floats]
+    dataset: str = ""
+    chunks: int = 0
+
+
+def read_imatrix(path: Path) -> Imatrix:
+    """What the file holds.
 
     Raises:
         InputError: ``quantize.imatrix``.
@@ -43,9 +57,9 @@ def read_imatrix(path: Path) -> dict[str, Floats]:
         found = _of_gguf(path) if whole else _of_dat(path)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, struct.error) as error:
         raise _fault(path, f"is not as llama-imatrix writes it: {error}") from error
-    if not found:
+    if not found.matrices:
         raise _fault(path, "holds no entries")
-    for name, numbers in found.items():
+    for name, numbers in found.matrices.items():
         if not np.isfinite(numbers).all():
             raise _fault(path, f"{quoted(name)} holds a number that is not finite")
     return found
@@ -55,7 +69,7 @@ def _fault(path: Path, message: str) -> InputError:
     return InputError("quantize.imatrix", message, path=path, hint="llama-imatrix writes such files")
 
 
-def _of_gguf(path: Path) -> dict[str, Floats]:
+def _of_gguf(path: Path) -> Imatrix:
     import gguf
     import numpy as np
 
@@ -71,10 +85,11 @@ def _of_gguf(path: Path) -> dict[str, Floats]:
             each = sums.reshape(len(counts), -1)
             mean = each / np.where(counts > 0, counts, 1).astype(np.float32)[:, None]
             found[name.removesuffix(_SUMS)] = np.where(counts[:, None] > 0, mean, np.float32(1)).reshape(-1)
-    return found
+    datasets, chunks, _ = (reader.fields[key].contents() for key in _KEYS)
+    return Imatrix(found, str(datasets[0]) if datasets else "", int(chunks))
 
 
-def _of_dat(path: Path) -> dict[str, Floats]:
+def _of_dat(path: Path) -> Imatrix:
     import numpy as np
 
     data, at = path.read_bytes(), 0
@@ -95,4 +110,8 @@ def _of_dat(path: Path) -> dict[str, Floats]:
         sums = np.frombuffer(data, "<f4", count, at).astype(np.float32)
         at += 4 * count
         found[name] = sums / np.float32(calls) if calls > 0 else sums
-    return found
+    if at == len(data):  # older ones end here
+        return Imatrix(found)
+    chunks = number()
+    length = number() if at < len(data) else 0
+    return Imatrix(found, data[at : at + max(length, 0)].decode("utf-8", "replace"), max(chunks, 0))

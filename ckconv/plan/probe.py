@@ -35,12 +35,14 @@ class SourceFacts(NamedTuple):
         no_number: name of a packed matrix -> how many of its scales are NaN.
         copies: tensors of an adapter that are the base's own.
         importance: name in GGUF -> how much the error of each column counts, of its experts one after the other.
+        importance_of: the data set that this was measured with, and how many chunks of it.
     """
 
     head_is_embedding: bool = False
     unfit: Mapping[str, Mapping[DType, int]] = {}
     copies: frozenset[str] = frozenset()
     importance: Mapping[str, Floats] = {}
+    importance_of: tuple[str, int] = ("", 0)
     no_number: Mapping[str, int] = {}
 
 

@@ -167,7 +167,7 @@ class Quantised:
             for part in item.parts:
                 for reason in _reasons(planner, part, dtype):
                     why.setdefault(reason, []).append(part.source)
-            if dtype.name in NEEDS_IMPORTANCE and item.matrix.name not in self._importance:
+            if self._needs_importance(asked, dtype, item.matrix.name) and item.matrix.name not in self._importance:
                 reason = (
                     f"{dtype} is garbage without an importance matrix, and there is none for it",
                     "--imatrix FILE names one",
@@ -191,6 +191,11 @@ class Quantised:
         for glob, word in asked.rules:
             if not any(names(glob, p) for item in placed if item.matrix.name in self.types for p in item.parts):
                 planner.refuse(f"--quantize {glob}={word} names only tensors that llama.cpp does not quantise")
+
+    @staticmethod
+    def _needs_importance(asked: Asked, dtype: DType, name: str) -> bool:
+        ends = name in ("token_embd.weight", "output.weight")
+        return dtype.name in NEEDS_IMPORTANCE or (dtype.name in recipes.needs_importance(asked.word) and not ends)
 
     def conversion(self, name: str, plain: Conversion) -> Conversion:
         """A conversion that quantises, where the tensor of this name in GGUF is."""

@@ -14,6 +14,9 @@ from ckconv.core.dtypes import DTYPES, F16, DType
 #: Of tensors that belong to no layer: they come first, as in llama.cpp's order.
 _NO_LAYER = -1
 
+#: Categories whose tensors count by their layer where there are experts (``layer_info``).
+_BY_LAYER = frozenset({"down", "gate", "up"})
+
 
 class Model(NamedTuple):
     """What the recipes ask of a model.
@@ -53,6 +56,11 @@ def file_type(recipe: str) -> int:
     return int(table()["recipes"][recipe.upper()]["file_type"])
 
 
+def needs_importance(recipe: str) -> frozenset[str]:
+    """Types that take an importance matrix in this recipe, and in others not."""
+    return frozenset(table()["recipes"].get(recipe.upper(), {}).get("needs", ()))
+
+
 def quantised(matrix: Matrix) -> bool:
     """llama-quantize does not leave this tensor as it is."""
     dimensions = next((len(matrix.shape) - at for at, length in enumerate(matrix.shape) if length > 1), 1)
@@ -84,45 +92,61 @@ def mixed(recipe: str, matrices: Iterable[Matrix], given: Mapping[str, DType], m
     of_v, seen = Counter(categories.values())["v"], Counter[str]()
     found: dict[str, DType] = {}
     for matrix in filter(quantised, ordered):
-        category, base, columns = categories[matrix.name], DTYPES[rows["base"]], matrix.shape[-1]
+        category, columns = categories[matrix.name], matrix.shape[-1]
         dtype = given.get(matrix.name)
         if dtype is None and (category == "output" or (tied and category == "embedding")):
-            dtype = _head(base, columns, instead)
+            dtype = _head(rows, columns, instead)
         elif dtype is None:
             at, of = seen[category], of_v if category == "v" else model.layers
-            if category == "down" and model.experts > 1:
+            if category in _BY_LAYER and model.experts > 1 and "low" not in rows:
                 at = _layer(matrix.name)
-            dtype = _type(recipe.upper(), rows, category, at, of, model)
+            if "stacked" in rows and len(matrix.shape) > 2:
+                dtype = DTYPES[rows["stacked"]]
+            else:
+                dtype = _type(recipe.upper(), rows, category, at, of, model)
             seen[category] += 1
         found[matrix.name] = fallback(dtype, columns)
     return found
 
 
-def _head(base: DType, columns: int, instead: Mapping[str, Any]) -> DType:
+def _head(rows: Mapping[str, Any], columns: int, instead: Mapping[str, Any]) -> DType:
+    base = DTYPES[rows["base"]]
     if "output" in instead or columns % base.block or base.name == "Q8_0":
         return DTYPES["Q8_0"]
-    return DTYPES["Q6_K"]
+    return DTYPES[rows.get("head", "Q6_K")]
 
 
 def _type(recipe: str, rows: Mapping[str, Any], category: str, at: int, of: int, model: Model) -> DType:
-    base = rows["base"]
-    if model.experts == 8 and category in ("v", "k"):
+    base, low = rows["base"], "low" in rows
+    if model.experts == 8 and category in ("v", "k") and not low:
         return DTYPES["Q8_0"]
-    if model.experts == 8 and category == "attention":
+    if model.experts == 8 and category == "attention" and not low:
         return DTYPES["Q5_K" if recipe in table()["eight"]["attention"] else base]
     chosen = next((name for condition, name in rows.get(category, ()) if _holds(condition, at, of, model)), base)
-    if category == "v" and chosen in ("Q3_K", "Q4_K") and _is_70b(model):
+    if category == "v" and chosen in ("Q3_K", "Q4_K") and _is_70b(model) and not low:
         chosen = "Q5_K"
     return DTYPES[chosen]
 
 
 def _holds(condition: str, at: int, of: int, model: Model) -> bool:
-    if condition == "more":
-        return at < of // 8 or at >= 7 * of // 8 or (at - of // 8) % 3 == 2
-    if condition.startswith("<"):
-        return at < int(condition[1:])
-    words, slash, parts = condition.partition("/")
-    return not slash or ((not words or model.importance) and at < of // int(parts))
+    return all(_word_holds(word, at, of, model) for word in condition.split())
+
+
+def _word_holds(word: str, at: int, of: int, model: Model) -> bool:
+    name, sign, number = word.partition(next((sign for sign in "</=>" if sign in word), " "))
+    if sign == "<":
+        return at < int(number)
+    if sign == "/":
+        return at < of // int(number)
+    if name == "experts":
+        return model.experts == int(number) if sign == "=" else model.experts > int(number)
+    return {
+        "more": at < of // 8 or at >= 7 * of // 8 or (at - of // 8) % 3 == 2,
+        "inner": of // 8 <= at < 7 * of // 8,
+        "weighed": model.importance,
+        "unweighed": not model.importance,
+        "shared": model.heads >= 4 * max(model.kv_heads, 1),
+    }[name]
 
 
 def _is_70b(model: Model) -> bool:

@@ -16,6 +16,7 @@ from ckconv.families.gguf_metadata import (
     directory_name,
     display_name,
     general_keys,
+    importance_keys,
     model_keys,
     number_tensors,
     size_label,
@@ -235,6 +236,7 @@ class GgufPlanner(Planner):
             **keys_of_tensors(self.index, family),
             **type_keys(self._file_type(entries, types)),
             **tokenizer.metadata,
+            **self._weighed(),
         }
 
     def _copied(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
@@ -242,7 +244,7 @@ class GgufPlanner(Planner):
         metadata = copied(self.index.metadata)
         changed = any(part.dtype is not to for entry, to in zip(entries, types, strict=True) for part in entry.parts)
         if self.options.quantize:
-            metadata |= type_keys(self._file_type(entries, types))
+            metadata |= type_keys(self._file_type(entries, types)) | self._weighed()
         elif changed and _FILE_TYPE_KEY in metadata:
             metadata[_FILE_TYPE_KEY] = scalar("u32", file_type(entries, types))
         if self.options.context:
@@ -253,6 +255,10 @@ class GgufPlanner(Planner):
                 metadata.setdefault(f"{architecture}.rope.scaling.original_context_length", original)
             metadata[f"{architecture}.context_length"] = scalar("u32", self.options.context)
         return metadata
+
+    def _weighed(self) -> dict[str, Value]:
+        file, source = self.options.imatrix, self.source
+        return importance_keys(file.name, len(source.importance), *source.importance_of) if file else {}
 
     def _file_type(self, entries: Sequence[Entry], types: Sequence[DType]) -> int:
         """What llama-quantize says of a recipe, otherwise what most matrices are."""

@@ -26,7 +26,8 @@ from ckconv.quant.packings import (
     in_columns,
     shaped,
 )
-from ckconv.quant.packings.gptq import along_rows, grouped, said
+from ckconv.quant.packings.groups import grouped, said
+from ckconv.quant.packings.words import along_rows
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Rows

@@ -36,7 +36,8 @@ from ckconv.quant.packings import (
     in_rows,
     shaped,
 )
-from ckconv.quant.packings.gptq import along_rows, grouped, ordered
+from ckconv.quant.packings.groups import grouped, ordered
+from ckconv.quant.packings.words import along_rows
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Rows

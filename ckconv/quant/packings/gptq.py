@@ -12,12 +12,10 @@ would carry into the next one: no writer stores it, and what it is depends on wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import BF16, F16, F32
-from ckconv.core.tensors import Array
 from ckconv.errors import InputError
 from ckconv.quant.mlx import unpack as unpacked
 from ckconv.quant.packed import INT, Scheme, rows_of
@@ -34,47 +32,13 @@ from ckconv.quant.packings import (
     in_rows,
     shaped,
 )
+from ckconv.quant.packings.groups import grouped, ordered, said
+from ckconv.quant.packings.words import along_rows
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Rows
 
 _READ = (2, 4, 8)
-
-
-def grouped(columns: int, groups: int, declared: Declared) -> int:
-    """Columns of a group.
-
-    Raises:
-        Misfit: groups do not divide the row, or are not what is declared.
-    """
-    size = declared.number("group_size")
-    size = columns // max(groups, 1) if size is None else columns if size in (-1, 0) else size
-    if size < 1 or columns % size:
-        raise Misfit(f"groups of {size} do not divide rows of {columns:,}")
-    if columns // size != groups:
-        raise Misfit(f"quantization_config makes {columns // size:,} groups of {size}, and scales has {groups:,}")
-    return size
-
-
-def said(size: int, declared: Declared) -> str:
-    """The groups, for people."""
-    return "scales of whole rows" if declared.number("group_size") in (-1, 0) else f"groups of {size}"
-
-
-def ordered(index: Array | None, stored: Arrays, suffix: str, size: int, groups: int, declared: Declared) -> bool:
-    """Columns of a group are anywhere in the row: what the index of groups says, not what is declared.
-
-    Raises:
-        Misfit: the index names a group that is not there.
-    """
-    if index is None:
-        return False
-    found = declared.integers_of(stored[suffix])
-    if found is None:
-        return True
-    if not len(found) or int(found.min()) < 0 or int(found.max()) >= groups:
-        raise Misfit(f"{suffix[1:]} names groups beyond the {groups:,} of scales")
-    return bool((found != [n // size for n in range(len(found))]).any())
 
 
 def _fit(stored: Arrays, declared: Declared) -> Module:
@@ -129,24 +93,6 @@ def _unpack(tile: Tile, *, less: bool, name: str) -> Rows:
     if tile.scheme.ordered:
         parts.append(tile.own(3))
     return rows_of(*parts)
-
-
-def along_rows(words: Rows, bits: int, places: Sequence[int] = ()) -> Rows:
-    """Words ``[n, 4 * columns]`` that hold the codes of ``32 / bits`` rows each -> uint8 rows.
-
-    Args:
-        places: which code of a word is each of those rows; lowest bits first, unless it is given.
-    """
-    import numpy as np
-
-    stored = words.reshape(len(words), -1, 4)
-    codes = np.empty((len(words), 32 // bits, stored.shape[1]), np.uint8)
-    for row, place in enumerate(places or range(32 // bits)):
-        byte, shift = divmod(place * bits, 8)  # no code is in two bytes
-        np.right_shift(stored[..., byte], np.uint8(shift), out=codes[:, row])
-    if bits < 8:
-        codes &= np.uint8((1 << bits) - 1)
-    return codes.reshape(-1, stored.shape[1])
 
 
 PACKINGS = (
