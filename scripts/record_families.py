@@ -85,13 +85,14 @@ def saved(case: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """config.json and ``name: [dtype, shape, mean]`` of what ``save_pretrained`` writes; a norm begins at 1 or at 0."""
     import torch
     import transformers
+    import transformers_logits
     from safetensors import safe_open
 
     transformers.logging.disable_progress_bar()
     made = getattr(transformers, case.model_class)
     torch.manual_seed(0)
     config = getattr(made, "config_class", made)(**deepcopy(case.overrides), dtype=case.dtype)  # it fills in tables
-    transformers.AutoModelForCausalLM.from_config(config).to(getattr(torch, case.dtype)).save_pretrained(folder)
+    transformers_logits.auto_class(config).from_config(config).to(getattr(torch, case.dtype)).save_pretrained(folder)
     found: dict[str, Any] = {}
     with safe_open(folder / "model.safetensors", "pt") as file:
         names = file.keys()

@@ -186,6 +186,7 @@ CIRCUITS = {
     "qwen2": Circuit("rope_forward_qk", dense),
     "qwen3": Circuit("rope_forward_qk", dense),
     "glm4": Circuit("rope_forward_qk_pairwise", sandwiched),
+    "qwen3vl": Circuit("mrope_qk_text", dense),
     "qwen35": Circuit("mrope_qk_text", hybrid),
 }
 

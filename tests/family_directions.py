@@ -177,14 +177,17 @@ class Run:
             source = self.result(f"hf->{first}")
         to = {"hf": "safetensors"}.get(last, last)
         try:
-            ckconv.convert(source, self.result(direction), to=to, options=ckconv.Options(**self.options()))
+            ckconv.convert(source, self.result(direction), to=to, options=ckconv.Options(**self.options(direction)))
         except CkconvError as error:
             return said(error)
         return ""
 
-    def options(self) -> dict[str, Any]:
-        """Of every conversion of the case."""
-        return {key: tuple(value) if isinstance(value, list) else value for key, value in self.case.options.items()}
+    def options(self, direction: str = "") -> dict[str, Any]:
+        """Of every conversion of the case; what is dropped is in the checkpoint only, and its copy has it."""
+        found = {key: tuple(value) if isinstance(value, list) else value for key, value in self.case.options.items()}
+        if direction not in ("", "hf->gguf", "hf->mlx"):
+            found.pop("drop", None)
+        return found
 
     def outcome(self, direction: str) -> str:
         """What became of a direction."""

@@ -15,13 +15,13 @@ import family_cases
 import gguf
 import numpy as np
 import pytest
-from family_directions import other_tensors
+from family_directions import differing, other_tensors, read_gguf
 
 import ckconv
 from ckconv import Options
 from ckconv.errors import CkconvError
 
-CASES = {str(case): case for case in family_cases.cases("glm4", "qwen3_5")}
+CASES = {str(case): case for case in family_cases.cases("glm4", "qwen3_5", "qwen3_vl")}
 
 #: Model -> entries behind the embedding and the head, of a layer, and behind the layers: name -> tensors of the GGUF.
 GLM4 = {
@@ -43,12 +43,40 @@ GLM4 = {
     "b2": 24,
 }
 
+#: Entry -> the tensors of the GGUF in it; none for a bias, which is zeros.
+QWEN3VL = {
+    "ln1_gamma": "attn_norm",
+    "ln2_gamma": "ffn_norm",
+    "wq": "attn_q",
+    "bq": "",
+    "q_norm": "attn_q_norm",
+    "wk": "attn_k",
+    "bk": "",
+    "k_norm": "attn_k_norm",
+    "wv": "attn_v",
+    "bv": "",
+    "wo": "attn_output",
+    "bo": "",
+    "w1": "ffn_gate ffn_up",
+    "b1": "",
+    "w2": "ffn_down",
+    "b2": "",
+}
+
 
 def checkpoint(name: str, folder: Path) -> Path:
     return family_cases.checkpoint(CASES[name].recorded, folder)
 
 
+def dropped(source: Path) -> dict[str, Any]:
+    """The tower, of a checkpoint that has one."""
+    config = source / "config.json"
+    pictures = config.exists() and "vision_config" in config.read_text()
+    return {"drop": ("model.visual.*",)} if pictures else {}
+
+
 def bump_of(source: Path, folder: Path, age: str = "july", **options: Any) -> Path:
+    options = dropped(source) | options
     asked = Options(**{"bump_version": 5, "source_record": False, "engine": age, **options})
     ckconv.convert(source, f"{folder}/bump/", to="bump", options=asked)
     return folder / "bump" / "weights.bump"
@@ -65,22 +93,24 @@ def off(name: str, rows: np.ndarray) -> float:
 
 def through(format: str, source: Path, folder: Path) -> Path:
     if format != "hf":
-        ckconv.convert(source, folder / f"between.{format}", to=format)
+        ckconv.convert(source, folder / f"between.{format}", to=format, options=Options(**dropped(source)))
         return folder / f"between.{format}"
     return source
 
 
 RIGHT = ["glm4-tied", "qwen3_5-tied", "qwen3_5-listed_kinds"]
 HERE = [(name, format) for name in RIGHT for format in ("hf", "gguf", "mlx") if (name, format) != (RIGHT[2], "mlx")]
+#: The text part of a checkpoint, which comes back as GGUF and MLX.
+OF_PICTURES = [(f"qwen3_vl-{case}", format) for case in ("tied", "untied") for format in ("hf", "gguf", "mlx")]
 
 
-@pytest.mark.parametrize(("name", "format"), HERE)
+@pytest.mark.parametrize(("name", "format"), HERE + OF_PICTURES)
 def test_the_engine_computes_what_transformers_does(name: str, format: str, tmp_path: Path) -> None:
     source = through(format, checkpoint(name, tmp_path / "source"), tmp_path)
     made = bump_of(source, tmp_path)
     assert off(name, bump_engine.logits(made, CASES[name].tokens, "july")) < 1e-4
     assert manifest(made)["config"]["ckconv_engines"] == ["july"]
-    ckconv.verify(made, source)
+    ckconv.verify(made, source, options=Options(**dropped(source)))
 
 
 def test_entries_and_configuration_of_glm4(tmp_path: Path) -> None:
@@ -130,6 +160,63 @@ def test_the_way_back(name: str, format: str, tmp_path: Path) -> None:
     }
     own = [key for key in wanted if key.startswith(("linear_", "layer_types", "num_", "head_dim"))]
     assert [found[key] for key in own] == [wanted[key] for key in own]
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl-tied", "qwen3_vl-untied"])
+def test_the_text_part_comes_back_as_gguf_and_mlx(name: str, tmp_path: Path) -> None:
+    source = checkpoint(name, tmp_path / "source")
+    made, theirs = bump_of(source, tmp_path), through("mlx", source, tmp_path)
+    ckconv.convert(made, tmp_path / "back.gguf")
+    ckconv.convert(made, f"{tmp_path}/mlx/", to="mlx")
+    wanted, found = CASES[name].recorded["converter"], read_gguf(tmp_path / "back.gguf")
+    assert differing(wanted["tensors"], found["tensors"]) == ""
+    own = {key: value for key, value in wanted["keys"].items() if not key.endswith("_length")}
+    assert differing(own, {key: found["keys"][key] for key in found["keys"].keys() & own.keys()}) == ""
+    assert other_tensors(tmp_path / "mlx", theirs) == ""
+    with pytest.raises(CkconvError, match="its class is of text and pictures") as caught:
+        ckconv.convert(made, f"{tmp_path}/hf/", to="safetensors")
+    assert caught.value.exit_code == 4
+
+
+def test_entries_and_configuration_of_qwen3vl(tmp_path: Path) -> None:
+    source = through("gguf", checkpoint("qwen3_vl-untied", tmp_path / "source"), tmp_path)
+    made = bump_of(source, tmp_path)
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(source).tensors}
+    said, data = manifest(made), made.read_bytes()
+    entries = [entry for entry in said["entries"] if not entry["name"].startswith("vocab_")]
+    wanted = {"token_emb": "token_embd", "output.weight": "output"}
+    for n in range(3):
+        wanted |= {f"layer.{n}.{name}": tensor for name, tensor in QWEN3VL.items()}
+    wanted |= {"final_ln_weight": "output_norm", "final_ln_bias": ""}
+    assert [entry["name"] for entry in entries] == list(wanted)
+    for entry, names in zip(entries, wanted.values(), strict=True):
+        layer = f"blk.{entry['name'].split('.')[1]}." if entry["name"].startswith("layer.") else ""
+        raw = b"".join(tensors[f"{layer}{name}.weight"].tobytes() for name in names.split())
+        at, size = entry["file_offset"], entry["size"]
+        assert (entry["dtype"], data[at : at + size]) == ("fp32", raw or bytes(size)), entry["name"]
+        assert raw or entry["name"].rpartition(".")[2] in ("bq", "bk", "bv", "bo", "b1", "b2", "final_ln_bias")
+    config = {
+        "model": "qwen3vl",
+        "embed_dim": 24,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 12,
+        "rotary_dim": 12,
+        "mrope_n_dims": 12,
+        "mrope_sections": [2, 2, 2, 0],
+        "rope_layout": "multi_section_1d",
+        "num_deepstack_layers": 1,
+        "ckconv_engines": ["july"],
+    }
+    assert {key: said["config"][key] for key in config} == config
+    assert not [key for key in said["config"] if key.startswith("decoder_") or key == "decode_kv_cache_dtype"]
+    assert "template" not in said
+
+
+def test_april_computes_the_first_token_of_qwen3vl_only(tmp_path: Path) -> None:
+    with pytest.raises(CkconvError, match="April 2026 computes qwen3vl wrong: from the second token on") as caught:
+        bump_of(checkpoint("qwen3_vl-tied", tmp_path / "source"), tmp_path, "april")
+    assert (caught.value.exit_code, caught.value.hint) == (4, "--engine july computes it")
 
 
 def test_biases_beside_floats_are_refused_without_a_hint_at_an_age_that_has_no_template(tmp_path: Path) -> None:

@@ -14,6 +14,12 @@ from consumers import Request, serve
 MOST_PARAMETERS = 20_000_000
 
 
+def auto_class(config: transformers.PreTrainedConfig) -> type:
+    """What loads such a model: of text, or of text and pictures."""
+    text = type(config) in transformers.AutoModelForCausalLM._model_mapping
+    return transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText  # type: ignore[no-any-return]
+
+
 def rows(request: Request) -> np.ndarray:
     """``[positions, vocabulary]``.
 
@@ -21,11 +27,13 @@ def rows(request: Request) -> np.ndarray:
         ValueError: weights that the class has are not stored, so that it makes them up; biases begin at zero, so that
             they count only if the request is strict.
     """
+    config = transformers.AutoConfig.from_pretrained(request.model)
+    loader = auto_class(config)
     with torch.device("meta"):
-        outline = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(request.model))
+        outline = loader.from_config(config)
     if sum(parameter.numel() for parameter in outline.parameters()) > MOST_PARAMETERS:
         raise ValueError("the class is much larger than the stored model")
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+    model, found = loader.from_pretrained(
         request.model, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     made_up = sorted(str(key) for key in found["missing_keys"] if request.strict or not str(key).endswith(".bias"))

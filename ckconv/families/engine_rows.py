@@ -116,11 +116,11 @@ class Engine(NamedTuple):
 _KNOWN = frozenset(
     {
         "model_type", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head",
-        "optional", "required", "unadapted", "narrow", "wrapped", "scaled",
+        "optional", "required", "unadapted", "narrow", "wrapped", "scaled", "absent",
     }
 )  # fmt: skip
 _OF_BUMP = frozenset(
-    {"tensors", "interleaved", "slides", "as", "neighbours", "absent", "biased", "biases", "unnamed", "slots", "floats"}
+    {"tensors", "interleaved", "slides", "as", "neighbours", "biased", "biases", "unnamed", "slots", "floats"}
 )
 
 

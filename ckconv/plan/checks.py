@@ -42,7 +42,7 @@ def row_reasons(config: ModelConfig, loader: Loader, *, context: int, tied: bool
     family = FAMILIES[config.family]
     row = engine_of(family, loader)
     if row is None or row.absent:
-        yield Reason(_unknown(family, loader, known=row is not None))
+        yield Reason(_unknown(family, loader, row))
         return
     if row.no_head and not tied:
         text = f"{loader.name}'s {family.name} has no output head of its own{said(config, 'tied', format=format)}"
@@ -74,9 +74,9 @@ def row_notes(config: ModelConfig, loader: Loader, *, context: int, tied: bool) 
         yield from (reason.text for reason in _condition(condition, config, loader, scope, ""))
 
 
-def _unknown(family: Family, loader: Loader, *, known: bool) -> str:
-    if known:
-        return f"{loader.name} has no {loader.has} for {family.name} (model_type)"
+def _unknown(family: Family, loader: Loader, row: Engine | None) -> str:
+    if row is not None:
+        return f"{loader.name} has no {loader.has} for {family.name} (model_type){row.why and f': {row.why}'}"
     return f"ckconv does not know what {loader.name} computes of a {family.name} (model_type)"
 
 

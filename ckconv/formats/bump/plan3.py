@@ -53,7 +53,8 @@ class Bump3Planner(BumpPlanner):
         if self.row is None:
             self.refuse(self.unknown_to_us(GENERATED))
         elif self.row.absent:
-            self.refuse(f"{c.family} is not an RMSNorm + SwiGLU decoder, which is all this engine computes")
+            what = self.row.why or "is not an RMSNorm + SwiGLU decoder, which is all this engine computes"
+            self.refuse(f"{c.family} {what}")
         if self.family.experts:
             self.refuse(f"{c.num_experts} experts per layer; the format holds dense models")
         if c.head_dim * c.num_heads != c.hidden_size:

@@ -13,7 +13,7 @@ _DOCUMENT = Document("template", "template.json", "template.json", 4 << 20)
 
 #: Words for the order of RoPE rows in a template or configuration -> rows interleaved (``build_ir_v7.py``).
 ROPE_WORDS: dict[str, bool] = {
-    **dict.fromkeys(("split", "standard", "cos_sin_split", "half"), False),
+    **dict.fromkeys(("split", "standard", "cos_sin_split", "half", "multi_section_1d"), False),
     **dict.fromkeys(("pairwise", "interleaved", "even_odd"), True),
 }
 
