@@ -17,7 +17,7 @@ MOST_PARAMETERS = 20_000_000
 def auto_class(config: transformers.PreTrainedConfig) -> type:
     """What loads such a model: of text, or of text and pictures."""
     text = type(config) in transformers.AutoModelForCausalLM._model_mapping
-    return transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText  # type: ignore[no-any-return]
+    return transformers.AutoModelForCausalLM if text else transformers.AutoModelForImageTextToText
 
 
 def rows(request: Request) -> np.ndarray:
