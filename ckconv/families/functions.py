@@ -64,6 +64,11 @@ def overridden(table: dict[Any, dict[str, Any]], kinds: Sequence[str], kind: str
     return of_kind([own.get(n, {}).get(key, other) for n in range(len(kinds))], kinds, kind)
 
 
+def numbered(count: int, numbers: list[int], one: Any, other: Any) -> list[Any]:
+    """``count`` items: ``one`` at these numbers, ``other`` elsewhere."""
+    return [one if n in numbers else other for n in range(count)]
+
+
 def among(count: int, numbers: list[int]) -> list[int]:
     """Those of a list that number one of ``count`` items."""
     return [n for n in range(count) if n in numbers]
@@ -124,6 +129,7 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "first_of": first_of,
     "count": count,
     "overridden": overridden,
+    "numbered": numbered,
     "among": among,
     "every": every,
     "period_of": period_of,

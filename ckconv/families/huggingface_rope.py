@@ -189,12 +189,12 @@ def _of_mlx(
     if style.mlx_lm == "only_rope_parameters":
         return stated.get(f"{where}.rope_theta", default), nested, where
     theta = stated.get("rope_theta")
-    if style.mlx_lm == "rope_parameters" and own.get("rope_theta") is None:
+    if style.mlx_lm in ("rope_parameters", "base") and own.get("rope_theta") is None:
         theta = stated.get(f"{where}.rope_theta")
     table, name = scaling, "rope_scaling"
     if style.mlx_lm == "rope_parameters" and own.get("rope_scaling") is None:
         table, name = nested, where
-    return default if theta is None else theta, {} if style.mlx_lm == "nowhere" else table, name
+    return default if theta is None else theta, {} if style.mlx_lm in ("base", "nowhere") else table, name
 
 
 def _said(stated: Mapping[str, float], theta: float) -> str:

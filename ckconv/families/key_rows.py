@@ -21,7 +21,7 @@ _SECTION = frozenset({"carried", "modifiers", "harmless"})
 
 
 #: Where a class of mlx-lm looks for RoPE.
-MLX_ROPE = ("top", "rope_parameters", "only_rope_parameters", "nowhere")
+MLX_ROPE = ("top", "rope_parameters", "only_rope_parameters", "base", "nowhere")
 
 
 class RopeStyle(NamedTuple):
@@ -31,7 +31,7 @@ class RopeStyle(NamedTuple):
         by_layer: ``rope_parameters`` has a table for each kind of layer (``full_attention``, ``sliding_attention``).
         types: the only types of scaling that transformers' class takes, if it does not take all.
         mlx_lm: where mlx-lm's class looks for the scaling: at the "top" of the document, in "rope_parameters" too,
-            there and nowhere else ("only_rope_parameters"), or "nowhere".
+            there and nowhere else ("only_rope_parameters"), or "nowhere"; "base": for nothing but the base, in both.
         default: the table that transformers' class takes where there is no ``rope_parameters``.
         unscaled: the scaling that scales nothing, for a class of mlx-lm that wants one.
         alpha: a key of this name stretches the base, whatever the length of a sequence.
@@ -97,7 +97,7 @@ class KeyRows(Fields):
         for cell in cells:
             readers.setdefault(cell.head, set()).update(cell.readers)
         own = {key: tuple(who for who in READERS["both"] if who in found) for key, found in readers.items()}
-        if row.get("rope", {}).get("mlx_lm") == "nowhere":
+        if row.get("rope", {}).get("mlx_lm") in ("base", "nowhere"):
             own["rope_scaling"] = READERS["transformers"]
         return Document(
             Keys(name, self._keys(row, own, expressions=False)),

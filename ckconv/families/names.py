@@ -191,8 +191,8 @@ class _Compiler:
         axes = row.axes[1:] if cell.stack else row.axes
         stored = cell.axes or axes
         if kind == "bias" and len(axes) > 1:
-            columns = axes[-1]
-            axes, stored = axes[:-1], tuple(product for product in stored if product != columns)
+            without = (axes[-1], ("1",))  # columns, and the axis of one of a convolution's kernel
+            axes, stored = axes[:-1], tuple(product for product in stored if product not in without)
         canonical = canonical_pattern(self.family, row.name, "" if row.whole_name else kind)
         value = cell.value if kind == "weight" else ""  # of a norm's scale; its shift is stored as it is
         return Part(canonical, axes, stored, cell.part, value, cell.stack, row)

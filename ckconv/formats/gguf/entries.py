@@ -30,10 +30,14 @@ from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER
 from ckconv.plan.steps import missing_tensors
 
-#: Modules whose weights llama.cpp's converter keeps in FP32 whatever is asked for (``prepare_tensors``).
+#: Modules whose weights llama.cpp's converter keeps in FP32 whatever is asked for (``prepare_tensors``); ``conv`` is
+#: that of ``shortconv``.
 _FP32_MODULES = frozenset(
-    {"position_embd", "ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_conv1d", "altup_correct_coef", "altup_predict_coef"}
-)
+    {
+        "position_embd", "ffn_gate_inp", "ffn_gate_inp_shexp", "altup_correct_coef", "altup_predict_coef",
+        "conv", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v",
+    }
+)  # fmt: skip
 
 FREQUENCIES_NAME = "rope_freqs.weight"
 
