@@ -45,8 +45,7 @@ def _zero_beyond(tensor: Tensor, axis: int, rank: int, files: Files) -> bool:
 
 def _columns_of(tensor: Tensor, cols: int) -> Tensor:
     """The first canonical columns."""
-    (own,) = tensor.layout.strips
-    strips = (replace(own, cols=merged([(cols, own.cols[0][1])])),)
+    strips = tuple(replace(own, cols=merged([(cols, own.cols[0][1])])) for own in tensor.layout.strips)
     return replace(
         tensor, shape=(tensor.shape[0], cols), layout=replace(tensor.layout, cols=cols, strips=strips, shared=True)
     )

@@ -74,7 +74,7 @@ def changes_of(index: TensorIndex, name: str, config: ModelConfig) -> tuple[Chan
 def rows_of(tensor: Tensor, first: int, rows: int) -> Tensor:
     """Canonical rows ``first`` and on, as many as ``rows``, of a tensor stored in order or transposed."""
     layout, shape = tensor.layout, (rows, *tensor.shape[1:])
-    if not layout.whole_rows:
+    if not layout.whole_rows or len(layout.strips) > 1:
         return replace(tensor, shape=shape, layout=layout.part(first, rows))
     row_bytes = tensor.dtype.nbytes(layout.cols)
     extents = tuple(cut(tensor.extents, first * row_bytes, (first + rows) * row_bytes))

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from ckconv.core.names import PARTS, parse, with_layer
+from ckconv.adapters.places import Outputs, outputs_of
+from ckconv.core.config import ModelConfig
+from ckconv.core.names import PARTS, Name, parse, with_layer
+from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES, family_of_gguf
-from ckconv.families.names import GGUF, HF, MLX, names_of
+from ckconv.families.names import GGUF, HF, MLX, Stored, names_of
 from ckconv.families.naming_schemes import NESTED, decoder, fusion_names
 from ckconv.families.schema import FAMILIES_KEPT, Family
+from ckconv.families.sizes import Sizes
 
 _WEIGHT = ".weight"
 
@@ -25,26 +29,44 @@ def module_of(path: str, families: Iterable[str] | None = None) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def mixed(path: str, families: Iterable[str]) -> bool:
-    """The matrix at a path holds Q, K and V of one head after those of another."""
-    patterns = [(names_of(FAMILIES[family], HF).stored, parse(f"{path}{_WEIGHT}").pattern) for family in families]
-    return any(pattern in stored and not stored[pattern].side_by_side for stored, pattern in patterns)
-
-
 def _module_of(path: str, family: str) -> str | None:
-    spelled = [
-        parse(f"{instead}{path[len(prefix) :]}{_WEIGHT}")
-        for prefix, instead in (("", ""), *NESTED)
-        if path.startswith(prefix)
-    ]
+    name, found = stored_at(path, FAMILIES[family])
+    if found is None or not _has_module(found) or (name.expert is None and found.parts[0].stack):
+        return None
+    module = with_layer(found.canonical.removesuffix(_WEIGHT), name.layer)
+    return module if name.expert is None else module.replace(".experts.", f".experts.{name.expert}.")
+
+
+def stored_at(path: str, family: Family) -> tuple[Name, Stored | None]:
+    """What a family stores for the module at a path, of Hugging Face or of MLX."""
     for format in (HF, MLX):
-        stored = names_of(FAMILIES[family], format).stored
-        for name in spelled:
-            found = stored.get(name.pattern)
-            if found is not None and found.side_by_side and (name.expert is not None or not found.parts[0].stack):
-                module = with_layer(found.canonical.removesuffix(_WEIGHT), name.layer)
-                return module if name.expert is None else module.replace(".experts.", f".experts.{name.expert}.")
-    return None
+        stored = names_of(family, format).stored
+        for prefix, instead in (("", ""), *NESTED):
+            name = parse(f"{instead}{path.removeprefix(prefix)}{_WEIGHT}")
+            if path.startswith(prefix) and name.pattern in stored:
+                return name, stored[name.pattern]
+    return parse(path), None
+
+
+def _has_module(found: Stored) -> bool:
+    """An adapter changes it as one: it is one matrix, or several side by side, or those of a head after one another."""
+    return found.side_by_side or found.canonical.removesuffix(_WEIGHT) in PARTS
+
+
+def placed(path: str, families: Iterable[str], model: ModelConfig | None) -> tuple[Outputs | None, str]:
+    """Where the rows of the matrix at a path lie, ``None`` for in canonical order; or why that is not known."""
+    if model is not None:
+        family = FAMILIES[model.family]
+        name, found = stored_at(path, family)
+        if found is None:
+            return None, ""
+        if not _has_module(found):
+            return None, f"{quoted(path)} holds matrices of which GGUF and MLX make others, and its adapter has no rule"
+        return outputs_of(found, Sizes(family, model.scope), name.layer), ""
+    stored = [found for family in families if (found := stored_at(path, FAMILIES[family])[1])]
+    if all(found.side_by_side for found in stored):
+        return None, ""
+    return None, f"rows of {quoted(path)} are in the order of the base's heads: --base names the base model"
 
 
 def families_of(paths: Iterable[str]) -> tuple[str, ...]:
@@ -76,7 +98,7 @@ def _paths(family: Family, format: str) -> dict[str, str]:
     wholes = {name: found for whole in PARTS for name, found in fusion_names(family, format, whole).items()}
     paths = {name: found.pattern for name, found in names.written.items() if len(found.parts) == 1}
     fused = (*names.always_fused, *wholes.values())
-    paths |= {found.canonical: found.pattern for found in fused if found.side_by_side}
+    paths |= {found.canonical: found.pattern for found in fused if _has_module(found)}
     return {
         ours.removesuffix(_WEIGHT): theirs.removesuffix(_WEIGHT)
         for ours, theirs in paths.items()
@@ -103,6 +125,13 @@ def gguf_name_of(module: str, family: Family) -> str | None:
     if found is None or (fused is None and len(found.parts) > 1):
         return None
     return with_layer(found.pattern, parsed.layer)
+
+
+def placed_in_gguf(name: str, family: Family, model: ModelConfig) -> Outputs | None:
+    """Where the rows of a GGUF's matrix lie, and its columns; ``None`` for in canonical order."""
+    parsed = parse(name)
+    found = names_of(family, GGUF).stored.get(parsed.pattern)
+    return None if found is None else outputs_of(found, Sizes(family, model.scope), parsed.layer)
 
 
 def weight_pattern(module: str) -> str:

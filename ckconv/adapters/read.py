@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from ckconv.adapters.places import Outputs
 from ckconv.core.adapters import AdapterModule, Role
 from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import transposed
@@ -60,11 +61,13 @@ class Collector:
         *,
         embedding: bool = False,
         feedforward: bool = False,
+        outputs: Outputs | None = None,
     ) -> None:
         """Add one module.
 
         Args:
             name: canonical, or the file's own where there is no rule.
+            outputs: where the rows of ``lora_b`` are, if not in canonical order.
             shape: of its LoRA; not looked at where it has none.
         """
         other = self._modules.get(name)
@@ -79,6 +82,12 @@ class Collector:
             rank = found
         for role, part in parts.items():
             tensor = _tensor(f"{name}.{role.value}", part)
+            if role is Role.B and outputs is not None:
+                if tensor.shape[0] != outputs.rows:
+                    message = f"{quoted(part.stored.name)} has {tensor.shape[0]:,} rows, the base has {outputs.rows:,}"
+                    self.faults.add("adapter.base", message, tensor=path)
+                    return
+                tensor = replace(tensor, layout=outputs.layout(rank, turned=part.transposed))
             if role is Role.B or role is Role.BIAS:
                 tensor = replace(tensor, layout=replace(tensor.layout, scale=shape.scale))
             self._tensors[tensor.name] = tensor

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ckconv.adapters.names import families_of, family_named, path_of
+from ckconv.adapters.names import families_of, family_named, path_of, placed
+from ckconv.adapters.places import Outputs
 from ckconv.core.adapters import Adapter, AdapterModule, Role
 from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
@@ -97,6 +98,13 @@ class AdapterPlanner(Planner):
     def stacked(self, module: AdapterModule) -> bool:
         """It is all experts of a layer: its matrices have an axis of them in front."""
         return Role.A in module.roles and len(self.tensor(module, Role.A).shape) == 3
+
+    def placed(self, path: str) -> Outputs | None:
+        """Where the rows of the target's matrix at a path lie, ``None`` for in canonical order."""
+        outputs, why = placed(path, families_in(self), self.adapter.base)
+        if why:
+            self.refuse(why)
+        return outputs
 
     def made(self, files: Sequence[OutputFile], contents: Callable[[], Container], *, rope_layout: str = "") -> Plan:
         """The plan of what was found to be possible."""

@@ -214,6 +214,17 @@ class Layout:
         inner = math.prod(n for n, _ in axes[1:])
         return inner if axes and axes[0][1] == inner * self.cols else self.rows
 
+    def start(self, rows: Index) -> Index:
+        """The stored elements at which canonical rows start."""
+        if len(self.strips) == 1:
+            return self.strips[0].start(rows)
+        places, first = rows * 0, 0
+        for strip in self.strips:
+            own = (rows >= first) & (rows < first + strip.height)
+            places[own] = strip.start(rows[own] - first)
+            first += strip.height
+        return places
+
     def same_bytes_as(self, other: Layout) -> bool:
         """Both put the same values at the same places, so a whole tensor is one run of bytes."""
         if (self.shift, self.scale) != (other.shift, other.scale) or (self.rows, self.cols) != (other.rows, other.cols):
@@ -222,7 +233,10 @@ class Layout:
 
     def part(self, first: int, rows: int) -> Layout:
         """The places of canonical rows ``first`` and on in the same stored matrix; whole heads if there are some."""
-        (one,) = self.strips
+        at = 0
+        while first >= self.strips[at].height:
+            first, at = first - self.strips[at].height, at + 1
+        one = self.strips[at]
         inner = math.prod(n for n, _ in one.rows[1:])
         stride = one.rows[0][1] if one.rows else 0
         kept = merged([(rows // inner, stride), *one.rows[1:]])

@@ -127,7 +127,7 @@ class RowReader:
         if self._planes and self.dtype is self.tensor.dtype:
             return np.concatenate([plane.gather(canonical) for plane in self._planes], axis=1)
         if self._packed and self.dtype is self.tensor.dtype:
-            return self._packed.gather(self.layout.strips[0].start(canonical) // self.layout.cols)
+            return self._packed.gather(self.layout.start(canonical) // self.layout.cols)
         return self._gather(canonical, 0, self.layout.cols)
 
     def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
@@ -147,8 +147,14 @@ class RowReader:
             return self._gather(np.arange(start, stop, dtype=np.int64), low, high)
         dtype = self.dtype
         out = np.empty((stop - start, (high - low) // dtype.block), cell_of(dtype))
-        for first, to, axes in row_boxes(self.layout.strips[0], dtype.block, (start, stop), (low, high)):
-            read_box(self._cells, first, axes, out.reshape(-1)[to:], CHUNK)
+        at = 0
+        for strip in self.layout.strips:
+            one, other = max(start, at), min(stop, at + strip.height)
+            if one < other:
+                into = out[one - start :].reshape(-1)
+                for first, to, axes in row_boxes(strip, dtype.block, (one - at, other - at), (low, high)):
+                    read_box(self._cells, first, axes, into[to:], CHUNK)
+            at += strip.height
         return out.view(np.uint8)
 
     def _gather(self, canonical: Index, low: int, high: int) -> Rows:
@@ -159,7 +165,7 @@ class RowReader:
         if not self.layout.whole_rows:
             first = int(canonical.min())
             return _take(self._rows(first, int(canonical.max()) + 1, low, high), canonical - first)
-        places = (self.layout.strips[0].start(canonical) + low) // dtype.block * dtype.size
+        places = (self.layout.start(canonical) + low) // dtype.block * dtype.size
         edges = [0, *(np.flatnonzero(np.diff(places) != width) + 1).tolist(), len(places)]
         first = int(places.min())
         nbytes = int(places.max()) + width - first

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ckconv.adapters.names import family_named, gguf_module_of, weight_pattern
+from ckconv.adapters.names import family_named, gguf_module_of, placed_in_gguf, weight_pattern
 from ckconv.adapters.read import Collected, Collector, Part, Shape
 from ckconv.core.adapters import Adapter, Role, effective_scale
 from ckconv.core.config import FIELD_OF, ModelConfig
@@ -59,8 +59,14 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
     unsupported += [f"no rule for tensor {quoted(tensor.name)}" for tensor in unknown]
     scope = model.scope if model else None
     regrouped = [name for name in collected.modules if family and is_regrouped(family, name, scope)]
-    if regrouped:
-        unsupported.append(f"rows or columns of {regrouped[0]} are in an order of GGUF's own")
+    if regrouped and model is None:
+        unsupported.append(
+            f"rows or columns of {regrouped[0]} are in an order of GGUF's own, which follows from the base: --base "
+            "names the base model"
+        )
+    elif regrouped and family and model:
+        collected, odd = _regrouped(collected, regrouped, family, model)
+        unsupported += [f"{name} is in an order of GGUF's own that no adapter can be in" for name in odd]
     if family and interleaves(family):
         collected, lost = _in_order(collected, file, model, family, path)
         if lost:
@@ -116,6 +122,23 @@ def _collect(
         scale = 1.0 if alpha is None else effective_scale(alpha, rank)
         collector.add(module, name, parts, Shape(scale, None, alpha), embedding=module == EMBEDDING)
     return collector.finish(), tuple(unknown)
+
+
+def _regrouped(
+    collected: Collected, names: list[str], family: Family, model: ModelConfig
+) -> tuple[Collected, list[str]]:
+    """Give the rows and columns of these modules the order that GGUF has of them; the names of those it cannot."""
+    tensors, odd = dict(collected.tensors), []
+    for name in names:
+        outputs = placed_in_gguf(collected.modules[name].path, family, model)
+        a, b = (tensors[f"{name}.{role.value}"] for role in (Role.A, Role.B))
+        if outputs is None or len(b.shape) != 2 or b.shape[0] != outputs.rows:
+            odd.append(name)
+            continue
+        layout = outputs.layout(b.shape[1])
+        tensors[b.name] = replace(b, layout=replace(layout, scale=b.layout.scale))
+        tensors[a.name] = replace(a, layout=outputs.layout_of_a(*a.shape))
+    return collected._replace(tensors=tensors), odd
 
 
 def _in_order(

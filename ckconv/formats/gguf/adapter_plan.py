@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from ckconv.adapters.model import family_of
-from ckconv.adapters.names import family_named, gguf_name_of, weight_pattern
+from ckconv.adapters.names import family_named, gguf_name_of, placed_in_gguf, weight_pattern
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, power_of_two
 from ckconv.core.adapters import AdapterModule, Role, effective_scale, float32
 from ckconv.core.config import FIELD_OF
@@ -85,8 +85,8 @@ class GgufAdapterPlanner(AdapterPlanner):
             self.refuse(f"llama.cpp computes {module.name} of a {family.gguf} without its adapter", _MERGED_HINT)
         elif gguf_name_of(module.name, family) is None and self.index.format != "gguf":
             self.refuse(f"GGUF has no name for {quoted(module.path)}")
-        elif self.index.format != "gguf" and is_regrouped(family, module.name, scope):
-            self.refuse(f"GGUF has rows or columns of {module.name} in another order than the adapter", _MERGED_HINT)
+        elif self.index.format != "gguf" and base is None and is_regrouped(family, module.name, scope):
+            self.refuse(f"GGUF has rows or columns of {module.name} in another order than the adapter", _BASE_HINT)
         elif module.name == _EMBEDDING and base is not None and base.tied:
             self.refuse("the base is tied, so llama.cpp would take the change of its embedding for one of its head")
         elif module.name == _HEAD and base is not None and base.tied:
@@ -104,8 +104,21 @@ class GgufAdapterPlanner(AdapterPlanner):
             if module.embedding:
                 found += [as_rows(name + GGUF_A, b, scale=scale), as_columns(name + GGUF_B, a)]
             else:
-                found += [as_rows(name + GGUF_A, a), self._by_heads(name + GGUF_B, module, b, scale)]
+                found += self._pair(name, module, a, b, scale)
         return found
+
+    def _pair(self, name: str, module: AdapterModule, a: Tensor, b: Tensor, scale: float) -> list[Entry]:
+        """The two, with rows and columns where those of the base's matrix are."""
+        base, family = self.adapter.base, self.family
+        entries = [as_rows(name + GGUF_A, a), self._by_heads(name + GGUF_B, module, b, scale)]
+        if base is None or family is None or not is_regrouped(family, module.name, base.scope):
+            return entries
+        outputs = placed_in_gguf(name, family, base)
+        if outputs is None or len(b.shape) != 2:
+            self.refuse(f"{module.name} is in an order of GGUF's own that no adapter can be in", _MERGED_HINT)
+            return entries
+        places = replace(outputs.layout(module.rank), scale=scale)
+        return [entries[0]._replace(layout=outputs.layout_of_a(*a.shape)), entries[1]._replace(layout=places)]
 
     def _by_heads(self, name: str, module: AdapterModule, b: Tensor, scale: float) -> Entry:
         """``lora_b`` with its rows where the rows of the base's matrix are."""

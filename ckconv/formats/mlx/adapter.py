@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.adapters.names import families_of, local_path, mixed, module_of
+from ckconv.adapters.names import families_of, local_path, module_of, placed
 from ckconv.adapters.read import Collector, Part, Shape
 from ckconv.core.adapters import Adapter, Role, float32
 from ckconv.core.tensors import StoredTensor, TensorIndex
@@ -78,8 +78,10 @@ def open_mlx_adapter(
     unsupported: list[str] = []
     for module, parts in found.items():
         name = module_of(module, families) or module
-        if mixed(module, families):
-            unsupported.append(f"{quoted(module)} holds Q, K and V head by head, and its adapter has no rule")
+        outputs, why = placed(module, families, model)
+        if outputs and parts.keys() - {Role.A, Role.B}:
+            why = f"{quoted(module)} is stored head by head, and only LoRA of it has rules"
+        unsupported += [why] if why else []
         embedding = name in EMBEDDINGS
         read = {
             role: Part(stored, transposed=role in (Role.A, Role.B) and len(stored.shape) == 2)
@@ -92,7 +94,7 @@ def open_mlx_adapter(
             unsupported.append(f"{quoted(module)} has tensors of another method than {method}")
         if lora and not _selected(module, document):
             unsupported.append(f"the configuration does not select {quoted(module)}, so mlx-lm refuses it")
-        collector.add(name, module, read, shape, embedding=embedding)
+        collector.add(name, module, read, shape, embedding=embedding, outputs=outputs)
     collected = collector.finish()
     if model is not None:
         check_fits(collected.modules, collected.tensors, model, root)

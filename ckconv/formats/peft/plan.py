@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -56,7 +57,12 @@ class PeftPlanner(AdapterPlanner):
                     name = f"{prefix}.lora_embedding_{'B' if role is Role.A else 'A'}"
                     found.append(as_columns(name, tensor, scale=tensor.layout.scale))
                 else:
-                    found.append(as_rows(f"{prefix}{_ENDINGS[role]}", tensor, scale=tensor.layout.scale))
+                    entry = as_rows(f"{prefix}{_ENDINGS[role]}", tensor, scale=tensor.layout.scale)
+                    outputs = self.placed(self.paths[module.name]) if role is Role.B else None
+                    if outputs is not None:
+                        places = replace(outputs.layout(module.rank), scale=tensor.layout.scale)
+                        entry = entry._replace(layout=places, shape=(outputs.rows, module.rank))
+                    found.append(entry)
         return found
 
     def _as_it_was(self, name: str, module: AdapterModule, role: Role) -> Entry:

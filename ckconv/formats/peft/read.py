@@ -7,11 +7,14 @@ their own. Named adapters lie in sub-directories.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from ckconv.adapters.names import families_of, mixed, module_of
+from ckconv.adapters.names import families_of, module_of, placed
+from ckconv.adapters.places import Outputs
 from ckconv.adapters.read import Collector, Part, Shape, vector
 from ckconv.core.adapters import Adapter, Role, effective_scale
+from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.peft.config import PeftConfig, read_peft_config
@@ -81,7 +84,7 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None, follow_li
             continue
         if bare and not config.selection.holds(module):
             unsupported.append(f"{quoted(module)} (target_parameters): it changes bare parameters, not modules")
-        _add(collector, config, module, parts, embedding, families, unsupported)
+        _add(collector, config, module, parts, embedding, families, model, unsupported)
     collected = collector.finish()
     if model is not None and not unsupported:  # what has no rule has no shape to be held against either
         check_fits(collected.modules, collected.tensors, model, root)
@@ -146,11 +149,12 @@ def _add(
     parts: dict[Role, Part],
     embedding: bool,
     families: tuple[str, ...],
+    model: ModelConfig | None,
     unsupported: list[str],
 ) -> None:
     name = module_of(module, families) or module
-    if mixed(module, families):
-        unsupported.append(f"{quoted(module)} holds Q, K and V head by head, and its adapter has no rule")
+    outputs, why = placed(module, families, model)
+    unsupported += [why] if why else _moved(module, parts, outputs)
     if not (Role.A in parts or Role.B in parts):
         beside = {Role.MAGNITUDE, Role.BIAS} & parts.keys()
         if beside or (Role.IA3 in parts and config.method != "IA3"):
@@ -174,7 +178,13 @@ def _add(
     given = "rank_pattern" if rank != config.rank else "r"
     # The matrices of a bare parameter, of all experts say, have the rank as often as there are experts.
     stated = None if bare and not config.selection.holds(module) else rank
-    collector.add(name, module, parts, Shape(scale, stated, alpha, given), embedding=embedding)
+    collector.add(name, module, parts, Shape(scale, stated, alpha, given), embedding=embedding, outputs=outputs)
+
+
+def _moved(module: str, parts: Mapping[Role, Part], outputs: Outputs | None) -> list[str]:
+    """What of a matrix whose rows lie in another order has no rule."""
+    odd = parts.keys() - {Role.A, Role.B}
+    return [f"{quoted(module)} is stored head by head, and only LoRA of it has rules"] if odd and outputs else []
 
 
 def _ignored(module: str) -> str:
