@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckconv.core.layouts import Layout, boxes, column_blocks, headed, plain, shifted, transposed
+from ckconv.core.layouts import Layout, Strip, boxes, column_blocks, headed, plain, shifted, transposed
 
 
 @dataclass(frozen=True)
@@ -155,3 +155,14 @@ def test_rows_of_another_width_are_at_the_same_places() -> None:
     wide, narrow = headed(2, 4, 64, interleaved=True), headed(2, 4, 8, interleaved=True)
     assert wide.of_width(8) == narrow
     assert wide.part(4, 4).strips[0].first == 4 * 64
+
+
+def test_rows_of_several_strips_start_where_their_strip_has_them() -> None:
+    # Q, K and V of two heads of two rows, head by head, three elements a row
+    q, k, v = (Strip(first * 6, ((2, 18), (2, 3)), ((3, 1),)) for first in range(3))
+    layout = Layout(12, 3, 12, 3, (q, k, v))
+
+    starts = layout.start(np.arange(12)) // 3
+
+    assert starts.tolist() == [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]
+    assert [layout.part(first, 4).strips[0].start(0) // 3 for first in (0, 4, 8)] == [0, 2, 4]

@@ -61,10 +61,12 @@ class Outputs(NamedTuple):
 
 def sides_of(kind: Kind) -> Sides | None:
     """The two sides of a matrix, or of each one of a stack; ``None`` where the stored axes mix them."""
+    if len(kind.shape) < 2 or len(kind.whole) != len(kind.shape):
+        return None
     across = kind.whole[-1]
     axes = kind.axes[1:] if len(kind.shape) == 3 else kind.axes
     split = next((n for n in range(len(axes) + 1) if math.prod(a for a, _ in axes[:n]) == kind.shape[-2]), None)
-    if split is None or len(kind.whole) != len(kind.shape):
+    if split is None:
         return None
     found = []
     for own in (axes[:split], axes[split:]):
