@@ -21,7 +21,9 @@ from ckconv.families.catalogue import FAMILIES  # noqa: E402
 #: Architecture -> file of src/models with its load_arch_hparams, where that is called otherwise.
 FILES = {
     "ernie4_5": "ernie4-5", "ernie4_5-moe": "ernie4-5", "glm4moe": "glm4-moe", "gpt-oss": "openai-moe",
-    "granitemoe": "granite-moe", "hunyuan-dense": "hunyuan-vl", "seed_oss": "seed-oss",
+    "granitemoe": "granite-moe", "hunyuan-dense": "hunyuan-vl",
+    "granitehybrid": "granite-hybrid", "falcon-h1": "falcon-h1", "nemotron_h": "nemotron-h",
+    "nemotron_h_moe": "nemotron-h", "seed_oss": "seed-oss",
 }  # fmt: skip
 
 #: ``ml.get_key(LLM_KV_NAME, into, false)``: without the last argument the key has to be there.

@@ -17,6 +17,9 @@ from ckconv.families.sizes import Sizes
 
 _WEIGHT = ".weight"
 
+#: What stands before the paths of a class in memory, where its files have another prefix.
+_MEMORY = "memory"
+
 
 def module_of(path: str, families: Iterable[str] | None = None) -> str | None:
     """The canonical name of the module at a path; ``None`` where the families have no rule, or differ.
@@ -99,6 +102,9 @@ def _paths(family: Family, format: str) -> dict[str, str]:
     paths = {name: found.pattern for name, found in names.written.items() if len(found.parts) == 1}
     fused = (*names.always_fused, *wholes.values())
     paths |= {found.canonical: found.pattern for found in fused if _has_module(found)}
+    for root, _ in family.prefixes.get(_MEMORY, ()) if format == HF else ():
+        own = family.prefixes[HF][0][0]
+        paths = {ours: root + theirs.removeprefix(own) for ours, theirs in paths.items() if theirs.startswith(own)}
     return {
         ours.removesuffix(_WEIGHT): theirs.removesuffix(_WEIGHT)
         for ours, theirs in paths.items()

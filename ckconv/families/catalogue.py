@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ckconv.families.expressions import parse
+from ckconv.families.expressions import ExpressionError, parse
 from ckconv.families.fields import listed
 from ckconv.families.merge import FOLDER, read_file
 from ckconv.families.own import in_force, own_files
@@ -151,9 +152,20 @@ def family_without_name(engine: str, present: Collection[str]) -> str:
     return max(tensors, key=lambda name: (len(tensors[name] & set(present)), -len(tensors[name] - set(present))))
 
 
-def family_of_model_type(model_type: str) -> Family | None:
-    """The family of a ``config.json``; a family's own name serves as well, as bump files have it."""
-    return FAMILIES.get(next(_naming(model_type, "huggingface", "model_type"), model_type))
+def family_of_model_type(model_type: str, document: Mapping[str, Any] | None = None) -> Family | None:
+    """The family of a ``config.json``; a family's own name serves as well, as bump files have it.
+
+    Args:
+        document: the keys of the file, for a ``model_type`` of several families (dense models and mixtures); one of
+            an empty file without it.
+    """
+    said = defaultdict(lambda: None, document or {})
+    for name in _naming(model_type, "huggingface", "model_type"):
+        condition = _own_table(name)["huggingface"].get("match")
+        with suppress(ExpressionError):  # a key that tells families apart may hold anything
+            if condition is None or parse(condition).value(said):
+                return FAMILIES[name]
+    return FAMILIES.get(model_type)
 
 
 def hyperparameters(architecture: str) -> list[tuple[str, str]]:

@@ -28,6 +28,16 @@ def each(items: list[Any], item: Any, one: Any, other: Any) -> list[Any]:
     return [one if found == item else other for found in items]
 
 
+def spelled(pattern: Sequence[str], letters: str, words: list[str]) -> list[str]:
+    """A word for each letter of a pattern."""
+    return [words[letters.index(letter)] for letter in pattern]
+
+
+def overlaid(items: list[Any], others: list[Any]) -> list[Any]:
+    """The items of one list, and where they say nothing those of another."""
+    return [item or other for item, other in zip(items, others, strict=True)]
+
+
 def spread(count: int, it: Any) -> list[Any]:
     """What every layer has: a list, or one value for all."""
     return it if isinstance(it, list) else [it] * count
@@ -123,6 +133,8 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "cycle": cycle,
     "leading": leading,
     "each": each,
+    "spelled": spelled,
+    "overlaid": overlaid,
     "spread": spread,
     "of_kind": of_kind,
     "first": first,

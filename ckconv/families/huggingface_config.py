@@ -70,7 +70,7 @@ def _with_outer_tie(config: Mapping[str, Any], consumer: str, stored: tuple[Stor
 
 def huggingface_family(config: Mapping[str, Any]) -> Family | None:
     """The family that ``model_type`` names; ``None`` for one without rules."""
-    return family_of_model_type(str(text_config(config).get("model_type", "")))
+    return family_of_model_type(str(text_config(config).get("model_type", "")), text_config(config))
 
 
 def huggingface_config(
@@ -108,8 +108,7 @@ def huggingface_config(
         checked_number("encoder_layers", own["encoder_layers"], NUMBERS["num_layers"], fail)
     modifiers = [f"{key} = {own[key]!r}" for key in keys.active(own, consumer)]
     scaling, local = None, None
-    unread: tuple[str, ...] = ()
-    overruled: tuple[str, ...] = ()
+    unread = overruled = tuple[str, ...]()
     if family.rope:
         theta = _default(family.parameters["rope_theta"], reader)
         context = int(values.get("context_length", 0))
@@ -169,9 +168,14 @@ def _numbers(
         for key in () if field in _BY_RULE else words:
             if own.get(key) is None or not family.document.keys.reads(key, consumer):
                 continue
-            found = checked_number(key, _alike(own, key), number, fail)
-            if (field, key) in computed:
-                found = Values(family, _Document(own), _READERS[consumer])[computed[field, key]]
+            name = computed.get((field, key))
+            if name is None or not isinstance(own[key], str | list):
+                found = checked_number(key, _alike(own, key), number, fail)
+            if name is not None:
+                try:
+                    found = Values(family, _Document(own), _READERS[consumer])[name]
+                except (ParameterError, ExpressionError) as error:
+                    raise fail(str(error)) from None
             if values.setdefault(field, found) != found:
                 raise fail(f"{names[field]} is {values[field]:,}, {key} is {found:,}")
             names[field] = key
@@ -331,7 +335,7 @@ def _completed(
         extra = {name: values[name] for name in family.own}
         for name in extra.keys() & family.sizes:
             if extra[name] is not None:
-                checked_number(document_words(family, name)[0], extra[name], WHOLE, fail)
+                checked_number([*document_words(family, name), name][0], extra[name], WHOLE, fail)
         if "local_theta" in rows:
             local = values["local_theta"] if local is None else checked_number("rope_theta", local, REAL, fail)
     except (ParameterError, ExpressionError) as error:

@@ -18,7 +18,10 @@ _PARAMETER_OF = {field: name for name, field in FIELD_OF.items()}
 
 def family_of(config: ModelConfig) -> Family | None:
     """The family file of a model: that of its own ``model_type``, else that of its family."""
-    return family_of_model_type(config.model_type) or FAMILIES.get(config.family)
+    family = FAMILIES.get(config.family)
+    if family is not None and config.model_type in family.in_huggingface.names:
+        return family
+    return family_of_model_type(config.model_type) or family
 
 
 def document_words(family: Family, field: str) -> list[str]:

@@ -130,7 +130,7 @@ def _ignored(
             )
         return
     default = parameter.defaults.get(loader.row)
-    taken = default.value(config.scope) if default is not None else None
+    taken = default.value(scope_of(family, config)) if default is not None else None
     if value not in (None, 0, False) and (taken is None or differ(value, taken)):
         yield Reason(f"{_key(name, family)} = {_shown(value)} changes the computation; {loader.name} does not know it")
 

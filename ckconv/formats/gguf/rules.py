@@ -38,9 +38,11 @@ def required_layers(config: ModelConfig) -> dict[str, Sequence[int]]:
     """Canonical patterns of tensors without which it does not load a model -> the layers that have them."""
     family = FAMILIES[config.family]
     everywhere = dict.fromkeys(always(family, "gguf"), range(config.num_layers))
-    wanted = {**everywhere, **conditional(family, "gguf", config.scope)}
-    wanted = {name: layers for name, layers in wanted.items() if name not in loaded(family, LLAMA_CPP.row)}
-    return wanted | dict.fromkeys(required(family, LLAMA_CPP.row), range(config.num_layers))
+    found = {**everywhere, **conditional(family, "gguf", config.scope)}
+    wanted = {name: layers for name, layers in found.items() if name not in loaded(family, LLAMA_CPP.row)}
+    besides = required(family, LLAMA_CPP.row)
+    weights = {name: f"{name.rpartition('.')[0]}.weight" for name in besides}
+    return wanted | {name: found.get(weights[name], range(config.num_layers)) for name in besides}
 
 
 def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool, tied: bool = True) -> Iterator[Reason]:
