@@ -16,7 +16,7 @@ from ckconv.engine.run import Report, run
 from ckconv.engine.targets import make_plan
 from ckconv.errors import UsageError, counted, quoted
 from ckconv.families.catalogue import own_families
-from ckconv.formats import format_of, names
+from ckconv.formats import format_of, named, names
 from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
 from ckconv.io.files import readable
@@ -69,6 +69,7 @@ def prepare(
     A directory without ``to`` gets what a bump file was made from, where its source record says that.
     """
     check_values(options)
+    to = named(to) if to else None
     if to is not None and to not in names():
         raise UsageError("usage", f"to is {quoted(to)}, one of {', '.join(names())} expected")
     place = destination(target, to) if to or not says_nothing(target) else None

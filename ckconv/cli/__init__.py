@@ -39,6 +39,21 @@ class Verbs(click.Group):
         command: click.Command = importlib.import_module(f"ckconv.cli.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb; of one that there is not, the verb that is spelt most like it stands in the error."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], VERBS, n=1) if args else []
+            if not near:
+                raise
+            message = f"{error.message.rstrip('.')}. Did you mean {near[0]}?"
+            raise click.UsageError(message, ctx) from None
+
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
         """Parse the options, which may print the help; like :meth:`invoke` where nobody reads it."""
         try:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckconv.cli.conversion import adapters_of, conversion_options, flag, options_of
+from ckconv.cli.format_name import FormatName
 from ckconv.cli.progress import ProgressLine
+from ckconv.cli.sections import Sections
 from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, settings_of
 from ckconv.errors import OutputError, UsageError
-from ckconv.formats import names
 
 if TYPE_CHECKING:
     from ckconv.engine.run import Report
@@ -21,12 +22,19 @@ if TYPE_CHECKING:
 _PLACES = {"config.json": "config_out", "weights_manifest.json": "manifest"}
 _MAP_NAME = "weights_manifest.map"
 
+_EXAMPLES = {
+    "ckconv convert model.gguf model.bump": "for C-Kernel-Engine; every tensor is verified",
+    "ckconv convert model/ model.gguf --quantize q4_k_m": "a checkpoint of Hugging Face for llama.cpp, quantised",
+    "ckconv convert model.gguf model/ --to hf --dequantize": "back to a checkpoint; the blocks' own values in FP32",
+    "ckconv convert model/ mlx/ --to mlx --dry-run": "the plan with exact sizes; nothing is written",
+}
 
-@click.command("convert", context_settings=CONTEXT)
+
+@click.command("convert", cls=Sections, examples=_EXAMPLES, context_settings=CONTEXT)
 @click.argument("src", type=PATH)
 @click.argument("dst")
-@click.option("--from", "source_format", type=click.Choice(names()), help="Read SRC as this format.")
-@click.option("--to", type=click.Choice(names()), help="Write this format, whatever DST is called.")
+@click.option("--from", "source_format", type=FormatName(), help="Read SRC as this format.")
+@click.option("--to", type=FormatName(), help="Write this format, whatever DST is called.")
 @conversion_options
 @click.option("--config-out", type=PATH, help="Where config.json goes, if not beside DST.")
 @click.option(

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckconv.cli.overview import Overview, as_document, as_rows, overview
 from ckconv.cli.render import container
 from ckconv.core.config import SHARED_FIELDS
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.engine.targets import judged
+from ckconv.errors import CkconvError
 from ckconv.formats import Output, adapter_outputs, format_of, model_outputs
 from ckconv.formats.bump.spec import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
@@ -47,6 +49,7 @@ class Description:
     shown: tuple[StoredTensor, ...]
     targets: tuple[Target, ...]
     hashes: Hashes | None
+    overview: Overview
 
     @property
     def config(self) -> dict[str, Any]:
@@ -126,6 +129,7 @@ class Description:
             "architecture": index.architecture or None,
             "parameters": index.parameters,
             "bytes": index.nbytes,
+            "overview": as_document(self.overview),
             "container": self.facts,
             "config": self.config or None,
             **self._adapter(),
@@ -192,6 +196,7 @@ class Description:
         if everything:
             words = (index.path, container(index.format, index.version), index.architecture)
             yield ("model", *words, index.parameters, index.nbytes)
+            yield from (("overview", *row) for row in as_rows(self.overview))
             yield from (("container", key, value) for key, value in self.facts.items())
             yield from (("config", key, value) for key, value in self.config.items())
             yield from (("module", *row) for row in self.modules)
@@ -225,11 +230,14 @@ def describe(index: TensorIndex, *, tensors: str | None, hashes: Hashes | None, 
         targets = tuple(_target(index, output.name, output, source) for output in model_outputs() if output.judged)
     if index.adapter is not None:
         targets = tuple(_target(index, name, output, SourceFacts()) for name, output in adapter_outputs().items())
-    return Description(index, shown, targets, hashes)
+    return Description(index, shown, targets, hashes, overview(index))
 
 
 def _target(index: TensorIndex, name: str, output: Output, source: SourceFacts) -> Target:
-    plan = judged(index, output, source)
+    try:
+        plan = judged(index, output, source)
+    except CkconvError as error:
+        return Target(name, (Reason(error.message, error.hint or ""),), ())
     return Target(name, plan.refusals, () if plan.refusals else plan.notes)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from ckconv.cli.conversion import flag
+from ckconv.cli.format_name import FormatName
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
-from ckconv.formats import names
 
 
 @click.command("inspect", context_settings=CONTEXT)
@@ -17,10 +17,16 @@ from ckconv.formats import names
 @click.option(
     "--from",
     "source_format",
-    type=click.Choice(names()),
+    type=FormatName(),
     help="Read PATH as this format.",
 )
-@click.option("--tensors", metavar="GLOB", help="Only the tensors that match, by canonical or source name.")
+@click.option(
+    "--tensors",
+    metavar="[GLOB]",
+    is_flag=False,
+    flag_value="*",
+    help="Only the tensors, all of them or those that match by canonical or source name.",
+)
 @click.option("--metadata", is_flag=True, help="Only the metadata.")
 @click.option("--hash", "hashes", is_flag=True, help="Add a content hash per tensor and one for the model.")
 @click.option(
@@ -85,7 +91,10 @@ def command(
     elif settings.color or sys.stdout.isatty():
         from ckconv.cli.tables import print_tables
 
-        print_tables(description, settings, only_metadata=metadata, only_tensors=tensors is not None)
+        every = settings.verbose or tensors is not None or hashes
+        print_tables(
+            description, settings, only_metadata=metadata, only_tensors=tensors is not None, every_tensor=every
+        )
     else:
         from ckconv.cli.render import print_lines
 

@@ -2,37 +2,87 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ckconv.cli.describe import Description
+from ckconv.cli.describe import Description, Target
+from ckconv.cli.layermap import layer_map
+from ckconv.cli.layermap import lines as map_lines
 from ckconv.cli.render import container, count, printable, size
+from ckconv.cli.repeated import repeated
 from ckconv.cli.settings import Settings
+from ckconv.core.tensors import StoredTensor
 from ckconv.errors import counted
 
-#: Columns of a table at least: on a narrower terminal its own wrapping reads better than folded names.
-_NARROWEST = 80
+#: Columns that a page has at least: what is narrower wraps by itself.
+_NARROWEST = 60
+
+#: Between two columns of a table.
+_GAP = 2
+
+#: What less is told where nobody says otherwise: end at once where all fits on the screen, keep colours.
+_LESS = "-FRX"
+
+#: What people call a target.
+_TARGETS = {"gguf": "GGUF", "safetensors": "Hugging Face", "mlx": "MLX", "peft": "PEFT"}
 
 
-def print_tables(description: Description, settings: Settings, *, only_metadata: bool, only_tensors: bool) -> None:
-    """Print the sections that were asked for."""
+class Column(NamedTuple):
+    """A column of the tensors' table.
+
+    Attributes:
+        right: numbers stand there.
+        leaves: of columns that do not fit, the one with the highest number goes first; 0 stays.
+    """
+
+    title: str
+    cells: Sequence[str]
+    right: bool = False
+    leaves: int = 0
+
+    @property
+    def width(self) -> int:
+        """Characters of the widest cell."""
+        return max(len(cell) for cell in (self.title, *self.cells))
+
+
+def print_tables(
+    description: Description, settings: Settings, *, only_metadata: bool, only_tensors: bool, every_tensor: bool
+) -> None:
+    """Print the sections that were asked for; all tensors through the pager."""
     # Without a colour system there is no bold either: whoever says no to colours wants no escapes.
     console = Console(color_system="auto" if settings.color else None, highlight=False, emoji=False, markup=False)
     console.width = max(console.width, _NARROWEST)
-    if not (only_metadata or only_tensors):
-        _overview(console, description)
-    if not only_metadata:
-        _tensors(console, description)
-    if not only_tensors:
-        _metadata(console, description)
-    if not (only_metadata or only_tensors):
-        _targets(console, description)
-    if description.hashes and not only_metadata:
-        console.print(Text(f"model hash  {description.hashes.model}"))
+    if every_tensor and console.is_terminal:
+        os.environ.setdefault("LESS", _LESS)
+        with console.pager(styles=settings.color):
+            _print(console, description, only_metadata, only_tensors, True)
+    else:
+        _print(console, description, only_metadata, only_tensors, every_tensor)
+
+
+def _print(console: Console, d: Description, only_metadata: bool, only_tensors: bool, every_tensor: bool) -> None:
+    everything = not (only_metadata or only_tensors)
+    if everything:
+        _headline(console, d)
+        _targets(console, d.targets)
+        _modules(console, d)
+        _shape_of_model(console, d)
+    if every_tensor:
+        _tensors(console, d)
+    if only_metadata or (every_tensor and not only_tensors):
+        _metadata(console, d)
+    if d.hashes and not only_metadata:
+        console.print(Text(f"model hash  {d.hashes.model}"))
+    if everything and not every_tensor:
+        console.print(Text("-v: every tensor and all metadata; --tensors, --metadata: only those", style="dim"))
 
 
 def _table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
@@ -44,29 +94,95 @@ def _table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = 
     return table
 
 
-def _overview(console: Console, d: Description) -> None:
-    index = d.index
-    words = (
-        index.path.name or str(index.path),
-        container(index.format, index.version, "v"),
-        index.architecture,
-        size(index.nbytes),
-        counted(len(index.stored), "tensor"),
-        f"{count(index.parameters)} parameters",
-    )
-    console.print(Text(printable("  ".join(word for word in words if word)), style="bold"))
-    for name, facts in (("container", d.facts), ("config", d.config)):
-        if facts:
-            line = "  ".join(
-                f"{key} {value:,}" if isinstance(value, int) else f"{key} {value}" for key, value in facts.items()
-            )
-            console.print(Text(printable(f"  {name}: {line}")), soft_wrap=False)
+def _headline(console: Console, d: Description) -> None:
+    """What people ask first."""
+    index, o = d.index, d.overview
+    quantised = f"{o.types}, {o.bits:.3g} bits per weight" if o.types else ""
+    family = index.architecture if index.adapter is None else f"{index.adapter.method} adapter"
+    words = (o.name, family, f"{count(index.parameters)} parameters", quantised, size(index.nbytes))
+    for line in _packed([printable(word) for word in words if word], console.width):
+        console.print(Text(line, style="bold"))
+    for name, text in _facts(d):
+        if text:
+            _hung(console, Text.assemble((f"  {name:<15}", "dim")), text)
     console.print()
-    _modules(console, d)
-    table = _table("type", "tensors", "bytes", right=("tensors", "bytes"))
-    for name, tensors, nbytes in d.types:
-        table.add_row(name, f"{tensors:,}", f"{nbytes:,}")
-    console.print(table)
+
+
+def _packed(words: Sequence[str], width: int) -> list[str]:
+    """Words in as few lines as the width asks for; none is broken."""
+    lines = [""]
+    for word in words:
+        longer = f"{lines[-1]}  {word}" if lines[-1] else word
+        lines = [*lines[:-1], longer] if len(longer) <= width or not lines[-1] else [*lines, word]
+    return lines
+
+
+def _facts(d: Description) -> Iterable[tuple[str, str]]:
+    index, o, c = d.index, d.overview, d.index.config
+    files = f"{len(index.files)} files" if len(index.files) > 1 else ""
+    place = (index.path.name or str(index.path), container(index.format, index.version, "v"), files)
+    yield "file", ", ".join(word for word in (*place, counted(len(index.stored), "tensor")) if word)
+    yield "merged", ", ".join(index.merged)
+    if c is not None:
+        heads = f"{c.num_heads:,}/{c.num_kv_heads:,}" if c.num_kv_heads != c.num_heads else f"{c.num_heads:,}"
+        experts = f", {c.num_experts:,} experts, {c.experts_used:,} used" if c.num_experts else ""
+        yield "layers", f"{c.num_layers:,}, hidden {c.hidden_size:,}, heads {heads} of {c.head_dim:,}{experts}"
+    window = f", window of {c.sliding_window:,}" if c is not None and c.sliding_window else ""
+    yield "context", f"{o.context:,} tokens{window}" if o.context else ""
+    template = {None: "", True: ", chat template", False: ", no chat template"}[o.template]
+    words = f", {c.vocab_size:,} entries" if c is not None and c.vocab_size else ""
+    if index.adapter is None:
+        yield "tokenizer", f"{o.tokenizer}{words}{template}" if o.tokenizer else "none"
+    named = f"{o.card.license_name} ({o.card.license})" if o.card.license_name else o.card.license
+    yield "licence", " ".join(word for word in (named, o.card.license_link) if word)
+    yield "base model", ", ".join(o.card.base_models)
+    yield "languages", ", ".join(o.card.languages)
+    caches = ", ".join(f"{size(cache.nbytes)} at {cache.tokens:,} tokens" for cache in o.caches)
+    if index.adapter is None:
+        yield "memory", f"{size(index.nbytes)} of weights" + (f" + KV cache in F16: {caches}" if caches else "")
+
+
+def _targets(console: Console, targets: Sequence[Target]) -> None:
+    """Where it can go: yes, or the first reason with its flag."""
+    width = max((len(_TARGETS.get(t.name, t.name)) for t in targets), default=0)
+    for target in targets:
+        start = Text(f"  {_TARGETS.get(target.name, target.name):<{width}}  ")
+        if target.reasons:
+            start.append("no   ", style="yellow")
+            first, more = target.reasons[0], len(target.reasons) - 1
+            text = first.text + (f" ({first.hint})" if first.hint else "")
+            text += f"; {counted(more, 'more reason')}" if more else ""
+        else:
+            start.append("yes  " if target.notes else "yes", style="green")
+            text = "; ".join(target.notes)
+        _hung(console, start, text)
+    if targets:
+        console.print()
+
+
+def _hung(console: Console, start: Text, text: str) -> None:
+    """A text behind what it is about; its further lines stand below its first."""
+    width = max(console.width - len(start), _NARROWEST // 3)
+    lines = textwrap.wrap(printable(text), width, break_long_words=False, break_on_hyphens=False) or [""]
+    console.print(start + Text(lines[0]), soft_wrap=True)
+    for line in lines[1:]:
+        console.print(Text(" " * len(start) + line), soft_wrap=True)
+
+
+def _shape_of_model(console: Console, d: Description) -> None:
+    """Types by layer as a map, and the tensors, those of equal layers in one line."""
+    tensors = d.index.everything
+    for line in map_lines(layer_map(tensors), console.width):
+        console.print(line, no_wrap=True)
+    console.print()
+    rows = repeated(tensors)
+    _columns(
+        console,
+        Column("tensors", [row.name for row in rows]),
+        Column("type", [row.types for row in rows]),
+        Column("shape", [row.shape for row in rows], right=True, leaves=1),
+        Column("bytes", [f"{row.nbytes:,}" for row in rows], right=True),
+    )
     console.print()
 
 
@@ -84,25 +200,43 @@ def _modules(console: Console, d: Description) -> None:
 
 
 def _tensors(console: Console, d: Description) -> None:
-    table = _table(
-        "tensor", "canonical", "type", "shape", "bytes", "offset", right=("shape", "bytes", "offset"), whole=("type",)
-    )
+    shown = d.shown
+
+    def cells(of: Literal["canonical", "hash"]) -> list[str]:
+        return [d.canonical(t) or "-" if of == "canonical" else d.hash_of(t) for t in shown]
+
+    columns = [
+        Column("tensor", [t.name for t in shown]),
+        Column("canonical", cells("canonical"), leaves=3),
+        Column("type", [t.dtype.name for t in shown]),
+        Column("shape", [_shape(t) for t in shown], right=True, leaves=1),
+        Column("bytes", [f"{t.extent.nbytes:,}" for t in shown], right=True, leaves=2),
+        Column("offset", [f"{t.extent.offset:,}" for t in shown], right=True, leaves=4),
+    ]
     if d.hashes:
-        table.add_column("hash", overflow="fold")
-    for t in d.shown:
-        cells = [
-            t.name,
-            d.canonical(t) or "-",
-            t.dtype.name,
-            " x ".join(map(str, t.shape)),
-            f"{t.extent.nbytes:,}",
-            f"{t.extent.offset:,}",
-        ]
-        if d.hashes:
-            cells.append(d.hash_of(t))
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    console.print(table)
+        columns.append(Column("hash", cells("hash")))
+    _columns(console, *columns)
     console.print()
+
+
+def _shape(tensor: StoredTensor) -> str:
+    return " x ".join(map(str, tensor.shape))
+
+
+def _columns(console: Console, *columns: Column) -> None:
+    """A table that fits by leaving columns out; what stays is never folded."""
+    columns = tuple(c._replace(cells=[printable(cell) for cell in c.cells]) for c in columns)
+    kept = [*columns]
+    while sum(c.width + _GAP for c in kept) - _GAP > console.width and any(c.leaves for c in kept):
+        kept.remove(max(kept, key=lambda c: c.leaves))
+
+    def line(values: Sequence[str]) -> str:
+        texts = (f"{v:>{c.width}}" if c.right else f"{v:<{c.width}}" for v, c in zip(values, kept, strict=True))
+        return (" " * _GAP).join(texts).rstrip()
+
+    console.print(Text(line([c.title for c in kept]), style="bold"), soft_wrap=True)
+    for row in zip(*(c.cells for c in kept), strict=True):
+        console.print(Text(line(row)), soft_wrap=True)
 
 
 def _metadata(console: Console, d: Description) -> None:
@@ -112,15 +246,3 @@ def _metadata(console: Console, d: Description) -> None:
     if table.row_count:
         console.print(table)
         console.print()
-
-
-def _targets(console: Console, d: Description) -> None:
-    for target in d.targets:
-        if not target.reasons:
-            console.print(Text(f"{target.name}: yes", style="green"))
-            for note in target.notes:
-                console.print(Text(printable(f"  note: {note}")))
-            continue
-        console.print(Text(f"{target.name}: no, because", style="yellow"))
-        for reason in target.reasons:
-            console.print(Text(printable(f"  {reason.text}") + (f"  ({reason.hint})" if reason.hint else "")))

@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from ckconv.cli.conversion import adapters_of, conversion_options, options_of
+from ckconv.cli.format_name import FormatName
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import container, print_json, print_lines
+from ckconv.cli.sections import Sections
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 from ckconv.errors import InputError, VerifyError, counted
-from ckconv.formats import names
 
 #: Side file -> the flag that says where it is.
 _PLACES = {"config.json": "config", "weights_manifest.json": "manifest"}
@@ -22,10 +23,10 @@ _PLACES = {"config.json": "config", "weights_manifest.json": "manifest"}
 _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unreadable")
 
 
-@click.command("verify", context_settings=CONTEXT)
+@click.command("verify", cls=Sections, context_settings=CONTEXT)
 @click.argument("path", type=PATH)
 @click.argument("src", type=PATH, required=False)
-@click.option("--from", "source_format", type=click.Choice(names()), help="Read SRC as this format.")
+@click.option("--from", "source_format", type=FormatName(), help="Read SRC as this format.")
 @click.option("--config", type=PATH, help="The config.json of a bump file, if not beside it.")
 @click.option("--manifest", type=PATH, help="The weights_manifest.json of a bump file, if not beside it.")
 @click.option("--weights", is_flag=True, help="Compare the tensors alone: no metadata, no tokenizer, no side files.")

@@ -132,6 +132,7 @@ FORMATS: tuple[Format, ...] = (
                 ("ckconv.formats.gguf.plan", "GgufPlanner"),
                 options=_FILES | _QUANTISED | {"tensor_scales"},
                 blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
+                judged=True,
             ),
             Output(
                 "gguf adapter",
@@ -151,7 +152,14 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format(
         "safetensors",
-        (Output("safetensors", ("ckconv.formats.huggingface.plan", "HuggingFacePlanner"), options=_CHECKPOINTS),),
+        (
+            Output(
+                "safetensors",
+                ("ckconv.formats.huggingface.plan", "HuggingFacePlanner"),
+                options=_CHECKPOINTS,
+                judged=True,
+            ),
+        ),
         read=Reader(("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "follow_links"})),
         head=re.compile(rb".{8}\{", re.DOTALL),
         suffix=".safetensors",
@@ -168,6 +176,7 @@ FORMATS: tuple[Format, ...] = (
                 ("ckconv.formats.mlx.plan", "MlxPlanner"),
                 options=_CHECKPOINTS | {"quantize"},
                 blocks=("ckconv.formats.mlx.blocks", "HELD"),
+                judged=True,
             ),
             Output("mlx adapter", ("ckconv.formats.mlx.adapter_plan", "MlxAdapterPlanner"), adapter=True),
         ),
@@ -240,6 +249,15 @@ FORMATS: tuple[Format, ...] = (
         adapter_files=(PEFT_NAME, PEFT_PICKLE, ADAPTER_CONFIG),
     ),
 )
+
+
+#: What people call a format besides its name.
+ALIASES = {"hf": "safetensors"}
+
+
+def named(name: str) -> str:
+    """The name of a format that may have been called by another one."""
+    return ALIASES.get(name, name)
 
 
 def names() -> list[str]:

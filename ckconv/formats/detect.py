@@ -12,7 +12,7 @@ from typing import Any
 
 from ckconv.core.tensors import Identity, TensorIndex, identity
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, quoted
-from ckconv.formats import FORMATS, Reader, format_of, load, names
+from ckconv.formats import FORMATS, Reader, format_of, load, named, names
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
 from ckconv.io.bytesource import ByteSource, open_source
@@ -77,6 +77,7 @@ def open_index(
         UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
         UsageError: ``usage``, there is no such format.
     """
+    format = named(format) if format else None
     if format is not None and format not in names():
         raise UsageError("usage", f"no format is called {quoted(format)}; one of {', '.join(names())} expected")
     try:

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from ckconv.core.tensors import Identity, identity
-from ckconv.errors import InputError, OutputError, unreadable
+from ckconv.errors import InputError, OutputError, quoted, unreadable
 from ckconv.system import CLOEXEC, NONBLOCK
 
 #: What was opened since :func:`remembered` began.
@@ -56,14 +56,26 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
         if fd >= 0:
             close_unwritten(fd)
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-            hint = "only inspect reads from a pipe; save the input to a file" if str(path) == "-" else None
-            raise InputError("input.missing", "there is no such file", path=path, hint=hint) from None
+            raise InputError("input.missing", "there is no such file", path=path, hint=_instead(path)) from None
         if isinstance(error, OSError):
             raise unreadable(error, path) from None
         if isinstance(error, ValueError):
             raise InputError("input.missing", "a file name cannot hold a NUL character", path=path) from None
         raise
     return fd, status
+
+
+def _instead(path: Path) -> str | None:
+    """What was perhaps meant by a file that is not there."""
+    if str(path) == "-":
+        return "only inspect reads from a pipe; save the input to a file"
+    from difflib import get_close_matches
+
+    try:
+        near = get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1, cutoff=0.8)
+    except OSError:
+        return None
+    return f"did you mean {quoted(str(path.with_name(near[0])))}?" if near else None
 
 
 @contextmanager

@@ -61,6 +61,11 @@ def needs_importance(recipe: str) -> frozenset[str]:
     return frozenset(table()["recipes"].get(recipe.upper(), {}).get("needs", ()))
 
 
+def base(recipe: str) -> str:
+    """The type of most matrices."""
+    return str(table()["recipes"][recipe.upper()]["base"])
+
+
 def quantised(matrix: Matrix) -> bool:
     """llama-quantize does not leave this tensor as it is."""
     dimensions = next((len(matrix.shape) - at for at, length in enumerate(matrix.shape) if length > 1), 1)

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from ckconv.core.card import Card, keys_of_card
 from ckconv.core.typed import STRING, VALUE_TYPES_BY_NAME, Value, ValueType, array, raw_array, scalar, string
 from ckconv.errors import UsageError, quoted
 from ckconv.families.catalogue import hyperparameters
@@ -25,6 +26,17 @@ _SHAPES = frozenset({"layers", "hidden", "ffn", "heads", "kv_heads", "head_dim",
 def copied(metadata: Mapping[str, MetaValue]) -> dict[str, Value]:
     """The keys of a file as it has them, in order; those of a split set belong to its files, not to the model."""
     return {key: _value(value) for key, value in metadata.items() if not key.startswith(SPLIT_KEYS)}
+
+
+def card_keys(card: Card) -> dict[str, Value]:
+    """What a model card says."""
+    return {key: _said(value) for key, value in keys_of_card(card).items()}
+
+
+def _said(value: str | int | list[str]) -> Value:
+    if isinstance(value, list):
+        return array("str", value)
+    return scalar("str" if isinstance(value, str) else "u32", value)
 
 
 def _value(value: MetaValue) -> Value:

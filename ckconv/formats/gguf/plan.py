@@ -32,7 +32,7 @@ from ckconv.formats.gguf.entries import (
     number_entries,
     stored_entries,
 )
-from ckconv.formats.gguf.keys import copied, edited
+from ckconv.formats.gguf.keys import card_keys, copied, edited
 from ckconv.formats.gguf.layer_keys import keys_of_tensors
 from ckconv.formats.gguf.rules import engine_reasons
 from ckconv.formats.gguf.scales import scale_entries
@@ -50,6 +50,7 @@ from ckconv.formats.gguf.spec import (
 )
 from ckconv.formats.gguf.types import file_type, types_of
 from ckconv.formats.gguf.write import container
+from ckconv.io.card import card_of
 from ckconv.plan.checks import row_notes
 from ckconv.plan.container import Container
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
@@ -232,6 +233,7 @@ class GgufPlanner(Planner):
             self.notes.append("a bump file says nothing of chat template, licence and authors: those keys are missing")
         return {
             **general_keys(family, self._name(tokenizer), label),
+            **card_keys(card_of(self.index)),
             **model,
             **keys_of_tensors(self.index, family),
             **type_keys(self._file_type(entries, types)),

@@ -28,6 +28,7 @@ class HuggingFacePlanner(CheckpointPlanner):
     scheme = "hf"
     written_by = "pt"
     always_index = False
+    library = "transformers"
 
     def _block_type(self, tensor: Tensor) -> DType:
         """Blocks of MXFP4 stay what they are where the family's class has them."""

@@ -34,6 +34,7 @@ class MlxPlanner(CheckpointPlanner):
     scheme = "mlx"
     written_by = "mlx"
     always_index = True
+    library = "mlx"
 
     def _keeps_names(self) -> bool:
         """What is MLX's already is copied; of an unknown architecture nobody knows what mlx-lm would compute."""

@@ -8,10 +8,11 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
+from ckconv.core.card import text_of_card
 from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.names import parse
-from ckconv.core.tensors import Tensor, TensorIndex
+from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_classes import needs
 from ckconv.families.keys import CONSUMERS
@@ -33,6 +34,7 @@ from ckconv.formats.safetensors.rope_factors import scaling_of
 from ckconv.formats.safetensors.shards import lay_out
 from ckconv.formats.safetensors.spec import SINGLE_NAME
 from ckconv.formats.safetensors.write import Checkpoint, container
+from ckconv.io.card import card_of
 from ckconv.options import Options
 from ckconv.plan.checks import row_notes
 from ckconv.plan.decoding import DECODE
@@ -56,12 +58,14 @@ class CheckpointPlanner(Planner):
         scheme: what ``--names hf`` means here.
         written_by: the value of ``format`` in the files' metadata.
         always_index: a single file has an index, too.
+        library: what a model card calls the library that loads it.
     """
 
     loader: Loader
     scheme: str
     written_by: str
     always_index: bool
+    library: str
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
@@ -290,6 +294,8 @@ class CheckpointPlanner(Planner):
             self.notes.append(f"{names} of the source, part of the model, is not copied: copy it beside the tensors")
         tokenizer = tokenizer_plan(self.index, o)
         self.notes += tokenizer.notes
+        typed = self.index.metadata_kind is MetadataKind.TYPED and not o.file_name
+        card = text_of_card(card_of(self.index), {"library_name": self.library}) if typed else ""
         absent = {item.name for item in self.left_out}
         parameters = sum(tensor.elements for name, tensor in self.index.everything.items() if name not in absent)
         return Plan(
@@ -301,7 +307,7 @@ class CheckpointPlanner(Planner):
             tuple(self.left_out),
             notes=tuple(self.notes),
             rope_layout="split" if self.family and self.family.rope else "",
-            contents=partial(container, Checkpoint(shards, document, parameters, carried, tokenizer)),
+            contents=partial(container, Checkpoint(shards, document, parameters, carried, tokenizer, card)),
         )
 
     def _document(self, modules: Sequence[Module], kept: bool) -> bytes:

@@ -12,6 +12,7 @@ from ckconv.formats.safetensors.reference import check_opens
 from ckconv.formats.safetensors.shards import Shards
 from ckconv.formats.safetensors.tokenizer_files import tokenizer_files
 from ckconv.io.bytesource import open_source
+from ckconv.io.card import CARD_NAME
 from ckconv.io.files import CHUNK
 from ckconv.output.streamed import SideFile, side_file
 from ckconv.plan.container import Container
@@ -25,6 +26,7 @@ class Checkpoint(NamedTuple):
         parameters: elements of all tensors.
         carried: files of the source that are copied.
         tokenizer: what is made of the tokenizer of a source that has no such files.
+        card: the README.md of a source that has none beside it; empty where it says nothing for one.
     """
 
     shards: Shards
@@ -32,6 +34,7 @@ class Checkpoint(NamedTuple):
     parameters: int
     carried: tuple[Path, ...]
     tokenizer: TokenizerPlan
+    card: str = ""
 
 
 def container(checkpoint: Checkpoint) -> Container:
@@ -44,6 +47,8 @@ def container(checkpoint: Checkpoint) -> Container:
     side = {path.name: _carried(path) for path in checkpoint.carried}
     made, notes = tokenizer_files(checkpoint.tokenizer)
     side |= made
+    if checkpoint.card:
+        side[CARD_NAME] = checkpoint.card.encode()
     if checkpoint.config_json:
         side["config.json"] = checkpoint.config_json
     shards = checkpoint.shards
