@@ -7,12 +7,14 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from ckconv.core.card import Card, keys_of_card
+from ckconv.core.card import keys_of_card
+from ckconv.core.tensors import TensorIndex
 from ckconv.core.typed import STRING, VALUE_TYPES_BY_NAME, Value, ValueType, array, raw_array, scalar, string
 from ckconv.errors import UsageError, quoted
 from ckconv.families.catalogue import hyperparameters
 from ckconv.formats.gguf.spec import ALIGNMENT_KEY, LENGTH, VERSION
 from ckconv.formats.gguf.values import ArrayRef, MetaValue
+from ckconv.io.card import card_of
 from ckconv.options import Options
 
 ARCHITECTURE_KEY = "general.architecture"
@@ -28,9 +30,9 @@ def copied(metadata: Mapping[str, MetaValue]) -> dict[str, Value]:
     return {key: _value(value) for key, value in metadata.items() if not key.startswith(SPLIT_KEYS)}
 
 
-def card_keys(card: Card) -> dict[str, Value]:
-    """What a model card says."""
-    return {key: _said(value) for key, value in keys_of_card(card).items()}
+def card_keys(index: TensorIndex) -> dict[str, Value]:
+    """What the card of a model says."""
+    return {key: _said(value) for key, value in keys_of_card(card_of(index)).items()}
 
 
 def _said(value: str | int | list[str]) -> Value:

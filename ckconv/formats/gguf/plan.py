@@ -50,7 +50,6 @@ from ckconv.formats.gguf.spec import (
 )
 from ckconv.formats.gguf.types import file_type, types_of
 from ckconv.formats.gguf.write import container
-from ckconv.io.card import card_of
 from ckconv.plan.checks import row_notes
 from ckconv.plan.container import Container
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
@@ -233,7 +232,7 @@ class GgufPlanner(Planner):
             self.notes.append("a bump file says nothing of chat template, licence and authors: those keys are missing")
         return {
             **general_keys(family, self._name(tokenizer), label),
-            **card_keys(card_of(self.index)),
+            **card_keys(self.index),
             **model,
             **keys_of_tensors(self.index, family),
             **type_keys(self._file_type(entries, types)),
