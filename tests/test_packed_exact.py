@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import consumers
 import gguf
@@ -108,6 +109,68 @@ def test_mlx_lm_computes_the_same_of_triples_and_of_decoded_matrices(
     made, wanted = (mlx_lm.logits(tmp_path / kind, [1, 5, 17, 9]) for kind in ("triples", "floats"))
     assert np.isfinite(made).all()
     assert np.abs(made - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+def in_q8_0(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Numbers that are whole multiples of their blocks' scales, as ``block_q8_0`` of ggml-common.h has them."""
+    codes = values.reshape(len(values), -1, 32).astype(np.float64) / scales.astype(np.float64)[..., None]
+    assert np.array_equal(codes, codes.astype(np.int8))
+    rows = np.concatenate([scales.astype("<f2")[..., None].view(np.uint8), codes.astype(np.int8).view(np.uint8)], -1)
+    return rows.reshape(len(values), -1)
+
+
+def again(source: Path, out: Path, tensors: dict[str, tuple[np.ndarray, Any]]) -> None:
+    """The same keys with these tensors, by the gguf package."""
+    writer = gguf.GGUFWriter(out, "llama")
+    for field in gguf.GGUFReader(source).fields.values():
+        if field.name != "general.architecture" and not field.name.startswith("GGUF."):
+            writer.add_key_value(field.name, field.contents(), field.types[0])
+    for name, (array, kind) in tensors.items():
+        writer.add_tensor(name, array, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["4 bits, symmetric", "4 bits, symmetric, groups of 128", "compressed-tensors, 4 bits"]
+)
+def test_llama_cpp_computes_what_blocks_of_the_decoded_matrices_say(
+    tmp_path: Path, llama_cpp: consumers.Consumer, name: str
+) -> None:
+    """Beside blocks it rounds activations to Q8_0, so that the decoded matrices stand in blocks, too: of eight bits."""
+    EXACT[name][0](tmp_path / "packed", DECODER)
+    ckconv.convert(tmp_path / "packed", tmp_path / "blocks.gguf")
+    ckconv.convert(tmp_path / "packed", tmp_path / "floats.gguf", options=Options(dequantize=True))
+    blocks = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "blocks.gguf").tensors}
+    decoded: dict[str, tuple[np.ndarray, Any]] = {}
+    for key, (_, values) in blocks_of(tmp_path / "floats.gguf").items():
+        if blocks[key].tensor_type.name == "Q4_0":
+            scales = blocks[key].data.reshape(len(values), -1, 18)[..., :2].copy().view("<f2")[..., 0]
+            decoded[key] = in_q8_0(values, scales), gguf.GGMLQuantizationType.Q8_0
+        else:
+            decoded[key] = blocks[key].data, blocks[key].tensor_type
+    again(tmp_path / "floats.gguf", tmp_path / "decoded.gguf", decoded)
+
+    prompt = (1, 5, 17, 9)
+    made, same, floats = (
+        llama_cpp.logits(tmp_path / f"{kind}.gguf", prompt) for kind in ("blocks", "decoded", "floats")
+    )
+    assert np.abs(made - same).max() < 1e-5 * np.abs(same).max()
+    assert np.linalg.norm(made - floats) < 0.1 * np.linalg.norm(floats)
+
+
+@pytest.mark.parametrize("name", ["AWQ", "8 bits of whole rows", "8 bits, symmetric"])
+def test_llama_cpp_computes_nearly_the_same_of_blocks_and_of_decoded_matrices(
+    tmp_path: Path, llama_cpp: consumers.Consumer, name: str
+) -> None:
+    EXACT[name][0](tmp_path / "packed", DECODER)
+    ckconv.convert(tmp_path / "packed", tmp_path / "blocks.gguf")
+    ckconv.convert(tmp_path / "packed", tmp_path / "floats.gguf", options=Options(dequantize=True))
+
+    made, floats = (llama_cpp.logits(tmp_path / f"{kind}.gguf", (1, 5, 17, 9)) for kind in ("blocks", "floats"))
+    assert np.linalg.norm(made - floats) < 0.1 * np.linalg.norm(floats)
 
 
 @pytest.mark.parametrize("name", ["4 bits, symmetric", "4 bits, zero points"])

@@ -198,6 +198,53 @@ def test_mlx_has_no_place_for_a_scale_of_scales_and_a_flag_decodes(tmp_path: Pat
     model(tmp_path / "packed", DECODER, pack, settings)
     result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/m/", "--to", "mlx")
     assert (result.code, "--dequantize" in result.err) == (4, True)
+    assert "scales times the scale of all are no E4M3" in result.err
+
+
+@pytest.mark.parametrize(("divided", "factor"), [(False, 0.125), (False, 1.5), (True, 8), (True, 0.5), (False, 1)])
+def test_scales_that_take_up_the_scale_of_scales_are_nvfp4_in_mlx(
+    tmp_path: Path, ckconv, divided: bool, factor: float
+) -> None:
+    """Scales are powers of two of which the product with any of these is an E4M3 number."""
+    mx = pytest.importorskip("mlx.core")
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Made:
+        tensors, _ = nvfp4(module, shape, seed, divided=divided, factor=factor)
+        scales = (np.random.default_rng(seed).integers(6, 12, (shape[0], shape[1] // 16)) * 8).astype(np.uint8)
+        tensors[f"{module}.weight_scale"] = Raw("F8_E4M3", scales.shape, scales.tobytes())
+        words = tensors[f"{module}.{'weight_packed' if divided else 'weight'}"]
+        assert isinstance(words, np.ndarray)
+        codes = np.stack([words & 15, words >> 4], -1).reshape(shape)
+        numbers = fp8_values()[scales]
+        return tensors, E2M1[codes] * groups(numbers / factor if divided else numbers * factor, 16)
+
+    settings = compressed("nvfp4-pack-quantized") if divided else MODELOPT
+    expected = model(tmp_path / "packed", DECODER, pack, settings)
+    result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/mlx/", "--to", "mlx")
+    assert result.code == 0, result.err
+    entry = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
+    assert json.loads((tmp_path / "mlx" / "config.json").read_text())["quantization"] == entry
+    made = mx.load(str(tmp_path / "mlx" / "model.safetensors"))
+    for key in (key for key in expected if key.endswith("_proj.weight")):
+        module = key.removesuffix(".weight")
+        found = mx.dequantize(made[key], made[f"{module}.scales"], **entry, dtype=mx.float32)
+        assert np.array_equal(np.array(found), expected[key].astype(np.float32)), key
+    assert ckconv("verify", tmp_path / "mlx", tmp_path / "packed").code == 0
+
+
+def test_groups_whose_scale_does_not_take_it_up_are_counted(tmp_path: Path, ckconv) -> None:
+    """240 times 2 is more than E4M3 has: one group of every matrix."""
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Made:
+        tensors, values = nvfp4(module, shape, seed, divided=False, factor=2)
+        scales = np.full((shape[0], shape[1] // 16), 0x38, np.uint8)
+        scales[1, 1] = 0x77
+        tensors[f"{module}.weight_scale"] = Raw("F8_E4M3", scales.shape, scales.tobytes())
+        return tensors, values
+
+    model(tmp_path / "packed", DECODER, pack, MODELOPT)
+    result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/mlx/", "--to", "mlx")
+    assert (result.code, "7 scales times the scale of all are no E4M3" in result.err) == (4, True), result.err
 
 
 @pytest.mark.parametrize(("name", "divided"), [("compressed-tensors nvfp4", True), ("ModelOpt", False)])
@@ -248,6 +295,34 @@ def test_nvfp4_of_a_gguf_is_decoded_with_its_scale(tmp_path: Path, ckconv) -> No
     one, other = ({t.name: t.data.tobytes() for t in gguf.GGUFReader(tmp_path / f"{name}.gguf").tensors}
                   for name in ("m", "copy"))  # fmt: skip
     assert one == other
+
+
+def test_the_bytes_of_a_scale_of_scales_are_no_scales(tmp_path: Path, ckconv) -> None:
+    """0x7F and 0xFF are no number as E4M3, and any byte of a float32."""
+    factor = float(np.array(0x3A7FFF7F, np.uint32).view(np.float32))
+    expected = model(tmp_path / "packed", DECODER, partial(nvfp4, divided=False, factor=factor), MODELOPT)
+    assert ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf", "--tensor-scales").code == 0
+    result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
+    assert result.code == 0, result.err
+    for key, values in floats(tmp_path / "dense").items():
+        assert np.array_equal(values, expected[key].astype(np.float32)), key
+
+
+@pytest.mark.parametrize("where", ["weight_scale", "weight_scale_2"])
+def test_scales_of_nvfp4_that_are_no_numbers_are_said_and_not_decoded(tmp_path: Path, ckconv, where: str) -> None:
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Made:
+        tensors, values = nvfp4(module, shape, seed, divided=False)
+        raw = tensors[f"{module}.weight_scale"]
+        assert isinstance(raw, Raw)
+        if where == "weight_scale":
+            tensors[f"{module}.weight_scale"] = Raw("F8_E4M3", raw.shape, bytes([0x7F]) + raw.data[1:])
+        else:
+            tensors[f"{module}.weight_scale_2"] = np.array(np.nan, np.float32)
+        return tensors, values
+
+    model(tmp_path / "packed", DECODER, pack, MODELOPT)
+    result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
+    assert (result.code, "is no number" in result.err) == (4, True), result.err
 
 
 def test_a_matrix_whose_scale_of_scales_is_one_has_none_in_a_gguf(tmp_path: Path, ckconv) -> None:

@@ -104,8 +104,12 @@ class _Zeros:
 
 
 def numbers_alone(tensor: Tensor, reader: Callable[[Tensor], Reader]) -> Iterator[Rows]:
-    """Rows of a packed matrix, in the order of its arrays, with zeros for codes: its first array is not read."""
-    codes = {packed.arrays[0].tensor.source for packed in tensor.packed if packed.arrays[0] is not None}
+    """Rows of a packed matrix, in the order of its arrays, with zeros for codes: its first array is not read.
+
+    Unless that is one of blocks, which hold scales, too.
+    """
+    first = [packed.arrays[0].tensor for packed in tensor.packed if packed.arrays[0] is not None]
+    codes = {array.source for array in first if array.dtype.block == 1}
 
     def without(array: Tensor) -> Any:
         return _Zeros(reader(array)) if array.source in codes else reader(array)

@@ -13,7 +13,7 @@ from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.io.files import Files, pieces
 from ckconv.io.tied import head_is_embedding
 from ckconv.quant.convert import side_by_side
-from ckconv.quant.triples import triple_of
+from ckconv.quant.triples import triple_of, triple_type
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats, Rows
@@ -33,6 +33,8 @@ class SourceFacts(NamedTuple):
             numbers do not fit; of an MLX triple, its own type -> groups whose scale is a code for no number. Empty
             where nobody looked: then all are taken to fit, and the conversion finds out.
         no_number: name of a packed matrix -> how many of its scales are NaN.
+        factors: canonical name of a matrix of NVFP4 that has one -> what all its scales are multiplied with, of each of
+            stacked matrices.
         copies: tensors of an adapter that are the base's own.
         importance: name in GGUF -> how much the error of each column counts, of its experts one after the other.
         importance_of: the data set that this was measured with, and how many chunks of it.
@@ -44,6 +46,7 @@ class SourceFacts(NamedTuple):
     importance: Mapping[str, Floats] = {}
     importance_of: tuple[str, int] = ("", 0)
     no_number: Mapping[str, int] = {}
+    factors: Mapping[str, list[float]] = {}
 
 
 class _Looked(Mapping[str, T]):
@@ -74,7 +77,12 @@ def gather(index: TensorIndex) -> SourceFacts:
     packed = {name: tensor for name, tensor in packed.items() if tensor.packed}
     with Files(index.identities) as files:
         tied = head_is_embedding(index, files)
-    return SourceFacts(tied, _Looked(index, beside, _unfit), no_number=_Looked(index, packed, _without_number))
+    return SourceFacts(
+        tied,
+        _Looked(index, beside, _unfit),
+        no_number=_Looked(index, packed, _without_number),
+        factors=_Looked(index, beside, _factors),
+    )
 
 
 def gather_adapter(index: TensorIndex) -> SourceFacts:
@@ -103,15 +111,21 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
 
 
 def _without_number(tensor: Tensor, files: Files) -> int:
-    """How many scales of a packed matrix are NaN; they are the second of its arrays."""
+    """How many groups of a packed matrix have a scale that is NaN."""
     import numpy as np
 
     from ckconv.io.rows import RowReader, canonical_pieces
-    from ckconv.quant.packed import scale_values, scheme_of
+    from ckconv.quant.packed import numbers, scale_values, scheme_of
 
     scheme, count = scheme_of(tensor.dtype), 0
     assert scheme is not None
-    for packed in tensor.packed:
+    if scheme.factor:
+        for _, rows in canonical_pieces(RowReader(tensor, files)):
+            found = numbers(rows, tensor.dtype)
+            assert found.factors is not None
+            count += int(np.count_nonzero(np.isnan(found.scales) | np.isnan(found.factors)[:, None]))
+        return count
+    for packed in tensor.packed:  # otherwise they are the second of its arrays
         scales = packed.arrays[1]
         assert scales is not None
         for _, rows in canonical_pieces(RowReader(scales.tensor, files)):
@@ -119,12 +133,31 @@ def _without_number(tensor: Tensor, files: Files) -> int:
     return count
 
 
+def _factors(tensor: Tensor, files: Files) -> list[float]:
+    """What the scales of each stacked matrix are multiplied with."""
+    import numpy as np
+
+    from ckconv.io.rows import RowReader
+    from ckconv.quant.packed import scheme_of
+
+    scheme, found = scheme_of(tensor.dtype), []
+    assert scheme is not None
+    for packed in tensor.packed:
+        array = packed.arrays[-1]
+        assert array is not None
+        number = RowReader(array.tensor, files).rows(0, 1).view(np.float32)[0, 0]
+        with np.errstate(all="ignore"):
+            found.append(float(np.float32(1) / number if scheme.divisor else number))
+    return found
+
+
 def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
     from ckconv.io.rows import RowReader, canonical_pieces
+    from ckconv.quant.nvfp4 import TRIPLE, is_scaled
     from ckconv.quant.reexpress import blocks_for, way_between
 
     blocks = blocks_for(tensor.dtype, tensor.layout.cols)
-    own = (tensor.dtype,) if triple_of(tensor.dtype) else ()
+    own = (tensor.dtype,) if triple_of(tensor.dtype) else (triple_type(TRIPLE),) if is_scaled(tensor.dtype) else ()
     counts, certain = Counter[DType](), Counter[DType]()
     for judge in _judges(tensor, files) if blocks or own else ():
         for block in (*own, *blocks):
@@ -142,6 +175,7 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
     from ckconv.io.packed import numbers_alone
     from ckconv.io.rows import RowReader, canonical_pieces
     from ckconv.quant.affine import unfit
+    from ckconv.quant.nvfp4 import is_scaled, products
     from ckconv.quant.reexpress import numbers_of, scale_bytes
     from ckconv.quant.repack import find, no_numbers
 
@@ -149,8 +183,8 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
     if triple is None:
         for rows in numbers_alone(tensor, lambda array: RowReader(array, files)):
             if numbers is None:
-                powers = scale_bytes(rows, tensor.dtype)[1]
-                yield lambda block, whatever, powers=powers: int((~powers).sum())
+                fits = (products if is_scaled(tensor.dtype) else scale_bytes)(rows, tensor.dtype)[1]
+                yield lambda block, whatever, fits=fits: int((~fits).sum())
             else:
                 parts = numbers.parts(rows, codes=False)
                 yield lambda block, whatever, parts=parts: int(unfit(parts, block, whatever=whatever).sum())

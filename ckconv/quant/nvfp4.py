@@ -1,7 +1,8 @@
-"""NVFP4 with a scale of scales: into ggml's blocks, which it stands beside, and between those that multiply and divide.
+"""NVFP4 with a scale of scales: into ggml's blocks, which it stands beside, and into MLX's, which have no place for it.
 
 A block of ggml has four scales of E4M3 and the codes of 64 elements. Its scales have no sign and are numbers, else a
-group does not fit. A divisor becomes a factor by one rounding, as llama.cpp's converter has it.
+group does not fit. A group fits MLX's nvfp4 if its scale times the scale of scales is an E4M3 number without a sign:
+with that one the codes say the same. A divisor becomes a factor by one rounding, as llama.cpp's converter has it.
 """
 
 from __future__ import annotations
@@ -9,25 +10,40 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckconv.core.dtypes import DTYPES, DType
+from ckconv.core.dtypes import BF16, DTYPES, DType
+from ckconv.core.floats import e4m3
 from ckconv.quant.affine import Repacked
+from ckconv.quant.mlx import Quantization, Triple, pack
 from ckconv.quant.packed import E2M1, numbers, rows_of, scheme_of
+from ckconv.quant.triples import triple_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ckconv.quant.affine import Flags
     from ckconv.quant.codec import Rows
 
 _NVFP4 = DTYPES["NVFP4"]
+
+#: What holds a matrix whose scales take up the scale of scales.
+TRIPLE = Triple(Quantization("nvfp4", 4, 16), BF16)
+
+
+def is_scaled(dtype: DType) -> bool:
+    """NVFP4 with a number for the whole matrix."""
+    scheme = scheme_of(dtype)
+    return scheme is not None and scheme.codes == E2M1 and scheme.factor
 
 
 def way_between(source: DType, target: DType) -> Callable[..., Repacked] | None:
     """From rows of a scaled NVFP4 type, or ``None`` where there is none."""
     scheme, other = scheme_of(source), scheme_of(target)
-    if scheme is None or scheme.codes != E2M1 or not scheme.factor:
+    if scheme is None or not is_scaled(source):
         return None
     if target is _NVFP4:
         return partial(_to_blocks, dtype=source)
+    if triple_of(target) == TRIPLE:
+        return partial(_to_triple, dtype=source)
     if other is not None and scheme.divisor and other == scheme._replace(divisor=False):
         return partial(_to_factor, dtype=source)
     return None
@@ -44,6 +60,28 @@ def _to_blocks(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
     blocks["d"] = found.stored_scales.reshape(blocks["d"].shape)
     unfit = found.stored_scales > np.uint8(0x7E)
     return Repacked((ggml.to_bytes(blocks),), unfit.size, int(unfit.sum()))
+
+
+def products(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
+    """Bytes of the scales of groups ``[rows, groups]`` that take up the scale of scales, and which there are."""
+    import numpy as np
+
+    found = numbers(rows, dtype)
+    assert found.factors is not None
+    table, factors = e4m3()[:0x7F].astype(np.float64), found.factors.astype(np.float64)[:, None]
+    scales = found.scales.astype(np.float64)
+    with np.errstate(all="ignore"):  # a factor of 0, or that is no number
+        wanted = scales / factors if found.scheme.divisor else scales * factors
+    codes = np.searchsorted(table, wanted).clip(max=len(table) - 1)
+    # Four bits times 24 are exact in float64; a quotient that is an E4M3 number is not rounded.
+    exact = table[codes] * factors == scales if found.scheme.divisor else table[codes] == wanted
+    return codes.astype(np.uint8), exact & np.isfinite(factors)
+
+
+def _to_triple(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+    scales, exact = products(rows, dtype)
+    found = numbers(rows, dtype).codes
+    return Repacked((pack(found if codes else found[:, :0], 4), scales), exact.size, int((~exact).sum()))
 
 
 def _to_factor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:

@@ -174,6 +174,8 @@ def triple_for(source: DType, number: DType) -> Triple | None:
         return repack.natural_triple(source, number if recipe.mode == "affine" else None)
     if is_fp8(source) and _whole(source, _MXFP8.group_size):
         return Triple(_MXFP8, BF16)
+    if packed_ways.is_scaled(source):
+        return packed_ways.TRIPLE
     numbers = numbers_of(source)
     if numbers is None or not (group := affine.natural_group(numbers.group)):
         return None

@@ -17,9 +17,9 @@ from ckconv.core.layouts import plain
 from ckconv.core.tensors import Array, Extent, Packed, StoredTensor, Tensor
 from ckconv.families.canonical import Item, plain_item
 from ckconv.formats.gguf.entries import Entry, numbers_entry
-from ckconv.io.files import Files
 from ckconv.plan.decoding import DECODE
-from ckconv.quant.packed import E2M1, Scheme, packed_type, rows_of, scheme_of
+from ckconv.quant.nvfp4 import is_scaled
+from ckconv.quant.packed import E2M1, Scheme, packed_type, rows_of
 
 if TYPE_CHECKING:
     from ckconv.plan.planner import Planner
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _NVFP4 = DTYPES["NVFP4"]
 _SCHEME = Scheme(E2M1, 4, 16, DTYPES["F8_E4M3"], factor=True)
 _WEIGHT, _SCALE = ".weight", ".scale"
+
+#: What there may be, where nobody looked.
+_UNSEEN = [math.nan]
 
 #: Modules whose scale is looked for; a bias beside those of ``ffn`` ends llama.cpp (``build_ffn``).
 _SCALED = frozenset(
@@ -82,12 +85,6 @@ def _unpack(tile: Tile) -> Rows:
     return rows_of(get_codes(blocks, _NVFP4), np.ascontiguousarray(blocks["d"]), tile.own(1))
 
 
-def is_scaled(dtype: DType) -> bool:
-    """NVFP4 with a number for the whole matrix."""
-    scheme = scheme_of(dtype)
-    return scheme is not None and scheme.codes == E2M1 and scheme.factor
-
-
 def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DType]) -> list[Entry]:
     """``NAME.scale`` of every matrix that is written as NVFP4 and has one; what has no place for it is refused.
 
@@ -104,8 +101,7 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
             continue
         module = entry.name.removesuffix(_WEIGHT)
         kind = module.rpartition(".")[2]
-        with Files(planner.index.identities) as files:
-            each = [[_factor(part.dtype, packed, files) for packed in part.packed] for part in parts]
+        each = [planner.source.factors.get(part.name, _UNSEEN) for part in parts]
         if kind not in _SCALED or (kind.startswith("ffn") and f"{module}.bias" in names):
             planner.refuse(f"llama.cpp has no place for the scale of {entry.name}'s scales", DECODE)
         elif any(numbers != each[0] for numbers in each):
@@ -121,17 +117,3 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
         hint = f"--tensor-scales writes it beside them (NAME.scale), as llama.cpp reads it; {DECODE}"
         planner.refuse(f"{why}: {unasked[0]}{more}", hint)
     return found
-
-
-def _factor(dtype: DType, packed: Packed, files: Files) -> float:
-    """What the scales of a matrix are multiplied with."""
-    import numpy as np
-
-    from ckconv.io.rows import RowReader
-
-    scheme, array = scheme_of(dtype), packed.arrays[-1]
-    assert scheme is not None
-    assert array is not None
-    number = RowReader(array.tensor, files).rows(0, 1).view(np.float32)[0, 0]
-    with np.errstate(all="ignore"):
-        return float(np.float32(1) / number if scheme.divisor else number)

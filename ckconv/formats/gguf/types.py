@@ -12,11 +12,11 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.families.gguf_metadata import FILE_TYPES
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.formats.gguf.entries import Entry
-from ckconv.formats.gguf.scales import is_scaled
 from ckconv.plan.decoding import DECODE
 from ckconv.plan.pieces import apart
 from ckconv.plan.planner import Planner
 from ckconv.quant.convert import convertible, decodable, side_by_side
+from ckconv.quant.nvfp4 import is_scaled
 
 #: Block types of intermediate results: ggml has no kernel for a matrix of them.
 _NO_MATRIX = frozenset({"Q8_1", "Q8_K"})

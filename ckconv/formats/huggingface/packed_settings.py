@@ -12,6 +12,7 @@ from ckconv.core.tensors import StoredTensor
 from ckconv.errors import Faults, quoted
 from ckconv.formats.safetensors.spec import MAX_JSON
 from ckconv.io.json import Document, read_object
+from ckconv.quant.packings import Misfit
 
 #: Keys with names of modules that are not quantised.
 _IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules")
@@ -43,17 +44,45 @@ def quantization_config(config: Mapping[str, Any], root: Path) -> Mapping[str, A
 
 
 def settings_of(module: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is declared of one module: of compressed-tensors, the ``weights`` of the first group that is about it."""
-    groups = settings.get("config_groups")
+    """What is declared of one module: of compressed-tensors the ``weights`` of its group, of GPTQModel its overrides.
+
+    Raises:
+        Misfit: it is declared that the module is not quantised.
+    """
+    groups, dynamic = settings.get("config_groups"), settings.get("dynamic")
+    if isinstance(dynamic, dict):
+        return {**settings, **_overrides(module, dynamic)}
     if not isinstance(groups, dict):
         return settings
     chosen = [group for group in groups.values() if isinstance(group, dict)]
-    about = [group for group in chosen if any(_names(target, module) for target in _list(group.get("targets")))]
-    group = next(iter([*about, *chosen]), {})
+    group = min(chosen, key=lambda group: _rank(module, _list(group.get("targets"))), default={})
     weights = group.get("weights")
     weights = weights if isinstance(weights, dict) else {}
     form = group.get("format") or settings.get("format")
     return {**weights, "bits": weights.get("num_bits"), "format": form}
+
+
+def _overrides(module: str, dynamic: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the first expression says that the name begins with (``dynamic_get`` of GPTQModel's ``config.py``)."""
+    for pattern, own in dynamic.items():
+        if _matches(pattern.removeprefix("-:").removeprefix("+:"), module):
+            if pattern.startswith("-:"):
+                raise Misfit(f"quantization_config.dynamic says {quoted(pattern)}: not quantised")
+            return own if isinstance(own, dict) else {}
+    return {}
+
+
+def _rank(module: str, targets: Sequence[str]) -> int:
+    """Names count before expressions, and those before classes (``match_named_modules`` of compressed-tensors)."""
+    if module in targets:
+        return 0
+    if any(_names(target, module) for target in targets):
+        return 1
+    return 2 if any(_is_class(target) for target in targets) else 3
+
+
+def _is_class(entry: str) -> bool:
+    return entry.isidentifier() and entry[0].isupper()
 
 
 def _list(value: object) -> list[str]:
@@ -64,8 +93,12 @@ def _names(entry: str, module: str) -> bool:
     """An entry of a list of modules is about this one: by name, part of one, glob or regular expression."""
     if entry == module or f".{entry}." in f".{module}." or fnmatchcase(module, entry):
         return True
+    return _matches(entry.removeprefix("re:"), module)
+
+
+def _matches(expression: str, module: str) -> bool:
     try:
-        return re.match(entry.removeprefix("re:"), module) is not None
+        return re.match(expression, module) is not None
     except (re.error, RecursionError, OverflowError):
         return False
 
@@ -81,7 +114,7 @@ def check_ignored(
     paths |= {path.rpartition(".")[0] for path in paths}
     for key in _IGNORED:
         entries = _list(settings.get(key))
-        named = [entry for entry in entries if entry != "lm_head" and not (entry.isidentifier() and entry[0].isupper())]
+        named = [entry for entry in entries if entry != "lm_head" and not _is_class(entry)]
         if named and not any(_names(entry, path) for entry in entries for path in paths):
             what = f"quantization_config.{key} names no module that is there: {quoted(named[0])}"
             faults.add("quant.config", what, found=len(named))

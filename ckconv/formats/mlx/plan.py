@@ -22,6 +22,7 @@ from ckconv.plan.quantising import FLOATS, names
 from ckconv.plan.steps import Plan
 from ckconv.quant.convert import Action, Conversion
 from ckconv.quant.mlx import Quantization
+from ckconv.quant.nvfp4 import is_scaled
 from ckconv.quant.quantise import Errors, Quantising
 from ckconv.quant.triples import triple_of, triple_type
 
@@ -72,6 +73,9 @@ class MlxPlanner(CheckpointPlanner):
             return tensor.dtype
         if is_fp8(tensor.dtype) and (count := self.source.unfit.get(tensor.name, {}).get(BF16, 0)):
             self._fault("scales are no powers of two, as MLX's mxfp8 wants them", DECODE, tensor.source, count)
+            return tensor.dtype
+        if is_scaled(tensor.dtype) and (count := self.source.unfit.get(tensor.name, {}).get(triple_type(triple), 0)):
+            self._fault("scales times the scale of all are no E4M3, as MLX's nvfp4 wants", DECODE, tensor.source, count)
             return tensor.dtype
         if not triple.quantization.divides(tensor.shape[-1]):
             self._fault(f"rows are no whole groups of {triple.quantization}", DECODE, tensor.source)
