@@ -11,7 +11,8 @@ from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.bytesource import open_source
 from ckconv.io.json import Document, read_object
-from ckconv.tokenizer.files import TokenizerFiles
+from ckconv.tokenizer.apart import of_tekken, of_vocabulary
+from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 
 #: Bytes of a tokenizer's file; real ones have a third of it.
 _LIMIT = 64 << 20
@@ -20,7 +21,8 @@ _TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 #: Named templates that are read; checkpoints have two or three.
 _MAX_TEMPLATES = 32
 #: Tokenizers of other libraries.
-_OTHERS = ("tekken.json", "vocab.txt", "vocab.json", "tokenizer.tiktoken")
+_OTHERS = ("vocab.txt", "vocab.json", "tokenizer.tiktoken")
+_TEKKEN, _VOCABULARY, _MERGES = "tekken.json", "vocab.json", "merges.txt"
 
 
 def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
@@ -35,16 +37,35 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     settings = {**(_json(root / "special_tokens_map.json") or {}), **(_json(root / "tokenizer_config.json") or {})}
     config = document_of(index.metadata)
     nested = config.get("text_config")
+    tokenizer, model, why = _json(root / "tokenizer.json"), _bytes(root / "tokenizer.model"), ""
+    if tokenizer is None and model is None:
+        try:
+            tokenizer = _apart(root, settings, config)
+            if tokenizer is not None:
+                settings = {**tokenizer.get("settings", {}), **settings}
+        except LeftOut as error:
+            why = str(error)
     return TokenizerFiles(
-        tokenizer=_json(root / "tokenizer.json"),
-        model=_bytes(root / "tokenizer.model"),
+        tokenizer=tokenizer,
+        model=model,
         settings=settings,
         config={**config, **nested} if isinstance(nested, dict) else config,
         generation=_json(root / "generation_config.json") or {},
         chat_template=chat_template(root, settings),
         added=_json(root / "added_tokens.json") or {},
+        why=why,
         others=tuple(name for name in _OTHERS if (root / name).is_file()),
     )
+
+
+def _apart(root: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """``tokenizer.json`` of what other files say."""
+    if (document := _json(root / _TEKKEN)) is not None:
+        return of_tekken(document)
+    if not (root / _MERGES).is_file() or (vocab := _json(root / _VOCABULARY)) is None:
+        return None
+    merges = (_bytes(root / _MERGES) or b"").decode("utf-8", "replace")
+    return of_vocabulary(vocab, merges, settings, config, _json(root / "added_tokens.json") or {})
 
 
 def chat_template(root: Path, settings: Mapping[str, Any]) -> object:

@@ -19,6 +19,7 @@ class TokenizerFiles:
         generation: ``generation_config.json``, which names those that end a text.
         chat_template: a text, or a list of named ones.
         added: ``added_tokens.json``: token -> id.
+        why: what speaks against the tokenizer that is there, where it is not read.
         others: names of tokenizer files that are there and not read.
     """
 
@@ -29,6 +30,7 @@ class TokenizerFiles:
     generation: Mapping[str, Any] = field(default_factory=dict)
     chat_template: object = None
     added: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
     others: tuple[str, ...] = ()
 
 

@@ -48,7 +48,7 @@ def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
             return _made(files, from_wordpiece(files, files.tokenizer, vocab_size), vocab_size)
         if files.tokenizer is not None:
             return _made(files, _bpe(files, files.tokenizer, vocab_size), vocab_size)
-        reason = f"{files.others[0]} is not read" if files.others else "the source has none"
+        reason = files.why or (f"{files.others[0]} is not read" if files.others else "the source has none")
     except LeftOut as error:
         reason = str(error)
     note = f"the tokenizer is left out: {reason}; llama.cpp then takes and gives token ids only"

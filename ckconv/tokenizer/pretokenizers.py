@@ -57,6 +57,12 @@ def pre_tokenizers() -> Mapping[str, PreTokenizer]:
     }
 
 
+def of_class(name: str) -> PreTokenizer | None:
+    """That of a class of slow tokenizers, or of the models of a type whose class it is; ``None`` for any other."""
+    known = _table()["class"].get(name.removesuffix("Fast"))
+    return None if known is None else pre_tokenizers()[known]
+
+
 def _row(
     names: list[str], steps: list[str], nfc: tuple[str, ...] = (), **more: Any
 ) -> tuple[list[str], list[str], tuple[str, ...], dict[str, Any]]:
