@@ -87,7 +87,7 @@ def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(size, int) or not isinstance(first, int) or not 0 < first < size <= first + len(ranked):
         raise LeftOut("tekken.json has no sizes, or fewer words than it says")
     words = list(_words(ranked[: size - first]))
-    added = dict(item if isinstance(item, tuple) else _special(item) for item in special)
+    added: dict[int, str] = dict(item if isinstance(item, tuple) else _special(item) for item in special)
     ranks = {word: rank for rank, word in enumerate(words)}
     if len(ranks) < len(words):
         raise LeftOut("tekken.json has a word twice")
