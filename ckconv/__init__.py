@@ -22,6 +22,7 @@ from ckconv.core.version import __version__
 if TYPE_CHECKING:
     from ckconv.api import convert as convert
     from ckconv.api import diff as diff
+    from ckconv.api import edit as edit
     from ckconv.api import open_model as open_model
     from ckconv.api import verify as verify
     from ckconv.engine.compare import Comparison as Comparison
@@ -42,6 +43,7 @@ _HOMES = {
     "Verified": "ckconv.engine.verify",
     "convert": "ckconv.api",
     "diff": "ckconv.api",
+    "edit": "ckconv.api",
     "open_model": "ckconv.api",
     "verify": "ckconv.api",
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import TensorIndex
+from ckconv.engine.late import side_files
 from ckconv.engine.model import Model
 from ckconv.engine.run import Report, run
 from ckconv.engine.targets import make_plan
@@ -27,11 +28,8 @@ from ckconv.record.schema import record_path
 
 if TYPE_CHECKING:
     from ckconv.engine.compare import Comparison
-    from ckconv.engine.conversion_record import Recorded
-    from ckconv.engine.settle import Late
     from ckconv.engine.transfer import Watcher
     from ckconv.engine.verify import Progress, Verified
-    from ckconv.plan.steps import Beside
     from ckconv.record.read import OpenRecord
 
 StrPath = str | os.PathLike[str]
@@ -169,43 +167,37 @@ def convert(
         return run(plan, place, force=force, verify=verify, late=late, watcher=progress)
 
 
-def side_files(
-    plan: Plan,
-    place: Destination,
+def edit(
+    source: StrPath,
+    target: StrPath | None = None,
     *,
-    checksums: bool = False,
-    record: bool = False,
-    adapters: Sequence[tuple[StrPath, float]] = (),
-) -> Sequence[Late]:
-    """The files beside the model whose content follows from what is written."""
-    from ckconv.engine.checksums import checksum_file
+    set_meta: Sequence[tuple[str, str]] = (),
+    drop_meta: Sequence[str] = (),
+    force: bool = False,
+    progress: Watcher | None = None,
+) -> Report:
+    """Write a model again with another header; its tensors stay byte for byte.
 
-    plan.check()
-    content: Recorded | None = None
-    if record:
-        from ckconv.engine.conversion_record import recorded
+    Args:
+        target: where it goes; ``None`` for the place of ``source``, a single file, which gets a new one in its stead:
+            no byte of the old one is overwritten. A ``NAME.sha256`` beside it is written anew then.
 
-        content = recorded(plan, place, [(Path(path), weight) for path, weight in adapters])
-    late = []
-    if plan.record:
-        late.append(_source_record(plan.record, plan, place, content))
-    elif content:
-        from ckconv.engine.conversion_record import record_file
+    Raises:
+        UsageError: nothing is to change, or not so; ``usage.in-place``, what lies beside ``source`` speaks of its
+            bytes, or it is no single file.
+        InputError, UnsupportedError, OutputError, VerifyError: as :func:`convert`.
+    """
+    from ckconv.engine.inplace import check_in_place
 
-        late.append(record_file(place, content))
-    return [*late, checksum_file(place)] if checksums else late
-
-
-def _source_record(record: Beside, plan: Plan, place: Destination, content: Recorded | None) -> Late:
-    """``DST.source.zip``, in which the conversion record is if one was asked for."""
-    from ckconv.engine.settle import Late
-
-    assert place.parent is not None
-    return Late(
-        record_path(place.parent / plan.files[0].name),
-        lambda files: record.size(content(files) if content else None),
-        lambda files: record.chunks(bytes.fromhex(files[0].payload_sha256), content(files) if content else None),
-    )
+    if not set_meta and not drop_meta:
+        raise UsageError("usage", "nothing is to change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")
+    index = open_index(Path(source))
+    options = Options(set_meta=tuple(set_meta), drop_meta=tuple(drop_meta), dtype="keep", source_record=False)
+    plan, place = prepare(source, os.fspath(source if target is None else target), to=index.format, options=options)
+    summed = target is None and check_in_place(index, place)
+    late = side_files(plan, place, checksums=summed)
+    replaced = target is None
+    return run(plan, place, force=force or replaced, in_place=replaced, late=late, watcher=progress)
 
 
 def verify(

@@ -16,6 +16,7 @@ VERBS: dict[str, str] = {
     "inspect": "Show what is in a file: format, architecture, config, tensors, metadata.",
     "verify": "Check structure and checksums; with SRC, every tensor against its source.",
     "diff": "Compare two models of any formats, value by value.",
+    "edit": "Write a model again with other metadata; its tensors stay byte for byte.",
     "formats": "List the directions, architectures and tensor types of this build.",
     "completion": "Print the completion script for bash, zsh or fish.",
 }

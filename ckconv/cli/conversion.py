@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from ckconv.cli.settings import PATH
-from ckconv.errors import UsageError
+from ckconv.errors import InputError, UsageError
 from ckconv.options import OPTIONS, Option, Options, Takes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+#: Bytes of a file that is one value of the metadata: a chat template has a few thousand.
+_MAX_VALUE = 16 << 20
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]
@@ -108,7 +112,7 @@ def _value(option: Option, given: Any) -> Any:
     if option.takes is Takes.NOTHING:
         return option.gives
     if option.takes is Takes.PAIR:
-        return tuple(_key_value(text) for text in given)
+        return pairs_of(given)
     return option.words[given] if option.takes is Takes.WORD else given
 
 
@@ -135,11 +139,32 @@ def _adapter(text: str) -> tuple[Path, float]:
     return Path(path), number
 
 
+def pairs_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Keys and values of ``KEY=VALUE`` and ``KEY=@FILE``.
+
+    Raises:
+        UsageError: one is neither.
+        InputError: a file cannot be read, or is no text.
+    """
+    return tuple(_key_value(text) for text in texts)
+
+
 def _key_value(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise UsageError("usage", f"--set-meta {text!r}: KEY=VALUE expected")
-    return key, value
+        raise UsageError("usage", f"--set-meta {text!r}: KEY=VALUE or KEY=@FILE expected")
+    return key, _content(Path(value[1:])) if value.startswith("@") else value
+
+
+def _content(path: Path) -> str:
+    """The text of a file."""
+    from ckconv.io.json import Document, read_document
+
+    document = Document("value", "input.text", "input.text", _MAX_VALUE)
+    try:
+        return read_document(path, document).decode()
+    except UnicodeDecodeError:
+        raise InputError("input.text", "the value is no UTF-8 text", path=path) from None
 
 
 def _source_date() -> int | None:

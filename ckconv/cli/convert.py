@@ -65,8 +65,9 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     the target's engine wants that. What the target cannot hold exactly is refused (exit 4) before anything is written.
     DST may be - for stdout, or end in / for a directory.
     """
-    from ckconv.api import prepare, side_files
+    from ckconv.api import prepare
     from ckconv.cli.report import print_plan
+    from ckconv.engine.late import side_files
     from ckconv.engine.run import run
     from ckconv.families.catalogue import own_families
     from ckconv.formats.destination import STDOUT

@@ -20,7 +20,7 @@ CODE = "side.json"
 _JSON = Document("the file", CODE, CODE, 1 << 30)
 
 #: Files for people: a model is the same without them, or with others.
-FOR_PEOPLE = ("README.md", "LICENSE*")
+FOR_PEOPLE = ("README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*", "CITATION*")
 
 #: Keys of a configuration that the comparison of hyper-parameters covers, under whatever name: one of them may be
 #: missing where its value follows from the others.

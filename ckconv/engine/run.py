@@ -66,6 +66,7 @@ def run(
     target: Destination,
     *,
     force: bool = False,
+    in_place: bool = False,
     verify: bool = True,
     places: Mapping[str, Path] | None = None,
     on_request: Sequence[str] = (),
@@ -77,6 +78,7 @@ def run(
 
     Args:
         force: replace what is there.
+        in_place: the output may take the name of the source, whose bytes stay as they are until then.
         verify: read the output again and compare every tensor with its source before it gets its name.
         places: side file -> where it goes, if not beside the model.
         on_request: side files that are asked for.
@@ -125,7 +127,8 @@ def run(
         _check_apart([*side, *(item.path for item in late)], paths)
         plan = replace(plan, notes=(*plan.notes, *stale_lists(target, [*rooms, *side])))
         last = entry(plan, paths, side)
-        with Outputs(rooms, side, directory=target.directory, force=force, inputs=_inputs(plan), last=last) as outputs:
+        inputs = () if in_place else _inputs(plan)
+        with Outputs(rooms, side, directory=target.directory, force=force, inputs=inputs, last=last) as outputs:
             look = partial(check_leftovers, plan, target.parent, [*rooms, *side])
             look()
             if not verify:

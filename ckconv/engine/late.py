@@ -1,0 +1,56 @@
+"""The files beside a model whose content follows from what is written: records and lists of digests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckconv.formats.destination import Destination
+from ckconv.plan.steps import Plan
+from ckconv.record.schema import record_path
+
+if TYPE_CHECKING:
+    from ckconv.engine.conversion_record import Recorded
+    from ckconv.engine.settle import Late
+    from ckconv.plan.steps import Beside
+
+
+def side_files(
+    plan: Plan,
+    place: Destination,
+    *,
+    checksums: bool = False,
+    record: bool = False,
+    adapters: Sequence[tuple[str | os.PathLike[str], float]] = (),
+) -> Sequence[Late]:
+    """The files beside the model whose content follows from what is written."""
+    from ckconv.engine.checksums import checksum_file
+
+    plan.check()
+    content: Recorded | None = None
+    if record:
+        from ckconv.engine.conversion_record import recorded
+
+        content = recorded(plan, place, [(Path(path), weight) for path, weight in adapters])
+    late = []
+    if plan.record:
+        late.append(_source_record(plan.record, plan, place, content))
+    elif content:
+        from ckconv.engine.conversion_record import record_file
+
+        late.append(record_file(place, content))
+    return [*late, checksum_file(place)] if checksums else late
+
+
+def _source_record(record: Beside, plan: Plan, place: Destination, content: Recorded | None) -> Late:
+    """``DST.source.zip``, in which the conversion record is if one was asked for."""
+    from ckconv.engine.settle import Late
+
+    assert place.parent is not None
+    return Late(
+        record_path(place.parent / plan.files[0].name),
+        lambda files: record.size(content(files) if content else None),
+        lambda files: record.chunks(bytes.fromhex(files[0].payload_sha256), content(files) if content else None),
+    )
