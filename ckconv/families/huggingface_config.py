@@ -22,7 +22,7 @@ from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families.catalogue import family_of_model_type
 from ckconv.families.expressions import ExpressionError
-from ckconv.families.huggingface_rope import Rope, read_rope
+from ckconv.families.huggingface_rope import Rope, of_a_count, read_rope
 from ckconv.families.huggingface_types import takes
 from ckconv.families.huggingface_windows import read_windows
 from ckconv.families.keys import MLX_LM, TRANSFORMERS
@@ -112,7 +112,8 @@ def huggingface_config(
     if family.rope:
         theta = _default(family.parameters["rope_theta"], reader)
         context = int(values.get("context_length", 0))
-        rope = read_rope(own, family.document.rope, theta, consumer, context, family.turns_a_part, fail)
+        turned = of_a_count(own, values, family.document.rope.count, consumer, fail)
+        rope = read_rope(turned, family.document.rope, theta, consumer, context, family.turns_a_part, fail)
         values["rope_theta"], scaling, local = _stretched(rope, values), rope.scaling, rope.local
         unread, overruled = rope.unknown, rope.overruled
         modifiers += rope.modifiers

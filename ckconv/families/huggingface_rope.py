@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckconv.core.config import REAL, Fail, checked_number
+from ckconv.core.config import NUMBERS, REAL, Fail, checked_number
 from ckconv.core.rope import same_factors_always
 from ckconv.families.key_rows import RopeStyle
 from ckconv.families.keys import MLX_LM, TRANSFORMERS
@@ -156,6 +156,15 @@ def read_rope(
     if consumer == MLX_LM and kind == "longrope" and not same_factors_always(made):
         modifiers.append(f"{name}.long_factor, by which mlx-lm turns short sequences, too,")
     return Rope(float(theta), base, part, made, tuple(modifiers), unknown, tuple(overruled))
+
+
+def of_a_count(own: Mapping[str, Any], values: Mapping[str, float], key: str, consumer: str, fail: Fail) -> Any:
+    """The document with the part of a head that it says as a count; transformers overrules that by a part."""
+    if not key or own.get(key) is None:
+        return own
+    head = values.get("head_dim") or values.get("hidden_size", 0) // values.get("num_heads", 1)
+    part = {"partial_rotary_factor": checked_number(key, own[key], NUMBERS["rotary_dim"], fail) / (head or 1)}
+    return {**own, **part} if consumer == MLX_LM else {**part, **own}
 
 
 def _is_plain_mrope(table: Mapping[str, Any], kind: str) -> bool:
