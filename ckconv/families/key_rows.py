@@ -38,7 +38,7 @@ class RopeStyle(NamedTuple):
         noted: keys of a scaling that engines compute without, as notes of their rows say (``same_if``).
         part: who reads -> the part of a head that its class turns where nothing is said; 1 for others.
         theta, share: what the classes call the base and that part at the top of the document.
-        count: what they call the number of elements of a head that they turn, "" where none has a key for it.
+        counted: what they call the number of elements of a head that they turn, "" where none has a key for it.
     """
 
     by_layer: bool = False
@@ -49,7 +49,7 @@ class RopeStyle(NamedTuple):
     part: Mapping[str, float] = {}
     theta: str = "rope_theta"
     share: str = "partial_rotary_factor"
-    count: str = ""
+    counted: str = ""
     alpha: bool = False
     noted: tuple[str, ...] = ()
 
@@ -161,9 +161,9 @@ class KeyRows(Fields):
         default, unscaled = (row.get(name, {}) for name in ("default", "unscaled"))
         theta, share = (row.get(name, RopeStyle._field_defaults[name]) for name in ("theta", "share"))
         types, alpha, noted = texts(row.get("types")), bool(row.get("alpha")), texts(row.get("noted"))
-        count = str(row.get("count", ""))
+        counted = str(row.get("counted", ""))
         own = bool(row.get("by_layer"))
-        return RopeStyle(own, types, place, default, unscaled, part, theta, share, count, alpha, noted)
+        return RopeStyle(own, types, place, default, unscaled, part, theta, share, counted, alpha, noted)
 
     def _window(self, row: Mapping[str, Any]) -> WindowStyle:
         self.where = "config.window"
