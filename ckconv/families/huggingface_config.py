@@ -110,8 +110,7 @@ def huggingface_config(
     scaling, local = None, None
     unread = overruled = tuple[str, ...]()
     if family.rope:
-        theta = _default(family.parameters["rope_theta"], reader)
-        context = int(values.get("context_length", 0))
+        theta, context = _default(family.parameters["rope_theta"], reader), int(values.get("context_length", 0))
         turned = of_a_count(own, values, family.document.rope.counted, consumer, fail)
         rope = read_rope(turned, family.document.rope, theta, consumer, context, family.turns_a_part, fail)
         values["rope_theta"], scaling, local = _stretched(rope, values), rope.scaling, rope.local
