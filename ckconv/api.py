@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from ckconv.formats import format_of, named, names
 from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
 from ckconv.io.files import readable
+from ckconv.lazy import dataclass, replace
 from ckconv.options import Options
 from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Plan

@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).parent.parent / "ckconv"
 #: each with a folder of its own, ``safetensors`` is the container of others.
 FLOORS = (
     ("errors",),
+    ("lazy",),
     ("options",),
     ("system",),
     ("signals",),
@@ -142,7 +143,8 @@ def test_imports_go_downward() -> None:
 
 def test_boxes_and_arrows_are_few() -> None:
     top = {module.split("/")[0] for module in FILES}
-    pairs = {(a.split("/")[0], b.split("/")[0]) for a, b in arrows()}
+    # `lazy` stands in for modules of the standard library.
+    pairs = {(a.split("/")[0], b.split("/")[0]) for a, b in arrows() if b != "lazy"}
     assert len(top) <= MOST_BOXES
     assert len({pair for pair in pairs if pair[0] != pair[1]}) <= MOST_ARROWS
 

@@ -175,6 +175,19 @@ def test_windows_slide_over_any_boundary(write, monkeypatch):
         assert file.tensors == whole.tensors
 
 
+@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("window", [97, 4096, 1 << 20])
+@pytest.mark.parametrize("longest", [3, 39, 40, 300])
+def test_strings_of_any_length_are_passed_over(write, monkeypatch, longest, window, version):
+    monkeypatch.setattr(gguf_cursor.Cursor.__init__, "__kwdefaults__", {"first": window, "window": window})
+    draw = random.Random(longest)
+    words = ["\0" * draw.choice([0, 1, 2, draw.randrange(longest + 1)]) + "x" * draw.randrange(2) for _ in range(1_000)]
+    path = write(gguf([("words", "arr[str]", words), ("last", "u8", 7)], version=version))
+    metadata = read_gguf(path).metadata
+    assert metadata["words"].value.decode() == words
+    assert metadata["last"].value == 7
+
+
 def test_an_array_of_a_file_that_changed_is_refused(write):
     path = write(gguf([("words", "arr[str]", ["a", "bc"])]))
     array = read_gguf(path).metadata["words"].value

@@ -11,8 +11,6 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
 
 from ckconv.adapters.names import families_of, family_named, path_of, placed
 from ckconv.adapters.places import Outputs
@@ -23,6 +21,7 @@ from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import has_transposed
+from ckconv.lazy import NamedTuple, replace
 from ckconv.options import Options
 from ckconv.plan.container import Container
 from ckconv.plan.pieces import Piece

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from rich.text import Text
 
 from ckconv.cli.render import printable
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor
+from ckconv.lazy import NamedTuple
 
 #: Colours that can be told apart on a light and on a dark ground, also by who does not see red and green apart.
 _COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "red", "bright_black")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.card import Card
 from ckconv.core.dtypes import Kind
@@ -14,6 +14,7 @@ from ckconv.errors import CkconvError
 from ckconv.families.gguf_metadata import FILE_TYPES, directory_name
 from ckconv.formats.gguf.values import MetaValue
 from ckconv.io.card import card_of
+from ckconv.lazy import NamedTuple
 from ckconv.plan import recipes
 from ckconv.quant.triples import triple_of
 

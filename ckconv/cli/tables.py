@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from rich import box
 from rich.console import Console
@@ -20,6 +20,7 @@ from ckconv.cli.repeated import repeated
 from ckconv.cli.settings import Settings
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import counted
+from ckconv.lazy import NamedTuple
 
 #: Columns that a page has at least: what is narrower wraps by itself.
 _NARROWEST = 60

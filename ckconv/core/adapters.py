@@ -16,8 +16,10 @@ import enum
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import field
+from typing import TYPE_CHECKING, Any
+
+from ckconv.lazy import NamedTuple, dataclass
 
 if TYPE_CHECKING:
     from ckconv.core.config import ModelConfig

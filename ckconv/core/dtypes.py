@@ -10,7 +10,8 @@ column ``v3`` holds the numbers before that day, ``v4`` those after it.
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+
+from ckconv.lazy import NamedTuple
 
 
 class Kind(enum.Enum):

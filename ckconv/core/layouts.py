@@ -16,9 +16,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, TypeVar
+
+from ckconv.lazy import dataclass, replace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +35,9 @@ Axis = tuple[int, int]
 
 #: One range of each axis.
 Box = tuple[tuple[int, int], ...]
+
+#: Layouts that are shared: the tensors of a model have a few dozen.
+_KEPT = 1024
 
 #: What a format stores for a canonical w: 1 + w, or -exp(w). A tensor has one of them everywhere or none, so the
 #: difference of two says what makes the one out of the other.
@@ -274,6 +278,7 @@ def plain(rows: int, cols: int, *, stored_rows: int = 0, stored_cols: int = 0, s
     return headed(1, rows, cols, head_stride=stored_rows, stored_cols=stored_cols, shift=shift)
 
 
+@lru_cache(maxsize=_KEPT)
 def headed(
     heads: int,
     head_rows: int,

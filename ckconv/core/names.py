@@ -6,7 +6,9 @@ table of patterns costs one dictionary look-up a tensor, whatever its length.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+
+from ckconv.lazy import NamedTuple
 
 #: Tensors that may be stored as one, rows one after the other: module of the whole -> those of its parts, in order.
 PARTS: dict[str, tuple[str, ...]] = {
@@ -21,6 +23,10 @@ QKV, GATE_UP, *_ = PARTS
 _BIASED = ("layers.{n}.attention", "layers.{n}.ffn", "layers.{n}.cross_attn", "enc.", "output")
 
 
+#: Names that are kept taken apart: everybody asks, and few models have more.
+_KEPT = 4096
+
+
 class Name(NamedTuple):
     """A name taken apart: its ``pattern``, and the ``layer`` and ``expert`` it names, ``None`` where it names none."""
 
@@ -29,6 +35,7 @@ class Name(NamedTuple):
     expert: int | None = None
 
 
+@lru_cache(maxsize=_KEPT)
 def parse(name: str) -> Name:
     """Replace whole-number segments, the first by ``{n}``, the second by ``{e}``.
 

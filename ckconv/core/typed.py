@@ -6,9 +6,9 @@ Numbers are little-endian, counts and lengths 64 bits. Source: ``docs/gguf.md`` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import Struct, pack
-from typing import NamedTuple
+
+from ckconv.lazy import NamedTuple, dataclass
 
 U32 = Struct("<I")
 U64 = Struct("<Q")

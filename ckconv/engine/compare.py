@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ckconv.families.names import shift_of
 from ckconv.io.files import Files, pieces
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.io.tied import head_is_embedding
+from ckconv.lazy import NamedTuple, dataclass
 from ckconv.quant.convert import Conversion, convertible, decode, way_between
 from ckconv.quant.shifts import shifted
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ckconv.core.config import config_differences
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.catalogue import told_by_architecture
 from ckconv.families.words import without_noted
+from ckconv.lazy import replace
 
 
 def parameter_differences(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.config_keys import CONFIG_KEYS
 from ckconv.core.typed import Value
@@ -14,6 +14,7 @@ from ckconv.errors import quoted
 from ckconv.formats.bump.map import MAP_NAME
 from ckconv.formats.bump.spec import FOOTER_NAME
 from ckconv.io.json import Document, parse_object
+from ckconv.lazy import NamedTuple
 from ckconv.plan.content import Content
 
 CODE = "side.json"

@@ -6,9 +6,7 @@ held against what that one says.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
 
 from ckconv.core.documents import METADATA
 from ckconv.core.tensors import MetadataKind, TensorIndex
@@ -21,6 +19,7 @@ from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.formats import format_of
 from ckconv.formats.bump.config import CONFIG_NAME
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+from ckconv.lazy import NamedTuple, replace
 from ckconv.options import Options
 from ckconv.tokenizer.vocabulary import adds_by_default
 

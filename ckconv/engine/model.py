@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Identity, Tensor, TensorIndex
 from ckconv.io.files import Files
+from ckconv.lazy import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from ckconv.core.tensors import Extent
 from ckconv.engine.readback import Meant, check_frame, check_kept
@@ -15,6 +14,7 @@ from ckconv.engine.workers import Stage
 from ckconv.errors import InputError, VerifyError
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
+from ckconv.lazy import NamedTuple
 from ckconv.output.publish import Outputs
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan

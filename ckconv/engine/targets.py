@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import listed
 from ckconv.families.keys import CONSUMERS
 from ckconv.formats import Output, adapter_outputs, format_of, load
 from ckconv.formats.applicable import check_options, check_version
+from ckconv.lazy import replace
 from ckconv.options import Options
 from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.reread import Reread
@@ -14,6 +14,7 @@ from ckconv.engine.rowmoves import moved_chunks, row_order
 from ckconv.engine.writeback import WriteBehind
 from ckconv.errors import OutputError, UnsupportedError, UsageError, listed
 from ckconv.io.files import Files
+from ckconv.lazy import NamedTuple
 from ckconv.output.filesystem import write_code
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import OutputFile, Plan, Step

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import F32
 from ckconv.core.names import is_bias
@@ -28,6 +28,7 @@ from ckconv.engine.rowmoves import moved_chunks, row_order
 from ckconv.errors import VerifyError, listed
 from ckconv.io.files import Files, paired_pieces, pieces
 from ckconv.io.tied import head_is_embedding
+from ckconv.lazy import NamedTuple
 from ckconv.quant.convert import between, convertible
 
 if TYPE_CHECKING:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.checksums import FileDigests, check_listed, check_sums
@@ -22,6 +21,7 @@ from ckconv.families.own import own_files
 from ckconv.formats import format_of
 from ckconv.formats.bump.documents import check_documents
 from ckconv.io.files import readable
+from ckconv.lazy import NamedTuple, dataclass, replace
 from ckconv.options import Options, asked
 from ckconv.output.filesystem import holds
 from ckconv.output.regular import opened_regular

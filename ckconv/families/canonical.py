@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import plain, shifted
@@ -19,6 +17,7 @@ from ckconv.families.names import Names, Part, Stored
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 from ckconv.families.tensor_rows import VALUES
+from ckconv.lazy import NamedTuple, replace
 
 #: Why layers behind the last are left out, as many as the parameter ``extra_layers`` says.
 _EXTRA = "of a layer that predicts further tokens, which the model computes without"
@@ -271,6 +270,8 @@ def _named(tensor: Tensor, name: str) -> Tensor:
 def _cut(tensor: Tensor, shape: tuple[int, ...], first: int) -> Tensor:
     """The elements from one on of a stored tensor, as many as ``shape`` has."""
     rows, cols = matrix_of(shape, tensor.dtype)
+    if shape == tensor.shape and not tensor.planes and tensor.layout == plain(rows, cols):
+        return tensor
     start, stop = tensor.dtype.nbytes(first), tensor.dtype.nbytes(first + rows * cols)
     planes = (_cut(plane, (rows, plane.layout.cols), first // cols * plane.layout.cols) for plane in tensor.planes)
     extents = tuple(cut(tensor.extents, start, stop)) if start or stop < tensor.nbytes else tensor.extents

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.families.axes import expanded
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed, texts
+from ckconv.lazy import NamedTuple
 
 _HOLE = re.compile(r"\{(\w+)\}")
 

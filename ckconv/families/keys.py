@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.families.expressions import Expression
+from ckconv.lazy import NamedTuple
 
 
 class Kind(Enum):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.layouts import Axis, Layout, merged, strip
@@ -15,6 +14,7 @@ from ckconv.families import axes as shapes
 from ckconv.families.names import GGUF, Part, Stored, heads_of, names_of
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
+from ckconv.lazy import NamedTuple, replace
 
 
 class Kind(NamedTuple):

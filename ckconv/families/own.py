@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.families.axes import AxesError
 from ckconv.families.expressions import ExpressionError, parse
@@ -21,6 +21,7 @@ from ckconv.families.fields import listed
 from ckconv.families.merge import FOLDER, Table, fault, files_of, read_file
 from ckconv.families.parameters import ParameterError
 from ckconv.families.schema import Family, load
+from ckconv.lazy import NamedTuple
 
 #: What a family may be called: reports and messages show it.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)

@@ -6,13 +6,14 @@ import math
 import re
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ckconv.core.config import ModelConfig
 from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.keys import READERS
 from ckconv.families.parameter_rows import Parameter, ParameterCell
 from ckconv.families.schema import Family
+from ckconv.lazy import NamedTuple
 
 #: A parameter in the name of a tensor.
 _HOLE = re.compile(r"\{(\w+)\}")

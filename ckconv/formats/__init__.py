@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckconv.formats.mlx.spec import MLX_NAME
 from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PICKLE
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, PICKLE_SUFFIXES
+from ckconv.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor

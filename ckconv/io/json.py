@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ckconv.errors import InputError, listed, quoted
 from ckconv.io.bytesource import open_source
+from ckconv.lazy import NamedTuple
 
 MAX_DEPTH = 64
 #: Characters of one number. The longest that real files hold has 31 (a tokenizer's ``model_max_length`` of 10^30).

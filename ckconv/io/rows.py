@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -22,6 +21,7 @@ from ckconv.errors import UnsupportedError
 from ckconv.io.cells import PAGE, SPARSE, cell_of, indices, read_box, row_boxes, stored_view
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.packed import PackedRows
+from ckconv.lazy import replace
 from ckconv.quant.convert import Action, decodable, decode, narrowed, side_by_side
 
 if TYPE_CHECKING:

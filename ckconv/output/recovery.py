@@ -11,10 +11,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.errors import OutputError
+from ckconv.lazy import dataclass
 from ckconv.output.filesystem import TEMPORARY
 from ckconv.output.locks import Locked
 from ckconv.output.regular import close_unwritten

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ckconv.core.adapters import Role
 from ckconv.core.dtypes import DType
@@ -12,6 +12,7 @@ from ckconv.core.names import is_bias, parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.io.files import Files, pieces
 from ckconv.io.tied import head_is_embedding
+from ckconv.lazy import NamedTuple
 from ckconv.quant.convert import side_by_side
 from ckconv.quant.triples import triple_of, triple_type
 

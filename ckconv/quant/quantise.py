@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.errors import UnsupportedError
+from ckconv.lazy import NamedTuple
 from ckconv.quant.codec import from_float32
 from ckconv.quant.triples import triple_of
 

@@ -23,10 +23,11 @@ the others ``dequantize_row_*`` there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckconv.core.dtypes import DTYPES, DType
 from ckconv.errors import InputError
+from ckconv.lazy import NamedTuple
 from ckconv.quant import ggml as ggmlblocks
 from ckconv.quant.affine import Affine
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from ckconv.lazy import NamedTuple
 
 #: What the record of a bump file is called.
 SUFFIX = ".source.zip"

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from ckconv.core.typed import Value, array, raw_array, scalar
+from ckconv.lazy import replace
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_special import put_around

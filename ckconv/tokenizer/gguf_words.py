@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ckconv.core.typed import Value
+from ckconv.lazy import dataclass
 from ckconv.tokenizer.files import LeftOut
 from ckconv.tokenizer.sentencepiece import CONTROL, NORMAL, UNUSED, USER_DEFINED
 from ckconv.tokenizer.vocabulary import SPECIAL

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from ckconv.lazy import dataclass
 
 _TABLE = Path(__file__).with_suffix(".toml")
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+from ckconv.lazy import dataclass
 
 UNIGRAM, BPE = 1, 2
 

@@ -6,9 +6,9 @@ Source: ``llama_vocab::impl::load`` of llama.cpp's ``src/llama-vocab.cpp``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ckconv.lazy import dataclass
 from ckconv.tokenizer.pretokenizers import PreTokenizer, pre_tokenizers
 
 #: Name of a special token in Hugging Face's words -> its key in GGUF after ``tokenizer.ggml.``, in llama.cpp's order.

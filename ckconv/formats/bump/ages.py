@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32, DType
 from ckconv.core.names import parse
@@ -11,6 +11,7 @@ from ckconv.families.ages import DEFAULT, Age, Fragment, ages, of_blocks
 from ckconv.families.engine_rows import Condition
 from ckconv.formats.bump.slots import TYPE_WORDS
 from ckconv.formats.bump.template import lacks, merged
+from ckconv.lazy import NamedTuple
 from ckconv.options import Options
 from ckconv.plan.steps import Reason
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from ckconv.families.parameters import ExpressionError, ParameterError, Values
 from ckconv.families.sliding import periodic
 from ckconv.formats.bump.engines import GENERATED
 from ckconv.io.json import Document, read_object, shown
+from ckconv.lazy import replace
 
 CONFIG_NAME = "config.json"
 _DOCUMENT = Document(what="configuration", code="model.config", duplicate_code="model.config", limit=64 << 20)

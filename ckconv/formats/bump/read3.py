@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.config import MAX_LAYERS
 from ckconv.core.dtypes import BUMP_CODES
@@ -29,6 +29,7 @@ from ckconv.formats.bump.table import (
     types_of,
 )
 from ckconv.io.bytesource import ByteSource
+from ckconv.lazy import NamedTuple
 
 
 class Bump3File(NamedTuple):

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from struct import pack
-from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
@@ -26,6 +25,7 @@ from ckconv.families.sizes import Sizes
 from ckconv.families.words import of_class, said, tensors_said
 from ckconv.formats.gguf.layer_keys import key_patterns
 from ckconv.formats.gguf.rules import known_patterns, required_layers
+from ckconv.lazy import NamedTuple
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER
 from ckconv.plan.steps import missing_tensors

@@ -22,11 +22,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from struct import Struct
-from typing import NamedTuple
 
 from ckconv.core.typed import ARRAY, U32, VALUE_TYPES_BY_NAME, Value, string
+from ckconv.lazy import NamedTuple, dataclass
 
 MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ckconv.core.dtypes import BF16, DTYPES, F32, DType, Kind
@@ -15,6 +14,7 @@ from ckconv.formats.mlx.quantise import asked_of, default_of, quantization_of, t
 from ckconv.formats.mlx.rope import rope_reasons
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.checkpoint_names import Entry
+from ckconv.lazy import replace
 from ckconv.plan.checks import engine_of
 from ckconv.plan.decoding import DECODE
 from ckconv.plan.pieces import Module, Piece

@@ -9,7 +9,6 @@ and ``down_proj`` ``[E, hidden, ffn]``; peft wraps the module once for each, so 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ckconv.adapters.model import matrix_shape
 from ckconv.adapters.read import Collector, Part
@@ -21,6 +20,7 @@ from ckconv.core.tensors import Tensor, plain_tensor
 from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.formats.peft.config import PeftConfig
+from ckconv.lazy import replace
 
 #: What peft puts around a module once more, for the second of its parameters.
 _WRAPPED = ".base_layer"

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from ckconv.lazy import dataclass
 
 #: ``a{,16}``, the shortest way to ask for many states: 6 characters, 32 states.
 STATES_A_CHARACTER = 6

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from ckconv.families.names import HF
 from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PREFIX
 from ckconv.formats.safetensors.adapter_files import container
 from ckconv.formats.safetensors.shards import lay_out
+from ckconv.lazy import replace
 from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import Plan
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import io
 import pickletools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.dtypes import DType
 from ckconv.formats.pytorch.spec import NAMED, ORDERED_DICT, SIZE, STORAGES, TYPES, UNTYPED, VIEWS, WRAPPERS
+from ckconv.lazy import NamedTuple
 
 
 class Malformed(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.adapters.model import matrix_shape
@@ -14,6 +13,7 @@ from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.formats.safetensors.files import CONFIG_NAME
 from ckconv.io.json import Document, read_object
+from ckconv.lazy import dataclass
 
 #: Opens a model of any format: given by who opens an adapter, as no reader knows the others.
 Opener = Callable[[Path], TensorIndex]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from ckconv.families.huggingface_types import unaccepted
 from ckconv.families.keys import CONSUMERS, MLX_LM, TRANSFORMERS, Kind
 from ckconv.families.schema import Family
 from ckconv.families.words import family_of, said, without_noted
+from ckconv.lazy import replace
 
 #: What the output says otherwise on purpose.
 _ON_PURPOSE = ("family", "context_length", "vocab_size")

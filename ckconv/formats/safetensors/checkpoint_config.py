@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.documents import document_of, unquantised
@@ -17,6 +17,7 @@ from ckconv.families.loaders import MLX_LM
 from ckconv.formats.safetensors.checkpoint_agreement import agreeing, check_fit, fitting
 from ckconv.formats.safetensors.document import Facts, build_document
 from ckconv.io.bytesource import open_source
+from ckconv.lazy import NamedTuple
 from ckconv.plan.checks import engine_of
 
 CONFIG_NAME = "config.json"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.tensors import StoredTensor, Tensor, matrix_of, plain_tensor
 from ckconv.formats.safetensors.checkpoint_names import Entry
+from ckconv.lazy import NamedTuple
 from ckconv.plan.pieces import Module, Piece
 from ckconv.quant.convert import Conversion, Run
 from ckconv.quant.mlx import Triple

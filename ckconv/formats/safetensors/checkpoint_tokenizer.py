@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
+from ckconv.lazy import dataclass
 from ckconv.options import Options
 from ckconv.tokenizer.settings import generation_config
 from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary

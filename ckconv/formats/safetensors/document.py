@@ -7,13 +7,14 @@ mlx-lm's classes (0.32) know only the first, and take their own default where th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.parameters import scope_of, write
 from ckconv.families.schema import Family
+from ckconv.lazy import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)

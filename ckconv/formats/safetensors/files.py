@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import Faults, InputError, counted, quoted, unreadable
@@ -31,6 +31,7 @@ from ckconv.formats.safetensors.spec import (
     parse_shard_name,
 )
 from ckconv.io.json import Document, read_object
+from ckconv.lazy import NamedTuple
 
 CONFIG_NAME = "config.json"
 _CONFIG = Document("configuration", "model.config", "model.config", MAX_JSON)

@@ -10,13 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import BY_SAFETENSORS, DType
 from ckconv.errors import InputError, listed
 from ckconv.formats.safetensors.spec import LENGTH_BYTES, MAX_HEADER, MAX_NAME, TOO_LARGE
 from ckconv.io.json import Document, parse_object, repeated
+from ckconv.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from ckconv.io.bytesource import ByteSource
