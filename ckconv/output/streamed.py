@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from hashlib import sha256
 
 from ckconv.lazy import dataclass
 from ckconv.system import read_at
@@ -45,6 +44,8 @@ def side_file(pieces: Callable[[], Iterator[bytes]]) -> SideFile:
         pieces: makes them, the same each time. What it raises is raised.
     """
     held: list[bytes] = []
+    from hashlib import sha256
+
     nbytes, digest = 0, sha256()
     for piece in pieces():
         nbytes += len(piece)
@@ -63,6 +64,8 @@ def pieces_of(content: SideFile) -> Iterator[bytes]:
 
 def digest_of(content: SideFile) -> str:
     """Its SHA-256, as hex."""
+    from hashlib import sha256
+
     return sha256(content).hexdigest() if isinstance(content, bytes) else content.sha256
 
 
@@ -74,6 +77,8 @@ def is_in(fd: int, content: SideFile) -> bool:
     """
     if os.fstat(fd).st_size != len(content):
         return False
+    from hashlib import sha256
+
     at, digest = 0, sha256()
     while data := read_at(fd, _CHUNK, at):
         if isinstance(content, bytes):
