@@ -140,7 +140,7 @@ def test_a_relative_changes_one_field_of_a_row(tmp_path: Path) -> None:
 def test_engines_are_not_inherited(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text('extends = "llama"\n')
-    assert load(FOLDER / "olmo2.toml").engines.keys() == {"llama_cpp", "mlx_lm", "transformers"}
+    assert load(FOLDER / "olmo2.toml").engines.keys() == {"llama_cpp", "mlx_lm", "transformers", "bump3", "bump5"}
     assert load(path).engines == {}
 
 

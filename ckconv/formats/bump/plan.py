@@ -16,6 +16,7 @@ from ckconv.core.rope import MAX_FLOAT32, behind_note, scaled, scales_by_one, st
 from ckconv.core.tensors import Extent, Tensor, TensorIndex
 from ckconv.families.catalogue import FAMILIES, told_by_architecture, written_as
 from ckconv.families.names import GGUF, names_of
+from ckconv.families.naming_schemes import beside_text, part_hint
 from ckconv.families.sliding import unusual
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said, window_words
 from ckconv.formats.bump.placement import Geometry, geometry, place, slots_of
@@ -83,6 +84,9 @@ class BumpPlanner(Planner):
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """The plan; with reasons to refuse, or with ``only_reasons``, without steps."""
         self.looks = not only_reasons
+        if any(row is not None and row.absent for row in (self.row, self.own_row)):
+            self._check_engine()  # of a family that the engine has nothing for, no more is to be said
+            return self.refused()
         self._select(look=self.looks)
         self._check_model()
         # What follows is work for every layer that the header claims, whatever the size of the file.
@@ -175,10 +179,10 @@ class BumpPlanner(Planner):
             if self.dropped(stored.name, stored.name):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             else:
-                unmapped[parse(stored.name).pattern] += 1
+                unmapped[beside_text(self.config.raw, stored.name) or parse(stored.name).pattern] += 1
         for pattern, count in unmapped.items():
             more = f" ({count} tensors)" if count > 1 else ""
-            self.refuse(f"no slot for {pattern}{more}{of_class(self.config)}")
+            self.refuse(f"no slot for {pattern}{more}{of_class(self.config)}", part_hint(self.own, pattern))
 
     def _quantise(self) -> None:
         """The types of ``--quantize``: those of a GGUF of the same model, whose names llama-quantize goes by."""

@@ -50,11 +50,13 @@ class Bump3Planner(BumpPlanner):
             self.refuse(f"the engine of {age.title} loads no bump 3", f"--bump-version {age.versions[0]}")
         elif self.options.engine and self.numbering != age.codes:
             self.refuse(f"the engine of {age.title} numbers K-quants otherwise", f"--dtype-codes {age.codes}")
+        absent = next((row for row in (self.own_row, self.row) if row is not None and row.absent), None)
+        if absent is not None:
+            plain = f"{c.family} is not an RMSNorm + SwiGLU decoder, which is all this engine computes"
+            self.refuse(absent.why or plain)
+            return
         if self.row is None:
             self.refuse(self.unknown_to_us(GENERATED))
-        elif self.row.absent:
-            what = self.row.why or "is not an RMSNorm + SwiGLU decoder, which is all this engine computes"
-            self.refuse(f"{c.family} {what}")
         if self.family.experts:
             self.refuse(f"{c.num_experts} experts per layer; the format holds dense models")
         if c.head_dim * c.num_heads != c.hidden_size:

@@ -66,7 +66,7 @@ class Bump5Planner(BumpPlanner):
                 f"the engine of {self.age.title} loads no bump {version}", f"--bump-version {self.age.versions[0]}"
             )
         elif self.own_row is not None and self.own_row.why:
-            self.refuse(f"the engine computes {self.own.name} wrong: {self.own_row.why}")
+            self.refuse(self.own_row.why)
         elif self.row is None:
             self.refuse(self.unknown_to_us(TEMPLATED))
         elif self.row.absent or (self.own_row is not None and self.own_row.absent):

@@ -1,0 +1,96 @@
+"""Families that the engine computes wrong, does not build or does not convert: each is refused for a reason of its own.
+
+The table is what was run, in the age where it is best; figures are of the logits' standard deviation.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import family_cases
+import pytest
+from gemma3_checkpoint import gemma3
+
+import ckconv
+from ckconv.errors import CkconvError
+
+EXPERTS = "the engine has no template with experts of SwiGLU"
+LATENT = "the engine's converter wants projections of Q, K and V, which latent attention has not"
+
+
+class Wrong(NamedTuple):
+    """What became of a family in the engine, and what is said of it."""
+
+    run: str
+    said: str
+
+
+FAMILIES_RUN = {
+    "gemma": Wrong("not converted: missing attention.head_count", "that of gemma3 wants four norms more in a layer"),
+    "gemma2": Wrong("not converted: missing attention.head_count", "that of gemma3 wants norms of Q and K"),
+    "qwen3_next": Wrong("480 %", "its kernel of linear layers takes heads of keys for those of values"),
+    "qwen3_5_moe": Wrong("no experts", EXPERTS),
+    "gemma4_text": Wrong("124 %", "layers that use K and V of others with K and V of their own"),
+    "deepseek_v2": Wrong("not converted: missing attention projection tensors", LATENT),
+    "deepseek_v3": Wrong("not built, as kimi_vl: body weights not used: mla_kv_a_norm", "leaves a norm unused"),
+    "ministral3": Wrong("not built: missing template for arch 'mistral3'", "no template for mistral3"),
+    "smollm3": Wrong("not converted: missing attention.head_count", "no layers without RoPE"),
+    "mixtral": Wrong("no template", EXPERTS),
+    "qwen3moe": Wrong("no template", EXPERTS),
+    "arcee": Wrong("no template", "the engine's MLP has a gate, and arcee's none"),
+    "granite": Wrong("no template", "no multipliers of embeddings, attention, residuals and logits"),
+    "stablelm": Wrong("no template", "no LayerNorm"),
+    "olmo2": Wrong("no template", "before attention and MLP, and olmo2's behind them"),
+    "cohere": Wrong("no template", "attention and MLP one after the other, and cohere side by side"),
+    "exaone4": Wrong("no template", "before attention and MLP, and exaone4's behind them"),
+    "hunyuan_v1_dense": Wrong("no template", "normalises Q and K before RoPE, and hunyuan_v1_dense behind it"),
+    "glm": Wrong("no template", "that of glm4 wants two norms more in a layer"),
+}
+
+
+def refusal(source: Path, folder: Path, **options: object) -> list[str]:
+    """Every reason for which a checkpoint does not go to bump 5, for July's engine."""
+    asked = ckconv.Options(bump_version=5, engine="july", **options)  # type: ignore[arg-type]
+    with pytest.raises(CkconvError) as caught:
+        ckconv.convert(source, f"{folder}/bump/", to="bump", options=asked)
+    assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)
+    assert not (folder / "bump").exists()
+    return [*caught.value.details] or [caught.value.message.partition("this model: ")[2]]
+
+
+@pytest.mark.parametrize("family", FAMILIES_RUN)
+def test_a_family_is_refused_for_one_reason_of_its_own(family: str, tmp_path: Path) -> None:
+    case = next(family_cases.cases(family))
+    reasons = refusal(family_cases.checkpoint(case.recorded, tmp_path / "source"), tmp_path)
+    assert len(reasons) == 1
+    assert FAMILIES_RUN[family].said in reasons[0]
+
+
+def test_the_text_of_kimi_vl_is_a_deepseek(tmp_path: Path) -> None:
+    """Not built: of its template no operation uses ``mla_kv_a_norm``."""
+    source = family_cases.checkpoint(next(family_cases.cases("deepseek_v3")).recorded, tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    document = {"model_type": "kimi_vl", "architectures": ["KimiVLForConditionalGeneration"], "text_config": config}
+    (source / "config.json").write_text(json.dumps(document))
+    assert "its template for the text of Kimi VL leaves a norm unused" in refusal(source, tmp_path)[0]
+
+
+def test_gemma_3_has_two_bases_of_rope_and_layers_without_a_window(tmp_path: Path) -> None:
+    """100 %: one base and one window for all layers."""
+    bases, windows = refusal(gemma3(tmp_path, {}), tmp_path)
+    assert bases == "RoPE's base is 10,000 in 5 of 6 layers; the engine rotates all layers of gemma3 by 1,000,000"
+    assert windows == "1 of 6 layers attend to all 256 tokens; the engine slides over 32 in every layer of gemma3"
+
+
+def test_qwen_3_5_has_more_heads_of_values_than_of_keys(tmp_path: Path) -> None:
+    """480 %."""
+    case = next(case for case in family_cases.cases("qwen3_5") if case.name == "grouped_value_heads")
+    reasons = refusal(family_cases.checkpoint(case.recorded, tmp_path / "source"), tmp_path)
+    assert reasons == ["the engine's kernel takes heads of keys for those of values, and these are 3 of 8 and 6 of 8"]
+
+
+def test_the_tower_beside_a_text_is_one_reason(tmp_path: Path) -> None:
+    source = family_cases.checkpoint(next(family_cases.cases("qwen3_vl")).recorded, tmp_path / "source")
+    assert refusal(source, tmp_path) == ["no slot for model.visual.* (39 tensors) of a qwen3_vl_text (model_type)"]
