@@ -96,8 +96,8 @@ def test_inspect_of_the_source_says_who_computes_its_k_quants(tmp_path: Path, ck
     source = Model(**KQ, matrix=Q.Q4_K).write(tmp_path / "m.gguf")
     lines = ckconv("inspect", source).out.splitlines()
     assert {"target\tbump 3\tyes", "target\tbump 5\tyes", f"note\tbump 3\tQ4_K {NO_ENGINE}"} <= set(lines)
-    targets = json.loads(ckconv("inspect", source, "--json").out)["targets"]
-    assert [target["notes"] for target in targets] == [[f"Q4_K {NO_ENGINE}"], []]
+    notes = [target["notes"] for target in json.loads(ckconv("inspect", source, "--json").out)["targets"]]
+    assert [f"Q4_K {NO_ENGINE}"] in notes
 
 
 def test_floats_are_right_in_every_engine_of_bump_3(tmp_path: Path, ckconv) -> None:
