@@ -1,4 +1,4 @@
-"""The table of families and ages in docs/formats.md, out of the files of both: ``python scripts/ages_table.py``."""
+"""The tables of ages in docs/formats.md, of types by place and of families: ``python scripts/ages_table.py``."""
 
 from __future__ import annotations
 
@@ -8,47 +8,51 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ckconv.families.ages import Age, ages  # noqa: E402
-from ckconv.families.catalogue import FAMILIES, told_by_architecture  # noqa: E402
+from ckconv.families.ages import ages  # noqa: E402
+from ckconv.formats.bump.ages import table_of_families, table_of_types  # noqa: E402
 
 PAGE = ROOT / "docs" / "formats.md"
-START, END = "| family | in bump 5 |", "\n\n"
+TYPES, FAMILIES = "| type of a matrix |", "| family | in bump 5 |"
+
+#: What the engine does with a type -> in layers, and in the embedding and the head.
+PLACES = {
+    "everywhere": ("right", "right"),
+    "in layers": ("right", "refused"),
+    "widened": ("widened to F32", "widened to F32"),
+    "": ("refused", "refused"),
+}
+#: Types of floats and blocks that a bump 5 file has a word for, and those that stand for the rest.
+SHOWN = ("F32", "BF16", "F16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "Q4_0", "Q4_1")
 
 
-def table() -> str:
-    """A row a family that goes to bump 5: where it was run, and where its entries are those of one that was."""
+def types() -> str:
+    """A row a type: by age, in layers, and in the embedding and the head."""
+    newer = {name: age for name, age in ages().items() if 5 in age.versions}
+    heads = [f"{age.title}: {place}" for age in newer.values() for place in ("layers", "embedding, head")]
+    lines = [f"{TYPES} {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
+    found = table_of_types()
+    for name in SHOWN:
+        cells = [cell for age in newer for cell in PLACES[found[age][name]]]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, f"| others | {' | '.join(['refused'] * len(heads))} |"])
+
+
+def families() -> str:
+    """A row a family that goes to bump 5: with which types it was run in an age, or whose entries it has."""
     newer = [age for age in ages().values() if 5 in age.versions]
-    lines = [
-        f"{START} {' | '.join(age.title for age in newer)} |",
-        f"|---|---|{'---|' * len(newer)}",
-    ]
-    for name in sorted(FAMILIES):
-        row = FAMILIES[name].engines.get("bump5")
-        told = row.written_as if row and row.written_as else told_by_architecture(name)
-        if (row and row.absent) or "bump5" not in FAMILIES[told].engines or FAMILIES[told].engines["bump5"].absent:
-            continue
-        template = FAMILIES[told].gguf
-        lines.append(f"| {name} | {template} | {' | '.join(_cell(age, name, template) for age in newer)} |")
+    lines = [f"{FAMILIES} {' | '.join(age.title for age in newer)} |", f"|---|---|{'---|' * len(newer)}"]
+    for name, (template, said) in sorted(table_of_families().items()):
+        lines.append(f"| {name} | {template} | {' | '.join(said[age.name] for age in newer)} |")
     return "\n".join(lines)
 
 
-def _cell(age: Age, name: str, template: str) -> str:
-    circuit = age.circuits.get(template)
-    if circuit is None or circuit.wrong:
-        return "refused"
-    biases = FAMILIES[name].parameters.get("attention_bias")
-    doubled = bool(age.added_twice) and biases is not None and str(biases.value) == "true"
-    kinds = (
-        "blocks" if circuit.floats or doubled else ", ".join((*(t for t in ("F32", "BF16") if age.keeps(t)), "blocks"))
-    )
-    return f"right: {kinds}" if name in age.run else f"as {template}" if name != template else "under conditions"
-
-
 def main() -> None:
-    """Write the table where it stands."""
+    """Write the tables where they stand."""
     text = PAGE.read_text()
-    start = text.index(START)
-    PAGE.write_text(text[:start] + table() + text[text.index(END, start) :])
+    for start, made in ((TYPES, types()), (FAMILIES, families())):
+        at = text.index(start)
+        text = text[:at] + made + text[text.index("\n\n", at) :]
+    PAGE.write_text(text)
 
 
 if __name__ == "__main__":

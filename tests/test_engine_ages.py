@@ -197,9 +197,9 @@ def test_the_record_says_the_ages(tmp_path: Path, ckconv) -> None:
 
 def test_formats_prints_where_each_age_computes_a_type(ckconv) -> None:
     found = {t["name"]: t["engines"] for t in ckconv("formats", "--json").json["types"]}
-    assert found["BF16"] == {"january": "widened exactly", "april": "widened exactly", "july": "computes it"}
-    assert found["Q5_0"] == {"january": None, "april": "in layers", "july": "computes it"}
-    assert found["Q4_K"] == {"january": None, "april": "computes it", "july": "computes it"}
+    assert found["BF16"] == {"january": "widened", "april": "widened", "july": "everywhere"}
+    assert found["Q5_0"] == {"january": None, "april": "in layers", "july": "everywhere"}
+    assert found["Q4_K"] == {"january": None, "april": "everywhere", "july": "everywhere"}
     assert found["Q4_0"] == dict.fromkeys(ages())
 
 
@@ -226,4 +226,5 @@ def test_the_page_has_the_table_of_families_and_ages() -> None:
     assert specification.loader is not None
     script = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(script)
-    assert script.table() in (ROOT / "docs" / "formats.md").read_text()
+    assert script.types() in (ROOT / "docs" / "formats.md").read_text()
+    assert script.families() in (ROOT / "docs" / "formats.md").read_text()

@@ -26,7 +26,7 @@ def command(context: click.Context, family: str | None) -> None:
     from ckconv.families.catalogue import FAMILIES, own_families, text_of
     from ckconv.families.names import interleaves
     from ckconv.formats import FORMATS, adapter_outputs, model_outputs, names
-    from ckconv.formats.bump.ages import COMPUTED, LOADED_BY_V3, table_of_types
+    from ckconv.formats.bump.ages import COMPUTED, LOADED_BY_V3, table_of_families, table_of_types
     from ckconv.quant.convert import decodable
 
     if family is not None:
@@ -61,6 +61,10 @@ def command(context: click.Context, family: str | None) -> None:
                         "rope_interleaved_in_gguf": interleaves(f),
                     }
                     for f in FAMILIES.values()
+                ],
+                "bump5_families": [
+                    {"name": name, "template": template, "engines": said}
+                    for name, (template, said) in table_of_families().items()
                 ],
                 "types": [
                     {
@@ -108,4 +112,8 @@ def command(context: click.Context, family: str | None) -> None:
         lines.append(
             f"  {t.name:<12}{t.block:>6}{t.size:>7}{ggml:>6}  {st:<12}{v3:>8}{v4:>8}           {words}".rstrip()
         )
+    lines += ["", "bump 5 by family: the types of matrices that were run, by --engine"]
+    for name, (template, said) in table_of_families().items():
+        lines.append(f"  {name:<10} as {template}")
+        lines += [f"    {age:<8} {what}" for age, what in said.items()]
     print_lines(lines)

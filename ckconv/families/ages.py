@@ -64,7 +64,9 @@ class Age(NamedTuple):
         title: as a sentence has it.
         month: of its snapshot; ages are listed by it.
         versions: of the bump files that it loads, the one that is written first.
-        run: families whose models were run in it; others are entry for entry those of their template's family.
+        run: family whose models were run in it -> the types of matrices that were right; others have the entries of
+            their template's family.
+        conditions: family -> with what it is right only, in words.
         codes: numbering of a bump 3 dtype table, ``v3`` or ``v4``; empty where it loads no bump 3.
         older: types of matrices of bump 3.
         anywhere: types of bump 5 that are right in every matrix.
@@ -77,7 +79,8 @@ class Age(NamedTuple):
     title: str
     month: str
     versions: tuple[int, ...]
-    run: tuple[str, ...]
+    run: Mapping[str, tuple[str, ...]]
+    conditions: Mapping[str, str]
     codes: str
     older: tuple[str, ...]
     anywhere: tuple[str, ...]
@@ -113,7 +116,7 @@ class _Reader(Fields):
     def age(self) -> Age:
         table = tomllib.loads(self.path.read_text())
         self.where = "the file"
-        row = self.fields(table, frozenset({"title", "month", "versions", "run", "bump3", "bump5"}))
+        row = self.fields(table, frozenset({"title", "month", "versions", "run", "conditions", "bump3", "bump5"}))
         older = self._part(table, "bump3", frozenset({"codes", "types"}))
         newer = self._part(table, "bump5", frozenset({"anywhere", "layers", "added_twice", "templates", "fragments"}))
         return Age(
@@ -121,7 +124,8 @@ class _Reader(Fields):
             str(row["title"]),
             str(row["month"]),
             tuple(row["versions"]),
-            texts(row.get("run")),
+            {name: self._types(row["run"], name) for name in row.get("run", {})},
+            dict(row.get("conditions", {})),
             self.word(older, "codes", {"": "", "v3": "v3", "v4": "v4"}, ""),
             self._types(older, "types"),
             self._types(newer, "anywhere"),

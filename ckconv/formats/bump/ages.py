@@ -8,7 +8,10 @@ from typing import Any
 from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32, DType
 from ckconv.core.names import parse
 from ckconv.families.ages import DEFAULT, Age, Fragment, ages, of_blocks
+from ckconv.families.catalogue import FAMILIES, told_by_architecture, written_as
 from ckconv.families.engine_rows import Condition
+from ckconv.families.schema import Family
+from ckconv.formats.bump.engines import TEMPLATED
 from ckconv.formats.bump.slots import TYPE_WORDS
 from ckconv.formats.bump.template import lacks, merged
 from ckconv.lazy import NamedTuple
@@ -190,7 +193,31 @@ def table_of_types() -> dict[str, dict[str, str]]:
 
 def _place(age: Age, dtype: DType) -> str:
     if dtype.name in age.anywhere or (not age.anywhere and dtype.name in age.older):
-        return "computes it"
+        return "everywhere"
     if dtype.name in age.layers:
         return "in layers"
-    return "widened exactly" if dtype in WIDENS_TO_F32 else ""
+    return "widened" if dtype in WIDENS_TO_F32 else ""
+
+
+def table_of_families() -> dict[str, tuple[str, dict[str, str]]]:
+    """Family that goes to bump 5 -> the engine's template, and age -> what was run of it there, in words."""
+    newer = [age for age in ages().values() if 5 in age.versions]
+    found = {}
+    for name, family in FAMILIES.items():
+        row = family.engines.get(TEMPLATED)
+        told = FAMILIES[written_as(family, TEMPLATED) or told_by_architecture(name)]
+        its = told.engines.get(TEMPLATED)
+        if its is not None and not its.absent and not (row is not None and row.absent):
+            found[name] = (told.gguf, {age.name: _said_of(age, name, told) for age in newer})
+    return found
+
+
+def _said_of(age: Age, name: str, told: Family) -> str:
+    if no_circuit(age, told.gguf):
+        return "refused"
+    condition = f" ({age.conditions[name]})" if name in age.conditions else ""
+    if name in age.run:
+        return f"right: {', '.join(age.run[name])}{condition}"
+    if name != told.name:
+        return f"not run; entry for entry a {told.name}{condition}"
+    return f"not run{condition}"
