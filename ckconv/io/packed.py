@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Index = NDArray[np.int64]
 
 #: Bytes of rows that are made at once.
-_PIECE = 4 << 20
+_PIECE = 2 << 20
 #: Bytes that are kept of an array whose rows are columns of the file: they are read in strips as broad as that.
 _WINDOW = 8 << 20
 

@@ -1,0 +1,135 @@
+"""Converting a checkpoint that another quantiser packed takes 96 MB at most, whatever its size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors_builder import header_of
+from test_memory import COMMAND, MB, peak, pytestmark
+
+__all__ = ["pytestmark"]
+
+HIDDEN, FFN = 2048, 8192
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 1, "hidden_size": HIDDEN, "intermediate_size": FFN,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 64, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "torch_dtype": "float16",
+}  # fmt: skip
+SHAPES = {
+    **{f"self_attn.{kind}_proj": (HIDDEN, HIDDEN) for kind in "qkvo"},
+    "mlp.gate_proj": (FFN, HIDDEN), "mlp.up_proj": (FFN, HIDDEN), "mlp.down_proj": (HIDDEN, FFN),
+}  # fmt: skip
+
+Arrays = dict[str, tuple[str, list[int]]]
+
+
+def awq(rows: int, columns: int) -> Arrays:
+    groups, words = columns // 128, rows // 8
+    return {
+        "qweight": ("I32", [columns, words]), "qzeros": ("I32", [groups, words]), "scales": ("F16", [groups, rows]),
+    }  # fmt: skip
+
+
+def gptq(rows: int, columns: int) -> Arrays:
+    return awq(rows, columns) | {"qweight": ("I32", [columns // 8, rows])}
+
+
+def compressed(rows: int, columns: int) -> Arrays:
+    return {
+        "weight_packed": ("I32", [rows, columns // 8]), "weight_scale": ("BF16", [rows, columns // 128]),
+        "weight_zero_point": ("I32", [rows // 8, columns // 128]), "weight_shape": ("I64", [2]),
+    }  # fmt: skip
+
+
+def fp8(rows: int, columns: int) -> Arrays:
+    return {"weight": ("F8_E4M3", [rows, columns]), "weight_scale_inv": ("F32", [-(-rows // 128), columns // 128])}
+
+
+def nvfp4(rows: int, columns: int) -> Arrays:
+    return {
+        "weight": ("U8", [rows, columns // 2]), "weight_scale": ("F8_E4M3", [rows, columns // 16]),
+        "weight_scale_2": ("F32", []),
+    }  # fmt: skip
+
+
+WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 128}
+PACKINGS: dict[str, tuple[Callable[[int, int], Arrays], dict[str, Any]]] = {
+    "AWQ": (awq, {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}),
+    "GPTQ": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "gptq_v2"}),
+    "compressed-tensors": (
+        compressed,
+        {
+            "quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
+        },
+    ),
+    "FP8": (fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "NVFP4": (nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+}  # fmt: skip
+
+
+FILLED: dict[str, Callable[[list[int]], np.ndarray]] = {
+    "F16": lambda shape: np.full(shape, 0x3C01, np.uint16),
+    "BF16": lambda shape: np.full(shape, 0x3F83, np.uint16),
+    "F32": lambda shape: np.ones(shape, np.float32),
+    "I32": lambda shape: np.full(shape, 0xBBBBBBBB, np.uint32),
+}
+
+
+def sparse(root: Path, name: str) -> Path:
+    """A checkpoint whose codes are zeros that take no space on the disk.
+
+    Scales have eleven digits, BF16 eight, and zero points are 11: of FP16 ones only Q8_0 holds the numbers.
+    """
+    arrays, settings = PACKINGS[name]
+    facts = {"model.embed_tokens.weight": ("F16", [64, HIDDEN]), "model.norm.weight": ("F16", [HIDDEN])}
+    filled: dict[str, np.ndarray] = {}
+    for kind in ("input", "post_attention"):
+        facts[f"model.layers.0.{kind}_layernorm.weight"] = ("F16", [HIDDEN])
+    for module, shape in SHAPES.items():
+        for suffix, fact in arrays(*shape).items():
+            array = f"model.layers.0.{module}.{suffix}"
+            facts[array] = fact
+            filled |= (
+                {array: FILLED[fact[0]](fact[1])}
+                if "qweight" not in suffix and "packed" not in suffix and fact[0] in FILLED
+                else {}
+            )
+            if suffix == "weight_shape":
+                filled[array] = np.array(shape, np.int64)
+    header, size = header_of(facts)
+    text = json.dumps(header).encode()
+    root.mkdir()
+    (root / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": settings}))
+    with open(root / "model.safetensors", "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        out.truncate(8 + len(text) + size)
+        for array, values in filled.items():
+            out.seek(8 + len(text) + header[array]["data_offsets"][0])
+            out.write(values.tobytes())
+    return root
+
+
+BLOCKS = {"AWQ": "Q8_0", "GPTQ": "Q8_0", "compressed-tensors": "Q4_1", "FP8": "BF16", "NVFP4": "NVFP4"}
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+def test_a_packed_checkpoint_is_repacked_within_96_megabytes(tmp_path: Path, name: str) -> None:
+    """Read, written and verified: 67 million weights."""
+    source, out = sparse(tmp_path / "packed", name), tmp_path / "m.gguf"
+    assert peak(COMMAND, "convert", source, out, "--to", "gguf") < 96 * MB
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(out).tensors}
+    assert types["blk.0.ffn_down.weight"] == BLOCKS[name]
+
+
+@pytest.mark.parametrize("flags", [("mlx",), ("safetensors", "--dequantize")], ids=["triples", "decoded"])
+@pytest.mark.parametrize("name", ["AWQ", "FP8", "NVFP4"])
+def test_other_outputs_of_one_take_no_more(tmp_path: Path, name: str, flags: tuple[str, ...]) -> None:
+    source = sparse(tmp_path / "packed", name)
+    assert peak(COMMAND, "convert", source, f"{tmp_path}/out/", "--to", *flags) < 96 * MB
