@@ -52,6 +52,13 @@ RUNS: dict[str, tuple[str, ...]] = {
     "peft": ("--to", "peft"),
 }
 
+#: What is asked of checkpoints that another quantiser packed: those of the runs that its packing matters to.
+PACKED: dict[str, tuple[str, ...]] = {
+    **{name: RUNS[name] for name in ("bump", "gguf", "safetensors", "safetensors decoded", "mlx")},
+    "safetensors library": ("--to", "safetensors", "--dequantize", "--dtype", "source"),
+    "gguf scaled": ("--to", "gguf", "--tensor-scales"),
+}
+
 
 def sources() -> list[Path]:
     """Every model and adapter of the fixtures: a file, a directory, or the first shard of a set."""
@@ -59,7 +66,7 @@ def sources() -> list[Path]:
     for kind in ("gguf", "kquants", "gguf-lora"):
         found += sorted((FIXTURES / kind).glob("*.gguf"))
     found.append(FIXTURES / "gguf-split" / "llama-untied-f32-00001-of-00003.gguf")
-    for kind in ("hf", "mlx", "mlx-dequantized", "lora"):
+    for kind in ("hf", "mlx", "mlx-dequantized", "lora", "quantised"):
         found += sorted(path for path in (FIXTURES / kind).iterdir() if path.is_dir())
     return found
 
@@ -69,7 +76,7 @@ def lines() -> Iterator[str]:
     os.environ.pop("SOURCE_DATE_EPOCH", None)
     for source in sources():
         base = _base(source)
-        for name, arguments in RUNS.items():
+        for name, arguments in (PACKED if source.parent.name == "quantised" else RUNS).items():
             with tempfile.TemporaryDirectory() as place:
                 out = Path(place) / "out"
                 call = ["convert", str(source), f"{out}/", *arguments, *base, "--json"]

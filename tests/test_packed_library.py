@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +32,11 @@ NAMES = (
     "gptq-4b-g32-sym-descact",
     "gptq-8b-gall-sym",
     "modelopt-fp8",
+    "ct-mxfp4",
+    "ct-mxfp8",
+    "ct-nvfp4",
+    "metal-q4g64",
+    "modelopt-nvfp4",
 )
 
 
@@ -59,3 +67,44 @@ def test_a_copy_has_every_array_and_the_model_is_the_same(tmp_path: Path, ckconv
     assert arrays_of(out) == arrays_of(source)
     assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
     assert ckconv("diff", source, out).code == 0
+
+
+#: NumPy's faster loops, all that a processor of x86-64 may have beyond its baseline.
+FASTER = "SSE41 SSE42 POPCNT AVX F16C FMA3 AVX2 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL"
+
+#: Every output of these in one process, because starting one takes longer.
+ALL = """
+import hashlib, sys
+from pathlib import Path
+from ckconv.__main__ import run
+fixtures, out = Path(sys.argv[1]), Path(sys.argv[2])
+out.mkdir()
+for line in sys.stdin.read().splitlines():
+    name, *flags = line.split()
+    made = out / "-".join(line.split()).replace("/", "-")
+    status = run(["convert", "-q", str(fixtures / name), f"{made}/", *flags])
+    for path in sorted(made.rglob("*")) if status == 0 else ():
+        print(line, path.name, hashlib.sha256(path.read_bytes()).hexdigest())
+"""
+
+RUNS = [
+    *(f"{name} --to safetensors --dequantize --dtype {dtype}" for name in NAMES for dtype in ("f32", "source")),
+    *(f"{name} --to gguf" for name in ("awq-g32", "ct-w4-g32-sym", "fp8-block-ue8m0", "gptq-8b-gall-sym", "ct-mxfp4")),
+    *(f"{name} --to mlx" for name in ("awq-g32", "ct-w4-g32-asym", "fp8-block-ue8m0", "metal-q4g64", "ct-mxfp8")),
+    "../hf/qwen3-tied-bf16 --to gguf --quantize q4_0",
+    "../hf/qwen3-tied-bf16 --to mlx --quantize affine:4:32",
+    "../kquants/llama64.Q4_K_M.gguf --to mlx",
+    "../kquants/llama64.Q4_K_M.gguf --to safetensors --dequantize",
+]
+
+
+def test_the_bytes_do_not_depend_on_the_processor(tmp_path: Path, fixtures: Path) -> None:
+    """Decoded, re-packed and quantised with NumPy's plainest loops, they are the same."""
+    made = []
+    for name, environment in (("plain", {}), ("slow", {"NPY_DISABLE_CPU_FEATURES": FASTER})):
+        program = [sys.executable, "-W", "ignore", "-c", ALL, str(fixtures / "quantised"), str(tmp_path / name)]
+        own = {**os.environ, "PYTHONPATH": str(fixtures.parent), **environment}
+        done = subprocess.run(program, input="\n".join(RUNS), check=True, env=own, capture_output=True, text=True)
+        made.append(done.stdout)
+    assert {line.rsplit(" ", 2)[0] for line in made[0].splitlines()} == set(RUNS)
+    assert made[0] == made[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -318,17 +317,3 @@ def test_a_type_that_takes_libgguf_is_refused_without_it(tmp_path: Path, monkeyp
 
     with pytest.raises(UnsupportedError, match=r"quantising to Q4_K takes the package libgguf: pip install"):
         ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize="q4_k"))
-
-
-def test_the_bytes_do_not_depend_on_the_processor(tmp_path: Path) -> None:
-    """NumPy without any of its faster loops."""
-    source = checkpoint(tmp_path / "hf", WIDE)
-    features = "SSE41 SSE42 POPCNT AVX F16C FMA3 AVX2 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL"
-    made = []
-    for name, environment in (("plain", {}), ("slow", {"NPY_DISABLE_CPU_FEATURES": features})):
-        out = tmp_path / f"{name}.gguf"
-        program = [sys.executable, "-W", "ignore", "-m", "ckconv", "convert", "-q", source, out, "--quantize", "q4_0"]
-        own = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), **environment}
-        subprocess.run(program, check=True, env=own)
-        made.append(out.read_bytes())
-    assert made[0] == made[1]

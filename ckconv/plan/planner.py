@@ -16,6 +16,7 @@ from ckconv.families.loaders import OF_FORMAT, Loader
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import LeftOut, Plan, Reason
+from ckconv.quant.nvfp4 import is_scaled
 
 ROPE_FREQUENCIES = "rope_frequencies"
 HEAD = "output.weight"
@@ -28,7 +29,7 @@ _OWN_HEAD = (
 
 #: Which of two values decoded matrices hold.
 _EXACT = "decoded matrices hold codes times scales exactly; --dtype source rounds as the quantiser's library does"
-_ROUNDED = "decoded matrices hold what the quantiser's library computes: products rounded to the type of the scales"
+_ROUNDED = "decoded matrices hold what the quantiser's library computes: products rounded to its type"
 
 #: Keys that a note lists by name.
 _SHOWN_KEYS = 8
@@ -88,7 +89,8 @@ class Planner(ABC):
 
         asked, library = self.options.dtype, library_type(tensor.dtype)
         note = {"engine": _EXACT, "keep": _EXACT, "f32": _EXACT, "source": _ROUNDED}.get(asked)
-        if note and library is not F32 and tensor.packed and note not in self.notes:
+        rounded = note is _EXACT and is_scaled(tensor.dtype)  # a quotient is
+        if note and library is not F32 and tensor.packed and not rounded and note not in self.notes:
             self.notes.append(note)
         if asked == "source":
             return library

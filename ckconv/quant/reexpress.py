@@ -191,8 +191,13 @@ def grown(source: DType, target: DType) -> bool:
 
 
 def library_type(dtype: DType) -> DType:
-    """The float type that the library of a quantised type computes values in."""
+    """The float type that the library of a quantised type computes values in.
+
+    compressed-tensors unpacks NVFP4 as bfloat16 (``unpack_fp4_from_uint8``), whatever its scales are.
+    """
     scheme, triple = scheme_of(dtype), triple_of(dtype)
+    if scheme and scheme.divisor:
+        return BF16
     number = scheme.number if scheme else triple.number if triple and triple.quantization.has_biases else F32
     return number if number in (F16, BF16) else F32
 
