@@ -28,8 +28,9 @@ from ckconv.record.schema import record_path
 
 if TYPE_CHECKING:
     from ckconv.engine.compare import Comparison
+    from ckconv.engine.tensors import Progress
     from ckconv.engine.transfer import Watcher
-    from ckconv.engine.verify import Progress, Verified
+    from ckconv.engine.verify import Verified
     from ckconv.record.read import OpenRecord
 
 StrPath = str | os.PathLike[str]

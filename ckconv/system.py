@@ -82,6 +82,12 @@ def reads_in_order(fd: int) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
+def reads_what_is_cached(fd: int) -> None:
+    """Tell the system not to read ahead: of a file that somebody is writing, it would fill pages with zeros first."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+
 def reads_soon(fd: int, offset: int, nbytes: int) -> None:
     """Have the system begin to read, where it can."""
     if nbytes > 0 and hasattr(os, "posix_fadvise"):

@@ -488,14 +488,14 @@ def test_report(source: Path, tmp_path: Path, ckconv) -> None:
     assert second.endswith("dropped 0")
     assert ages == "  note: computed right by the engine of January 2026 and of April 2026"
     assert third == "  beside it: config.json, m.bump.source.zip"
-    assert last.startswith("  verified 20/20   sha256 ")
+    assert last.startswith("  verified 20/20   payload sha256 ")
 
 
 def test_widening_and_no_verification_are_reported(tmp_path: Path, ckconv) -> None:
     source = replace(SMALL, matrix=Q.F16, norm=Q.BF16).write(tmp_path / "m.gguf")
     result = ckconv("convert", source, tmp_path / "m.bump", "--no-verify")
     assert "widened 20 BF16, F16 -> F32 (4 of them in split RoPE row order)" in result.out
-    assert "  not verified   sha256 " in result.out
+    assert "  not verified   payload sha256 " in result.out
 
 
 def test_quiet(source: Path, tmp_path: Path, ckconv) -> None:

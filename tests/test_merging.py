@@ -11,7 +11,7 @@ from ckconv.core.dtypes import BF16, F16, F32, DType
 from ckconv.core.layouts import Layout, headed, plain, transposed
 from ckconv.core.tensors import Delta, Extent, Merge, Rescale, Tensor
 from ckconv.io import rows as rows_module
-from ckconv.io.files import Files, pieces
+from ckconv.io.files import Files, runs
 from ckconv.io.rows import RowReader, canonical_pieces
 
 OUT, IN, RANK = 12, 12, 3
@@ -122,4 +122,4 @@ def test_an_adapter_in_half_precision(shelf: Shelf, numbers) -> None:
 def test_no_file_has_the_bytes_of_what_is_computed(shelf: Shelf, numbers) -> None:
     base = shelf.tensor(numbers["w"])
     with pytest.raises(AssertionError, match="is computed"):
-        list(pieces(Tensor("w", "w", F32, base.shape, (), base.layout, merge=Merge(base, ()))))
+        list(runs(Tensor("w", "w", F32, base.shape, (), base.layout, merge=Merge(base, ()))))

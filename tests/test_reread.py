@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,85 +13,87 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckconv.api import convert
-from ckconv.core.tensors import Checksum, Extent
+from ckconv.core.tensors import Extent
 from ckconv.engine import pipeline as stream
-from ckconv.engine import reread
-from ckconv.engine.pipeline import Pipeline
-from ckconv.engine.reread import ChecksumThread, Reread
+from ckconv.engine import readonce
+from ckconv.engine.following import LEAD, Following, Growth
+from ckconv.engine.readonce import ReadOnce
 from ckconv.errors import VerifyError
 from ckconv.options import Options
 
 MODEL = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Iterator[int]:
-    fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
-    yield fd
-    os.close(fd)
-
-
 @given(
-    parts=st.lists(st.one_of(st.binary(max_size=300), st.integers(0, 200_000)), max_size=8),
-    offset=st.integers(0, 200),
-    at_once=st.sampled_from((1, 100, 4096)),
+    content=st.binary(max_size=5000),
+    offset=st.integers(0, 300),
+    asked=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 900)), max_size=12),
 )
 @settings(max_examples=60, deadline=None)
-def test_bytes_and_holes_are_hashed_as_the_file_has_them(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes | int], offset: int, at_once: int
+def test_what_is_looked_at_in_any_order_is_what_is_there_and_hashed_once(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, offset: int, asked: list[tuple[int, int]]
 ) -> None:
-    path = tmp_path_factory.mktemp("reread") / "out"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    path = tmp_path_factory.mktemp("readonce") / "file"
+    path.write_bytes(bytes(offset) + content + b"behind")
+    whole = path.read_bytes()
+    extent = Extent(path, offset, len(content))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reread, "HASHED_AT_ONCE", max(at_once, 1 << 10))
-        behind = Reread(fd, offset)
-        with Pipeline(fd, offset=offset, buffer_bytes=256, followers=[behind]) as pipeline:
-            for part in parts:
-                pipeline.zeros(part) if isinstance(part, int) else pipeline.put(part)
-            pipeline.finish()
-    os.close(fd)
-
-    content = path.read_bytes()[offset:]
-    assert behind.nbytes == len(content)
-    assert behind.digest == hashlib.sha256(content).digest()
+        patch.setattr(readonce, "CHUNK", 256)
+        with ReadOnce(hashed=[extent]) as files:
+            for at, nbytes in asked:
+                found = bytearray(len(whole[at : at + nbytes]))
+                files.read_into(path, at, found)
+                assert found == whole[at : at + nbytes]
+            assert files.digest(extent) == hashlib.sha256(content).digest()
 
 
-def test_it_is_the_file_that_is_hashed(out: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.pwrite
-    monkeypatch.setattr(stream.os, "pwrite", lambda fd, data, at: write(fd, bytes(len(data)), at))
-    behind = Reread(out, 0)
-    with Pipeline(out, followers=[behind]) as pipeline:
-        pipeline.put(b"abc")
-        digest = pipeline.finish()
-
-    assert digest == hashlib.sha256(b"abc").digest()
-    assert behind.digest == hashlib.sha256(bytes(3)).digest()
-
-
-def test_after_a_failure_its_thread_is_gone(out: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reread, "HASHED_AT_ONCE", 1 << 10)
-    behind = Reread(out, 0)
-    pipeline = Pipeline(out, buffer_bytes=256, followers=[behind])
-    pipeline.put(bytes(1 << 16))
-    pipeline.abort()
-    pipeline.abort()
-
-    assert behind.nbytes <= 1 << 16
-
-
-def test_a_known_digest_is_taken_for_that_extent_only(tmp_path: Path) -> None:
+def test_a_file_that_is_read_in_order_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    path.write_bytes(b"abcdef")
-    extent, other = Extent(path, 0, 3), Extent(path, 0, 6)
-    wrong = hashlib.sha256(b"xyz").digest()
+    path.write_bytes(bytes(3 << 20))
+    read, calls = os.preadv, []
+    monkeypatch.setattr(os, "preadv", lambda fd, into, at: calls.append(at) or read(fd, into, at))
+    extent = Extent(path, 100, (3 << 20) - 100)
+    with ReadOnce(hashed=[extent]) as files:
+        assert files.are_zero([(path, 200, (3 << 20) - 200)])
+        assert files.digest(extent) == hashlib.sha256(bytes(extent.nbytes)).digest()
+    assert calls == [100, 100 + (1 << 20), 100 + (2 << 20)]
 
-    known = ChecksumThread((Checksum("payload", extent, hashlib.sha256(b"abc").digest()),), {extent: wrong})
-    unknown = ChecksumThread((Checksum("payload", extent, hashlib.sha256(b"abc").digest()),), {other: wrong})
 
-    found = known.result()
-    assert found is not None
-    assert found[1] == wrong
-    assert unknown.result() is None
+def test_bytes_are_waited_for_and_a_writer_does_not_get_far_ahead(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    content = bytes(range(256)) * (3 * LEAD // 256)
+    path.write_bytes(bytes(len(content)))
+    extent = Extent(path, 0, len(content))
+    growth = Growth([extent])
+
+    def look() -> bytes:
+        with ReadOnce({}, growth, hashed=[extent]) as files:
+            return files.digest(extent)
+
+    with path.open("r+b", buffering=0) as file, Following(growth, look) as following:
+        for at in range(0, len(content), 1 << 20):
+            file.write(content[at : at + (1 << 20)])
+            growth.tell(path, min(len(content), at + (1 << 20)))
+        assert following.result() == hashlib.sha256(content).digest()
+
+
+def test_who_follows_a_writer_that_gave_up_ends(tmp_path: Path) -> None:
+    growth = Growth([Extent(tmp_path / "file", 0, 10)])
+    with pytest.raises(KeyError), Following(growth, lambda: growth.wait_for(tmp_path / "file", 5)):
+        raise KeyError
+
+
+def test_a_follower_that_fails_keeps_no_writer_waiting(tmp_path: Path) -> None:
+    growth = Growth([Extent(tmp_path / "file", 0, 10 * LEAD)])
+
+    def fail() -> None:
+        growth.wait_for(tmp_path / "file", 5)
+        raise KeyError("x")
+
+    with Following(growth, fail) as following:
+        growth.tell(tmp_path / "file", 10 * LEAD)
+        with pytest.raises(KeyError):
+            following.result()
 
 
 def _first(data: bytes) -> bytes:
@@ -103,21 +105,21 @@ def _last(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("version", [3, 5])
-@pytest.mark.parametrize(("spoil", "code"), [(_first, "verify.file"), (_last, "bump.checksum")])
+@pytest.mark.parametrize("which", [1, 2, 3, 4])
+@pytest.mark.parametrize("spoil", [_first, _last])
 def test_a_write_that_went_wrong_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, spoil: Callable[[bytes], bytes], code: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, which: int, spoil: Callable[[bytes], bytes]
 ) -> None:
     write = os.pwrite
     calls = []
 
     def spoilt(fd: int, data: memoryview, at: int) -> int:
         calls.append(at)
-        return write(fd, spoil(bytes(data)) if len(calls) == 1 else data, at)
+        return write(fd, spoil(bytes(data)) if len(calls) == which else data, at)
 
     monkeypatch.setattr(stream.os, "pwrite", spoilt)
     with pytest.raises(VerifyError) as info:
         convert(MODEL, tmp_path / "out.bump", options=Options(bump_version=version))
 
-    assert info.value.code == code
     assert info.value.path == str(tmp_path / "out.bump")
     assert not list(tmp_path.iterdir())

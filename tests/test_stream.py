@@ -62,7 +62,7 @@ pieces = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(pieces, st.integers(1, 4), st.sampled_from([500, 4096, 1 << 16]), st.integers(0, 200), st.booleans())
-def test_any_sequence_is_written_and_hashed_in_order(
+def test_any_sequence_is_written_in_order_and_into_a_pipe_hashed(
     sequence: list[tuple[str, object]], buffers: int, buffer_bytes: int, offset: int, pipe: bool
 ) -> None:
     expected = b""
@@ -102,7 +102,7 @@ def test_any_sequence_is_written_and_hashed_in_order(
                         rest = rest[taken:]  # type: ignore[index]
                 assert pipeline.position == len(expected)
             digest = pipeline.finish()
-        assert digest == hashlib.sha256(expected).digest()
+        assert digest == (hashlib.sha256(expected).digest() if pipe else b"")
         assert sum(seen) == len(expected)
         assert content(target.fileno())[offset:] == expected
         assert content(target.fileno())[:offset] == bytes(min(offset, os.fstat(target.fileno()).st_size))
@@ -138,8 +138,7 @@ def test_long_zeros_take_no_space(out: int) -> None:
     with Pipeline(out) as pipeline:
         pipeline.put(b"head")
         pipeline.zeros(64 << 20)
-        digest = pipeline.finish()
-    assert digest == hashlib.sha256(b"head" + bytes(64 << 20)).digest()
+        pipeline.finish()
     assert os.fstat(out).st_size == 4 + (64 << 20)
     assert os.fstat(out).st_blocks * 512 < 1 << 20
 
@@ -284,8 +283,10 @@ def test_after_an_interrupted_finish_nothing_is_written_any_more(out: int, monke
 
     def slow(fd: int, data: memoryview, at: int) -> int:
         inside.set()
-        time.sleep(0.3)
-        inside.clear()
+        try:
+            time.sleep(0.3)
+        finally:
+            inside.clear()
         return write(fd, data, at)
 
     monkeypatch.setattr(stream.os, "pwrite", slow)
@@ -298,7 +299,7 @@ def test_after_an_interrupted_finish_nothing_is_written_any_more(out: int, monke
 
 
 @pytest.mark.usefixtures("alarm")
-def test_an_interruption_at_any_moment_ends_the_threads(tmp_path: Path, out: int) -> None:
+def test_an_interruption_at_any_moment_ends_the_threads(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.write_bytes(SOURCE * 64)
     fd = os.open(source, os.O_RDONLY)
@@ -306,7 +307,7 @@ def test_an_interruption_at_any_moment_ends_the_threads(tmp_path: Path, out: int
     for step in range(120):
         signal.setitimer(signal.ITIMER_REAL, 0.0001 + step * 0.0002)
         try:
-            with Pipeline(out, buffer_bytes=1 << 16) as pipeline:
+            with Pipeline(None, buffer_bytes=1 << 16) as pipeline:
                 pipeline.zeros(4 << 20)
                 pipeline.copy(fd, 0, len(SOURCE) * 64, path=source)
                 pipeline.finish()

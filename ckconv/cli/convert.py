@@ -98,6 +98,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
                 on_request=[_MAP_NAME] if flags["with_map"] else [],
                 late=side_files(plan, target, checksums=flags["checksums"], record=flags["record"], adapters=adapters),
                 stdout=sys.stdout.fileno() if dst == STDOUT else None,
+                digests=settings.json or settings.verbose,
                 watcher=line,
             )
         with deferred():

@@ -136,7 +136,8 @@ def _in_files(plan: Plan) -> str:
 
 
 def _digest(report: Report, settings: Settings) -> str:
-    sums = (("sha256", report.sha256), ("payload sha256", report.payload_sha256 if settings.verbose else ""))
+    payload = report.payload_sha256 if settings.verbose or not report.sha256 else ""
+    sums = (("sha256", report.sha256), ("payload sha256", payload))
     return "".join(f"   {what} {_short(digest, settings)}" for what, digest in sums if digest)
 
 

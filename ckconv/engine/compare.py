@@ -19,7 +19,7 @@ from ckconv.engine.factdiff import Facts, compare_facts
 from ckconv.errors import UnsupportedError, counted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.names import shift_of
-from ckconv.io.files import Files, pieces
+from ckconv.io.files import Files, runs
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.io.tied import head_is_embedding
 from ckconv.lazy import NamedTuple, dataclass
@@ -136,7 +136,7 @@ def _tensors(index: TensorIndex, files: Files) -> dict[str, Tensor]:
 def _drop_placeholders(has: dict[str, Tensor], lacks: dict[str, Tensor], files: Files) -> None:
     """Zeros that stand for a tensor which is not there; a model that has the tensor is compared with them."""
     for name in [name for name, tensor in has.items() if name not in lacks and (tensor.may_be_absent or is_bias(name))]:
-        if files.are_zero(pieces(has[name])):
+        if files.are_zero(runs(has[name])):
             del has[name]
 
 

@@ -53,4 +53,5 @@ def _source_record(record: Beside, plan: Plan, place: Destination, content: Reco
         record_path(place.parent / plan.files[0].name),
         lambda files: record.size(content(files) if content else None),
         lambda files: record.chunks(bytes.fromhex(files[0].payload_sha256), content(files) if content else None),
+        names_digests=content is not None,
     )

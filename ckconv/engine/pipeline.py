@@ -1,8 +1,9 @@
-"""One stream of bytes, hashed and written while it is read.
+"""One stream of bytes, gathered in a buffer and written while it is read.
 
-The calling thread fills a ring of preallocated buffers; one thread hashes them, another writes them. hashlib and the
-system calls give up the interpreter's lock, so the three overlap, and memory is the ring whatever the model's size.
-Into a pipe the calling thread writes itself: a write that waits for a reader can then be interrupted.
+Into a file the calling thread writes itself, while what it read is still in the cache: others follow it and hash what
+they read back. Into a pipe, out of which nothing can be read back, a thread hashes what is written, and where nothing
+is written at all what would be. hashlib gives up the interpreter's lock, so the two overlap, and memory is a ring of
+buffers whatever the model's size.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Follower(Protocol):
     """Does something with the file behind the thread that writes it."""
 
     def wrote(self, nbytes: int) -> None:
-        """``nbytes`` more are in the file, or left out of it as a hole; said by the thread, which does not wait."""
+        """``nbytes`` more are in the file, or left out of it as a hole."""
 
     def finish(self) -> None:
         """All is written."""
@@ -39,6 +40,7 @@ class Follower(Protocol):
         """Nobody needs the file any more. Harmless after :meth:`finish`."""
 
 
+#: Of a ring; a file needs only one.
 BUFFERS = 4
 BUFFER_BYTES = 1 << 20
 
@@ -49,7 +51,11 @@ _ZEROS = memoryview(bytes(BUFFER_BYTES))
 
 
 class Pipeline:
-    """Appends bytes to ``fd`` from ``offset`` on, and hashes them."""
+    """Appends bytes to ``fd`` from ``offset`` on.
+
+    Attributes:
+        to_file: they stay where they are written.
+    """
 
     def __init__(
         self,
@@ -62,26 +68,27 @@ class Pipeline:
         buffer_bytes: int = BUFFER_BYTES,
         followers: Sequence[Follower] = (),
     ) -> None:
-        """Describe the stream; threads start with the first byte, when the caller can already end them.
+        """Describe the stream; a thread starts with the first byte, when the caller can already end it.
 
         Args:
             fd: where to write; ``None`` only hashes.
             offset: where in ``fd`` the first byte goes.
-            seekable: write at positions and leave runs of zeros as holes; else write in order, as to a pipe.
+            seekable: write at positions and leave runs of zeros as holes; else write in order, as to a pipe, and hash.
             progress: called with the number of bytes just appended.
             buffers, buffer_bytes: the ring.
             followers: work with what is in the file while more is written; not for a pipe.
         """
-        self._fd, self._base, self._seekable, self._progress = fd, offset, seekable, progress
+        self._fd, self._base, self._progress = fd, offset, progress
+        self.to_file = fd is not None and seekable
         # Whole pages: a copy to or from memory that starts inside a cache line costs a third more processor time.
-        self._ring = [memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(buffers)]
+        self._ring = [memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(1 if self.to_file else buffers)]
         self._bytes = buffer_bytes
         self._next, self._filled = 0, 0
         self._current: memoryview | None = None
         self._position = 0
         self._digest = hashlib.sha256()
         self._stopped = False
-        self._stages: list[Stage] = []
+        self._stage: Stage | None = None
         self._followers = followers
 
     @property
@@ -92,9 +99,9 @@ class Pipeline:
     def writable(self) -> memoryview:
         """The free rest of the current buffer, at least one byte; call :meth:`advance` with what was filled."""
         if self._current is None:
-            for stage in self._started():
+            stage = self._started()
+            if stage is not None:
                 stage.done.get()  # blocks until the thread is through with this buffer's last content
-            self._check(self._stages)
             self._current = self._ring[self._next]
             self._next = (self._next + 1) % len(self._ring)
         return self._current[self._filled :]
@@ -138,11 +145,16 @@ class Pipeline:
             self.advance(got)
 
     def put(self, data: Buffer) -> None:
-        """Append the bytes of a contiguous buffer; they are copied, so the caller may reuse it."""
+        """Append the bytes of a contiguous buffer; the caller may use it again."""
         view = memoryview(data)
         if not view.nbytes:  # an empty array of two dimensions has no flat view
             return
         view = view.cast("B")
+        if self.to_file and len(view) >= self._bytes:  # a copy less
+            self._submit()
+            while len(view) >= self._bytes:
+                self._append(view[: self._bytes])
+                view = view[self._bytes :]
         while len(view):
             free = self.writable()
             taken = min(len(free), len(view))
@@ -151,39 +163,41 @@ class Pipeline:
             self.advance(taken)
 
     def zeros(self, nbytes: int) -> None:
-        """Append zeros: a hole in the file where it has blocks to leave out, but hashed all the same."""
-        if not self._seekable or self._fd is None or nbytes < SMALLEST_HOLE:
+        """Append zeros: a hole in the file where it has blocks to leave out."""
+        if not self.to_file or nbytes < SMALLEST_HOLE:
             for start in range(0, nbytes, BUFFER_BYTES):
                 self.put(_ZEROS[: min(BUFFER_BYTES, nbytes - start)])
             return
+        self.skip(nbytes)
+
+    def skip(self, nbytes: int) -> None:
+        """Leave bytes of a file as they are."""
         self._submit()
         self._position += nbytes
-        for stage in self._started():
-            stage.jobs.put(nbytes)
         if self._progress:
             self._progress(nbytes)
+        self._tell(nbytes)
 
     def finish(self) -> bytes:
-        """Hash and write what is left and end the threads.
+        """Write what is left and end the threads.
 
         Returns:
-            the SHA-256 of everything appended.
+            the SHA-256 of everything appended; of a file nothing, which is hashed by whoever reads it back.
 
         Raises:
-            OutputError: ``output.write`` or ``output.space``, the first failure of the writing thread.
+            OutputError: ``output.write`` or ``output.space``.
             BrokenPipeError: nobody reads what is written.
         """
         self._submit()
-        stages = self._stages
         self._end()
-        self._check(stages)
-        if self._fd is not None and self._seekable:
+        if self.to_file:
+            assert self._fd is not None
             end = self._base + self._position
             if os.fstat(self._fd).st_size < end:
                 os.ftruncate(self._fd, end)
         for follower in self._followers:
             follower.finish()
-        return self._digest.digest()
+        return b"" if self.to_file else self._digest.digest()
 
     def abort(self) -> None:
         """End the threads, whatever they have left to do. Harmless after :meth:`finish`."""
@@ -193,63 +207,54 @@ class Pipeline:
             for follower in self._followers:
                 follower.abandon()
 
-    def _started(self) -> list[Stage]:
+    def _started(self) -> Stage | None:
         check()
-        if not self._stages:
-            work = [self._hash] if self._fd is None or not self._seekable else [self._hash, self._write]
-            stages = [Stage(function, len(self._ring)) for function in work]
+        if self._stage is None and not self.to_file:
+            stage = Stage(self._hash, len(self._ring))
             try:
                 with deferred():
-                    for stage in stages:
-                        stage.start()
-                    self._stages = stages
+                    stage.start()
+                    self._stage = stage
             except BaseException:
-                for stage in stages:
-                    stage.jobs.put(None)  # those that run end; nobody knows which, so nobody waits
+                stage.jobs.put(None)  # if it runs it ends; nobody knows, so nobody waits
                 raise
-        return self._stages
+        return self._stage
 
     def _submit(self) -> None:
         if self._current is not None and self._filled:
-            job = self._current[: self._filled]
-            for stage in self._stages:
-                stage.jobs.put(job)
-            if self._fd is not None and not self._seekable:
-                self._write(job, self._position - self._filled)
+            job, start = self._current[: self._filled], self._position - self._filled
+            if self._stage is not None:
+                self._stage.jobs.put(job)
+            if self._fd is not None:
+                self._write(job, start)
             self._current, self._filled = None, 0
 
-    def _end(self) -> None:
-        for stage in self._stages:
-            stage.jobs.put(None)
-        for stage in self._stages:
-            stage.wait()
-        self._stages = []
+    def _append(self, data: memoryview) -> None:
+        check()
+        self._write(data, self._position)
+        self._position += len(data)
+        if self._progress:
+            self._progress(len(data))
 
-    @staticmethod
-    def _check(stages: list[Stage]) -> None:
-        for stage in stages:
-            if stage.error is not None:
-                raise stage.error
+    def _end(self) -> None:
+        stage = self._stage
+        if stage is not None:
+            stage.jobs.put(None)
+            stage.wait()
+            self._stage = None
 
     def _hash(self, job: memoryview | int, position: int) -> None:
-        if not isinstance(job, int):
+        assert not isinstance(job, int)
+        if not self._stopped:
             self._digest.update(job)
-            return
-        while job and not self._stopped:
-            step = min(job, BUFFER_BYTES)
-            self._digest.update(_ZEROS[:step])
-            job -= step
 
-    def _write(self, job: memoryview | int, position: int) -> None:
+    def _write(self, job: memoryview, position: int) -> None:
         assert self._fd is not None
-        if isinstance(job, int):
-            self._tell(job)
-            return
         try:
-            while len(job) and not self._stopped:
+            while len(job):
                 at = self._base + position
                 try:
-                    wrote = write_some(self._fd, job, at) if self._seekable else os.write(self._fd, job)
+                    wrote = write_some(self._fd, job, at) if self.to_file else os.write(self._fd, job)
                 except BlockingIOError:  # somebody made the pipe that we share non-blocking
                     wait_for_reader(self._fd)
                     continue

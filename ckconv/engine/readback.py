@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ckconv.errors import VerifyError
-from ckconv.io.files import CHUNK, Files, extent_pieces
+from ckconv.io.files import CHUNK, Files
 from ckconv.plan.container import Frame
 from ckconv.plan.steps import OutputFile, Plan
 from ckconv.system import read_at
@@ -77,11 +77,7 @@ def check_kept(plan: Plan, staged: Iterable[Path], path: Path) -> None:
                 if step.source is None or step.source.extents[0].path != record:
                     continue
                 kept = step.source.extents[0]
-                pairs = (
-                    ((record, at), (place, step.offset + at - kept.offset), nbytes)
-                    for _, at, nbytes in extent_pieces(kept)
-                )
-                if not files.are_same(pairs):
+                if not files.are_same([((record, kept.offset), (place, step.offset), kept.nbytes)]):
                     message = f"{step.slot} is not what the record keeps, from byte {step.offset:,} on"
                     raise VerifyError(CODE, message, path=path, offset=step.offset)
 

@@ -1,13 +1,9 @@
-"""What is in a file, hashed: beside other work with its tensors, or right behind the thread that writes it.
-
-Either digest says what the file holds, not what it was meant to hold. Behind the writer it costs no further pass over
-a large output when that is complete.
-"""
+"""What is in a file, hashed, and held against what the file says of itself."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -58,64 +54,45 @@ class FileHash:
             self._hashed += got
 
 
-class Reread(FileHash):
-    """Hashes what is written, as far as it is."""
+def check_checksums(
+    checksums: Iterable[Checksum],
+    digest: Callable[[Extent], bytes],
+    path: Path,
+    *,
+    tensor: str | None = None,
+    details: Sequence[str] = (),
+) -> None:
+    """What a file holds about its own bytes is so.
 
-    def __init__(self, fd: int, offset: int) -> None:
-        super().__init__(fd, offset)
-        self._written = self._asked = 0
-        self._stage: Stage | None = None
+    Args:
+        digest: computes the SHA-256 of an extent.
+        path, tensor, details: what the error says besides.
 
-    def wrote(self, nbytes: int) -> None:
-        """``nbytes`` more are written. Never waits; called by one thread only."""
-        self._written += nbytes
-        if self._written - self._asked < HASHED_AT_ONCE:
-            return
-        if self._stage is None:
-            stage = Stage(self._follow, 0)
-            stage.start()
-            self._stage = stage
-        self._stage.jobs.put(self._written - self._asked)
-        self._asked = self._written
-
-    def finish(self) -> None:
-        """Hash the rest; may be called again after a signal interrupted it.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
-        stage = self._stage
-        if stage is not None:
-            stage.jobs.put(None)
-            stage.wait()
-            self._stage = None
-            if stage.error is not None:
-                raise stage.error
-        self.read_to(self._written)
-
-    def abandon(self) -> None:
-        """End the thread."""
-        self.stopped = True
-        stage, self._stage = self._stage, None
-        if stage is not None:
-            stage.jobs.put(None)
-            stage.wait()
-
-    def _follow(self, job: memoryview | int, position: int) -> None:
-        self.read_to(position + int(job))
+    Raises:
+        VerifyError: ``bump.checksum``, one does not fit.
+    """
+    for checksum in checksums:
+        computed = digest(checksum.extent)
+        if computed == checksum.stored:
+            continue
+        raise VerifyError(
+            "bump.checksum",
+            f"the {checksum.what} sha256 is wrong: stored {checksum.stored.hex()}, computed {computed.hex()}",
+            path=path,
+            tensor=tensor,
+            found=computed.hex(),
+            allowed=checksum.stored.hex(),
+            details=listed(list(details)),
+        )
 
 
 class ChecksumThread:
     """Computes a file's own checksums beside other work with its tensors."""
 
-    def __init__(self, checksums: tuple[Checksum, ...], known: Mapping[Extent, bytes]) -> None:
-        """Begin.
-
-        Args:
-            known: digests of what was read again already.
-        """
-        self._checksums, self._known = checksums, known
-        self._mismatch: tuple[Checksum, bytes] | None = None
+    def __init__(self, checksums: tuple[Checksum, ...]) -> None:
+        """Begin."""
+        self._checksums = checksums
+        self._digests: dict[Extent, bytes] = {}
         self._reading: FileHash | None = None
         self._stopped = False
         self._stage: Stage | None = None
@@ -128,10 +105,7 @@ class ChecksumThread:
 
     def _run(self, job: memoryview | int, position: int) -> None:
         for checksum in self._checksums:
-            computed = self._known.get(checksum.extent) or self._digest(checksum.extent)
-            if not self._stopped and computed != checksum.stored:
-                self._mismatch = checksum, computed
-                return
+            self._digests[checksum.extent] = self._digest(checksum.extent)
 
     def _digest(self, extent: Extent) -> bytes:
         try:
@@ -144,8 +118,8 @@ class ChecksumThread:
             raise unreadable(error, extent.path) from error
         return reading.digest
 
-    def result(self) -> tuple[Checksum, bytes] | None:
-        """Wait; the checksum that does not fit with what was computed, or ``None``.
+    def check(self, path: Path) -> None:
+        """Wait, and check: see :func:`check_checksums`.
 
         Raises:
             InputError: ``input.unreadable``.
@@ -154,31 +128,7 @@ class ChecksumThread:
             self._stage.wait()
             if self._stage.error is not None:
                 raise self._stage.error
-        return self._mismatch
-
-    def check(self, path: Path, *, tensor: str | None = None, details: Sequence[str] = ()) -> None:
-        """Wait for the result.
-
-        Args:
-            path, tensor, details: what the error says besides.
-
-        Raises:
-            VerifyError: ``bump.checksum``, one does not fit.
-            InputError: ``input.unreadable``.
-        """
-        mismatch = self.result()
-        if mismatch is None:
-            return
-        checksum, computed = mismatch
-        raise VerifyError(
-            "bump.checksum",
-            f"the {checksum.what} sha256 is wrong: stored {checksum.stored.hex()}, computed {computed.hex()}",
-            path=path,
-            tensor=tensor,
-            found=computed.hex(),
-            allowed=checksum.stored.hex(),
-            details=listed(list(details)),
-        )
+        check_checksums(self._checksums, self._digests.__getitem__, path)
 
     def stop(self) -> None:
         """End early and wait for the thread."""
@@ -202,7 +152,7 @@ class Soundness:
     def begin(self) -> None:
         """Hash it beside what is done from now on."""
         if self._hashing is None:
-            self._hashing = ChecksumThread(self._index.checksums, {})
+            self._hashing = ChecksumThread(self._index.checksums)
 
     def check(self) -> None:
         """Wait for the result.

@@ -11,8 +11,8 @@ from pathlib import Path
 from ckconv.engine.leftovers import check_leftovers, stale_lists
 from ckconv.engine.pipeline import SMALLEST_HOLE
 from ckconv.engine.reread import Soundness
-from ckconv.engine.settle import NO_DIGEST, Late, Staged, Written, write_late
-from ckconv.engine.transfer import Unwatched, Watcher, write_files, write_stdout
+from ckconv.engine.settle import Late, Staged, Written, write_late
+from ckconv.engine.transfer import NO_DIGEST, Unwatched, Watcher, write_files, write_frames, write_stdout
 from ckconv.errors import UsageError
 from ckconv.formats import format_of, load
 from ckconv.formats.bump.write3 import CONFIG_NAME
@@ -73,6 +73,7 @@ def run(
     on_request: Sequence[str] = (),
     late: Sequence[Late] = (),
     stdout: int | None = None,
+    digests: bool = True,
     watcher: Watcher | None = None,
 ) -> Report:
     """Write the output of ``plan`` to ``target``.
@@ -85,6 +86,7 @@ def run(
         on_request: side files that are asked for.
         late: further files.
         stdout: the descriptor that ``-`` means.
+        digests: of whole files are wanted, even where a header holds that of its payload, which is computed anyway.
 
     Raises:
         UsageError: a side file was asked for that the target does not have.
@@ -132,19 +134,18 @@ def run(
         with Outputs(rooms, side, directory=target.directory, force=force, inputs=inputs, last=last) as outputs:
             look = partial(check_leftovers, plan, target.parent, [*rooms, *side])
             look()
-            if not verify:
+            if not plan.restores or not verify:  # else it is verified whole
                 source.begin()
+            staged = Staged(plan, container, target, paths, outputs, verify=verify)
             with failing(Path(target.name)):  # a reader raises its own error
-                digests, losses = write_files(
-                    plan, container, files, (outputs.fds[path] for path in paths), watcher, reread=verify
-                )
-            if not plan.restores:  # which is verified whole, or hashed already
-                source.begin()
-            staged = Staged(plan, container, target, paths, digests, outputs)
-            verified = staged.settle(watcher, verify=verify)
+                write_frames(plan, container, (outputs.fds[path] for path in paths), Path(target.name))
+                with staged.following:
+                    losses = write_files(plan, container, files, staged.unwritten, staged.growth, watcher)
+                    named = digests or any(item.names_digests for item in late)
+                    files_written, verified = staged.settle(whole=named)
             if not plan.restores or not verify:
                 source.check()
-            written = [*staged.written, *_written(side)]
+            written = [*files_written, *_written(side)]
             for item in late:
                 with failing(item.path):
                     written.append(write_late(item, written, outputs.fds[item.path], verify=verify))
@@ -173,13 +174,14 @@ def _written(side: Mapping[Path, Small]) -> list[Written]:
 def _rooms_of_late(
     late: Sequence[Late], paths: Sequence[Path], plan: Plan, side: Mapping[Path, Small]
 ) -> dict[Path, Room]:
-    known = [Written(path, file.nbytes, NO_DIGEST, NO_DIGEST) for path, file in zip(paths, plan.files, strict=True)]
+    none = NO_DIGEST.hex()
+    known = [Written(path, file.nbytes, none, none) for path, file in zip(paths, plan.files, strict=True)]
     known += _written(side)
     rooms = {}
     for item in late:
         nbytes = item.nbytes(known)
         rooms[item.path] = Room(nbytes)
-        known.append(Written(item.path, nbytes, NO_DIGEST))
+        known.append(Written(item.path, nbytes, none))
     return rooms
 
 

@@ -1,24 +1,30 @@
-"""What is staged is brought to the disk, hashed, read again and compared, before anything of it gets its name."""
+"""What is staged is read again, hashed and compared, and brought to the disk, before anything of it gets its name."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from ckconv.core.tensors import Extent
+from ckconv.core.tensors import Checksum, Extent, TensorIndex
+from ckconv.engine.following import Following, Growth
 from ckconv.engine.readback import Meant, check_frame, check_kept
+from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.reread import FileHash
-from ckconv.engine.transfer import Digests, Watcher
+from ckconv.engine.tensors import Compared, compare_tensors
+from ckconv.engine.transfer import payload
 from ckconv.engine.workers import Stage
 from ckconv.errors import InputError, VerifyError
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.lazy import NamedTuple
 from ckconv.output.publish import Outputs
-from ckconv.plan.container import Container
-from ckconv.plan.steps import Plan
+from ckconv.output.regular import growing
+from ckconv.plan.container import Container, Frame
+from ckconv.plan.steps import OutputFile, Plan
 from ckconv.system import sync, write_at
+
+T = TypeVar("T")
 
 
 class Written(NamedTuple):
@@ -35,25 +41,30 @@ class Written(NamedTuple):
     payload_sha256: str = ""
 
 
-#: What a digest is before anything is written.
-NO_DIGEST = "0" * 64
-
-
 class Late(NamedTuple):
     """A file beside the model whose content is known when all files before it are written.
 
     Attributes:
         nbytes: its size, told the files before it, whose digests are not known yet.
         content: its bytes, told the same files: those of tensors, side files, and late ones, in this order.
+        names_digests: of whole files, also of those whose headers hold one.
     """
 
     path: Path
     nbytes: Callable[[Sequence[Written]], int]
     content: Callable[[Sequence[Written]], Iterable[bytes]]
+    names_digests: bool = True
+
+
+class _Read(NamedTuple):
+    """What reading the files again found: digests of their content, and how they compare, if that was asked for."""
+
+    digests: list[bytes]
+    compared: Compared | None
 
 
 class Staged:
-    """The files of tensors of an output that is complete and has no name yet."""
+    """The files of tensors of an output that has no name yet: read again while they are written, then settled."""
 
     def __init__(
         self,
@@ -61,80 +72,132 @@ class Staged:
         container: Container,
         target: Destination,
         paths: Sequence[Path],
-        digests: Sequence[Digests],
         outputs: Outputs,
+        *,
+        verify: bool,
     ) -> None:
         self._plan, self._container, self._target = plan, container, target
-        self._paths, self._digests, self._outputs = paths, digests, outputs
-        #: Of each file whose header holds a digest of a part only, that of the whole.
-        self._hashing = {
-            path: FileHash(outputs.fds[path], 0)
-            for path, frame in zip(paths, container.frames, strict=True)
-            if frame.header
-        }
+        self._paths, self._outputs, self._verify = paths, outputs, verify
+        self._places = [outputs.staged(path) for path in paths]
+        self._parts = list(zip(paths, self._places, plan.files, container.frames, strict=True))
+        self.growth = Growth(payload(file, frame, place) for _, place, file, frame in self._parts)
+        self.following = Following(self.growth, self._read)
 
     @property
-    def written(self) -> tuple[Written, ...]:
-        """Every file, once :meth:`settle` has hashed those whose headers hold a digest of a part only."""
-        found = []
-        for path, file, digest in zip(self._paths, self._plan.files, self._digests, strict=True):
-            content, whole = digest.content.hex(), self._hashing.get(path)
-            sums = (whole.digest.hex(), content) if whole else (content, "")
-            found.append(Written(path, file.nbytes, *sums))
-        return tuple(found)
+    def unwritten(self) -> Iterator[tuple[int, Path]]:
+        """Descriptor and place of every file."""
+        return ((self._outputs.fds[path], place) for path, place in zip(self._paths, self._places, strict=True))
 
-    def settle(self, watcher: Watcher, *, verify: bool) -> int | None:
-        """Bring the files to the disk and hash them; meanwhile read them again and compare them with their source.
+    def _read(self) -> _Read:
+        """Hash every file, and compare what a reader finds in it with the source."""
+        plan = self._plan
+        contents = [_content(file, frame, place) for _, place, file, frame in self._parts]
+        more = [checksum.extent for checksum in plan.index.checksums] if plan.restores else []
+        with ReadOnce(plan.index.identities, self.growth, hashed=[*contents, *more]) as files:
+            compared = self._as_output(lambda: self._compared(files)) if self._verify else None
+            digests = [files.digest(extent) for extent in contents]
+            files.check_unchanged()
+        return _Read(digests, compared)
+
+    def _compared(self, files: ReadOnce) -> Compared:
+        plan = self._plan
+        with growing(self.growth.wait_for):
+            out = self._open()
+        if not self.growth.paths.issuperset(out.files):
+            self.growth.wait_for_all()
+        if plan.restores:
+            # The comparison that was made when the bump was written: of the bump, its checksum too, with its source.
+            found = compare_tensors(plan.index, out, files, left_out=plan.restores.left_out)
+            digests = {checksum.extent: files.digest(checksum.extent) for checksum in plan.index.checksums}
+            found.check(plan.index.path, plan.index.checksums, digests)
+            return found
+        return compare_tensors(
+            out,
+            plan.index,
+            files,
+            left_out=[left.name for left in plan.left_out],
+            configuration=not (plan.options.set_meta or plan.options.drop_meta),
+            importance=plan.importance,
+        )
+
+    def settle(self, *, whole: bool) -> tuple[tuple[Written, ...], int | None]:
+        """When everything is written: give headers their digests, bring all to the disk, and say what reading found.
+
+        Args:
+            whole: digests of whole files are wanted, also of those whose headers hold one of a part.
 
         Returns:
-            the number of tensors compared, ``None`` where that was not asked for.
+            the files, and the number of tensors compared, ``None`` where that was not asked for.
 
         Raises:
             VerifyError: a byte is not what was meant, a tensor not what the source holds, or the format's reference
                 reader does not open the file.
             OutputError: ``output.write`` or ``output.space``.
         """
-        threads = [Stage(lambda *_: self._outputs.sync(), 0), Stage(lambda *_: self._hash(), 0)]
-        if not self._hashing:
-            threads.pop()
-        for thread in threads:
-            thread.jobs.put(0)
-            thread.jobs.put(None)
-            thread.start()
+        read = self.following.result()
+        for (path, _, _, frame), digest in zip(self._parts, read.digests, strict=True):
+            if frame.header:
+                write_at(self._outputs.fds[path], frame.header(digest), 0)
+        disk = Stage(lambda *_: self._outputs.sync(), 0)
+        disk.jobs.put(0)
+        disk.jobs.put(None)
+        disk.start()
         try:
             self._check_opens()
-            verified = self._compare(watcher) if verify else None
-        except BaseException:
-            self._stop_hashing()
-            raise
+            if read.compared:
+                self._as_output(lambda: self._check(read))
+            written = tuple(self._written(read, whole=whole))
         finally:
-            for thread in threads:
-                thread.wait()
-        for thread in threads:
-            if thread.error is not None:
-                raise thread.error
-        return verified
+            disk.wait()
+        if disk.error is not None:
+            raise disk.error
+        return written, read.compared.tensors if read.compared else None
+
+    def _written(self, read: _Read, *, whole: bool) -> Iterator[Written]:
+        for (path, _, file, frame), digest in zip(self._parts, read.digests, strict=True):
+            of_whole = "" if frame.header else digest.hex()
+            if whole and frame.header:
+                hashing = FileHash(self._outputs.fds[path], 0)
+                hashing.read_to(file.nbytes)
+                of_whole = hashing.digest.hex()
+            yield Written(path, file.nbytes, of_whole, digest.hex() if frame.header else "")
 
     def _check_opens(self) -> None:
         """Ask the reference reader of the format, where there is one."""
         try:
-            for path in self._paths:
-                self._container.check(self._outputs.staged(path))
+            for place in self._places:
+                self._container.check(place)
         except VerifyError as error:
             error.path = self._target.name
             raise
 
-    def _hash(self) -> None:
-        for path, hashing in self._hashing.items():
-            hashing.read_to(os.fstat(self._outputs.fds[path]).st_size)
+    def _check(self, read: _Read) -> None:
+        """What is around the tensors, then what they were found to be."""
+        for (path, _, file, frame), digest in zip(self._parts, read.digests, strict=True):
+            check_frame(file, frame, frame.header(digest) if frame.header else b"", self._outputs.fds[path], path)
+        if self._plan.restores:
+            check_kept(self._plan, self._places, Path(self._target.name))
+            return
+        assert read.compared is not None
+        checksums: tuple[Checksum, ...] = ()
+        if any(frame.header for frame in self._container.frames):  # which now holds a digest
+            checksums = self._open().checksums
+        hashed = (_content(file, frame, place) for _, place, file, frame in self._parts)
+        known = dict(zip(hashed, read.digests, strict=True))
+        with ReadOnce() as files:
+            digests = {c.extent: known.get(c.extent) or files.digest(c.extent) for c in checksums}
+        read.compared.check(self._plan.index.path, checksums, digests)
 
-    def _stop_hashing(self) -> None:
-        for hashing in self._hashing.values():
-            hashing.stopped = True
+    def _open(self) -> TensorIndex:
+        """What a reader of the format finds; what goes elsewhere is a link in the staging directory."""
+        from ckconv.formats.detect import open_index
 
-    def _compare(self, watcher: Watcher) -> int:
+        return open_index(self._opened(), base=self._plan.options.base, follow_links=True)
+
+    def _as_output(self, look: Callable[[], T]) -> T:
+        """Look at what is staged; an error about it is one about the target."""
         try:
-            return self._compared(watcher)
+            return look()
         except VerifyError as error:
             if not self._plan.restores or error.code == "verify.file":
                 error.path = self._target.name  # its temporary name says nothing to anybody
@@ -151,36 +214,6 @@ class Staged:
                 details=error.details,
             ) from error
 
-    def _compared(self, watcher: Watcher) -> int:
-        from ckconv.engine.verify import verify_index
-        from ckconv.formats.detect import open_index
-
-        plan, outputs = self._plan, self._outputs
-        known: dict[Extent, bytes] = {}
-        files = zip(self._paths, plan.files, self._container.frames, self._digests, strict=True)
-        for path, file, frame, digest in files:
-            header = frame.header(digest.content) if frame.header else b""
-            check_frame(file, frame, header, outputs.fds[path], path)
-            if digest.reread:
-                known[Extent(outputs.staged(path), digest.reread[0], digest.reread[1])] = digest.reread[2]
-        # What goes elsewhere is a link in the staging directory.
-        out = open_index(self._opened(), base=plan.options.base, follow_links=True)
-        watcher.begin("verifying", plan.nbytes)
-        if plan.restores:
-            check_kept(plan, [outputs.staged(path) for path in self._paths], Path(self._target.name))
-            # The comparison that was made when the bump was written: of the bump, its checksum too, with its source.
-            return verify_index(plan.index, out, left_out=plan.restores.left_out, progress=watcher).tensors
-        found = verify_index(
-            out,
-            plan.index,
-            left_out=[left.name for left in plan.left_out],
-            configuration=not (plan.options.set_meta or plan.options.drop_meta),
-            progress=watcher,
-            digests=known,
-            importance=plan.importance,
-        )
-        return found.tensors
-
     def _opened(self) -> Path:
         """What a reader of the format opens: a checkpoint's directory, its index, or the first file."""
         if not format_of(self._plan.format).single:
@@ -191,6 +224,12 @@ class Staged:
 
                 return next(path for path in self._outputs.staging.iterdir() if path.name.endswith(INDEX_SUFFIX))
         return self._outputs.staged(self._paths[0])
+
+
+def _content(file: OutputFile, frame: Frame, place: Path) -> Extent:
+    """What is hashed while it is written: the part whose digest the header holds, or all of the file."""
+    behind = len(frame.epilogue) if frame.header else 0
+    return Extent(place, frame.header_bytes, file.nbytes - frame.header_bytes - behind)
 
 
 def write_late(item: Late, files: Sequence[Written], fd: int, *, verify: bool) -> Written:

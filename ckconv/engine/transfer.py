@@ -8,21 +8,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ckconv.core.tensors import Extent
+from ckconv.engine.following import Growth, Telling
 from ckconv.engine.pipeline import Pipeline
-from ckconv.engine.reread import Reread
 from ckconv.engine.rowmoves import moved_chunks, row_order
 from ckconv.engine.writeback import WriteBehind
-from ckconv.errors import OutputError, UnsupportedError, UsageError, listed
+from ckconv.errors import OutputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.io.files import Files
-from ckconv.lazy import NamedTuple
 from ckconv.output.filesystem import write_code
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import OutputFile, Plan, Step
 from ckconv.quant.convert import Action, Conversion
-from ckconv.system import write_at
+from ckconv.system import read_at, write_at
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
+
+
+#: What a digest is before anything is written.
+NO_DIGEST = bytes(32)
 
 
 class Watcher(Protocol):
@@ -108,17 +112,18 @@ class _Told:
         self._watcher(nbytes, self._name)
 
 
-def _stream(file: OutputFile, frame: Frame, files: Files, pipeline: Pipeline, told: _Told, losses: Losses) -> None:
-    """Run every step of a file."""
-    pipeline.put(frame.prologue)
+def _stream(
+    file: OutputFile, frame: Frame, begin: int, files: Files, pipeline: Pipeline, told: _Told, losses: Losses
+) -> None:
+    """Run every step of a file, of which the stream begins at byte ``begin``."""
     following = iter(file.steps[1:])
     for step in file.steps:
         for tensor in _stored(next(following, None)):
             files.will_need(tensor.extents[0].path, tensor.extents[0].offset, tensor.extents[0].nbytes)
-        _fill(pipeline, step.offset - frame.header_bytes, step.slot)
+        _fill(pipeline, step.offset - begin, step.slot)
         told.begin(step.target.name)
         _run_step(step, files, pipeline, losses)
-    _fill(pipeline, file.nbytes - len(frame.epilogue) - frame.header_bytes, "the end")
+    _fill(pipeline, file.nbytes - len(frame.epilogue) - begin, "the end")
 
 
 def _stored(step: Step | None) -> Iterator[Tensor]:
@@ -139,7 +144,10 @@ def _fill(pipeline: Pipeline, until: int, what: str) -> None:
 def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> None:
     """Append the step's bytes and count what they could not keep."""
     if step.content is not None:
-        pipeline.put(step.content)
+        if pipeline.to_file:  # it is there already
+            pipeline.skip(len(step.content))
+        else:
+            pipeline.put(step.content)
         return
     if step.source is None:
         pipeline.zeros(step.nbytes)
@@ -179,44 +187,61 @@ def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> N
         losses.merged[name] = max(losses.merged.get(name, 0.0), reader.max_change)
 
 
-class Digests(NamedTuple):
-    """Of one file: what was meant to be written, and what is in it.
-
-    Attributes:
-        content: SHA-256 of prologue and tensors.
-        reread: (offset, bytes, SHA-256) of what was read again; ``None`` where that was not asked for.
-    """
-
-    content: bytes
-    reread: tuple[int, int, bytes] | None = None
-
-
-def write_files(
-    plan: Plan, container: Container, files: Files, fds: Iterable[int], watcher: Watcher, *, reread: bool = False
-) -> tuple[list[Digests], Losses]:
-    """Write every file.
+def write_frames(plan: Plan, container: Container, fds: Iterable[int], path: Path) -> None:
+    """Give every file its size, and write what is around the tensors; the digests in headers are zeros.
 
     Args:
         fds: one a file, each used before the next is asked for.
-        reread: hash what is in a file whose header holds its digest, too.
+        path: what an error calls them.
+
+    Raises:
+        VerifyError: ``verify.file``.
+    """
+    for file, frame, fd in zip(plan.files, container.frames, fds, strict=True):
+        if os.fstat(fd).st_size < file.nbytes:
+            os.ftruncate(fd, file.nbytes)
+        header = frame.header(NO_DIGEST) if frame.header else b""
+        write_at(fd, header, 0)
+        if read_at(fd, len(header), 0) != header:  # readers trust it until it is written again
+            raise VerifyError("verify.file", "the header is not what was meant to be written", path=path)
+        write_at(fd, frame.prologue, frame.header_bytes)
+        write_at(fd, frame.epilogue, file.nbytes - len(frame.epilogue))
+        for step in file.steps:
+            if step.content is not None:
+                write_at(fd, step.content, step.offset)
+
+
+def payload(file: OutputFile, frame: Frame, path: Path) -> Extent:
+    """The part of a file that :func:`write_files` writes, with the file at ``path``."""
+    begin = frame.header_bytes + len(frame.prologue)
+    return Extent(path, begin, file.nbytes - len(frame.epilogue) - begin)
+
+
+def write_files(
+    plan: Plan,
+    container: Container,
+    files: Files,
+    outputs: Iterable[tuple[int, Path]],
+    growth: Growth,
+    watcher: Watcher,
+) -> Losses:
+    """Write the payload of every file.
+
+    Args:
+        outputs: descriptor and place of each, used before the next is asked for.
+        growth: hears how far they are.
     """
     watcher.begin("quantising" if plan.errors else "writing", plan.nbytes)
     told, losses = _Told(watcher), Losses(plan)
-    digests: list[Digests] = []
-    for file, frame, fd in zip(plan.files, container.frames, fds, strict=True):
-        behind = Reread(fd, frame.header_bytes) if reread and frame.header else None
-        followers = (WriteBehind(fd), behind) if behind else (WriteBehind(fd),)
-        with Pipeline(fd, offset=frame.header_bytes, progress=told, followers=followers) as pipeline:
-            _stream(file, frame, files, pipeline, told, losses)
-            content = pipeline.finish()
-        digests.append(Digests(content, (behind.offset, behind.nbytes, behind.digest) if behind else None))
-        header = frame.header(content) if frame.header else b""
-        end = file.nbytes - len(frame.epilogue)
-        write_at(fd, header, 0)
-        write_at(fd, frame.epilogue, end)
-        told(frame.header_bytes + len(frame.epilogue))
+    for file, frame, (fd, place) in zip(plan.files, container.frames, outputs, strict=True):
+        begin = payload(file, frame, place).offset
+        followers = (WriteBehind(fd), Telling(growth, place, begin))
+        told(begin + len(frame.epilogue))
+        with Pipeline(fd, offset=begin, progress=told, followers=followers) as pipeline:
+            _stream(file, frame, begin, files, pipeline, told, losses)
+            pipeline.finish()
     losses.check()
-    return digests, losses
+    return losses
 
 
 def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watcher: Watcher) -> tuple[bytes, Losses]:
@@ -228,13 +253,15 @@ def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watche
         hint = "leave out --max-shard-size" if plan.options.max_shard_bytes else "name a file or a directory"
         raise UsageError("usage.target", f"{len(plan.files)} files cannot go to stdout", hint=hint)
     file, frame = plan.files[0], container.frames[0]
+    begin = frame.header_bytes
     told = _Told(watcher)
     losses = counted = Losses(plan)
     digest = b""
     if frame.header or any(_may_lose(step) for step in file.steps):
         watcher.begin("hashing", plan.nbytes)
         with Pipeline(None, progress=told) as pipeline:
-            _stream(file, frame, files, pipeline, told, losses)
+            pipeline.put(frame.prologue)
+            _stream(file, frame, begin, files, pipeline, told, losses)
             digest = pipeline.finish()
         losses.check()
         counted = Losses(plan)
@@ -243,7 +270,8 @@ def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watche
         if frame.header:
             _write_all(fd, frame.header(digest))
         with Pipeline(fd, seekable=False, progress=told) as pipeline:
-            _stream(file, frame, files, pipeline, told, counted)
+            pipeline.put(frame.prologue)
+            _stream(file, frame, begin, files, pipeline, told, counted)
             again = pipeline.finish()
         if digest and again != digest:
             raise OutputError("input.changed", "the input changed between two passes over it", path=plan.index.path)

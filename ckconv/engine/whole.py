@@ -14,7 +14,8 @@ from ckconv.engine.content import content_of_index, content_of_plan
 from ckconv.engine.contentdiff import check_json, differences
 from ckconv.engine.readback import check_frame, check_kept
 from ckconv.engine.replan import plan_again, restoring_again
-from ckconv.engine.verify import Progress, Verified, verify_soundly
+from ckconv.engine.tensors import Progress
+from ckconv.engine.verify import Verified, verify_soundly
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.ages import DEFAULT
 from ckconv.families.own import own_files

@@ -13,7 +13,7 @@ from typing import IO
 
 from ckconv.core.tensors import identity
 from ckconv.errors import InputError, OutputError, unreadable
-from ckconv.output.regular import close_unwritten, open_regular
+from ckconv.output.regular import close_unwritten, open_regular, same_file, wait_for
 from ckconv.system import read_at
 
 #: Bytes of a pipe that are kept, so that what lies in a header can be decoded later.
@@ -38,11 +38,12 @@ class ByteSource:
         raise NotImplementedError
 
     def read_whole(self, offset: int, nbytes: int) -> bytes:
-        """``nbytes`` bytes from ``offset`` on, which the size says are there.
+        """``nbytes`` bytes from ``offset`` on, which the size says are there: the way to what lies in tensors.
 
         Raises:
             OutputError: ``input.changed``, they are not there any more.
         """
+        wait_for(self.path, offset + nbytes)
         data = self.read_at(offset, nbytes)
         if len(data) < nbytes:
             end = offset + len(data)
@@ -98,7 +99,7 @@ class FileSource(ByteSource):
             return self._read(self._fd, offset, nbytes)
         fd, status = open_regular(self.path)
         try:
-            if identity(status) != self._identity:
+            if not same_file(identity(status), self._identity):
                 raise OutputError("input.changed", "the file was changed while it was being read", path=self.path)
             return self._read(fd, offset, nbytes)
         finally:

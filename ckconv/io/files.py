@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ckconv.core.tensors import Extent, Identity, cut, identity
 from ckconv.errors import InputError, OutputError, unreadable
 from ckconv.output.regular import open_regular
 from ckconv.signals import check
-from ckconv.system import MAX_OPEN, read_into, reads_in_order, reads_soon
+from ckconv.system import MAX_OPEN, read_into, reads_in_order, reads_soon, reads_what_is_cached
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from typing_extensions import Buffer
 
     from ckconv.core.tensors import Tensor
@@ -27,10 +29,10 @@ READ_AHEAD = 16 << 20
 #: Bytes of a piece: what stays in the second-level cache (see the pipeline's buffers).
 CHUNK = 1 << 20
 
-#: Path, offset and number of bytes, at most ``CHUNK``.
+#: Path, offset and number of bytes.
 Piece = tuple[Path, int, int]
 
-#: (path, offset) of one and of the other, and how many bytes of both.
+#: (path, offset) of one and of the other, and how many bytes of both, however many.
 Pair = tuple[tuple[Path, int], tuple[Path, int], int]
 
 _ZEROS = bytes(CHUNK)
@@ -51,19 +53,32 @@ def readable(path: Path) -> Iterator[None]:
         raise unreadable(error, named) from error
 
 
+class Growing(Protocol):
+    """Files that are written meanwhile."""
+
+    @property
+    def paths(self) -> Collection[Path]:
+        """Which they are."""
+
+    def wait_for(self, path: Path, until: int) -> None:
+        """Wait until the bytes of ``path`` before ``until`` are there; of another file they are."""
+
+
 class Files:
     """Open read-only descriptors by path; and the proof that no file changed while it was read.
 
     At most ``MAX_OPEN`` are open at a time: the one used longest ago is closed, and opened again when it is needed.
     """
 
-    def __init__(self, known: Mapping[Path, Identity] | None = None) -> None:
+    def __init__(self, known: Mapping[Path, Identity] | None = None, growing: Growing | None = None) -> None:
         """Open nothing yet.
 
         Args:
             known: what the files were when their headers were read.
+            growing: files that this process writes meanwhile.
         """
         self._known = dict(known or {})
+        self._growing = growing
         #: Path -> descriptor, the one used longest ago first.
         self._open: dict[Path, int] = {}
         self._seen: dict[Path, os.stat_result] = {}
@@ -81,11 +96,14 @@ class Files:
                 self._close_oldest()
             fd, status = self._opened(path)
             self._open[path] = fd  # whatever comes next, it will be closed
-            found = identity(status)
-            if self._known.setdefault(path, found) != found:
-                raise OutputError("input.changed", "the file is not the one whose header was read", path=path)
-            self._seen[path] = status
-            reads_in_order(fd)
+            if self._growing is not None and path in self._growing.paths:
+                reads_what_is_cached(fd)
+            else:
+                found = identity(status)
+                if self._known.setdefault(path, found) != found:
+                    raise OutputError("input.changed", "the file is not the one whose header was read", path=path)
+                self._seen[path] = status
+                reads_in_order(fd)
         self._open[path] = fd
         return fd
 
@@ -117,6 +135,8 @@ class Files:
         """
         check()
         view = memoryview(buffer).cast("B")
+        if self._growing is not None:
+            self._growing.wait_for(path, offset + len(view))
         done = 0
         while done < len(view):
             try:
@@ -150,12 +170,13 @@ class Files:
             told: hears of the bytes of each piece.
         """
         for path, at, n in parts:
-            mine = memoryview(self._buffers[0])[:n]
-            self.read_into(path, at, mine)
-            if told:
-                told(n)
-            if not _ZEROS.startswith(mine):
-                return False
+            while n:
+                mine = self.shown(path, at, n)
+                if told:
+                    told(len(mine))
+                if not _ZEROS.startswith(mine):
+                    return False
+                at, n = at + len(mine), n - len(mine)
         return True
 
     def are_same(self, parts: Iterable[Pair], told: Callable[[int], None] | None = None) -> bool:
@@ -164,15 +185,28 @@ class Files:
         Args:
             told: hears of the bytes of each pair, counted once.
         """
-        mine, theirs = self._buffers
-        for (path, at), (other, other_at), n in parts:
-            self.read_into(path, at, memoryview(mine)[:n])
-            self.read_into(other, other_at, memoryview(theirs)[:n])
-            if told:
-                told(n)
-            if (mine != theirs) if n == CHUNK else (mine[:n] != theirs[:n]):
-                return False
+        theirs = self._buffers[1]
+        for (path, at), (other, other_at), left in parts:
+            while left:
+                mine = self.shown(path, at, left)
+                n = len(mine)
+                self.read_into(other, other_at, memoryview(theirs)[:n])
+                if told:
+                    told(n)
+                if (theirs if n == CHUNK else theirs[:n]) != mine:  # no view first: it would compare byte by byte
+                    return False
+                at, other_at, left = at + n, other_at + n, left - n
         return True
+
+    def shown(self, path: Path, offset: int, nbytes: int) -> memoryview:
+        """Bytes from ``offset`` on, at least one and at most ``nbytes`` or ``CHUNK``; of use until the next call.
+
+        Raises:
+            InputError, OutputError: as :meth:`read_into`.
+        """
+        mine = memoryview(self._buffers[0])[: min(nbytes, CHUNK)]
+        self.read_into(path, offset, mine)
+        return mine
 
     @cached_property
     def _buffers(self) -> tuple[bytearray, bytearray]:
@@ -193,7 +227,7 @@ class Files:
         while self._open:
             self._close_oldest()
 
-    def __enter__(self) -> Files:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -222,25 +256,29 @@ def extent_pieces(extent: Extent) -> Iterator[Piece]:
         yield extent.path, extent.offset + at, min(CHUNK, extent.nbytes - at)
 
 
-def pieces(tensor: Tensor) -> Iterator[Piece]:
-    """A tensor's stored bytes in pieces of at most ``CHUNK``, cut alike for alike tensors."""
+def runs(tensor: Tensor) -> Iterator[Extent]:
+    """Where a tensor's stored bytes are."""
     if tensor.merge is not None:
         raise AssertionError(f"{tensor.name} is computed; no file has its bytes")
     for array in tensor.arrays:
-        for extent in array.extents:
-            yield from extent_pieces(extent)
+        yield from array.extents
 
 
-def paired_pieces(one: Tensor, other: Tensor) -> Iterator[Pair]:
-    """The pieces of two tensors of as many stored bytes, however either is cut into extents."""
-    left, right = pieces(one), pieces(other)
-    mine: Piece | None = None
-    theirs: Piece | None = None
+def paired_runs(one: Tensor, other: Tensor) -> Iterator[Pair]:
+    """The runs of two tensors of as many stored bytes, however either is cut into extents."""
+    left, right = runs(one), runs(other)
+    mine: Extent | None = None
+    theirs: Extent | None = None
     while True:
         mine, theirs = mine or next(left, None), theirs or next(right, None)
         if mine is None or theirs is None:
             return
-        n = min(mine[2], theirs[2])
+        n = min(mine.nbytes, theirs.nbytes)
         yield mine[:2], theirs[:2], n
-        mine = (mine[0], mine[1] + n, mine[2] - n) if mine[2] > n else None
-        theirs = (theirs[0], theirs[1] + n, theirs[2] - n) if theirs[2] > n else None
+        mine, theirs = _behind(mine, n), _behind(theirs, n)
+
+
+def _behind(extent: Extent, nbytes: int) -> Extent | None:
+    """What is left of an extent behind its first bytes."""
+    path, offset, size = extent
+    return Extent(path, offset + nbytes, size - nbytes) if size > nbytes else None

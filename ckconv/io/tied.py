@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckconv.core.tensors import TensorIndex
-from ckconv.io.files import Files, paired_pieces
+from ckconv.io.files import Files, paired_runs
 
 
 def head_is_embedding(index: TensorIndex, files: Files | None = None) -> bool:
@@ -20,7 +20,7 @@ def head_is_embedding(index: TensorIndex, files: Files | None = None) -> bool:
         return False  # stacked or fused: no head and no embedding is
     own = files or Files(index.identities)
     try:
-        return own.are_same(paired_pieces(head, embedding))
+        return own.are_same(paired_runs(head, embedding))
     finally:
         if files is None:
             own.close()

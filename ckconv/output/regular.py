@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -16,6 +16,32 @@ from ckconv.system import CLOEXEC, NONBLOCK
 
 #: What was opened since :func:`remembered` began.
 _OPENED: ContextVar[dict[Path, Identity] | None] = ContextVar("_OPENED", default=None)
+
+
+#: Waits until a file is written up to a byte, of files that this process is still writing.
+_WAITS: ContextVar[Callable[[Path, int], None] | None] = ContextVar("_WAITS", default=None)
+
+
+@contextmanager
+def growing(wait: Callable[[Path, int], None]) -> Iterator[None]:
+    """Within the block, files may be written to while they are read; see :func:`wait_for`."""
+    token = _WAITS.set(wait)
+    try:
+        yield
+    finally:
+        _WAITS.reset(token)
+
+
+def wait_for(path: Path, until: int) -> None:
+    """Wait until the bytes before ``until`` are there, of a file that is :func:`growing`."""
+    wait = _WAITS.get()
+    if wait is not None:
+        wait(path, until)
+
+
+def same_file(one: Identity, other: Identity) -> bool:
+    """The file did not change; its size at least did not, where files are :func:`growing`."""
+    return one == other if _WAITS.get() is None else one[:3] == other[:3]
 
 
 @contextmanager
@@ -108,7 +134,7 @@ def there(path: Path) -> bool:
 
 def _remember(path: Path, found: Identity) -> None:
     opened = _OPENED.get()
-    if opened is not None and opened.setdefault(path, found) != found:
+    if opened is not None and not same_file(opened.setdefault(path, found), found):
         raise OutputError("input.changed", "the file was changed while it was being read", path=path)
 
 

@@ -10,7 +10,7 @@ from ckconv.core.adapters import Role
 from ckconv.core.dtypes import DType
 from ckconv.core.names import is_bias, parse
 from ckconv.core.tensors import Tensor, TensorIndex
-from ckconv.io.files import Files, pieces
+from ckconv.io.files import Files, runs
 from ckconv.io.tied import head_is_embedding
 from ckconv.lazy import NamedTuple
 from ckconv.quant.convert import side_by_side
@@ -222,4 +222,4 @@ def placeholders(index: TensorIndex, written: Container[str] | None = None) -> f
 def zeros(index: TensorIndex, tensors: Iterable[Tensor]) -> frozenset[str]:
     """Canonical names of those of the tensors that are all zeros."""
     with Files(index.identities) as files:
-        return frozenset(tensor.name for tensor in tensors if files.are_zero(pieces(tensor)))
+        return frozenset(tensor.name for tensor in tensors if files.are_zero(runs(tensor)))

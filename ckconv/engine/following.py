@@ -1,0 +1,188 @@
+"""What is written is read again right behind whoever writes it: hashed, and compared with its source.
+
+One thread writes; another follows it through the format's own reader, which knows nothing of the plan; a third one
+hashes what the second has read. The bytes are still in a cache then, and when the last one is written little is left to
+do. The reader opens the output when all of it but its tensors is there. Whoever wants a byte that is not written yet
+waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextvars import copy_context
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from ckconv.core.tensors import Extent
+from ckconv.engine.workers import Stage
+from ckconv.errors import Interrupted
+from ckconv.signals import deferred
+
+#: Bytes that may be written and not read again yet: they are to be in a cache still.
+LEAD = 8 << 20
+
+T = TypeVar("T")
+
+
+class AbandonedError(Exception):
+    """What is waited for will not come: who waits is to end."""
+
+
+class Mark:
+    """A number that one thread sets and another one waits for."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self._awaited = False
+        self._woken: SimpleQueue[None] = SimpleQueue()
+
+    def set(self, value: float) -> None:
+        """Never waits."""
+        self.value = value
+        if self._awaited:
+            self._awaited = False
+            self._woken.put(None)
+
+    def wait(self, least: float) -> None:
+        """Until the number is at least this."""
+        while self.value < least:
+            self._awaited = True
+            if self.value < least:  # it may have been set before anybody knew that it is awaited
+                self._woken.get()
+
+
+class Growth:
+    """How far files are written, one after the other.
+
+    A place in any of them is counted from the beginning of the first one.
+    """
+
+    def __init__(self, payloads: Iterable[Extent]) -> None:
+        """Nothing is written.
+
+        Args:
+            payloads: of each file, in order, what is going to be written; what is around it is there already.
+        """
+        self._payloads: dict[Path, tuple[Extent, int]] = {}
+        self._end = 0
+        for payload in payloads:
+            self._payloads[payload.path] = payload, self._end - payload.offset
+            self._end += payload.nbytes
+        self._written = Mark(0)
+        self._wanted = Mark(math.inf)
+        self._abandoned = False
+
+    @property
+    def paths(self) -> frozenset[Path]:
+        """The files."""
+        return frozenset(self._payloads)
+
+    def tell(self, path: Path, until: int) -> None:
+        """The bytes of a file before ``until`` are written; waits while too many are that nobody has read again."""
+        place = self._payloads[path][1] + until
+        self._written.set(place)
+        self._wanted.wait(place - LEAD)
+
+    def wait_for(self, path: Path, until: int) -> None:
+        """Wait until the bytes of a file before ``until`` are written.
+
+        Raises:
+            AbandonedError: nobody writes them.
+        """
+        if path not in self._payloads:
+            return
+        payload, base = self._payloads[path]
+        if until > payload.offset:
+            self._wait(base + min(until, payload.offset + payload.nbytes))
+
+    def wait_for_all(self) -> None:
+        """Wait until everything is written.
+
+        Raises:
+            AbandonedError: it will not be.
+        """
+        self._wait(self._end)
+
+    def _wait(self, place: int) -> None:
+        self._wanted.set(place)
+        self._written.wait(place)
+        if self._abandoned:
+            raise AbandonedError
+
+    def unread(self) -> None:
+        """Nobody reads any more."""
+        self._wanted.set(math.inf)
+
+    def abandon(self) -> None:
+        """Nobody writes any more."""
+        self._abandoned = True
+        self._written.set(math.inf)
+
+
+class Telling:
+    """Tells how far one file is written; see :class:`ckconv.engine.pipeline.Follower`."""
+
+    def __init__(self, growth: Growth, path: Path, offset: int) -> None:
+        self._growth, self._path, self._until = growth, path, offset
+
+    def wrote(self, nbytes: int) -> None:
+        """``nbytes`` more are written."""
+        self._until += nbytes
+        self._growth.tell(self._path, self._until)
+
+    def finish(self) -> None:
+        """There is nothing to wait for."""
+
+    def abandon(self) -> None:
+        """There is nothing to end."""
+
+
+class Following(Generic[T]):
+    """A thread that does ``work`` behind whoever writes what ``growth`` is about."""
+
+    def __init__(self, growth: Growth, work: Callable[[], T]) -> None:
+        self._growth, self._work = growth, work
+        self._found: list[T] = []
+        context = copy_context()  # family files that count for this call
+        self._stage = Stage(lambda *_: context.run(self._run), 0)
+
+    def _run(self) -> None:
+        try:
+            self._found.append(self._work())
+        finally:
+            self._growth.unread()
+
+    def __enter__(self) -> Following[T]:
+        self._stage.jobs.put(0)
+        self._stage.jobs.put(None)
+        try:
+            with deferred():
+                self._stage.start()
+        except Interrupted:
+            self._end()
+            raise
+        return self
+
+    def result(self) -> T:
+        """Wait for it, when everything is written.
+
+        Raises:
+            Exception: what ``work`` raised.
+        """
+        self._stage.wait()
+        if self._stage.error is not None:
+            raise self._stage.error
+        return self._found[0]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._growth.abandon()
+        with deferred():
+            self._stage.wait()

@@ -1,0 +1,271 @@
+"""Whether the tensors of a file are what its source holds.
+
+The layouts of the output are undone and canonical rows are compared with the source's, so a permutation that was
+applied wrongly cannot hide: nothing here knows how the writer packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckconv.core.dtypes import F32
+from ckconv.core.names import is_bias
+from ckconv.core.rope import llama3_factors, same_factors
+from ckconv.core.tensors import (
+    Checksum,
+    Extent,
+    MetadataKind,
+    Tensor,
+    TensorIndex,
+    plain_tensor,
+)
+from ckconv.engine.configs import parameter_differences
+from ckconv.engine.reread import check_checksums
+from ckconv.engine.rowmoves import moved_chunks, row_order
+from ckconv.errors import VerifyError, listed
+from ckconv.io.files import Files, paired_runs, runs
+from ckconv.io.tied import head_is_embedding
+from ckconv.lazy import NamedTuple
+from ckconv.quant.convert import between, convertible
+
+if TYPE_CHECKING:
+    from ckconv.quant.codec import Floats
+
+#: Called with the bytes just read and the tensor they belong to.
+Progress = Callable[[int, str], None]
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong."""
+
+    code: str
+    text: str
+    tensor: str | None
+
+
+class Compared(NamedTuple):
+    """What became of a comparison.
+
+    Attributes:
+        faults: everything that is wrong.
+        tensors, zero_filled, rounded: see :class:`Verified`.
+    """
+
+    faults: list[Fault]
+    tensors: int
+    zero_filled: int
+    rounded: int
+
+    def check(self, path: Path, checksums: Iterable[Checksum], digests: Mapping[Extent, bytes]) -> None:
+        """Raise what is wrong, first of all a checksum.
+
+        Args:
+            path: what errors call the file.
+            digests: what its checksums should say.
+
+        Raises:
+            VerifyError: see :func:`verify_index`.
+        """
+        named = next((fault.tensor for fault in self.faults if fault.tensor), None)
+        texts = [fault.text for fault in self.faults]
+        check_checksums(checksums, digests.__getitem__, path, tensor=named, details=texts)
+        if self.faults:
+            raise VerifyError(
+                self.faults[0].code, texts[0], path=path, tensor=self.faults[0].tensor, details=listed(texts[1:])
+            )
+
+
+def compare_tensors(
+    out: TensorIndex,
+    source: TensorIndex | None,
+    files: Files,
+    *,
+    left_out: Collection[str] = (),
+    configuration: bool = True,
+    progress: Progress | None = None,
+    importance: Mapping[str, Floats] | None = None,
+) -> Compared:
+    """Everything that :func:`verify_index` finds by looking at tensors, those of ``out`` in the order of its files."""
+    comparison = _Comparison(out, source, files, left_out, progress or (lambda n, name: None))
+    comparison.configuration = configuration
+    comparison.importance = importance or {}
+    return comparison.run()
+
+
+class _Comparison:
+    def __init__(
+        self,
+        out: TensorIndex,
+        source: TensorIndex | None,
+        files: Files,
+        left_out: Collection[str],
+        progress: Progress,
+    ) -> None:
+        self.out, self.source, self.files, self.left_out, self.progress = out, source, files, left_out, progress
+        self.rounded = 0
+        self._order = {path: number for number, path in enumerate(out.files)}
+        self.configuration = True
+        self.importance: Mapping[str, Floats] = {}
+
+    def run(self) -> Compared:
+        """Look at everything."""
+        faults: list[Fault] = []
+        zero_filled = 0
+        theirs = _every_tensor(self.source) if self.source else {}
+        for key, tensor in sorted(_every_tensor(self.out).items(), key=self._place):
+            self.progress(0, tensor.name)
+            faults += self._padding(tensor)
+            twin = theirs.get(key)
+            if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
+                twin = theirs.get("token_embedding.weight")
+            if twin is not None and tensor.may_be_absent and self._may_be_left_out(twin) and self._is_zero(tensor):
+                zero_filled += 1
+            elif twin is not None:
+                faults += self._rows(tensor, twin)
+            elif key == "rope_frequencies" and self._follows(tensor):
+                continue
+            elif self.source is not None:
+                if self._says_nothing(tensor, self.out):
+                    zero_filled += 1
+                elif tensor.may_be_absent:
+                    text = f"{_label(tensor)} is not zero, but the source has no such tensor"
+                    faults.append(Fault("verify.tensor", text, tensor.source))
+                else:
+                    faults.append(Fault("verify.tensor", f"{_label(tensor)} is not in the source", tensor.source))
+        faults = [*self._config(), *self._absent(), *faults]
+        count = len(self.out.tensors) + len(self.out.unknown) - zero_filled
+        return Compared(faults, count, zero_filled, self.rounded)
+
+    def _place(self, item: tuple[str, Tensor]) -> tuple[int, int]:
+        """File and offset of a tensor: what is looked at in order is read once."""
+        first = next((array.extents[0] for array in item[1].arrays), None)
+        return (self._order.get(first.path, 0), first.offset) if first else (0, 0)
+
+    def _config(self) -> Iterator[Fault]:
+        """What the output's configuration says else than the source's; the context length is a matter of choice.
+
+        So is what the target's engine imposes on every model of the format, where the plan was asked to allow that.
+        """
+        if not self.configuration or self.source is None or self.out.config is None or self.source.config is None:
+            return
+        chosen = {"context_length", *str(self.out.facts.get("imposed", "")).split()}
+        if self.out.metadata_kind is MetadataKind.OWN and self.out.metadata.keys() <= {"model_type"}:
+            chosen |= {"norm_eps", "rope_theta"}  # no document in or beside the file, and its header has no place
+        for name, pair in parameter_differences(self.out, self.source).items():
+            if name not in chosen:
+                yield Fault("verify.config", f"{name} is {pair[0]}, {pair[1]} in the source", None)
+
+    def _absent(self) -> Iterator[Fault]:
+        """Source tensors that are nowhere in the output, though no rule or flag left them out."""
+        if self.source is None:
+            return
+        there = _every_tensor(self.out)
+        for key, tensor in _every_tensor(self.source).items():
+            if key in there or self._may_be_left_out(tensor):
+                continue
+            if self._says_nothing(tensor, self.source):
+                continue
+            yield Fault("verify.tensor", f"{tensor.source} of the source is not in the output", tensor.source)
+
+    def _says_nothing(self, tensor: Tensor, index: TensorIndex) -> bool:
+        """The model computes the same without this tensor: a head that is the embedding, or zeros that are added."""
+        if tensor.name == "output.weight":
+            return head_is_embedding(index, self.files)
+        return (tensor.may_be_absent or is_bias(tensor.name)) and self._is_zero(tensor)
+
+    def _may_be_left_out(self, tensor: Tensor) -> bool:
+        """A name stands for itself too: what a file calls a tensor may hold the brackets of a glob."""
+        names = (tensor.name, tensor.source)
+        return any(glob in names or any(fnmatchcase(name, glob) for name in names) for glob in self.left_out)
+
+    def _rows(self, tensor: Tensor, twin: Tensor) -> list[Fault]:
+        """Compare the canonical rows of a tensor with its source's."""
+        label = f"{_label(tensor)}"
+        if tensor.shape != twin.shape and self.out.adapter is not None:
+            from ckconv.adapters.lowrank import same_rank
+
+            tensor, twin = same_rank(tensor, twin, self.files)
+        if tensor.shape != twin.shape:
+            text = f"{label} has shape {list(tensor.shape)}, {twin.source} has {list(twin.shape)}"
+            return [Fault("verify.tensor", text, tensor.source)]
+        if not convertible(twin.dtype, tensor.dtype):
+            text = f"{label} is {tensor.dtype}, {twin.source} is {twin.dtype}"
+            return [Fault("verify.tensor", text, tensor.source)]
+        conversion = between(twin, tensor)
+        alike = tensor.dtype is twin.dtype and not conversion.shift and tensor.layout.same_bytes_as(twin.layout)
+        alike = alike and twin.merge is None and not twin.packed  # equal arrays may stand for other numbers
+        told = partial(self._told, tensor.name)
+        if alike and self.files.are_same(paired_runs(tensor, twin), told):
+            return []
+        order = row_order(twin, tensor)
+        if order is not None and self._same_moved(tensor, twin, order):
+            return []
+        # Importing what computes with rows takes a while, in which the checksum gets ahead.
+        from ckconv.io.rowcompare import wrong_rows
+
+        wrong, rounded = wrong_rows(
+            tensor, twin, conversion, self.files, told, importance=self.importance.get(tensor.name)
+        )
+        if not wrong:
+            self.rounded += rounded > 0
+            return []
+        unit = "row" if tensor.layout.cols > 1 else "element"
+        which = f"{unit} {wrong[0]:,} is"
+        if len(wrong) > 1:
+            which = f"{len(wrong):,} of {tensor.layout.rows:,} {unit}s, from {wrong[0]:,} on, are"
+        text = f"{label} differs from {twin.source}: {which} not what the source holds"
+        return [Fault("verify.tensor", text, tensor.source)]
+
+    def _same_moved(self, tensor: Tensor, twin: Tensor, order: tuple[int, ...]) -> bool:
+        mine, start = bytearray(), 0
+        for moved in moved_chunks(twin, order, self.files):
+            if len(mine) != len(moved):
+                mine = bytearray(len(moved))
+            self.files.read_run(tensor.extents, start, mine)
+            start += len(moved)
+            self.progress(len(moved), tensor.name)
+            if mine != moved:  # a bytearray first: comparing views goes byte by byte
+                return False
+        return True
+
+    def _follows(self, tensor: Tensor) -> bool:
+        """The factors of Llama 3's RoPE, which the source's configuration says instead of a tensor."""
+        config = self.source.config if self.source else None
+        expected = llama3_factors(config) if config else None
+        if expected is None or len(expected) != tensor.nbytes or tensor.dtype is not F32:
+            return False
+        stored = bytearray(tensor.nbytes)
+        self.files.read_into(tensor.extents[0].path, tensor.extents[0].offset, stored)
+        return same_factors(bytes(stored), expected)
+
+    def _padding(self, tensor: Tensor) -> list[Fault]:
+        """Padding is zero."""
+        if not tensor.layout.padded:
+            return []
+        from ckconv.io.rowcompare import dirty_padding
+
+        row = dirty_padding(tensor, self.files)
+        if row is None:
+            return []
+        text = f"{_label(tensor)} holds non-zero padding in stored row {row:,}"
+        return [Fault("verify.padding", text, tensor.source)]
+
+    def _is_zero(self, tensor: Tensor) -> bool:
+        return self.files.are_zero(runs(tensor), partial(self._told, tensor.name))
+
+    def _told(self, name: str, nbytes: int) -> None:
+        self.progress(nbytes, name)
+
+
+def _every_tensor(index: TensorIndex) -> dict[str, Tensor]:
+    """Canonical tensors by name; those without a rule by their own, marked so that it is never taken for canonical."""
+    copied = {item.stored.name: plain_tensor(item.stored.name, item.stored) for item in index.dropped if item.copied}
+    return {**index.tensors, **{f"\0{name}": tensor for name, tensor in {**index.unnamed, **copied}.items()}}
+
+
+def _label(tensor: Tensor) -> str:
+    return tensor.source if tensor.source == tensor.name else f"{tensor.source} ({tensor.name})"
