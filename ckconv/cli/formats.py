@@ -9,6 +9,8 @@ import click
 from ckconv.cli.render import print_json, print_lines
 from ckconv.cli.settings import CONTEXT, common_options, settings_of
 
+_SCHEMAS = Path(__file__).parent / "schemas"
+
 
 @click.command("formats", context_settings=CONTEXT)
 @click.option(
@@ -16,10 +18,18 @@ from ckconv.cli.settings import CONTEXT, common_options, settings_of
     metavar="NAME",
     help="Print the file of the family NAME, as a start for one of your own; a FILE is checked, and listed too.",
 )
+@click.option(
+    "--schema",
+    type=click.Choice(sorted(path.stem for path in _SCHEMAS.glob("*.json"))),
+    help="Print the JSON Schema of what a command prints with --json.",
+)
 @common_options
 @click.pass_context
-def command(context: click.Context, family: str | None) -> None:
+def command(context: click.Context, family: str | None, schema: str | None) -> None:
     """List the directions, architectures and tensor types of this build, from the tables it works with."""
+    if schema is not None:
+        print_lines((_SCHEMAS / f"{schema}.json").read_text().splitlines())
+        return
     from ckconv.core.dtypes import DTYPES, Kind
     from ckconv.engine.directions import kept_types, model_sources
     from ckconv.errors import UsageError, quoted
