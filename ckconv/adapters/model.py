@@ -32,8 +32,11 @@ def matrix_shape(module_name: str, config: ModelConfig) -> tuple[int, ...] | Non
     if name.layer is not None and name.layer >= config.num_layers:
         return None
     family = FAMILIES[config.family]
-    parts = [f"{part}.weight" for part in PARTS.get(name.pattern, (name.pattern,))]
-    shapes = [canonical_shape(family, config.scope, with_layer(part, name.layer)) for part in parts]
+    parts = [with_layer(part, name.layer) for part in PARTS.get(name.pattern, (name.pattern,))]
+    shapes = [
+        canonical_shape(family, config.scope, f"{part}.weight") or canonical_shape(family, config.scope, part)
+        for part in parts
+    ]
     known = [shape for shape in shapes if shape is not None]
     if len(known) < len(shapes):
         return None
@@ -47,7 +50,7 @@ def changes_of(index: TensorIndex, name: str, config: ModelConfig) -> tuple[Chan
         config: the base model's, for the rows of fused modules.
     """
     assert index.adapter is not None
-    module_name = name.rpartition(".")[0]
+    module_name = name.removesuffix(".weight").removesuffix(".bias")
     asked = parse(module_name)
     found = []
     own = index.adapter.modules.get(module_name)

@@ -53,7 +53,8 @@ def stored_at(path: str, family: Family) -> tuple[Name, Stored | None]:
 
 def _has_module(found: Stored) -> bool:
     """An adapter changes it as one: it is one matrix, or several side by side, or those of a head after one another."""
-    return found.side_by_side or found.canonical.removesuffix(_WEIGHT) in PARTS
+    modules = tuple(name.removesuffix(_WEIGHT) for name in found.names)
+    return found.side_by_side or modules == PARTS.get(found.canonical.removesuffix(_WEIGHT))
 
 
 def placed(path: str, families: Iterable[str], model: ModelConfig | None) -> tuple[Outputs | None, str]:
@@ -116,7 +117,7 @@ def gguf_module_of(name: str, family: Family | None) -> str | None:
     """The canonical module of a GGUF tensor (``blk.3.attn_q.weight``), of a fused one included."""
     parsed = parse(name)
     found = names_of(family or decoder(), GGUF).stored.get(parsed.pattern)
-    if found is None or not found.canonical.endswith(_WEIGHT):
+    if found is None or not parsed.pattern.endswith(_WEIGHT):
         return None
     return with_layer(found.canonical.removesuffix(_WEIGHT), parsed.layer)
 
@@ -127,7 +128,7 @@ def gguf_name_of(module: str, family: Family) -> str | None:
     names = names_of(family, GGUF)
     whole = f"{parsed.pattern}{_WEIGHT}"
     fused = next((found for found in names.always_fused if found.canonical == whole), None)
-    found = fused or names.written.get(whole)
+    found = fused or names.written.get(whole) or names.written.get(parsed.pattern)
     if found is None or (fused is None and len(found.parts) > 1):
         return None
     return with_layer(found.pattern, parsed.layer)

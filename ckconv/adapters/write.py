@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from ckconv.adapters.names import families_of, family_named, path_of, placed
 from ckconv.adapters.places import Outputs
@@ -27,7 +28,7 @@ from ckconv.plan.container import Container
 from ckconv.plan.pieces import Piece
 from ckconv.plan.planner import Planner
 from ckconv.plan.probe import SourceFacts
-from ckconv.plan.steps import OutputFile, Plan
+from ckconv.plan.steps import OutputFile, Plan, Run
 from ckconv.quant.convert import between, convertible, decodable
 
 _ASKED = {"f32": F32, "f16": F16, "bf16": BF16}
@@ -37,12 +38,17 @@ _LEFT_OUT = "--drop leaves tensors out"
 
 
 class Entry(NamedTuple):
-    """One tensor of the output: what it is called, what it holds, and how the target stores that."""
+    """One tensor of the output: what it is called, what it holds, and how the target stores that.
+
+    Attributes:
+        more: tensors whose rows follow those of ``source``.
+    """
 
     name: str
     source: Tensor
     layout: Layout
     shape: tuple[int, ...]
+    more: tuple[Tensor, ...] = ()
 
 
 class AdapterPlanner(Planner):
@@ -212,9 +218,10 @@ def as_columns(name: str, tensor: Tensor, *, scale: float = 1.0) -> Entry:
 def piece_of(entry: Entry, dtype: DType) -> Piece:
     """The entry as an array of the output that has no place yet."""
     target = Tensor(entry.source.name, entry.name, dtype, entry.shape, (), entry.layout)
-    return Piece(
-        entry.name, entry.source.name, dtype, entry.shape, entry.layout, entry.source, between(entry.source, target)
-    )
+    conversion = between(entry.source, target)
+    every = (entry.source, *entry.more) if entry.more else ()
+    runs = tuple(Run(tensor, between(tensor, target), 0, tensor.layout.rows) for tensor in every)
+    return Piece(entry.name, entry.source.name, dtype, entry.shape, entry.layout, entry.source, conversion, runs)
 
 
 def power_of_two(factor: float) -> bool:
@@ -233,11 +240,14 @@ def best_scale(modules: Iterable[AdapterModule]) -> float:
     return max(scales, key=fit) if scales else 1.0
 
 
-def paths_in(planner: AdapterPlanner, scheme: str, *, same: bool) -> Mapping[str, str]:
+def paths_in(
+    planner: AdapterPlanner, scheme: str, *, same: bool, placed: Mapping[str, object] = MappingProxyType({})
+) -> Mapping[str, str]:
     """Module -> its path as ``scheme`` has it; modules without one are reasons to refuse.
 
     Args:
         same: the source is of the same format: paths stay what they are, as do those for which no rule is known.
+        placed: modules that have a place already.
     """
     index, modules = planner.index, planner.modules
     if same:
@@ -245,6 +255,8 @@ def paths_in(planner: AdapterPlanner, scheme: str, *, same: bool) -> Mapping[str
     families = families_in(planner)
     paths = {}
     for module in modules:
+        if module.name in placed:
+            continue
         path = path_of(module.name, families, scheme)
         if path is None and index.metadata_kind is MetadataKind.TYPED:
             planner.refuse(f"no name is known for {quoted(module.path)} of {index.architecture!r}")

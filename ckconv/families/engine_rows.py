@@ -81,6 +81,7 @@ class Engine(NamedTuple):
         wrapped: ``model_type`` of the document around that of the family, which is its ``text_config``, where the class
             reads no other.
         scaled: of llama.cpp: it multiplies products of NVFP4 matrices with the scales beside them.
+        transposed: of transformers: its class declares parameters of experts ``[in, out]`` (``is_transposed``).
         narrow: canonical tensors that llama.cpp's converter stores as other matrices, though in FP32 of other families.
     """
 
@@ -112,12 +113,13 @@ class Engine(NamedTuple):
     scaled: bool = False
     slots: tuple[tuple[str, tuple[str, ...]], ...] = ()
     floats: tuple[str, ...] = ()
+    transposed: bool = False
 
 
 _KNOWN = frozenset(
     {
         "model_type", "right_if", "same_if", "needs", "reads", "ignores", "scaling", "head_must_be_written", "no_head",
-        "optional", "required", "unadapted", "narrow", "wrapped", "scaled", "absent",
+        "optional", "required", "unadapted", "narrow", "wrapped", "scaled", "transposed", "absent",
     }
 )  # fmt: skip
 _OF_BUMP = frozenset(
@@ -164,6 +166,7 @@ def engine(path: Path, name: str, row: object) -> Engine:
         bool(fields.get("scaled")),
         tuple((slot, tuple(expanded(tensors))) for slot, tensors in fields.get("slots", {}).items()),
         texts(fields.get("floats")),
+        bool(fields.get("transposed")),
     )
 
 

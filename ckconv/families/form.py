@@ -168,7 +168,9 @@ _ENGINE = _or_table(
         ),
         **dict.fromkeys(("as", "absent"), _text),
         "biases": _many(_text),
-        **dict.fromkeys(("head_must_be_written", "interleaved", "slides", "neighbours", "scaled", "unnamed"), _flag),
+        **dict.fromkeys(
+            ("head_must_be_written", "interleaved", "slides", "neighbours", "scaled", "transposed", "unnamed"), _flag
+        ),
     },
 )
 

@@ -13,12 +13,18 @@ from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import has_transposed
 from ckconv.families.names import HF
+from ckconv.formats.peft.experts import Parameter, is_transposed, matrices, parameter_with
 from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PREFIX
 from ckconv.formats.safetensors.adapter_files import container
 from ckconv.formats.safetensors.shards import lay_out
+from ckconv.io.files import Files
+from ckconv.io.rowcompare import same_values
 from ckconv.lazy import replace
 from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import Plan
+
+_BASE_HINT = "--base names the base model"
+_MERGED_HINT = "--adapter merges it into the base model"
 
 
 class PeftPlanner(AdapterPlanner):
@@ -30,23 +36,103 @@ class PeftPlanner(AdapterPlanner):
 
     def check(self) -> None:
         """A whole model that was fine-tuned is no adapter to peft, and experts are parameters of a class."""
+        self.parameters: dict[str, Parameter] = {}
         stacked = [module for module in self.modules if self.stacked(module)]
         if stacked:
-            self.refuse(
-                f"peft: {quoted(stacked[0].path)} is all experts of a layer, for whose parameters there is no rule"
-            )
+            self._place_experts(stacked)
         if self.index.format != "peft":
             whole = [m for m in self.modules if {Role.SAVED_WEIGHT, Role.SAVED_BIAS} & set(m.roles)]
             if whole:
                 self.refuse(f"peft has no place for whole tensors of {len(whole)} modules", "--drop leaves tensors out")
             if any(Role.MAGNITUDE in m.roles and m.embedding for m in self.modules):
                 self.refuse("peft keeps the DoRA magnitudes of an embedding by columns, MLX by rows")
-        self.paths = paths_in(self, HF, same=self.index.format == "peft")
+        self.paths = paths_in(self, HF, same=self.index.format == "peft", placed=self.parameters)
+        self.paths = {**self.paths, **{name: found.path for name, found in self.parameters.items()}}
+
+    def _place_experts(self, stacked: Sequence[AdapterModule]) -> None:
+        """The parameters that hold stacks of experts; why peft cannot hold some of them."""
+        model = self.adapter.base
+        if model is None:
+            self.refuse(f"the parameters of {quoted(stacked[0].path)} follow from the base", _BASE_HINT)
+            return
+        there = {module.name: module for module in stacked}
+        for module in stacked:
+            if module.name in self.parameters:
+                continue
+            parameter = parameter_with(module.name, model)
+            if parameter is None:
+                self.refuse(f"transformers has {module.name} as no parameter of experts", _MERGED_HINT)
+                return
+            beside = [there[name] for name in parameter.modules if name in there]
+            if len(beside) < len(parameter.modules):
+                self.refuse(f"transformers has {module.name} in one parameter with what the adapter does not change")
+                return
+            if not self._one_change(beside):
+                names = " and ".join(parameter.modules)
+                self.refuse(
+                    f"transformers has {names} as one parameter with one lora_A, and these have two", _MERGED_HINT
+                )
+                return
+            self.parameters |= dict.fromkeys(parameter.modules, parameter)
+
+    def _one_change(self, modules: Sequence[AdapterModule]) -> bool:
+        """They have the same ``lora_a`` and the same scale."""
+        first, *others = modules
+        one = self.tensor(first, Role.A)
+        with Files(self.index.identities) as files:
+            return all(
+                (other.rank, other.scale, self.tensor(other, Role.A).dtype) == (first.rank, first.scale, one.dtype)
+                and same_values(replace(self.tensor(other, Role.A), name=one.name), one, files)
+                for other in others
+            )
+
+    def _of_experts(self, parameter: Parameter) -> list[Entry]:
+        """The two matrices of a parameter, its parts in one of them."""
+        names = list(parameter.modules)
+        modules = [module for name in names for module in self.modules if module.name == name]
+        experts, first, second = parameter.shape
+        rank = modules[0].rank
+        model = self.adapter.base
+        assert model is not None
+        in_middle = is_transposed(model)
+        widths = (first, second) if in_middle else (second, first)
+        swapped = parameter.turned != in_middle
+        places = [
+            matrices(sides, experts, rank, swapped=swapped, widths=widths) for sides in parameter.modules.values()
+        ]
+        a, others = self.tensor(modules[0], Role.A), [self.tensor(module, Role.B) for module in modules]
+        whole = places[0][1]
+        strips = tuple(strip for _, layout in places for strip in layout.strips)
+        rows = sum(layout.rows for _, layout in places)
+        scale = others[0].layout.scale
+        of_b = replace(whole, rows=rows, strips=strips, shared=False, scale=scale)
+        shapes = ((experts * rank, widths[0]), (widths[1], rank * experts))
+        path, _, _ = parameter.path.rpartition(".")
+        inner = ".base_layer" if self._is_first(parameter) else ""
+        ends = [f"{PEFT_PREFIX}{path}{inner}{_ENDINGS[role]}" for role in (Role.A, Role.B)]
+        one, other = (1, 0) if swapped else (0, 1)
+        made = [
+            Entry(ends[one], a, replace(places[0][0], shared=False), shapes[one]),
+            Entry(ends[other], others[0], of_b, shapes[other], tuple(others[1:])),
+        ]
+        return sorted(made, key=lambda entry: entry.name)
+
+    def _is_first(self, parameter: Parameter) -> bool:
+        """Another parameter of its module is wrapped around it: peft takes them in the class's order."""
+        path = parameter.path.rpartition(".")[0]
+        beside = {found.path for found in self.parameters.values() if found.path.rpartition(".")[0] == path}
+        return len(beside) > 1 and len(parameter.modules) > 1
 
     def entries(self) -> list[Entry]:
         """Every tensor under its module's path."""
         found = []
+        done: set[str] = set()
         for module in self.modules:
+            if module.name in self.parameters:
+                parameter = self.parameters[module.name]
+                found += [] if parameter.path in done else self._of_experts(parameter)
+                done.add(parameter.path)
+                continue
             prefix = PEFT_PREFIX + self.paths[module.name]
             for role in module.roles:
                 tensor = self.tensor(module, role)
@@ -98,7 +184,8 @@ class PeftPlanner(AdapterPlanner):
             "peft_type": "LORA",
             "r": rank,
             "rank_pattern": {paths[m.name]: m.rank for m in modules if m.rank != rank},
-            "target_modules": sorted(paths[m.name] for m in modules),
+            "target_modules": sorted(paths[m.name] for m in modules if m.name not in self.parameters),
+            **({"target_parameters": sorted({p.path for p in self.parameters.values()})} if self.parameters else {}),
             "task_type": "CAUSAL_LM",
             "use_dora": any(Role.MAGNITUDE in m.roles for m in modules),
             "use_rslora": False,
