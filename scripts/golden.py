@@ -47,6 +47,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "mlx": ("--to", "mlx"),
     "mlx fused": ("--to", "mlx", "--fuse", "qkv", "--fuse", "gate-up", "--checksums"),
     "gguf quantised": ("--to", "gguf", "--quantize", "q4_k_m"),
+    "bump trainable": ("--to", "bump", "--trainable"),
     "bump 5 quantised": ("--to", "bump", "--bump-version", "5", "--quantize", "q8_0", "--no-source-record"),
     "mlx quantised": ("--to", "mlx", "--quantize", "affine:4:32,*embed*=affine:8:64"),
     "peft": ("--to", "peft"),

@@ -245,6 +245,16 @@ def test_a_trained_model_is_written_again_with_all_that_its_manifest_says(
     assert list(read_manifest(made)) == list(read_manifest(source))
 
 
+@pytest.mark.parametrize("to", ["gguf", "safetensors", "mlx"])
+def test_what_a_manifest_says_of_training_is_named_where_it_is_lost(to: str, tmp_path: Path, ckconv: Any) -> None:
+    source = CASES["llama-step16"].source(tmp_path / "plain")
+    result = ckconv("convert", source, tmp_path / f"out.{to}", "--to", to)
+    assert result.code == 0
+    note = "left out, and kept by --to bump --trainable only: source, step, reason, config.training of the manifest"
+    assert f"  note: {note}\n" in result.out
+    assert "no source record beside it" not in result.out
+
+
 @pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3"])
 def test_wrapped_is_what_the_engine_wraps(model: str, tmp_path: Path) -> None:
     trained = Trained(model)

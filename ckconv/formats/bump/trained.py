@@ -146,6 +146,7 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
         "manifest": document["format"],
         "rope_layout": "interleaved" if interleaved else "split",
         "imposed": "norm_eps",
+        "only_here": _only_here(document, config),
     }
     if lacking and row.biased:
         other = FAMILIES[row.biased]
@@ -165,6 +166,12 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
         metadata={key: value for key, value in document.items() if key != "entries"},
         facts=facts,
     )
+
+
+def _only_here(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """What the manifest says of where the model is from, and of its training, which is nowhere in another format."""
+    keys = [key for key in PROVENANCE if key in document]
+    return ", ".join([*keys, *(f"config.{key}" for key in ("training",) if key in config)])
 
 
 def _family(path: Path, config: Mapping[str, Any]) -> Family:
