@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Index = NDArray[np.int64]
 
 #: Bytes of a piece where rows are taken apart: a compromise between memory and the number of reads.
-SCRATCH = 8 << 20
+SCRATCH = 4 << 20
 
 # glibc gives freed memory back to the system at once, and getting it again, zeroed page by page, takes longer than what
 # is done with it. Once a block of this size was freed, it keeps as much (mallopt(3), "dynamic mmap threshold"). Nothing
