@@ -53,8 +53,9 @@ def main() -> None:
     known = [name for name in KEYS if name in classes]
     versions = {"transformers": importlib.metadata.version("transformers")}
     base = transformers.PreTrainedConfig
+    older = transformers.configuration_utils._LEGACY_LAYER_TYPE_REMAP  # words that a document may say, too
     layers = {
-        "layer_types": sorted(transformers.configuration_utils.ALLOWED_ATTN_LAYER_TYPES),
+        "layer_types": sorted({*transformers.configuration_utils.ALLOWED_ATTN_LAYER_TYPES, *older}),
         "mlp_layer_types": sorted(transformers.configuration_utils.ALLOWED_MLP_LAYER_TYPES),
     }
     heads = [name for name in known if _WHOLE_HEADS in inspect.getsource(classes[name].validate_architecture)]
