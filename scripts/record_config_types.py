@@ -111,7 +111,7 @@ def words(kind: Any) -> list[str]:
     if origin is typing.Literal:
         return [f"= {arg}" for arg in args]
     if origin is list and args:
-        return [f"list {word}" for word in words(args[0])]
+        return [f"{'list' if len(args) == 1 else 'some'} {word}" for word in words(args[0])]
     if kind is type(None):
         return ["null"]
     if origin is tuple or kind.__module__.startswith("torch"):

@@ -40,6 +40,7 @@ _TYPES: Mapping[str, Callable[..., bool]] = {
     "null": lambda value: value is None,
     "dict": lambda value: isinstance(value, dict),
     "list": lambda value, *item: isinstance(value, list) and all(_TYPES[item[0]](v, *item[1:]) for v in value if item),
+    "some": lambda value, *item: value != [] and _TYPES["list"](value, *item),
     "=": lambda value, *word: value == " ".join(word),
     "labels": _is_labels,
     "factors": _is_factors,
