@@ -389,7 +389,7 @@ def test_a_template_has_no_place_in_version_3(tmp_path: Path, ckconv) -> None:
 def test_inspect_says_what_each_version_does_not_hold(tmp_path: Path, ckconv) -> None:
     source = Model(head="own").write(tmp_path / "m.gguf")
     lines = ckconv("inspect", source).out.splitlines()
-    assert [line for line in lines if line.startswith("target\t")] == ["target\tbump 3\tno", "target\tbump 5\tyes"]
+    assert {"target\tbump 3\tno", "target\tbump 5\tyes"} <= set(lines)
     assert f"reason\tbump 3\t{UNTIED}\t" in lines
 
 
