@@ -77,8 +77,9 @@ FIELD_OF: Mapping[str, str] = {
     "tied": "tied",
 }
 
-#: Parameters of what every reader leaves out: layers behind the last, which predict further tokens.
-LEFT_OUT = frozenset({"extra_layers"})
+#: Parameters of what every reader leaves out: layers behind the last, which predict further tokens; the padding token,
+#: of which a GGUF says what the tokenizer does.
+LEFT_OUT = frozenset({"extra_layers", "pad"})
 
 #: Fields that mean the same in every format.
 SHARED_FIELDS = (

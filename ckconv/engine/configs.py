@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckconv.core.config import config_differences
 from ckconv.core.tensors import TensorIndex
-from ckconv.families.catalogue import told_by_architecture
+from ckconv.families.catalogue import FAMILIES, told_by_architecture
 from ckconv.families.words import without_noted
 from ckconv.lazy import replace
 
@@ -15,7 +15,20 @@ def parameter_differences(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[obj
         return {}
     ours, theirs, same_words = a.config, b.config, a.same_words_as(b)
     if not same_words:
-        ours, theirs = (replace(config, family=told_by_architecture(config.family)) for config in (ours, theirs))
+        pairs = ((ours, theirs), (theirs, ours))
+        ours, theirs = (replace(one, family=_told(one.family, other.family)) for one, other in pairs)
     if a.format != b.format:
         ours, theirs = without_noted(ours), without_noted(theirs)
     return config_differences(ours, theirs, same_words=same_words)
+
+
+def _told(name: str, other: str) -> str:
+    """The family for which a GGUF is taken; without a tokenizer, the other where nothing else tells them apart."""
+    told = FAMILIES[told_by_architecture(name)]
+    condition = told.in_gguf.condition
+    alike = condition is not None and told.gguf == FAMILIES[other].gguf and _by_tokenizer(condition.asked)
+    return min(told.name, other) if alike else told.name
+
+
+def _by_tokenizer(keys: list[str]) -> bool:
+    return all(key.startswith("/tokenizer.") for key in keys)

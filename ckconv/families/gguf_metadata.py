@@ -13,6 +13,7 @@ from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.typed import Value, array, scalar
+from ckconv.families.keys import full_key
 from ckconv.families.parameters import scope_of, write
 from ckconv.families.schema import Family
 
@@ -101,7 +102,7 @@ def model_keys(config: ModelConfig, family: Family, context: int) -> dict[str, V
             if scaling.get(name) is not None:
                 entries[f"rope.scaling.yarn_{name}"] = "f32", scaling[name]
     names = sorted(entries, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
-    keys = {f"{family.gguf}.{name}": _value(*entries[name]) for name in names}
+    keys = {full_key(family.gguf, name): _value(*entries[name]) for name in names}
     return {**keys, f"{family.gguf}.context_length": scalar("u32", context)}
 
 

@@ -14,6 +14,11 @@ from ckconv.families.expressions import Expression
 from ckconv.lazy import NamedTuple
 
 
+def full_key(architecture: str, name: str) -> str:
+    """The metadata key that a family file calls ``name``: behind the architecture, but for one that starts with ``/``."""
+    return name.removeprefix("/") if name.startswith("/") else f"{architecture}.{name}"
+
+
 class Kind(Enum):
     """What a key does.
 

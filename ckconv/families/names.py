@@ -79,6 +79,7 @@ class Names(NamedTuple):
         dropped: pattern of a stored tensor that is no part of the model -> why it is not.
         choices: pattern of a stored name -> what such a tensor is in one model or in another, where that differs.
         packed: canonical pattern of a tensor -> what it is written in where its values are blocks.
+        zeros: name of a dropped tensor that the class makes up where it is not there -> its row.
     """
 
     stored: Mapping[str, Stored]
@@ -86,6 +87,7 @@ class Names(NamedTuple):
     dropped: Mapping[str, str]
     choices: Mapping[str, tuple[Stored, ...]] = {}
     packed: Mapping[str, Stored] = {}
+    zeros: Mapping[str, TensorRow] = {}
 
     @property
     def always_fused(self) -> tuple[Stored, ...]:
@@ -116,12 +118,16 @@ class _Compiler:
         self.written: dict[str, Stored] = {}
         self.packed: dict[str, Stored] = {}
         self.dropped: dict[str, str] = {}
+        self.zeros: dict[str, TensorRow] = {}
         self.choices: dict[str, tuple[Stored, ...]] = {}
 
     def names(self) -> Names:
         for row in self.family.tensors.values():
             if (reason := row.dropped.get(self.format)) is not None:
-                self.dropped |= dict.fromkeys(self._spelled(row, reason[0]), reason[1])
+                spelled = self._spelled(row, reason.name)
+                self.dropped |= dict.fromkeys(spelled, reason.why)
+                if reason.zeros:
+                    self.zeros[spelled[0]] = row
             for kind in _kinds(row):
                 for cell in row.cells[self.format]:
                     into = self.packed if cell.packed else self.written
@@ -136,7 +142,7 @@ class _Compiler:
         for fusion in self.family.fused.values():
             for found in self.fusions(fusion):
                 self._add(found)
-        return Names(self.stored, self.written, self.dropped, self.choices, self.packed)
+        return Names(self.stored, self.written, self.dropped, self.choices, self.packed, self.zeros)
 
     def fusions(self, fusion: Fusion) -> Iterator[Stored]:
         """What a fusion is stored as, the first spelling first; nothing where the parts are always stored as one."""

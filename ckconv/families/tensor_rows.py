@@ -57,6 +57,20 @@ class Cell(NamedTuple):
         return ""
 
 
+class Dropped(NamedTuple):
+    """A stored tensor that is no part of the model.
+
+    Attributes:
+        name: its full name.
+        why: what is said of it.
+        zeros: the class has it whatever is stored, and would make it up: zeros are written.
+    """
+
+    name: str
+    why: str
+    zeros: bool = False
+
+
 class TensorRow(NamedTuple):
     """One canonical tensor.
 
@@ -69,7 +83,7 @@ class TensorRow(NamedTuple):
         layers: the kind of layer that has it, ``None`` for all.
         spare: the kind that may store it, too, and computes without it.
         cells: format -> its forms, the first of which is written; empty where the format has none.
-        dropped: format -> full name of a stored tensor that is no part of the model, and why it is not.
+        dropped: format -> a stored tensor that is no part of the model.
         key: the metadata key of GGUF that holds the one number of every layer, "" where it is a tensor there.
     """
 
@@ -81,7 +95,7 @@ class TensorRow(NamedTuple):
     layers: Expression | None
     spare: Expression | None
     cells: Mapping[str, tuple[Cell, ...]]
-    dropped: Mapping[str, tuple[str, str]] = {}
+    dropped: Mapping[str, Dropped] = {}
     key: str = ""
 
     def in_stack(self, stacks: Mapping[str, Stack]) -> bool:
@@ -130,13 +144,13 @@ class TensorRows(Fields):
             raise self.fault("axes are not said")
         axes = shapes.of_part(fused, row.get("part", 0))
         cells: dict[str, tuple[Cell, ...]] = {}
-        dropped: dict[str, tuple[str, str]] = {}
+        dropped: dict[str, Dropped] = {}
         for format in FORMATS:
             cell = row.get(format, None if format != "mlx" else row.get("hf"))
             if cell is None:
                 raise self.fault(f"{format} is not said ('absent' where the format has none)")
             if isinstance(cell, dict) and "dropped" in cell:
-                dropped[format] = (cell["name"], cell["dropped"])
+                dropped[format] = Dropped(cell["name"], cell["dropped"], cell.get("zeros", False))
             if format == "mlx" and isinstance(cell, dict) and "name" not in cell and isinstance(row.get("hf"), dict):
                 cell = {**{k: v for k, v in row["hf"].items() if k in ("name", "part", "parts")}, **cell}
             keyed = isinstance(cell, dict) and "key" in cell

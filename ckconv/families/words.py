@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.families.catalogue import FAMILIES, families_of_gguf, family_of_model_type
+from ckconv.families.keys import full_key
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family
 from ckconv.lazy import replace
@@ -42,7 +43,7 @@ def written_words(family: Family, field: str) -> list[str]:
 def gguf_words(family: Family, field: str) -> list[str]:
     """What a GGUF calls a field."""
     parameter = family.parameters.get(_PARAMETER_OF.get(field, field))
-    return [f"{family.gguf}.{cell.key}" for cell in parameter.key_cells("gguf")] if parameter else []
+    return [full_key(family.gguf, cell.key) for cell in parameter.key_cells("gguf")] if parameter else []
 
 
 def window_words(config: ModelConfig) -> str:

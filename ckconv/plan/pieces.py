@@ -22,7 +22,7 @@ class Piece(NamedTuple):
         canonical: what it holds, for reports.
         shape: as stored, in elements.
         layout: how canonical rows lie in it.
-        source, conversion, runs: where its rows come from, as in :class:`ckconv.plan.steps.Step`.
+        source, conversion, runs: where its rows come from, as in :class:`ckconv.plan.steps.Step`; ``None`` for zeros.
         module: the block type of the quantised module that it is one array of, ``None`` where it stands for itself.
     """
 
@@ -31,8 +31,8 @@ class Piece(NamedTuple):
     dtype: DType
     shape: tuple[int, ...]
     layout: Layout
-    source: Tensor
-    conversion: Conversion
+    source: Tensor | None
+    conversion: Conversion | None
     runs: tuple[Run, ...] = ()
     module: DType | None = None
 

@@ -20,6 +20,8 @@ _LIMIT = 64 << 20
 _TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 #: Named templates that are read; checkpoints have two or three.
 _MAX_TEMPLATES = 32
+#: Models of SentencePiece, the first that is there: Llama's and newer ones, T5's, XLM-R's.
+_MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 #: Tokenizers of other libraries.
 _OTHERS = ("vocab.txt", "vocab.json", "tokenizer.tiktoken")
 _TEKKEN, _VOCABULARY, _MERGES = "tekken.json", "vocab.json", "merges.txt"
@@ -37,7 +39,8 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     settings = {**(_json(root / "special_tokens_map.json") or {}), **(_json(root / "tokenizer_config.json") or {})}
     config = document_of(index.metadata)
     nested = config.get("text_config")
-    tokenizer, model, why = _json(root / "tokenizer.json"), _bytes(root / "tokenizer.model"), ""
+    named = next((name for name in _MODELS if (root / name).is_file()), "")
+    tokenizer, model, why = _json(root / "tokenizer.json"), _bytes(root / named) if named else None, ""
     if tokenizer is None and model is None:
         try:
             tokenizer = _apart(root, settings, config)
@@ -48,6 +51,7 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     return TokenizerFiles(
         tokenizer=tokenizer,
         model=model,
+        moved=named == _MODELS[-1],
         settings=settings,
         config={**config, **nested} if isinstance(nested, dict) else config,
         generation=_json(root / "generation_config.json") or {},

@@ -16,6 +16,7 @@ class TokenizerFiles:
     Attributes:
         tokenizer: ``tokenizer.json``, parsed.
         model: ``tokenizer.model``.
+        moved: the ids are not the model's: four special tokens come first, in place of its three (XLM-R).
         settings: ``tokenizer_config.json`` over ``special_tokens_map.json``.
         config: ``config.json``, which names ids.
         generation: ``generation_config.json``, which names those that end a text.
@@ -27,6 +28,7 @@ class TokenizerFiles:
 
     tokenizer: Mapping[str, Any] | None = None
     model: bytes | None = None
+    moved: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)

@@ -58,7 +58,8 @@ def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
 def _made(files: TokenizerFiles, words: Words, vocab_size: int) -> TokenizerKeys:
     """The keys of a tokenizer's words, and what every kind has besides."""
     special, ends_notes = special_ids(files, words.ids, words.own, vocab_size)
-    adds_bos, adds_eos, notes = put_around(files)
+    unigram = words.metadata["tokenizer.ggml.model"] == scalar("str", "t5")
+    adds_bos, adds_eos, notes = put_around(files, unigram=unigram)
     templates, template_notes = chat_templates(files.chat_template)
     metadata = {
         **words.metadata,

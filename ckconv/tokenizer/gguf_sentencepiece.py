@@ -30,6 +30,7 @@ from ckconv.tokenizer.sentencepiece import (
     UNUSED,
     USER_DEFINED,
     Malformed,
+    Piece,
     SentencePiece,
     TooManyPieces,
 )
@@ -68,7 +69,7 @@ def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
             else "has no pieces for bytes"
         )
         raise LeftOut(f"tokenizer.model {has}")
-    rows = _pieces(model, files, vocab_size)
+    rows = _pieces(_moved(model) if files.moved else model, files, vocab_size)
     prefix = files.settings.get("add_prefix_space")
     prefix = prefix if isinstance(prefix, bool) else model.add_dummy_prefix
     if unigram:
@@ -79,6 +80,16 @@ def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
         rules = model.normalizer or "removing spaces"
         notes.append(f"the tokenizer normalises text first ({rules}), which llama.cpp does not do")
     return _words(rows, model.special, prefix=prefix, notes=notes)
+
+
+#: What XLM-R has in front of the pieces in place of SentencePiece's own (``XLMRobertaTokenizer`` of transformers).
+_FIRST = (("<s>", CONTROL), ("<pad>", CONTROL), ("</s>", CONTROL), ("<unk>", UNKNOWN))
+
+
+def _moved(model: SentencePiece) -> SentencePiece:
+    first = tuple(Piece(text, 0.0, kind) for text, kind in _FIRST)
+    own = {name: n for n, name in enumerate(("bos", "pad", "eos", "unk"))}
+    return replace(model, pieces=(*first, *model.pieces[3:]), special=own)
 
 
 def _rules(model: SentencePiece) -> dict[str, Value]:

@@ -69,14 +69,18 @@ def _other_ends(
     ]
 
 
-def put_around(files: TokenizerFiles) -> tuple[bool, bool, tuple[str, ...]]:
+def put_around(files: TokenizerFiles, *, unigram: bool = False) -> tuple[bool, bool, tuple[str, ...]]:
     """Whether a beginning and an end are put around a text, and notes.
+
+    Args:
+        unigram: the tokenizer's class is T5's or XLM-R's, which put an end behind a text unless a file says otherwise.
 
     Raises:
         LeftOut: there is more to it.
     """
     settings = files.settings
-    of_settings = settings.get("add_bos_token") is not False, settings.get("add_eos_token") is True, ()
+    bos, eos = (settings.get(f"add_{what}_token") for what in ("bos", "eos"))
+    of_settings = (bos is True if unigram and not files.moved else bos is not False, bool(unigram or eos is True), ())
     if files.tokenizer is None:
         return of_settings
     try:

@@ -18,7 +18,7 @@ from ckconv.core.config import (
 )
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.families.functions import SLIDING
-from ckconv.families.keys import Kind
+from ckconv.families.keys import Kind, full_key
 from ckconv.families.parameters import ExpressionError, ParameterError, Values
 from ckconv.families.schema import SCALING_NUMBERS, Family
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue
@@ -36,7 +36,7 @@ def value_of(metadata: Mapping[str, MetaValue], key: str) -> object:
 
 def keys_of(architecture: str, name: str) -> tuple[str, str]:
     """A hyper-parameter's key: with the architecture's prefix, then without one (files of early converters)."""
-    return f"{architecture}.{name}", name
+    return full_key(architecture, name), name.removeprefix("/")
 
 
 def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfig:

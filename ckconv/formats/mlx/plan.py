@@ -183,6 +183,8 @@ class MlxPlanner(CheckpointPlanner):
 
 def _told(piece: Piece, errors: Errors) -> Piece:
     """The piece whose conversions say how far values move, once for all arrays of a module."""
+    if piece.conversion is None:
+        return piece
     how = Quantising(errors=None if piece.conversion.plane else errors)
 
     def told(conversion: Conversion) -> Conversion:

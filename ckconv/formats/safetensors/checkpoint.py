@@ -25,7 +25,7 @@ from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAM
 from ckconv.formats.safetensors.checkpoint_kept import kept_modules, left_by_rules, unpacks
 from ckconv.formats.safetensors.checkpoint_metadata import metadata_of
 from ckconv.formats.safetensors.checkpoint_names import Entry, Spelling
-from ckconv.formats.safetensors.checkpoint_pieces import module_of
+from ckconv.formats.safetensors.checkpoint_pieces import module_of, zeros_of
 from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
 from ckconv.formats.safetensors.checkpoint_tokenizer import tokenizer_plan
 from ckconv.formats.safetensors.files import parts_beside
@@ -153,6 +153,8 @@ class CheckpointPlanner(Planner):
                 self._fault(why, DECODE, entry.name)
             else:
                 modules.append(module_of(entry, parts, dtype))
+        if self.options.names == "hf" and modules:
+            modules += zeros_of(self.family, self.scheme, self.config.scope, self.types[EMBEDDING])
         return modules
 
     def _select(self) -> None:
@@ -313,7 +315,9 @@ class CheckpointPlanner(Planner):
     def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
         pieces = [piece for module in modules for piece in module]
         as_they_were = all(
-            c.action is Action.COPY for p in pieces for c in (p.conversion, *(run.conversion for run in p.runs))
+            c is not None and c.action is Action.COPY
+            for p in pieces
+            for c in (p.conversion, *(run.conversion for run in p.runs))
         )
         said = Said(
             format=self.format,

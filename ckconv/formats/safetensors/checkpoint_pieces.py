@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ckconv.core.dtypes import DTYPES, DType
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.tensors import StoredTensor, Tensor, matrix_of, plain_tensor
+from ckconv.families.naming_schemes import scheme_names
+from ckconv.families.schema import Family
+from ckconv.families.sizes import Sizes
 from ckconv.formats.safetensors.checkpoint_names import Entry
 from ckconv.lazy import NamedTuple
 from ckconv.plan.pieces import Module, Piece
@@ -74,6 +78,16 @@ def _dense(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], layout
         conversions[0],
         _runs(entry, parts, parts, conversions),
     )
+
+
+def zeros_of(family: Family, scheme: str, parameters: Mapping[str, Any], dtype: DType) -> Iterator[Module]:
+    """Tensors that nothing of the model needs, and that its class makes up at random where they are not there."""
+    sizes = Sizes(family, parameters)
+    for name, row in scheme_names(family, scheme).zeros.items():
+        size = sizes.of(row, None)
+        shape = tuple(int(math.prod(size(str(letter)) for letter in product)) for product in row.axes)
+        layout = plain(*matrix_of(shape, dtype))
+        yield (Piece(name, row.name, dtype, shape, layout, None, None),)
 
 
 class _Array(NamedTuple):
