@@ -149,9 +149,12 @@ class _Reading:
         for prefix, instead in (("", ""), *self.nested):
             if stored.startswith(prefix):
                 name = parse(instead + stored[len(prefix) :])
-                found = self._found(name.pattern)
-                if found is not None or name.pattern in self.names.dropped:
-                    return name, found
+                # the second number may be a part of the name: decoder.block.7.layer.0 of T5
+                literal = Name(name.pattern.replace("{e}", str(name.expert)), name.layer)
+                for spelled in dict.fromkeys((name, literal)):
+                    found = self._found(spelled.pattern)
+                    if found is not None or spelled.pattern in self.names.dropped:
+                        return spelled, found
         return parse(stored), None
 
     def _found(self, pattern: str) -> Stored | None:

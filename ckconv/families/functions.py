@@ -84,9 +84,19 @@ def among(count: int, numbers: list[int]) -> list[int]:
     return [n for n in range(count) if n in numbers]
 
 
-def every(count: int, period: int, one: Any, other: Any) -> list[Any]:
-    """``count`` items: ``one``, and ``other`` as every ``period``-th of them (Gemma 3's layers of full attention)."""
-    return [one if (n + 1) % period else other for n in range(count)]
+def every(count: int, period: int, one: Any, other: Any, start: int = -1) -> list[Any]:
+    """``count`` items: ``one``, and ``other`` as every ``period``-th of them (Gemma 3's layers of full attention).
+
+    Args:
+        start: the first of those, ModernBERT's 0; the last of the first period otherwise.
+    """
+    return [one if (n - start) % period else other for n in range(count)]
+
+
+def from_first(kinds: Sequence[str], usual: int) -> int | None:
+    """The period of full attention that begins with the first layer; ``None`` where there is none."""
+    periods = (usual, *range(1, len(kinds) + 2))
+    return next((p for p in periods if list(kinds) == every(len(kinds), p, SLIDING, FULL, 0)), None)
 
 
 def period_of(kinds: Sequence[str]) -> int | None:
@@ -144,6 +154,7 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "numbered": numbered,
     "among": among,
     "every": every,
+    "from_first": from_first,
     "period_of": period_of,
     "slide_pattern": slide_pattern,
     "slides": slides,

@@ -268,7 +268,7 @@ def _check_experts(
 
 def _tied(own: Mapping[str, Any], family: Family, consumer: str) -> bool | None:
     """What the consumer takes for said; ``None`` where it asks the tensors."""
-    if not family.document.keys.reads(_TIED, consumer):
+    if not family.document.keys.reads(_TIED, consumer) or not document_words(family, "tied"):
         return None
     if _TIED in own:
         return bool(own[_TIED])

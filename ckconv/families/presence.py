@@ -29,6 +29,13 @@ def always(family: Family, format: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def everywhere(family: Family, format: str, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
+    """Canonical pattern of every tensor that all models of the family have -> the layers of its stack."""
+    scope, patterns = Scope(family, parameters), always(family, format)
+    rows = [(_pattern(family, row, kind), row) for row in family.tensors.values() for kind in ("weight", "bias")]
+    return {pattern: layers_with(family, row, scope) for pattern, row in rows if pattern in patterns}
+
+
 def _has(row: TensorRow, format: str) -> bool:
     return bool(row.cells[format]) or (format == "gguf" and bool(row.key))
 

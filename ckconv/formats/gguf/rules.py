@@ -14,7 +14,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.rope import LLAMA3_NUMBERS, MAX_FLOAT32, MIN_FLOAT32, positive_numbers, scaled, starts_behind
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.loaders import LLAMA_CPP
-from ckconv.families.presence import always, conditional, loaded, required
+from ckconv.families.presence import conditional, everywhere, loaded, required
 from ckconv.families.rope_keys import ROPE_KEYS
 from ckconv.families.words import HEAD_SIZE, said
 from ckconv.plan.checks import row_reasons
@@ -37,8 +37,7 @@ def known_patterns(config: ModelConfig) -> frozenset[str]:
 def required_layers(config: ModelConfig) -> dict[str, Sequence[int]]:
     """Canonical patterns of tensors without which it does not load a model -> the layers that have them."""
     family = FAMILIES[config.family]
-    everywhere = dict.fromkeys(always(family, "gguf"), range(config.num_layers))
-    found = {**everywhere, **conditional(family, "gguf", config.scope)}
+    found = {**everywhere(family, "gguf", config.scope), **conditional(family, "gguf", config.scope)}
     wanted = {name: layers for name, layers in found.items() if name not in loaded(family, LLAMA_CPP.row)}
     besides = required(family, LLAMA_CPP.row)
     weights = {name: f"{name.rpartition('.')[0]}.weight" for name in besides}
