@@ -1,8 +1,9 @@
 """What llama.cpp's own converter makes of checkpoints: ``python llama_cpp_converter.py LLAMA_CPP_SOURCES``.
 
-One line of JSON asks, ``{"model", "out", "type", "document", "plain", "arguments"}``, one answers: empty, or why there
-is no file. Vocabularies are written as those of GPT-2, whatever class of tokenizer a family has: it is not the
-tokenizer that is compared.
+One line of JSON asks, ``{"model", "out", "type", "document", "plain", "arguments",
+"vocabulary"}``, one answers: empty, or why there
+is no file. Vocabularies are written as those of GPT-2, whatever class of tokenizer a family has, unless ``vocabulary``
+asks for its own.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ def main(sources: str) -> None:
     importlib.import_module("conversion").load_all_models()
     read = base.ModelBase.load_hparams
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
-    for known in base.ModelBase._model_classes[base.ModelType.TEXT].values():
-        known.set_vocab = lambda self: self._set_vocab_gpt2()
+    classes = {known: known.set_vocab for known in base.ModelBase._model_classes[base.ModelType.TEXT].values()}
     for line in sys.stdin:
         asked = json.loads(line)
 
@@ -35,6 +35,8 @@ def main(sources: str) -> None:
             return {**(plain if asked["plain"] else read(folder, is_mistral_format)), **asked["document"]}
 
         base.ModelBase.load_hparams = staticmethod(load)
+        for known, own in classes.items():
+            known.set_vocab = own if asked["vocabulary"] else lambda self: self._set_vocab_gpt2()
         sys.argv = ["convert_hf_to_gguf.py", asked["model"], "--outfile", asked["out"], "--outtype", asked["type"]]
         sys.argv += asked["arguments"]
         said = ""

@@ -29,7 +29,8 @@ What a case, [base] or the file may say besides:
     tolerance   of the logits of llama_cpp, mlx_lm, transformers; 1e-4 unless said
     converter   about llama.cpp's: { wrong = "why it is not asked" }, { document = {..} } (keys that it needs besides),
                 { plain = true } (it reads config.json itself, not what transformers makes of it),
-                { arguments = [..] } (of its command line besides)
+                { arguments = [..] } (of its command line besides), { vocabulary = true } (its own rule for them)
+    tokenizer   name of a file beside the checkpoint -> where it lies in fixtures; OLMo 2's unless said
 
 A LoRA is converted and merged, too: of all linear modules, on the first case, unless tables [adapter.NAME] say others:
 `case`, `expect` (by direction, "peft->gguf", "peft->mlx", "merged->gguf", "merged->mlx", "gguf->peft", "mlx->peft", or
@@ -45,6 +46,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.metadata
+import inspect
 import json
 import os
 import sys
@@ -92,7 +94,10 @@ def saved(case: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     made = getattr(transformers, case.model_class)
     torch.manual_seed(0)
     config = getattr(made, "config_class", made)(**deepcopy(case.overrides), dtype=case.dtype)  # it fills in tables
-    transformers_logits.auto_class(config).from_config(config).to(getattr(torch, case.dtype)).save_pretrained(folder)
+    encoder = "CausalLM" not in case.model_class and hasattr(made, "config_class") and "LMHead" not in case.model_class
+    unpooled = {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(made).parameters else {}
+    model = made(config, **unpooled) if encoder else transformers_logits.auto_class(config).from_config(config)
+    model.to(getattr(torch, case.dtype)).save_pretrained(folder)
     found: dict[str, Any] = {}
     with safe_open(folder / "model.safetensors", "pt") as file:
         names = file.keys()
@@ -113,13 +118,13 @@ def record(case: Any, programs: Programs, place: Path) -> dict[str, Any]:
     """What the tests hold a case against."""
     config, tensors = saved(case, place / "saved")
     made: dict[str, Any] = {"case": case.digest, "config": config, "tensors": tensors, "converter": {}, "proven": {}}
-    folder = family_cases.checkpoint(made, place / "hf")
+    folder = family_cases.checkpoint(made, place / "hf", case.tokenizer)
     made["logits"] = written_down(case, programs.transformers.logits(folder, case.tokens, strict=not case.stored))
     if "wrong" not in case.converter:
         assert programs.converter is not None, "LLAMA_CPP_SOURCES names the folder of convert_hf_to_gguf.py"
         kind = "f32" if case.dtype == "float32" else "auto"
         asked = {"model": str(folder), "out": str(place / "theirs.gguf"), "type": kind, "document": {}, "plain": False}
-        asked |= {"arguments": []}
+        asked |= {"arguments": [], "vocabulary": False}
         said = programs.converter.ask(asked | family_cases.without_null(dict(case.converter)))
         if said:
             raise ValueError(f"llama.cpp's converter: {said}")

@@ -21,7 +21,7 @@ from checkpoints import Array, Tensors, bf16, save_file
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES, RECORDS = ROOT / "tests" / "families", ROOT / "fixtures" / "families"
-TOKENIZER = ROOT / "fixtures" / "zoo" / "olmo2"
+TOKENIZER = {name: f"zoo/olmo2/{name}" for name in ("tokenizer.json", "tokenizer_config.json")}
 
 #: Positions of a prompt, unless a case says otherwise; the tokenizer has so many words.
 LENGTH, VOCABULARY = 24, 384
@@ -49,6 +49,7 @@ RESERVED = (
     "tolerance",
     "besides",
     "stored",
+    "tokenizer",
 )
 #: TOML has no null.
 NULL = "null"
@@ -70,6 +71,7 @@ class Case:
         without: keys of config.json that are left out.
         tolerance: engine -> how far its logits may be off.
         stored: name -> shape of tensors that released checkpoints have and save_pretrained does not write.
+        tokenizer: name of each file -> where it lies in fixtures.
         besides: tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants.
     """
 
@@ -87,6 +89,7 @@ class Case:
     tolerance: Mapping[str, float] = field(default_factory=dict)
     besides: tuple[str, ...] = ()
     stored: Mapping[str, list[int]] = field(default_factory=dict)
+    tokenizer: Mapping[str, str] = field(default_factory=lambda: TOKENIZER)
 
     def __str__(self) -> str:
         return f"{self.family}-{self.name}"
@@ -106,6 +109,7 @@ class Case:
         """Of all that a recording follows from."""
         said = [self.model_class, self.overrides, self.dtype, self.prompt, self.converter, self.document, self.without]
         said += [self.stored] if self.stored else []
+        said += [self.tokenizer] if self.tokenizer is not TOKENIZER else []
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -246,13 +250,13 @@ def adapter(recorded: Mapping[str, Any], root: Path) -> Path:
     return root
 
 
-def checkpoint(recorded: Mapping[str, Any], root: Path) -> Path:
+def checkpoint(recorded: Mapping[str, Any], root: Path, tokenizer: Mapping[str, str] = TOKENIZER) -> Path:
     """Make the checkpoint directory of a recorded case."""
     root.mkdir(parents=True)
     (root / "config.json").write_text(document_text(recorded["config"]))
     save_file(root / "model.safetensors", tensors(recorded), {"format": "pt"})
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(TOKENIZER / name, root / name)
+    for name, place in tokenizer.items():
+        shutil.copyfile(ROOT / "fixtures" / place, root / name)
     return root
 
 

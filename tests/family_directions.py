@@ -79,6 +79,8 @@ def other_tensors(made: Path, wanted: Path, besides: tuple[str, ...] = (), lost:
     ours, theirs = read_safetensors(made), read_safetensors(wanted)
     ours = {name: entry for name, entry in ours.items() if name in theirs or name not in besides}
     theirs = {name: entry for name, entry in theirs.items() if name in ours or name not in lost}
+    for name in {*besides} & {*lost} & ours.keys() & theirs.keys():  # zeros stand for it
+        del ours[name], theirs[name]
     if ours.keys() != theirs.keys():
         return f"other tensors: {differing(dict.fromkeys(theirs), dict.fromkeys(ours))}"
     wrong = [
@@ -157,7 +159,7 @@ class Run:
 
     @cached_property
     def source(self) -> Path:
-        return checkpoint(self.recorded, self.place / "source")
+        return checkpoint(self.recorded, self.place / "source", self.case.tokenizer)
 
     def convert(self, direction: str) -> str:
         """Convert; empty, or why not. Every step before is done first."""

@@ -1,5 +1,7 @@
 """Logits of all positions, by llama.cpp: a float32 KV cache and no flash attention, so that nothing is rounded.
 
+Of an encoder its embeddings, not pooled; an encoder with a decoder has the prompt in both.
+
 A process of its own, because an assertion of the library ends it: ``python llama_cpp_logits.py FOLDER_OF_LIBRARIES``
 answers the requests of :mod:`consumers`. Parameter structures are passed as larger opaque blocks, which the System V
 calling convention passes by value in memory, so that no release's exact layout matters.
@@ -43,6 +45,14 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_batch_init": (Batch, [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]),
     "llama_batch_free": (None, [Batch]),
     "llama_decode": (ctypes.c_int32, [ctypes.c_void_p, Batch]),
+    "llama_encode": (ctypes.c_int32, [ctypes.c_void_p, Batch]),
+    "llama_model_has_encoder": (ctypes.c_bool, [ctypes.c_void_p]),
+    "llama_model_n_embd": (ctypes.c_int32, [ctypes.c_void_p]),
+    "llama_model_meta_val_str": (
+        ctypes.c_int32, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t],
+    ),
+    "llama_set_embeddings": (None, [ctypes.c_void_p, ctypes.c_bool]),
+    "llama_get_embeddings_ith": (ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p, ctypes.c_int32]),
     "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p, ctypes.c_int32]),
     "llama_free": (None, [ctypes.c_void_p]),
     "llama_model_free": (None, [ctypes.c_void_p]),
@@ -80,6 +90,7 @@ def context_parameters(llama: ctypes.CDLL, positions: int) -> Opaque:
     unspecified = raw.index(struct.pack("<4i", -1, -1, -1, -1))
     cache = raw.index(bytes(16) + struct.pack("<2i", F16, F16), unspecified) + 16
     struct.pack_into("<3I", made, 0, positions, positions, positions)
+    struct.pack_into("<i", made, unspecified + 4, 0)  # how embeddings are pooled
     struct.pack_into("<i", made, unspecified + 12, 0)
     struct.pack_into("<2i", made, cache, F32, F32)
     return made
@@ -104,6 +115,15 @@ def rows(llama: ctypes.CDLL, request: Request) -> np.ndarray:
         if request.adapter:
             use_adapter(llama, model, context, request.adapter)
         fill(batch, request.prompt)
+        if llama.llama_model_has_encoder(model) and llama.llama_encode(context, batch):
+            raise ValueError("llama.cpp does not encode")
+        if embeds(llama, model):
+            llama.llama_set_embeddings(context, True)
+            if llama.llama_decode(context, batch):
+                raise ValueError("llama.cpp does not embed")
+            width = llama.llama_model_n_embd(model)
+            found = (llama.llama_get_embeddings_ith(context, i) for i in range(count))
+            return np.stack([np.ctypeslib.as_array(row, (width,)).copy() for row in found])
         if llama.llama_decode(context, batch):
             raise ValueError("llama.cpp does not decode")
         words = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
@@ -114,6 +134,14 @@ def rows(llama: ctypes.CDLL, request: Request) -> np.ndarray:
         if context:
             llama.llama_free(context)
         llama.llama_model_free(model)
+
+
+def embeds(llama: ctypes.CDLL, model: int) -> bool:
+    """The model attends in both ways, and has no logits."""
+    said = ctypes.create_string_buffer(64)
+    llama.llama_model_meta_val_str(model, b"general.architecture", said, len(said))
+    found = llama.llama_model_meta_val_str(model, said.value + b".attention.causal", said, len(said))
+    return bool(found > 0 and said.value == b"false")
 
 
 def use_adapter(llama: ctypes.CDLL, model: int, context: int, path: str) -> None:

@@ -1,9 +1,13 @@
 """Logits of all positions, by transformers, of the stored weights in float32; answers :mod:`consumers`.
 
+Of an encoder its last hidden states; an encoder with a decoder has the prompt in both.
+
 An adapter is put on the model by peft.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +32,7 @@ def rows(request: Request) -> np.ndarray:
             they count only if the request is strict.
     """
     config = transformers.AutoConfig.from_pretrained(request.model)
-    loader = auto_class(config)
+    loader = class_of(config)
     with torch.device("meta"):
         outline = loader.from_config(config)
     if sum(parameter.numel() for parameter in outline.parameters()) > MOST_PARAMETERS:
@@ -36,7 +40,8 @@ def rows(request: Request) -> np.ndarray:
     model, found = loader.from_pretrained(
         request.model, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
-    made_up = sorted(str(key) for key in found["missing_keys"] if request.strict or not str(key).endswith(".bias"))
+    made_up = [str(key) for key in found["missing_keys"] if request.strict or not str(key).endswith(".bias")]
+    made_up = sorted(key for key in made_up if not key.startswith("pooler."))  # behind what is looked at
     made_up += sorted(map(str, found["mismatched_keys"]))
     if made_up:
         raise ValueError(f"transformers makes up {', '.join(made_up[:3])}")
@@ -46,9 +51,20 @@ def rows(request: Request) -> np.ndarray:
         import peft
 
         model = peft.PeftModel.from_pretrained(model, request.adapter)
+    asked = {"input_ids": torch.tensor([request.prompt])}
+    asked |= {"decoder_input_ids": asked["input_ids"]} if config.is_encoder_decoder else {}
+    asked |= {} if loader is transformers.AutoModel else {"use_cache": False}
     with torch.no_grad():
-        logits = model.eval()(input_ids=torch.tensor([request.prompt]), use_cache=False, return_dict=True).logits
-    return np.asarray(logits[0].float().numpy())
+        found = model.eval()(**asked, return_dict=True)
+    return np.asarray((found.last_hidden_state if loader is transformers.AutoModel else found.logits)[0].float().numpy())
+
+
+def class_of(config: Any) -> Any:
+    """Which of transformers' automatic classes computes a model."""
+    if config.is_encoder_decoder:
+        return transformers.AutoModelForSeq2SeqLM
+    encoder = str((config.architectures or [""])[0]).endswith("Model")
+    return transformers.AutoModel if encoder else auto_class(config)
 
 
 if __name__ == "__main__":

@@ -207,7 +207,8 @@ class Dropped(NamedTuple):
     """A stored tensor with no canonical one, and the rule that allows leaving it out.
 
     Attributes:
-        copied: only where the matrix that it is about becomes another one; else it is copied with that.
+        copied: only where tensors get other names, or the matrix that it is about becomes another one; else it goes
+            along.
     """
 
     stored: StoredTensor

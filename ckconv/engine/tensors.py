@@ -7,6 +7,7 @@ applied wrongly cannot hide: nothing here knows how the writer packs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -262,8 +263,12 @@ class _Comparison:
 
 
 def _every_tensor(index: TensorIndex) -> dict[str, Tensor]:
-    """Canonical tensors by name; those without a rule by their own, marked so that it is never taken for canonical."""
-    copied = {item.stored.name: plain_tensor(item.stored.name, item.stored) for item in index.dropped if item.copied}
+    """Canonical tensors by name; those without a rule by their own, marked so that it is never taken for canonical.
+
+    Those that are no part of the model may be zeros, where the source has none.
+    """
+    dropped = [plain_tensor(item.stored.name, item.stored) for item in index.dropped if item.copied]
+    copied = {tensor.name: replace(tensor, may_be_absent=True) for tensor in dropped}
     return {**index.tensors, **{f"\0{name}": tensor for name, tensor in {**index.unnamed, **copied}.items()}}
 
 

@@ -118,6 +118,7 @@ _CELL_FIELDS: dict[str, Form] = {
     "name": _name,
     "packed": _flag,
     "zeros": _flag,
+    "copied": _flag,
 }
 _CELL = _many(_cell)
 _ROW = _or_table(

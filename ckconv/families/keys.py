@@ -15,7 +15,7 @@ from ckconv.lazy import NamedTuple
 
 
 def full_key(architecture: str, name: str) -> str:
-    """The metadata key that a family file calls ``name``: behind the architecture, but for one that starts with ``/``."""
+    """The metadata key that a family file calls ``name``: behind the architecture, unless it starts with ``/``."""
     return name.removeprefix("/") if name.startswith("/") else f"{architecture}.{name}"
 
 

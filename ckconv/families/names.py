@@ -6,7 +6,7 @@ a model costs one dictionary look-up a tensor, whatever its length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from ckconv.core.names import PARTS, parse
@@ -80,6 +80,7 @@ class Names(NamedTuple):
         choices: pattern of a stored name -> what such a tensor is in one model or in another, where that differs.
         packed: canonical pattern of a tensor -> what it is written in where its values are blocks.
         zeros: name of a dropped tensor that the class makes up where it is not there -> its row.
+        copied: patterns of dropped tensors that go along where tensors keep their names.
     """
 
     stored: Mapping[str, Stored]
@@ -88,6 +89,7 @@ class Names(NamedTuple):
     choices: Mapping[str, tuple[Stored, ...]] = {}
     packed: Mapping[str, Stored] = {}
     zeros: Mapping[str, TensorRow] = {}
+    copied: Collection[str] = frozenset()
 
     @property
     def always_fused(self) -> tuple[Stored, ...]:
@@ -119,6 +121,7 @@ class _Compiler:
         self.packed: dict[str, Stored] = {}
         self.dropped: dict[str, str] = {}
         self.zeros: dict[str, TensorRow] = {}
+        self.copied: set[str] = set()
         self.choices: dict[str, tuple[Stored, ...]] = {}
 
     def names(self) -> Names:
@@ -126,6 +129,7 @@ class _Compiler:
             if (reason := row.dropped.get(self.format)) is not None:
                 spelled = self._spelled(row, reason.name)
                 self.dropped |= dict.fromkeys(spelled, reason.why)
+                self.copied |= {*spelled} if reason.copied else set()
                 if reason.zeros:
                     self.zeros[spelled[0]] = row
             for kind in _kinds(row):
@@ -142,7 +146,7 @@ class _Compiler:
         for fusion in self.family.fused.values():
             for found in self.fusions(fusion):
                 self._add(found)
-        return Names(self.stored, self.written, self.dropped, self.choices, self.packed, self.zeros)
+        return Names(self.stored, self.written, self.dropped, self.choices, self.packed, self.zeros, self.copied)
 
     def fusions(self, fusion: Fusion) -> Iterator[Stored]:
         """What a fusion is stored as, the first spelling first; nothing where the parts are always stored as one."""

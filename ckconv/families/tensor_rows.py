@@ -64,11 +64,13 @@ class Dropped(NamedTuple):
         name: its full name.
         why: what is said of it.
         zeros: the class has it whatever is stored, and would make it up: zeros are written.
+        copied: other classes of the family read it: it goes along where tensors keep their names.
     """
 
     name: str
     why: str
     zeros: bool = False
+    copied: bool = False
 
 
 class TensorRow(NamedTuple):
@@ -150,7 +152,8 @@ class TensorRows(Fields):
             if cell is None:
                 raise self.fault(f"{format} is not said ('absent' where the format has none)")
             if isinstance(cell, dict) and "dropped" in cell:
-                dropped[format] = Dropped(cell["name"], cell["dropped"], cell.get("zeros", False))
+                also = (bool(cell.get(word)) for word in ("zeros", "copied"))
+                dropped[format] = Dropped(cell["name"], cell["dropped"], *also)
             if format == "mlx" and isinstance(cell, dict) and "name" not in cell and isinstance(row.get("hf"), dict):
                 cell = {**{k: v for k, v in row["hf"].items() if k in ("name", "part", "parts")}, **cell}
             keyed = isinstance(cell, dict) and "key" in cell

@@ -34,8 +34,8 @@ from ckconv.plan.steps import missing_tensors
 #: that of ``shortconv``.
 _FP32_MODULES = frozenset(
     {
-        "position_embd", "ffn_gate_inp", "ffn_gate_inp_shexp", "altup_correct_coef", "altup_predict_coef",
-        "conv", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v",
+        "position_embd", "token_types", "ffn_gate_inp", "ffn_gate_inp_shexp", "altup_correct_coef",
+        "altup_predict_coef", "conv", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v",
     }
 )  # fmt: skip
 

@@ -154,7 +154,11 @@ class CheckpointPlanner(Planner):
             else:
                 modules.append(module_of(entry, parts, dtype))
         if self.options.names == "hf" and modules:
-            modules += zeros_of(self.family, self.scheme, self.config.scope, self.types[EMBEDDING])
+            zeros = [*zeros_of(self.family, self.scheme, self.config.scope, self.types[EMBEDDING])]
+            if zeros:
+                named = ", ".join(piece.name for module in zeros for piece in module)
+                self.notes.append(f"zeros stand for {named}, which the class makes up at random where they are missing")
+            modules += zeros
         return modules
 
     def _select(self) -> None:
