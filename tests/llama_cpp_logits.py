@@ -137,11 +137,12 @@ def rows(llama: ctypes.CDLL, request: Request) -> np.ndarray:
 
 
 def embeds(llama: ctypes.CDLL, model: int) -> bool:
-    """The model attends in both ways, and has no logits."""
+    """The model is one of the encoders, which have no logits."""
     said = ctypes.create_string_buffer(64)
     llama.llama_model_meta_val_str(model, b"general.architecture", said, len(said))
-    found = llama.llama_model_meta_val_str(model, said.value + b".attention.causal", said, len(said))
-    return bool(found > 0 and said.value == b"false")
+    architecture = said.value
+    found = llama.llama_model_meta_val_str(model, architecture + b".attention.causal", said, len(said))
+    return bool(found > 0 and said.value == b"false" and b"bert" in architecture)
 
 
 def use_adapter(llama: ctypes.CDLL, model: int, context: int, path: str) -> None:

@@ -52,7 +52,16 @@ def test_a_relative_has_20_lines_at_most() -> None:
 @pytest.mark.parametrize("family", [pytest.param(f, id=f.name) for f in FAMILIES.values() if f.gguf])
 def test_tensors_of_a_gguf_are_called_as_the_gguf_package_says_for_the_architecture(family: Family) -> None:
     tensors = gguf.MODEL_TENSORS[ARCHITECTURES[family.gguf]]
-    known = {gguf.TENSOR_NAMES[kind].replace("blk.{bid}.", "L.") for kind in tensors} | INHERITED
+    (root, layer), *_ = family.prefixes["gguf"]
+    letters = {layer: "L.", **{stack.prefixes.get("gguf", ""): f"{letter}." for letter, stack in family.stacks.items()}}
+    letters |= {root: "M."} if root else {}
+    known = {gguf.TENSOR_NAMES[kind].replace("{bid}", "{n}") for kind in tensors} | INHERITED
+    known = {
+        next(
+            (name.replace(text, letter, 1) for text, letter in letters.items() if text and name.startswith(text)), name
+        )
+        for name in known
+    }
     cells = [cell for row in family.tensors.values() for cell in row.cells.get("gguf", ())]
 
     names = {re.sub(r"^=|\.(weight|bias|scale)$", "", cell.name) for cell in cells}

@@ -82,6 +82,8 @@ UNREAD = {
     "gpt_oss": {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"},
     "granitemoe": {"deepstack_mapping"},
     "hunyuan_v1_moe": {"expert_shared_count"},
+    "modernbert": {"attention.layer_norm_rms_epsilon"},
+    "t5": {"attention.layer_norm_epsilon"},
 }  # fmt: skip
 
 
@@ -106,6 +108,7 @@ def test_names_are_those_of_the_gguf_package() -> None:
         if isinstance(text, str) and text.startswith("{arch}.")
     }
     llama_cpp_only = {"attention.recurrent_layers", "classifier.pooling_type", "deepstack_mapping", "rope.scale_linear"}
+    llama_cpp_only |= {"hidden_activation"}
     assert {name for table in KEYS.values() for name in table} - known <= llama_cpp_only
 
 

@@ -113,7 +113,8 @@ class KeyRows(Fields):
         """``[metadata]``; the key of a derived parameter is a modifier that must be what it follows from."""
         self.where = "metadata"
         self.fields(row, _SECTION)
-        cells = [(p, cell) for p in parameters for cell in p.key_cells("gguf") if not cell.unread]
+        read = ((p, cell) for p in parameters for cell in p.key_cells("gguf") if not cell.unread)
+        cells = [(p, cell) for p, cell in read if not cell.key.startswith("/")]  # others are the tokenizer's
         found = self._keys(row, {cell.key: READERS["both"] for _, cell in cells}, expressions=True)
         derived = {cell.key: Key(cell.key, Kind.MODIFIER, same_as=p.value) for p, cell in cells if p.value and cell.key}
         return Keys(name, {**found, **derived})
