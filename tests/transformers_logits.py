@@ -56,7 +56,9 @@ def rows(request: Request) -> np.ndarray:
     asked |= {} if loader is transformers.AutoModel else {"use_cache": False}
     with torch.no_grad():
         found = model.eval()(**asked, return_dict=True)
-    return np.asarray((found.last_hidden_state if loader is transformers.AutoModel else found.logits)[0].float().numpy())
+    return np.asarray(
+        (found.last_hidden_state if loader is transformers.AutoModel else found.logits)[0].float().numpy()
+    )
 
 
 def class_of(config: Any) -> Any:
