@@ -207,8 +207,7 @@ class Dropped(NamedTuple):
     """A stored tensor with no canonical one, and the rule that allows leaving it out.
 
     Attributes:
-        copied: only where tensors get other names, or the matrix that it is about becomes another one; else it goes
-            along.
+        copied: only where tensors get other names, or its matrix becomes another one; else it goes along.
     """
 
     stored: StoredTensor

@@ -33,6 +33,7 @@ from ckconv.formats.gguf.entries import (
 )
 from ckconv.formats.gguf.keys import card_keys, copied, edited
 from ckconv.formats.gguf.layer_keys import keys_of_tensors
+from ckconv.formats.gguf.pooling import pooling_keys
 from ckconv.formats.gguf.rules import engine_reasons
 from ckconv.formats.gguf.scales import scale_entries
 from ckconv.formats.gguf.spec import (
@@ -225,7 +226,9 @@ class GgufPlanner(Planner):
         self.notes += tokenizer.notes
         experts = sum(t.elements for name, t in self.index.tensors.items() if ".experts." in name)
         label = size_label(sum(t.elements for e in entries for t in e.parts), config.num_experts, experts)
-        model = model_keys(config, family, self._context)
+        pooling, notes = pooling_keys(self.index, family)
+        self.notes += notes
+        model = {**model_keys(config, family, self._context), **pooling}
         if not tokenizer.tokens:
             model[f"{family.gguf}.vocab_size"] = scalar("u32", config.vocab_size)
         if self.index.format == "bump":

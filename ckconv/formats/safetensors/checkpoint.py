@@ -27,7 +27,7 @@ from ckconv.formats.safetensors.checkpoint_metadata import metadata_of
 from ckconv.formats.safetensors.checkpoint_names import Entry, Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import module_of, zeros_of
 from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
-from ckconv.formats.safetensors.checkpoint_tokenizer import tokenizer_plan
+from ckconv.formats.safetensors.checkpoint_tokenizer import pooling_notes, tokenizer_plan
 from ckconv.formats.safetensors.files import parts_beside
 from ckconv.formats.safetensors.rope_factors import scaling_of
 from ckconv.formats.safetensors.shards import lay_out
@@ -299,7 +299,7 @@ class CheckpointPlanner(Planner):
             names = ", ".join(f"{name}/" for name in parts[:5])
             self.notes.append(f"{names} of the source, part of the model, is not copied: copy it beside the tensors")
         tokenizer = tokenizer_plan(self.index, o)
-        self.notes += tokenizer.notes
+        self.notes += (*tokenizer.notes, *pooling_notes(self.index))
         typed = self.index.metadata_kind is MetadataKind.TYPED and not o.file_name
         card = text_of_card(card_of(self.index), {"library_name": self.library}) if typed else ""
         absent = {item.name for item in self.left_out}

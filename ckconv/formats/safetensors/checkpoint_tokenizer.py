@@ -59,6 +59,18 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
     return TokenizerPlan(found, context, generation, tuple(notes))
 
 
+#: ``pooling_type`` of a GGUF, in words.
+_POOLED = {1: "by their mean", 2: "by the first token", 3: "by the last token"}
+
+
+def pooling_notes(index: TensorIndex) -> tuple[str, ...]:
+    """What the source says of pooling, for which sentence-transformers has files of its own."""
+    found = index.metadata.get(f"{index.architecture}.pooling_type")
+    how = _POOLED.get(getattr(found, "value", None) or 0)
+    text = f"embeddings are pooled {how} (pooling_type); files of sentence-transformers, which say so, are not written"
+    return (text,) if how else ()
+
+
 def left_out(reason: object) -> str:
     """The line of the report."""
     return f"no tokenizer files are written: {reason}; put those of the original checkpoint beside the model"
