@@ -226,11 +226,8 @@ class GgufPlanner(Planner):
         self.notes += tokenizer.notes
         experts = sum(t.elements for name, t in self.index.tensors.items() if ".experts." in name)
         label = size_label(sum(t.elements for e in entries for t in e.parts), config.num_experts, experts)
-        pooling, notes = pooling_keys(self.index, family)
-        self.notes += notes
-        model = {**model_keys(config, family, self._context), **pooling}
-        if not tokenizer.tokens:
-            model[f"{family.gguf}.vocab_size"] = scalar("u32", config.vocab_size)
+        model = model_keys(config, family, self._context) | pooling_keys(self.index, family, self.notes)
+        model |= {} if tokenizer.tokens else {f"{family.gguf}.vocab_size": scalar("u32", config.vocab_size)}
         if self.index.format == "bump":
             self.notes.append("a bump file says nothing of chat template, licence and authors: those keys are missing")
         return {

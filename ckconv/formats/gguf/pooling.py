@@ -20,30 +20,29 @@ _WORDS = {"mean": 1, "cls": 2, "lasttoken": 3}
 _DOCUMENT = Document("description", "model.config", "model.config", 1 << 20)
 
 
-def pooling_keys(index: TensorIndex, family: Family) -> tuple[dict[str, Value], tuple[str, ...]]:
-    """The key, where a checkpoint is one of sentence-transformers; and notes.
+def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[str, Value]:
+    """The key, where a checkpoint is one of sentence-transformers; notes are added for what has none.
 
     Raises:
         InputError: ``model.config``, a file is malformed.
     """
     root = index.path if index.path.is_dir() else index.path.parent
     if index.metadata_kind is not MetadataKind.DOCUMENT or not (root / "modules.json").is_file():
-        return {}, ()
+        return {}
     modules = [*_modules(root / "modules.json")]
     place = next((str(module.get("path")) for module in modules if _kind(module) == "Pooling"), "")
     other = [_kind(module) for module in modules if _kind(module) not in ("Transformer", "Pooling", "Normalize")]
-    notes = [f"llama.cpp computes no {name} behind what it pools (modules.json)" for name in other]
+    notes += [f"llama.cpp computes no {name} behind what it pools (modules.json)" for name in other]
     if not place or Path(place).name != place or not (root / place / "config.json").is_file():
-        return {}, (*notes, "modules.json names no pooling: llama.cpp gives an embedding for every token")
+        notes.append("modules.json names no pooling: llama.cpp gives an embedding for every token")
+        return {}
     said = read_object(root / place / "config.json", _DOCUMENT)
     number = next((number for key, number in _SWITCHES.items() if said.get(key) is True), None)
     number = _WORDS.get(str(said.get("pooling_mode"))) if number is None else number
     if number is None:
-        return {}, (
-            *notes,
-            f"{place}/config.json pools as llama.cpp does not, which gives an embedding for every token",
-        )
-    return {f"{family.gguf}.pooling_type": scalar("u32", number)}, tuple(notes)
+        notes.append(f"{place}/config.json pools as llama.cpp does not, which gives an embedding for every token")
+        return {}
+    return {f"{family.gguf}.pooling_type": scalar("u32", number)}
 
 
 def _modules(path: Path) -> Iterator[Mapping[str, Any]]:
