@@ -19,6 +19,7 @@ from ckconv.families.catalogue import own_families
 from ckconv.formats import format_of, named, names
 from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
+from ckconv.io.ahead import at_once
 from ckconv.io.files import readable
 from ckconv.lazy import dataclass, replace
 from ckconv.options import Options
@@ -133,6 +134,7 @@ def convert(
     verify: bool = True,
     checksums: bool = False,
     record: bool = False,
+    jobs: int | None = None,
     progress: Watcher | None = None,
 ) -> Report:
     """Convert a model; the output is complete and verified when this returns, or is not there.
@@ -147,6 +149,8 @@ def convert(
         checksums: write a file for ``sha256sum -c`` beside it.
         record: write a conversion record, from which :func:`verify` knows the options: beside the output, or into
             the source record of a bump file.
+        jobs: how many pieces of a tensor are converted and compared at once; ``None`` for the processors that the
+            process may use. The bytes are the same, memory grows with it.
         progress: hears of phases and bytes.
 
     Raises:
@@ -158,7 +162,7 @@ def convert(
     """
     options = options or Options()
     check_values(options)
-    with own_families(options.families):
+    with own_families(options.families), at_once(jobs):
         plan, place = prepare(
             source, os.fspath(target), to=to, source_format=source_format, adapters=adapters, options=options
         )
@@ -209,6 +213,7 @@ def verify(
     options: Options | None = None,
     adapters: Sequence[tuple[StrPath, float]] = (),
     weights: bool = False,
+    jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Verified:
     """Check a file's structure, padding and checksums; with ``source``, everything that it holds against it.
@@ -219,6 +224,7 @@ def verify(
             stored is read off the file.
         adapters: (path, weight) of each adapter that was merged into it.
         weights: compare the tensors alone.
+        jobs: how many pieces of a tensor are compared at once, as for :func:`convert`.
         progress: called with bytes just read and the tensor they belong to.
 
     Raises:
@@ -230,7 +236,7 @@ def verify(
     options = replace(options, drop=(*options.drop, *left_out))
     check_values(options)
     opened = partial(open_index, base=options.base, follow_links=options.follow_links)
-    with own_families(options.families):
+    with own_families(options.families), at_once(jobs):
         out = opened(Path(path))
         theirs = opened(Path(source)) if source is not None else None
         checked = check_output(Path(path), out, theirs, options, adapters=adapters, weights=weights, progress=progress)

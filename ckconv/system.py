@@ -38,6 +38,12 @@ _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 # Positioned reading and writing
 
 
+def processors() -> int:
+    """How many processors this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
 def read_at(fd: int, nbytes: int, offset: int) -> bytes:
     """``nbytes`` bytes from ``offset`` on, fewer at the end only: a system may give less than it is asked for."""
     data = os.pread(fd, nbytes, offset)

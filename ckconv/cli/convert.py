@@ -54,6 +54,12 @@ _EXAMPLES = {
 )
 @flag("--no-source-record")
 @click.option("--no-verify", is_flag=True, help="Do not read the output again to compare every tensor.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Convert and compare N pieces of a tensor at once; by default as many as there are processors.",
+)
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan with exact sizes; write nothing.")
 @click.option("-f", "--force", is_flag=True, help="Replace an existing output, atomically.")
 @common_options
@@ -71,6 +77,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     from ckconv.engine.run import run
     from ckconv.families.catalogue import own_families
     from ckconv.formats.destination import STDOUT
+    from ckconv.io.ahead import at_once
     from ckconv.signals import deferred, interruptible
 
     settings = settings_of(context)
@@ -80,6 +87,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         raise OutputError("output.write", "stdout is closed, and the model was to go there")
     options, adapters = options_of(flags), adapters_of(flags)
     context.with_resource(own_families(options.families))
+    context.with_resource(at_once(flags["jobs"]))
     with interruptible(last=True):
         plan, target = prepare(
             src, dst, to=flags["to"], source_format=flags["source_format"], adapters=adapters, options=options

@@ -30,6 +30,12 @@ _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unread
 @click.option("--config", type=PATH, help="The config.json of a bump file, if not beside it.")
 @click.option("--manifest", type=PATH, help="The weights_manifest.json of a bump file, if not beside it.")
 @click.option("--weights", is_flag=True, help="Compare the tensors alone: no metadata, no tokenizer, no side files.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Compare N pieces of a tensor at once; by default as many as there are processors.",
+)
 @conversion_options
 @common_options
 @click.pass_context
@@ -44,10 +50,12 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     from ckconv.families.catalogue import own_families
     from ckconv.formats.bump.map import MAP_NAME, check_map
     from ckconv.formats.detect import open_index
+    from ckconv.io.ahead import at_once
 
     settings = settings_of(context)
     options, adapters = options_of(flags), adapters_of(flags)
     context.with_resource(own_families(options.families))
+    context.with_resource(at_once(flags["jobs"]))
     config, base = flags["config"], options.base
     opened = partial(open_index, base=base, follow_links=options.follow_links)
     source = opened(src, format=flags["source_format"]) if src else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -164,27 +164,44 @@ def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> N
         for moved in moved_chunks(step.source, order, files):
             pipeline.put(moved)
         return
+    _convert(step, files, pipeline, losses)
+
+
+def _convert(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> None:
+    """Append rows that are put together or converted, several pieces at once."""
+    from ckconv.io.ahead import SideBySide, is_light
     from ckconv.io.joined import JoinedRows
-    from ckconv.io.rows import RowReader, stored_chunks
+    from ckconv.io.rows import RowReader, stored_pieces
 
     assert step.conversion is not None
-    joined = JoinedRows(step.runs, step.target.layout.cols, files) if step.runs else None
-    reader = joined or RowReader(step.source, files)
+    assert step.source is not None
+    tensor, cols = step.source, step.target.layout.cols
+    counted: dict[tuple[int, int, int, int], int] = {}
+
+    def reader_of(files: Files) -> JoinedRows | RowReader:
+        return JoinedRows(step.runs, cols, files, counted) if step.runs else RowReader(tensor, files)
+
+    rows = SideBySide(reader_of, files)
+    joined = rows.first if isinstance(rows.first, JoinedRows) else None
     conversion = Conversion(joined.dtype, joined.dtype) if joined else step.conversion
+    light = all(is_light(run.tensor, run.conversion) for run in step.runs) if joined else is_light(tensor, conversion)
     try:
-        for chunk, some in stored_chunks(reader, step.target.layout, conversion):
-            pipeline.put(chunk)
-            losses.add(step, some)
+        pieces = stored_pieces(rows.first, step.target.layout, conversion)
+        with closing(rows.each(pieces, alone=light)) as chunks:
+            for chunk, some in chunks:
+                pipeline.put(chunk)
+                losses.add(step, some)
     except UnsupportedError as error:  # rows do not know whose they are
         if error.tensor is None:
-            error.tensor, error.path = step.source.source, str(losses.path)
+            error.tensor, error.path = tensor.source, str(losses.path)
             error.message = f"{error.message}: {error.tensor}"
         raise
     if joined:
         losses.add(step, joined.changed)
-    if reader.max_change:
+    change = max(reader.max_change for reader in rows.readers)
+    if change:
         name = step.target.name
-        losses.merged[name] = max(losses.merged.get(name, 0.0), reader.max_change)
+        losses.merged[name] = max(losses.merged.get(name, 0.0), change)
 
 
 def write_frames(plan: Plan, container: Container, fds: Iterable[int], path: Path) -> None:

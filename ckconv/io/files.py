@@ -213,6 +213,10 @@ class Files:
         """Used again and again: memory that is new costs more than what is done with it."""
         return bytearray(CHUNK), bytearray(CHUNK)
 
+    def twin(self) -> Files:
+        """Descriptors of the same files for another thread."""
+        return Files(self._known)
+
     def check_unchanged(self) -> None:
         """Raise ``input.changed`` if a file is not what it was: its size or one of its times, or which one it is."""
         for path, before in self._seen.items():

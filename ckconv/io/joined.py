@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     Index = NDArray[np.int64]
 
+#: Run, first and last row, first column -> values that changed.
+_Counts = dict[tuple[int, int, int, int], int]
+
 #: What reads rows of one run, converted, and counts the values that changed.
 _Read = Callable[["Run", RowReader, "Index"], "tuple[Rows, int]"]
 
@@ -28,16 +31,17 @@ class JoinedRows:
 
     Args:
         cols: elements of a row as it is written.
+        changed: what counts values that change; shared where several read the same rows side by side.
     """
 
-    def __init__(self, runs: Sequence[Run], cols: int, files: Files) -> None:
+    def __init__(self, runs: Sequence[Run], cols: int, files: Files, changed: _Counts | None = None) -> None:
         readers = [RowReader(run.tensor, files) for run in runs]
         self._runs = [
             (run._replace(conversion=reader.left(run.conversion)), reader)
             for run, reader in zip(runs, readers, strict=True)
         ]
         self._first = np.cumsum([0, *(run.stop - run.start for run in runs)])
-        self._changed: dict[tuple[int, int, int, int], int] = {}
+        self._changed: _Counts = {} if changed is None else changed
         self.dtype = runs[0].conversion.written
         self.layout = plain(int(self._first[-1]), cols)
         self.row_bytes = self.dtype.nbytes(cols)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckconv.core.dtypes import WIDENS_TO_F32
+from ckconv.io.ahead import SideBySide, is_light
 from ckconv.io.cells import cell_of, stored_view
 from ckconv.io.files import CHUNK, Files
-from ckconv.io.rows import RowReader, canonical_pieces
+from ckconv.io.rows import RowReader, canonical_pieces, row_ranges
 from ckconv.quant.convert import Action, decode
 from ckconv.quant.quantise import Quantising
 
@@ -38,24 +41,30 @@ def wrong_rows(
         progress: called with the bytes of ``tensor`` just compared.
         importance: where it was quantised, how much the error of each column counted, an expert a row.
     """
-    mine, theirs = RowReader(tensor, files), RowReader(source, files)
+    both = SideBySide(lambda files: (RowReader(tensor, files), RowReader(source, files)), files)
+    mine, theirs = both.first
     if mine.dtype is not tensor.dtype:
         conversion = conversion._replace(target=mine.dtype)
     conversion = theirs.left(conversion)
     wrong: list[int] = []
     rounded = 0
-    piece = mine if mine.piece >= theirs.piece else theirs
-    other = theirs if piece is mine else mine
-    for start, rows in canonical_pieces(piece, max(mine.row_bytes, theirs.row_bytes)):
-        more = other.rows(start, start + len(rows))
-        got, source_rows = (rows, more) if piece is mine else (more, rows)
-        want, changed = _converted(source_rows, start, tensor.layout.rows, conversion, importance)
-        rounded += changed
-        progress(got.nbytes)
-        if changed and conversion.action is Action.REPACK:
-            wrong += range(start, start + len(rows))  # no block holds the source's numbers, so these cannot
-        elif not np.array_equal(_words(got), _words(want)):
-            wrong += [start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]]
+
+    def compared(readers: tuple[RowReader, RowReader], start: int, stop: int) -> tuple[list[int], int, int]:
+        got, rows = (reader.rows(start, stop) for reader in readers)
+        want, changed = _converted(rows, start, tensor.layout.rows, conversion, importance)
+        if changed and conversion.action is Action.REPACK:  # no block holds the source's numbers, so these cannot
+            return list(range(start, stop)), changed, got.nbytes
+        if np.array_equal(_words(got), _words(want)):
+            return [], changed, got.nbytes
+        return [start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]], changed, got.nbytes
+
+    ranges = row_ranges(mine if mine.piece >= theirs.piece else theirs, max(mine.row_bytes, theirs.row_bytes))
+    pieces = (partial(compared, start=start, stop=stop) for start, stop in ranges)
+    with closing(both.each(pieces, alone=is_light(source, conversion))) as results:
+        for some, changed, nbytes in results:
+            wrong += some
+            rounded += changed
+            progress(nbytes)
     return wrong, rounded
 
 

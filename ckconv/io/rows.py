@@ -8,8 +8,9 @@ and where a layout takes rows apart they are up to ``SCRATCH`` bytes, so that th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -226,7 +227,12 @@ def _take(block: Rows, index: Index) -> Rows:
 
 
 def canonical_pieces(reader: Reader, row_bytes: int = 0) -> Iterator[tuple[int, Rows]]:
-    """All canonical rows in order: (first row, rows), about ``reader.piece`` bytes each.
+    """All canonical rows in order: (first row, rows); see :func:`row_ranges`."""
+    return ((start, reader.rows(start, stop)) for start, stop in row_ranges(reader, row_bytes))
+
+
+def row_ranges(reader: Reader, row_bytes: int = 0) -> Iterator[tuple[int, int]]:
+    """All canonical rows in order: (first row, the one behind the last), about ``reader.piece`` bytes each.
 
     ``row_bytes`` is the size of a row in whatever the caller turns it into, where that is larger.
     """
@@ -236,14 +242,22 @@ def canonical_pieces(reader: Reader, row_bytes: int = 0) -> Iterator[tuple[int, 
     inner = itertools.accumulate(reversed(sizes), lambda one, n: one * n)
     step -= step % max((n for n in inner if 0 < n <= step), default=1)  # whole heads, so that no row is read twice
     for start in range(0, layout.rows, step):
-        yield start, reader.rows(start, min(start + step, layout.rows))
+        yield start, min(start + step, layout.rows)
 
 
 def stored_chunks(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
-    """The bytes of a tensor as ``layout`` stores them, in order.
+    """The bytes of a tensor as ``layout`` stores them, in order: what :func:`stored_pieces` make."""
+    return (piece(reader) for piece in stored_pieces(reader, layout, conversion))
+
+
+def stored_pieces(
+    reader: Reader, layout: Layout, conversion: Conversion
+) -> Iterator[Callable[[Any], tuple[Rows, int]]]:
+    """What makes the bytes of a tensor as ``layout`` stores them, in order, of this reader or one like it.
 
     Yields:
-        contiguous uint8 arrays, and how many values in each are not what they were (see :class:`Conversion`).
+        makers of contiguous uint8 arrays, and of how many values in each are not what they were
+        (see :class:`Conversion`).
     """
     if isinstance(reader, RowReader):
         if _same_places(reader, layout, conversion):
@@ -257,7 +271,8 @@ def stored_chunks(reader: Reader, layout: Layout, conversion: Conversion) -> Ite
     strides = (stride for strip in layout.strips for _, stride in (*strip.rows, *strip.cols))
     step -= step % max((stride for stride in strides if layout.stored_cols <= stride <= step), default=1)
     for start in range(0, layout.elements, step):
-        yield _chunk(reader, layout, conversion, start, min(start + step, layout.elements))
+        stop = min(start + step, layout.elements)
+        yield partial(_chunk, layout=layout, conversion=conversion, start=start, stop=stop)
 
 
 def _same_places(reader: RowReader, layout: Layout, conversion: Conversion) -> bool:
@@ -268,11 +283,15 @@ def _same_places(reader: RowReader, layout: Layout, conversion: Conversion) -> b
     return elementwise and complete and alike.same_bytes_as(layout)
 
 
-def _elements(reader: RowReader, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
+def _elements(reader: RowReader, conversion: Conversion) -> Iterator[Callable[[Any], tuple[Rows, int]]]:
     rows = reader.layout.stored_rows
     step = max(1, CHUNK // conversion.target.nbytes(reader.layout.stored_cols))
     for start in range(0, rows, step):
-        yield conversion.apply(reader.stored(start, min(start + step, rows)))
+        yield partial(_converted, conversion=conversion, start=start, stop=min(start + step, rows))
+
+
+def _converted(reader: RowReader, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
+    return conversion.apply(reader.stored(start, stop))
 
 
 def _chunk(reader: Reader, layout: Layout, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:

@@ -6,7 +6,10 @@ some. Blocks of a row depend on nothing outside of the row, so rows may be quant
 
 from __future__ import annotations
 
-from functools import cache
+import _thread
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +55,21 @@ class Error(NamedTuple):
     rms: float
 
 
+#: Of a thread that makes one of several pieces: what is to be noted when the turn of the piece comes.
+_aside = _thread._local()
+
+
+@contextmanager
+def noted_aside() -> Iterator[list[Callable[[], None]]]:
+    """What this thread would note in the block, instead of noting it: sums of floats depend on their order."""
+    notes: list[Callable[[], None]] = []
+    _aside.notes = notes
+    try:
+        yield notes
+    finally:
+        _aside.notes = None
+
+
 class Errors:
     """Adds up how far values moved, by type, while a plan is carried out."""
 
@@ -75,8 +93,13 @@ class Errors:
             raise UnsupportedError(
                 "quantize.value", f"values up to {beyond:g} are beyond the range of {dtype}", found=beyond
             )
-        values, most, squares = self._sums.get(dtype.name, (0, 0.0, 0.0))
-        self._sums[dtype.name] = values + before.size, max(most, largest), squares + square
+        note = partial(self._note, dtype.name, before.size, largest, square)
+        aside: list[Callable[[], None]] | None = getattr(_aside, "notes", None)
+        note() if aside is None else aside.append(note)
+
+    def _note(self, name: str, count: int, largest: float, square: float) -> None:
+        values, most, squares = self._sums.get(name, (0, 0.0, 0.0))
+        self._sums[name] = values + count, max(most, largest), squares + square
 
     @property
     def of_types(self) -> dict[str, Error]:

@@ -1,0 +1,196 @@
+"""``--jobs N``: pieces of a tensor made side by side give the bytes and the words that one after the other give."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FIXTURES
+from test_quantize import WIDE, checkpoint
+
+import ckconv
+from ckconv.errors import InputError, OutputError, UsageError, VerifyError
+from ckconv.io import ahead, rows
+from ckconv.io.ahead import SideBySide, at_once
+from ckconv.io.files import Files
+from ckconv.options import Options
+
+#: Bytes of a piece: these models are small.
+PIECE = 512
+
+#: What is converted, to what, and how; paths of fixtures.
+CONVERSIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "blocks to numbers": (
+        "kquants/llama64.Q4_K_M.gguf",
+        "out/",
+        {"to": "safetensors", "options": {"dequantize": True}},
+    ),
+    "blocks to halves": (
+        "kquants/llama64.Q4_K_M.gguf",
+        "out.gguf",
+        {"options": {"dequantize": True, "dtype": "f16", "allow_lossy": True}},
+    ),
+    "numbers to blocks": ("", "out.gguf", {"options": {"quantize": "q4_k_m"}}),
+    "in shards": ("", "out/", {"to": "safetensors", "options": {"max_shard_bytes": 100_000, "dtype": "f32"}}),
+    "with an adapter": (
+        "hf/llama-tied-bf16",
+        "out.gguf",
+        {"adapters": [(FIXTURES / "lora/llama-r4-attn-mlp", 1.0)], "options": {"dtype": "f32"}},
+    ),
+    "words of GPTQ's kind": ("quantised/awq-g32", "out.gguf", {"options": {"dequantize": True}}),
+    "to MLX": ("", "out/", {"to": "mlx", "options": {"quantize": "affine:4:64"}}),
+    "to a bump": ("hf/llama-tied-bf16", "out.bump", {"options": {}}),
+}
+
+
+def left_of(before: int) -> int:
+    """Threads more than there were; one that has said that it is through needs a moment to end."""
+    until = time.monotonic() + 10
+    while _thread._count() > before and time.monotonic() < until:
+        time.sleep(0.001)
+    return _thread._count() - before
+
+
+@pytest.fixture(scope="module")
+def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose rows are whole blocks."""
+    return checkpoint(tmp_path_factory.mktemp("floats"), WIDE)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "CHUNK", PIECE)
+    monkeypatch.setattr(rows, "SCRATCH", 8 * PIECE)
+
+
+def converted(source: Path, folder: Path, target: str, jobs: int, options: dict[str, Any], **more: Any) -> Any:
+    """What is in every file, and what the report says of values."""
+    folder.mkdir()
+    report = ckconv.convert(source, f"{folder}/{target}", jobs=jobs, options=Options(**options), **more)
+    files = {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return files, report.changed, report.merged, report.plan.errors and report.plan.errors.of_types, report.verified
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+@pytest.mark.usefixtures("small_pieces")
+def test_bytes_and_report_do_not_depend_on_the_number(name: str, floats: Path, tmp_path: Path) -> None:
+    path, target, more = CONVERSIONS[name]
+    source = FIXTURES / path if path else floats
+    one, *others = (converted(source, tmp_path / str(jobs), target, jobs, **more) for jobs in (1, 2, 3))
+    assert one[0]
+    assert others == [one, one]
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3, 7])
+def test_pieces_come_in_their_order_out_of_as_many_threads(jobs: int) -> None:
+    met = threading.Barrier(jobs, timeout=10)
+    threads = set()
+
+    def piece(reader: int, number: int) -> tuple[int, int]:
+        if number < jobs:
+            met.wait()  # none is done before all have begun
+        threads.add(threading.get_ident())
+        return reader, number
+
+    made = iter(range(100))
+    with Files() as files, at_once(jobs):
+        several = SideBySide(lambda files: next(made), files)
+        found = list(several.each(partial(piece, number=number) for number in range(50)))
+    assert [number for _, number in found] == list(range(50))
+    assert len(threads) == jobs
+    assert len({reader for reader, _ in found}) == jobs
+
+
+def test_no_more_pieces_are_made_than_there_are_threads_and_one() -> None:
+    begun: list[int] = []
+
+    def piece(reader: None, number: int) -> int:
+        begun.append(number)
+        return number
+
+    with Files() as files, at_once(3):
+        results = SideBySide(lambda files: None, files).each(partial(piece, number=number) for number in range(50))
+        for number in results:
+            assert max(begun) <= number + 4
+        assert sorted(begun) == list(range(50))
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_the_first_fault_in_the_order_of_pieces_is_raised_and_no_thread_stays(jobs: int) -> None:
+    before = _thread._count()
+
+    def piece(reader: None, number: int) -> int:
+        if number >= 5:
+            raise InputError("input.unreadable", f"piece {number}")
+        return number
+
+    with Files() as files, at_once(jobs):
+        results = SideBySide(lambda files: None, files).each(partial(piece, number=number) for number in range(50))
+        assert [next(results) for _ in range(5)] == list(range(5))
+        with pytest.raises(InputError, match="piece 5"):
+            next(results)
+    assert left_of(before) == 0
+
+
+def test_a_walk_that_is_broken_off_leaves_no_thread() -> None:
+    before = _thread._count()
+    with Files() as files, at_once(3):
+        results = SideBySide(lambda files: None, files).each(partial(lambda _, n: n, n=n) for n in range(50))
+        assert next(results) == 0
+        results.close()
+    assert left_of(before) == 0
+
+
+def test_where_no_thread_can_be_started_the_caller_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ahead._thread, "start_new_thread", refused)
+    with Files() as files, at_once(3):
+        assert [*SideBySide(lambda files: None, files).each(partial(lambda _, n: n, n=n) for n in range(5))] == [
+            *range(5)
+        ]
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_an_input_that_another_thread_finds_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"1")
+
+    def read(files: Files) -> Callable[[], int]:
+        return lambda: files.fd(path)
+
+    with Files() as files, at_once(2):
+        results = SideBySide(read, files).each(lambda ask: ask() for _ in range(9))
+        for _ in range(9):
+            next(results)
+        path.write_bytes(b"another")
+        with pytest.raises(OutputError) as caught:
+            next(results)
+    assert caught.value.code == "input.changed"
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_damaged_output_is_found_with_the_same_words(tmp_path: Path) -> None:
+    source = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
+    ckconv.convert(source, tmp_path / "out.gguf", options=Options(dequantize=True))
+    data = bytearray((tmp_path / "out.gguf").read_bytes())
+    data[-700] ^= 1
+    (tmp_path / "out.gguf").write_bytes(data)
+    said = []
+    for jobs in (1, 2, 3):
+        with pytest.raises(VerifyError) as caught:
+            ckconv.verify(tmp_path / "out.gguf", source, options=Options(dequantize=True), jobs=jobs)
+        said.append((caught.value.message, caught.value.details))
+    assert said[0] == said[1] == said[2]
+
+
+def test_less_than_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="jobs is 0"):
+        ckconv.convert(FIXTURES / "hf/llama-tied-bf16", tmp_path / "out.gguf", jobs=0)
