@@ -213,8 +213,14 @@ class Files:
         """Used again and again: memory that is new costs more than what is done with it."""
         return bytearray(CHUNK), bytearray(CHUNK)
 
+    @property
+    def grow(self) -> bool:
+        """Some are written meanwhile: one thread alone may wait for their bytes."""
+        return self._growing is not None
+
     def twin(self) -> Files:
         """Descriptors of the same files for another thread."""
+        assert not self.grow
         return Files(self._known)
 
     def check_unchanged(self) -> None:
