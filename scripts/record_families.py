@@ -25,6 +25,7 @@ What a case, [base] or the file may say besides:
     document    keys of config.json that released checkpoints have and save_pretrained does not write
     besides     tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants
     stored      tensors that released checkpoints have and save_pretrained does not write, and their shapes
+    renamed     parts of names that save_pretrained writes, and what released checkpoints have there
     without     a list of keys of config.json that they do not have
     tolerance   of the logits of llama_cpp, mlx_lm, transformers; 1e-4 unless said
     converter   about llama.cpp's: { wrong = "why it is not asked" }, { document = {..} } (keys that it needs besides),
@@ -106,6 +107,8 @@ def saved(case: Any, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             first = float(tensor.flatten()[0])
             constant = first and bool((tensor == first).all())
             kind = file.get_slice(name).get_dtype()
+            for theirs, released in case.renamed.items():
+                name = name.replace(theirs, released)
             found[name] = [kind, list(tensor.shape), *([first] if constant else [])]
     kind = next(kind for kind, dtype in TYPES.items() if dtype == case.dtype)
     found |= {name: [kind, shape] for name, shape in case.stored.items()}

@@ -50,6 +50,7 @@ RESERVED = (
     "besides",
     "stored",
     "tokenizer",
+    "renamed",
 )
 #: TOML has no null.
 NULL = "null"
@@ -72,6 +73,7 @@ class Case:
         tolerance: engine -> how far its logits may be off.
         stored: name -> shape of tensors that released checkpoints have and save_pretrained does not write.
         tokenizer: name of each file -> where it lies in fixtures.
+        renamed: what save_pretrained calls tensors otherwise than released checkpoints -> theirs, parts of names.
         besides: tensors and keys that outputs may have and the original has not: a tied head that llama.cpp wants.
     """
 
@@ -90,6 +92,7 @@ class Case:
     besides: tuple[str, ...] = ()
     stored: Mapping[str, list[int]] = field(default_factory=dict)
     tokenizer: Mapping[str, str] = field(default_factory=lambda: TOKENIZER)
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.family}-{self.name}"
@@ -108,7 +111,7 @@ class Case:
     def digest(self) -> str:
         """Of all that a recording follows from."""
         said = [self.model_class, self.overrides, self.dtype, self.prompt, self.converter, self.document, self.without]
-        said += [self.stored] if self.stored else []
+        said += [each for each in (self.stored, self.renamed) if each]
         said += [self.tokenizer] if self.tokenizer is not TOKENIZER else []
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -219,7 +222,7 @@ def values(name: str, shape: tuple[int, ...], mean: float = 0.0) -> np.ndarray:
     """
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
     drawn = np.random.default_rng(seed).standard_normal(shape, np.float32)
-    if len(shape) > 1 and not mean:
+    if len(shape) > 1 and not mean and shape[:2] != (1, 1):  # Kimi's decays have one axis among axes of one
         return drawn * np.float32(shape[-1] ** -0.5)
     return np.round((mean + drawn * np.float32(0.2)) * np.float32(4096)) / np.float32(4096)
 

@@ -74,9 +74,14 @@ def overridden(table: dict[Any, dict[str, Any]], kinds: Sequence[str], kind: str
     return of_kind([own.get(n, {}).get(key, other) for n in range(len(kinds))], kinds, kind)
 
 
-def numbered(count: int, numbers: list[int], one: Any, other: Any) -> list[Any]:
-    """``count`` items: ``one`` at these numbers, ``other`` elsewhere."""
-    return [one if n in numbers else other for n in range(count)]
+def numbered(count: int, numbers: list[int], one: Any, other: Any, start: int = 0) -> list[Any]:
+    """``count`` items, numbered from ``start``: ``one`` at these numbers, ``other`` elsewhere."""
+    return [one if n in numbers else other for n in range(start, start + count)]
+
+
+def numbers(items: list[Any], item: Any, start: int = 0) -> list[int]:
+    """Where a list has an item, numbered from ``start``."""
+    return [n for n, found in enumerate(items, start) if found == item]
 
 
 def among(count: int, numbers: list[int]) -> list[int]:
@@ -152,6 +157,7 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "count": count,
     "overridden": overridden,
     "numbered": numbered,
+    "numbers": numbers,
     "among": among,
     "every": every,
     "from_first": from_first,

@@ -334,7 +334,7 @@ def _completed(
         found = {FIELD_OF[name]: values[name] for name in special}
         extra = {name: values[name] for name in family.own}
         for name in extra.keys() & family.sizes:
-            if extra[name] is not None:
+            if not isinstance(extra[name], list | None):  # kinds of layers are a list
                 checked_number([*document_words(family, name), name][0], extra[name], WHOLE, fail)
         if "local_theta" in rows:
             local = values["local_theta"] if local is None else checked_number("rope_theta", local, REAL, fail)
