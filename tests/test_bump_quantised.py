@@ -89,3 +89,10 @@ def test_the_blocks_come_back(name: str, tmp_path: Path) -> None:
 def test_april_has_no_template_for_a_quantised_glm4(tmp_path: Path) -> None:
     with pytest.raises(CkconvError, match="the engine of April 2026 has no template for glm4"):
         bump_of("glm4-q8_0", tmp_path, "april")
+
+
+def test_a_qwen35_without_linear_layers_is_refused(tmp_path: Path) -> None:
+    source = MODELS["qwen35-q8_0"]._replace(layers=("full_attention",)).write(tmp_path / "m.gguf")
+    with pytest.raises(CkconvError, match="a qwen35 without linear layers") as caught:
+        ckconv.convert(source, tmp_path / "m.bump", options=Options(bump_version=5, engine="july"))
+    assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)

@@ -15,6 +15,7 @@ from gemma3_checkpoint import gemma3
 
 import ckconv
 from ckconv.errors import CkconvError
+from ckconv.families.catalogue import FAMILIES
 
 EXPERTS = "the engine has no template with experts of SwiGLU"
 LATENT = "the engine's converter wants projections of Q, K and V, which latent attention has not"
@@ -52,6 +53,13 @@ FAMILIES_RUN = {
 }
 
 
+#: Families with none of what the templates compute, of which nothing is to be said but that; others need a sentence.
+WITHOUT_A_SENTENCE = {
+    "bert", "granitehybrid", "granitemoehybrid", "kimi_linear", "mamba2", "minimax_m2", "modernbert", "nomic_bert",
+    "roberta", "t5", "xlm_roberta",
+}  # fmt: skip
+
+
 def refusal(source: Path, folder: Path, **options: object) -> list[str]:
     """Every reason for which a checkpoint does not go to bump 5, for July's engine."""
     asked = ckconv.Options(bump_version=5, engine="july", **options)  # type: ignore[arg-type]
@@ -68,6 +76,17 @@ def test_a_family_is_refused_for_one_reason_of_its_own(family: str, tmp_path: Pa
     reasons = refusal(family_cases.checkpoint(case.recorded, tmp_path / "source"), tmp_path)
     assert len(reasons) == 1
     assert FAMILIES_RUN[family].said in reasons[0]
+
+
+def test_a_family_without_a_reason_of_its_own_is_one_of_a_list() -> None:
+    rows = {name: family.engines["bump5"] for name, family in FAMILIES.items() if "bump5" in family.engines}
+    assert {name for name, row in rows.items() if row.absent and not row.why} == WITHOUT_A_SENTENCE
+
+
+def test_the_general_reason_names_the_family_and_those_with_a_template(tmp_path: Path) -> None:
+    case = next(case for case in family_cases.cases("minimax_m2"))
+    (reason,) = refusal(family_cases.checkpoint(case.recorded, tmp_path / "source"), tmp_path)
+    assert reason.startswith("the engine has no template for minimax_m2 (ckconv knows those of ")
 
 
 def test_the_text_of_kimi_vl_is_a_deepseek(tmp_path: Path) -> None:
