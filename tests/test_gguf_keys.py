@@ -135,10 +135,13 @@ def test_a_key_that_changes_the_computation_is_refused_by_its_name(
     name = f"{model.arch}.{key}"
     model.extra_keys[name] = changed
     source = model.write(tmp_path / "m.gguf")
+    engine = FAMILIES[model.arch].engines["bump5"]
     for target in ("safetensors", "mlx", "bump"):
         with pytest.raises(UnsupportedError) as info:
             ckconv.convert(source, f"{tmp_path}/out/", to=target)
-        assert name in f"{info.value.message} {info.value.details}"
+        said = f"{info.value.message} {info.value.details}"
+        # Of a family that the engine has nothing for, that is the reason, and no key is another one.
+        assert engine.why in said if target == "bump" and engine.absent else name in said
     ckconv.convert(source, tmp_path / "copy.gguf")
     assert value(tmp_path / "copy.gguf", name) == pytest.approx(changed)
 

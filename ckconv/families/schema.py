@@ -13,6 +13,7 @@ from typing import Any
 
 from ckconv.core.config import FIELD_OF
 from ckconv.core.names import PARTS
+from ckconv.families.axes import expanded
 from ckconv.families.engine_rows import Engine, engine
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed, texts
@@ -173,7 +174,11 @@ class _Reader(Fields):
             parameters,
             keys.document(self.path.stem, self.table.get("config", {}), list(parameters.values())),
             keys.metadata(self.path.stem, self.table.get("metadata", {}), list(parameters.values())),
-            {name: engine(self.path, name, row) for name, row in self.table.get("engines", {}).items()},
+            {
+                name: engine(self.path, name, row)
+                for names, row in self.table.get("engines", {}).items()
+                for name in expanded(names)
+            },
         )
 
     def _match(self, section: str, word: str) -> Match:
