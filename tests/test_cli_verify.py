@@ -377,13 +377,19 @@ def test_verification_of_a_conversion_names_the_target(
     """A writer with a fault: two heads in each other's place. Nothing gets published."""
     from ckconv.io import rows
 
-    real = rows.stored_chunks
+    real = rows.stored_pieces
+
+    def reversed_rows(piece):
+        def make(reader):
+            chunk, changed = piece(reader)
+            return chunk[::-1].copy(), changed
+
+        return make
 
     def faulty(reader, layout, conversion):
-        for chunk, changed in real(reader, layout, conversion):
-            yield chunk[::-1].copy(), changed
+        return (reversed_rows(piece) for piece in real(reader, layout, conversion))
 
-    monkeypatch.setattr(rows, "stored_chunks", faulty)
+    monkeypatch.setattr(rows, "stored_pieces", faulty)
     source = FLOAT.write(tmp_path / "m.gguf")
     result = ckconv("convert", source, tmp_path / "m.bump")
     assert result.code == 5

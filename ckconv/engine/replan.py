@@ -113,7 +113,7 @@ def _storage(source: TensorIndex, out: TensorIndex, options: Options) -> Iterato
     decoded = {name for name in blocks if name in out.tensors and not _is_block(out.tensors[name].dtype.kind)}
     ways: list[Mapping[str, Any]] = [{}]
     if decoded:
-        ways = [{"dequantize": True}, {"decode": tuple(sorted(decoded))}]
+        ways = [{"dequantize": True}, {"decode": tuple(sorted(decoded))}, {}]  # without either, where floats hold them
     for way in ways:
         for dtype in _FLOATS:
             if dtype != ("keep" if way else "source"):

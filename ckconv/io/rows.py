@@ -1,6 +1,6 @@
 """Canonical rows out of stored bytes, and stored bytes out of canonical rows, in bounded pieces.
 
-A :class:`RowReader` undoes a tensor's layout while reading. :func:`stored_chunks` goes the other way: it yields the
+A :class:`RowReader` undoes a tensor's layout while reading. :func:`stored_pieces` goes the other way: it yields the
 bytes of a tensor as a target layout stores it. Neither ever holds a whole tensor: pieces are about ``CHUNK`` bytes,
 and where a layout takes rows apart they are up to ``SCRATCH`` bytes, so that the source is not read too often.
 """
@@ -243,11 +243,6 @@ def row_ranges(reader: Reader, row_bytes: int = 0) -> Iterator[tuple[int, int]]:
     step -= step % max((n for n in inner if 0 < n <= step), default=1)  # whole heads, so that no row is read twice
     for start in range(0, layout.rows, step):
         yield start, min(start + step, layout.rows)
-
-
-def stored_chunks(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
-    """The bytes of a tensor as ``layout`` stores them, in order: what :func:`stored_pieces` make."""
-    return (piece(reader) for piece in stored_pieces(reader, layout, conversion))
 
 
 def stored_pieces(
