@@ -33,9 +33,8 @@ else:
             if slots:
                 own |= {"__slots__": names, "__getstate__": _state, "__setstate__": _restored}
             if eq:
-                values = (
-                    attrgetter(*names) if len(names) > 1 else lambda self: tuple(getattr(self, name) for name in names)
-                )
+                seen = [name for name in names if getattr(given.get(name), "compare", True)]
+                values = attrgetter(*seen) if len(seen) > 1 else lambda self: tuple(getattr(self, n) for n in seen)
                 own |= {"__eq__": _equal(values), "__hash__": lambda self: hash(values(self))}
             made = type(template)(template.__name__, template.__bases__, {**own, **kept})
             made.__init__ = _first_init(made, given)

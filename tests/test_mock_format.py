@@ -91,7 +91,7 @@ def test_what_it_cannot_hold_is_refused(tmp_path: Path) -> None:
 def test_it_is_listed_and_known_by_content(made: Path) -> None:
     assert "mock" in ckconv("formats").out.splitlines()[1].split()
     assert "mock" in json.loads(ckconv("formats", "--json").out)["reads"]
-    assert "|mock]" in "".join(ckconv("convert", "--help").out.split())
+    assert "|mock|" in "".join(ckconv("convert", "--help").out.split())
     other = made.rename(made.with_name("no-ending"))
     assert ckconv("inspect", other, "--json").json["format"] == "mock"
     directory = made.parent / "directory"

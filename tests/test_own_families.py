@@ -25,6 +25,7 @@ from ckconv.options import Options
 
 OLMO2 = (FOLDER / "olmo2.toml").read_text()
 MINE = OLMO2.replace('"olmo2"', '"mylmo"').replace("Olmo2For", "MylmoFor")
+NO_ROWS = "".join(line for line in MINE.splitlines(keepends=True) if not line.startswith('"bump{3,5}"'))
 
 
 def written(folder: Path, text: str, name: str = "mylmo") -> Path:
@@ -210,7 +211,8 @@ def test_a_record_says_which_family_files_were_used_and_verify_asks_for_them(tmp
 
 @pytest.mark.parametrize("version", [3, 5])
 def test_a_family_without_a_row_is_refused_as_not_known_to_ckconv(version: int, tmp_path: Path) -> None:
-    options = Options(families=(written(tmp_path, MINE),), bump_version=version)
+    assert NO_ROWS != MINE
+    options = Options(families=(written(tmp_path, NO_ROWS),), bump_version=version)
     with pytest.raises(CkconvError) as caught:
         ckconv.convert(checkpoint(tmp_path), tmp_path / "m.bump", options=options)
     sentence = (

@@ -119,7 +119,7 @@ def test_types_that_are_not_floats_and_unknown_architectures_are_copied(tmp_path
         "encoder.w": np.ones((2, 3), np.float64),
         "encoder.scale": Raw("F8_E4M3", (3,), b"\1\2\3"),
     }
-    source = save(tmp_path / "bert", {"model_type": "bert", "hidden_size": 3}, tensors)
+    source = save(tmp_path / "bert", {"model_type": "mybert", "hidden_size": 3}, tensors)
     assert tensors_of(to_hf(source, tmp_path / "out")) == tensors_of(source)
     alone = source / "model.safetensors"
     (source / "config.json").unlink()

@@ -221,13 +221,21 @@ class Description:
         )
 
 
-def describe(index: TensorIndex, *, tensors: str | None, hashes: Hashes | None, piped: bool) -> Description:
-    """Gather what is to be shown; ``tensors`` is a glob over stored and canonical names."""
+def describe(
+    index: TensorIndex, *, tensors: str | None, hashes: Hashes | None, piped: bool, everywhere: bool = False
+) -> Description:
+    """Gather what is to be shown.
+
+    Args:
+        tensors: a glob over stored and canonical names.
+        everywhere: judge every target, whose planners take a while to import; else those that are always judged.
+    """
     shown = index.stored if tensors is None else tuple(t for t in index.stored if _matches(t, index, tensors))
     targets: tuple[Target, ...] = ()
     if index.facts.get("kind", "model") == "model" and not format_of(index.format).keeps_source:
         source = SourceFacts(not piped and head_is_embedding(index))
-        targets = tuple(_target(index, output.name, output, source) for output in model_outputs() if output.judged)
+        outputs = [output for output in model_outputs() if output.judged or (everywhere and output.general)]
+        targets = tuple(_target(index, output.name, output, source) for output in outputs)
     if index.adapter is not None:
         targets = tuple(_target(index, name, output, SourceFacts()) for name, output in adapter_outputs().items())
     return Description(index, shown, targets, hashes, overview(index))

@@ -79,7 +79,10 @@ def command(
         with ProgressLine(settings, str(path)) as line:
             line.begin("hashing", index.nbytes)
             found = hash_index(index, line)
-    description: Description = describe(index, tensors=tensors, hashes=found, piped=piped)
+    on_terminal = (settings.color or sys.stdout.isatty()) and not settings.json
+    description: Description = describe(
+        index, tensors=tensors, hashes=found, piped=piped, everywhere=on_terminal or settings.verbose
+    )
     if tensors is not None and index.stored and not description.shown:
         raise UsageError("usage", f"--tensors {tensors!r} matches no tensor")
     if settings.quiet and not settings.json:
@@ -88,7 +91,7 @@ def command(
         from ckconv.cli.render import print_json
 
         print_json(description.document())
-    elif settings.color or sys.stdout.isatty():
+    elif on_terminal:
         from ckconv.cli.tables import print_tables
 
         every = settings.verbose or tensors is not None or hashes

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckconv.core.card import Card
-from ckconv.core.dtypes import Kind
 from ckconv.core.names import parse
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import CkconvError
@@ -16,7 +15,6 @@ from ckconv.formats.gguf.values import MetaValue
 from ckconv.io.card import card_of
 from ckconv.lazy import NamedTuple
 from ckconv.plan import recipes
-from ckconv.quant.triples import triple_of
 
 #: What layers keep of every token: rows of K and of V, or of the vector that latent attention makes both of.
 _CACHED = frozenset(
@@ -111,9 +109,11 @@ def _value(index: TensorIndex, key: str) -> str:
 def _label(index: TensorIndex) -> str:
     """What a GGUF calls itself if it is that, else the type that most of its bytes are of."""
     nbytes: Counter[str] = Counter()
-    for tensor in index.everything.values():
-        if tensor.dtype.kind is not Kind.INTEGER or triple_of(tensor.dtype):
-            nbytes[tensor.dtype.name] += tensor.nbytes
+    for tensor in index.tensors.values():
+        nbytes[tensor.dtype.name] += tensor.nbytes
+    for stored in index.unknown:
+        whole = index.packed.get(stored.name)
+        nbytes[(whole or stored).dtype.name] += stored.extent.nbytes
     item = index.metadata.get("general.file_type")
     number = item.value if isinstance(item, MetaValue) and isinstance(item.value, int) else None
     names = {recipes.file_type(name): (name.upper(), recipes.base(name)) for name in recipes.names()}

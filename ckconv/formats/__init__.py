@@ -53,7 +53,8 @@ class Output(NamedTuple):
         options: those that have a say in it, of the ones that are ``limited`` in :mod:`ckconv.options`.
         blocks: names of the block types that it holds without decoding one.
         needs_config: it holds no model whose hyper-parameters are not known.
-        judged: `inspect` says of a model whether it can become this.
+        judged: `inspect` says of every model whether it can become this.
+        general: it says so on a terminal, and where more detail is asked for.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Output(NamedTuple):
     blocks: Place | None = None
     needs_config: bool = False
     judged: bool = False
+    general: bool = False
 
 
 class Format(NamedTuple):
@@ -133,7 +135,7 @@ FORMATS: tuple[Format, ...] = (
                 ("ckconv.formats.gguf.plan", "GgufPlanner"),
                 options=_FILES | _QUANTISED | {"tensor_scales"},
                 blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
-                judged=True,
+                general=True,
             ),
             Output(
                 "gguf adapter",
@@ -177,7 +179,7 @@ FORMATS: tuple[Format, ...] = (
                 ("ckconv.formats.mlx.plan", "MlxPlanner"),
                 options=_CHECKPOINTS | {"quantize"},
                 blocks=("ckconv.formats.mlx.blocks", "HELD"),
-                judged=True,
+                general=True,
             ),
             Output("mlx adapter", ("ckconv.formats.mlx.adapter_plan", "MlxAdapterPlanner"), adapter=True),
         ),

@@ -154,7 +154,8 @@ class CheckpointPlanner(Planner):
             else:
                 modules.append(module_of(entry, parts, dtype))
         if self.options.names == "hf" and modules:
-            zeros = [*zeros_of(self.family, self.scheme, self.config.scope, self.types[EMBEDDING])]
+            dtype = self.types.get(EMBEDDING, F32)  # without one it is refused
+            zeros = [*zeros_of(self.family, self.scheme, self.config.scope, dtype)]
             if zeros:
                 named = ", ".join(piece.name for module in zeros for piece in module)
                 self.notes.append(f"zeros stand for {named}, which the class makes up at random where they are missing")
