@@ -160,7 +160,7 @@ FORMATS: tuple[Format, ...] = (
                 "safetensors",
                 ("ckconv.formats.huggingface.plan", "HuggingFacePlanner"),
                 options=_CHECKPOINTS,
-                judged=True,
+                general=True,
             ),
         ),
         read=Reader(("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "follow_links"})),
