@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pieces import stored_chunks
 
 from ckconv.core.dtypes import DTYPES, F16, F32, DType
 from ckconv.core.layouts import Layout, plain, transposed
@@ -23,7 +22,7 @@ from ckconv.io import rows as rows_module
 from ckconv.io.files import Files
 from ckconv.io.joined import JoinedRows
 from ckconv.io.rowcompare import dirty_padding
-from ckconv.io.rows import RowReader, canonical_pieces
+from ckconv.io.rows import RowReader, canonical_pieces, stored_chunks
 from ckconv.quant.convert import Conversion, Run
 
 

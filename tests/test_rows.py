@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pieces import stored_chunks
 from test_layouts import Places, row_places
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.core.layouts import Layout, column_blocks, plain, transposed
 from ckconv.core.tensors import Extent, Tensor
 from ckconv.io.files import Files
-from ckconv.io.rows import RowReader, canonical_pieces
+from ckconv.io.rows import RowReader, canonical_pieces, stored_chunks
 from ckconv.quant.convert import Conversion
 
 
