@@ -23,8 +23,8 @@ from ckconv.quant.repack import BY_BLOCK, RECIPES, Triple, candidates, find, nat
 #: TQ2_0 is with the blocks of 256 elements in test_superblocks.
 NAMES = [recipe.block.name for recipe in RECIPES if recipe.block.block < 256]
 OFFSETS = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128}
-#: Zero points with which all codes of four bits are codes of the block.
-ZEROS = {"Q4_0": range(8, 9), "Q5_0": range(17), "Q8_0": range(-112, 129)}
+#: The smallest number that a code of the block stands for; the largest is one less than its opposite.
+LOWEST = {"Q4_0": -8, "Q5_0": -16, "Q8_0": -128}
 #: Bytes of the float16 numbers at the start of a block; the mx types have scale bytes instead.
 HALVES = {"Q4_0": 2, "Q5_0": 2, "Q8_0": 2, "Q4_1": 4, "Q5_1": 4}
 
@@ -147,6 +147,9 @@ def test_triples_become_blocks_of_the_same_values_and_come_back(
     number=st.sampled_from([F32, F16, BF16]),
 )
 @example(1, "Q4_0", [(0x3F800000, 0xC1000000)] * 3 + [(0x3F800000, 0xC1000001)], F32)
+# Zero points that the block has for some codes only: -1 of Q5_0 unless code 15 is there.
+@example(1, "Q5_0", [(0x10000, 0x10000)] * 4, F16)
+@example(1, "Q8_0", [(0x3F800000, 0x42E20000), (0x3F800000, 0x42E40000)] * 2, F32)
 def test_every_group_that_does_not_fit_is_counted(
     seed: int, name: str, pairs: list[tuple[int, int]], number: DType
 ) -> None:
@@ -170,14 +173,27 @@ def test_every_group_that_does_not_fit_is_counted(
         except OverflowError:
             return False
 
-    unfit = 0
+    def right(scale: float, bias: float, low: int, high: int) -> bool:
+        """A bias fits codes from ``low`` to ``high``: there is a zero point with which the block has them all."""
+        if name not in LOWEST:
+            return is_half(bias)
+        least = LOWEST[name]
+        signs = (1, -1) if name == "Q8_0" else (1,)
+        return any(
+            bias == -zero * scale and all(least <= sign * (code - zero) < -least for code in (low, high))
+            for zero in range(least - 16, 16 - least)
+            for sign in signs
+        )
+
+    unfit = unfit_by_numbers = 0
     for i in range(4):
         scale, bias = (value(plane[i * size : (i + 1) * size]) for plane in raw)
-        right = any(bias == -zero * scale for zero in ZEROS[name]) if name in ZEROS else is_half(bias)
-        unfit += not (is_half(scale) and right)
+        group = codes[0, 32 * i : 32 * (i + 1)]
+        unfit += not (is_half(scale) and right(scale, bias, int(group.min()), int(group.max())))
+        unfit_by_numbers += not (is_half(scale) and right(scale, bias, 0, 15))
     result = recipe.to_blocks(planes, triple)
     assert (result.groups, result.inexact) == (4, unfit)
-    assert recipe.unfit_groups(planes[1], planes[2], triple) == unfit
+    assert recipe.unfit_groups(planes[1], planes[2], triple) == unfit_by_numbers
     if not unfit:
         assert same_values(by_ggml(result.planes[0], recipe.block), by_triple(planes, triple), recipe.block)
 
