@@ -48,13 +48,9 @@ def whole(family: str, root: Path, **outer: object) -> Path:
     return save(root, config, named)
 
 
-def drop(family: str) -> ckconv.Options:
-    return ckconv.Options(drop=tuple(f"{part}.*" for part in WHOLES[family][2]))
-
-
 @pytest.mark.parametrize("family", WHOLES)
 def test_the_gguf_is_the_one_that_llama_cpps_converter_makes_of_the_text_model(family: str, tmp_path: Path) -> None:
-    ckconv.convert(whole(family, tmp_path / "whole"), tmp_path / "made.gguf", options=drop(family))
+    ckconv.convert(whole(family, tmp_path / "whole"), tmp_path / "made.gguf")
 
     made, wanted = read_gguf(tmp_path / "made.gguf"), plain_case(family)["converter"]
     assert differing(wanted["tensors"], made["tensors"]) == ""
@@ -66,7 +62,7 @@ def test_the_gguf_is_the_one_that_llama_cpps_converter_makes_of_the_text_model(f
 def test_the_mlx_directory_is_that_of_the_text_model(family: str, tmp_path: Path) -> None:
     case = plain_case(family)
     ckconv.convert(save(tmp_path / "text", case["config"], tensors(case)), tmp_path / "alone", to="mlx")
-    ckconv.convert(whole(family, tmp_path / "whole"), tmp_path / "made", to="mlx", options=drop(family))
+    ckconv.convert(whole(family, tmp_path / "whole"), tmp_path / "made", to="mlx")
 
     assert read_safetensors(tmp_path / "made") == read_safetensors(tmp_path / "alone")
     said, wanted = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("made", "alone"))
@@ -75,18 +71,24 @@ def test_the_mlx_directory_is_that_of_the_text_model(family: str, tmp_path: Path
     assert said == wanted
 
 
-def test_each_part_beside_the_text_model_is_one_reason_with_the_flag_that_leaves_it_out(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        ckconv.convert(whole("gemma4_text", tmp_path / "whole"), tmp_path / "made.gguf")
+def test_a_note_names_each_part_beside_the_text_model_that_is_left_out(tmp_path: Path) -> None:
+    report = ckconv.convert(whole("gemma4_text", tmp_path / "whole"), tmp_path / "made.gguf")
 
-    assert list(caught.value.details) == [
-        "llama.cpp's gemma4 has no place for model.vision_tower.* (2 tensors) of a gemma4_text (model_type)",
-        "llama.cpp's gemma4 has no place for model.embed_vision.* (2 tensors) of a gemma4_text (model_type)",
-    ]
-    assert caught.value.hint == (
-        "--drop 'model.vision_tower.*' leaves out what gemma4_text does not have; "
-        "--drop 'model.embed_vision.*' leaves out what gemma4_text does not have"
-    )
+    said = "the text part alone is written, without model.vision_tower.* (2 tensors), model.embed_vision.* (2 tensors)"
+    assert [note for note in report.plan.notes if note.startswith(said)]
+
+
+def test_a_part_of_the_text_model_that_no_rule_has_is_a_reason(tmp_path: Path) -> None:
+    source = whole("gemma4_text", tmp_path / "whole")
+    config = json.loads((source / "config.json").read_text())
+    named = {name: Raw(*entry) for name, entry in read_safetensors(source).items()}
+    named["model.something.weight"] = np.ones((2, 2), np.float32)
+
+    with pytest.raises(UnsupportedError) as caught:
+        ckconv.convert(save(tmp_path / "other", config, named), tmp_path / "made.gguf")
+
+    assert "llama.cpp's gemma4 has no place for model.something.* of a gemma4_text (model_type)" in str(caught.value)
+    assert caught.value.hint == "--drop 'model.something.*' leaves out what gemma4_text does not have"
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,6 @@ def test_the_outer_document_says_whether_the_head_is_the_embedding(
 
 
 def test_keys_beside_the_text_part_are_nothing_that_a_report_names(tmp_path: Path) -> None:
-    report = ckconv.convert(whole("llama4", tmp_path / "whole"), tmp_path / "made.gguf", options=drop("llama4"))
+    report = ckconv.convert(whole("llama4", tmp_path / "whole"), tmp_path / "made.gguf")
 
     assert not any("no class of" in note for note in report.plan.notes)

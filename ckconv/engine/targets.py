@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ckconv.core.tensors import TensorIndex
-from ckconv.errors import listed
+from ckconv.errors import counted, listed
 from ckconv.families.keys import CONSUMERS
+from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
 from ckconv.formats import Output, adapter_outputs, format_of, load
 from ckconv.formats.applicable import check_options, check_version
 from ckconv.lazy import replace
@@ -103,7 +106,19 @@ def _plan(
         name = format_of(output.name).name
         return Plan(index, name, output.version, options, refusals=(unknown_architecture(index),))
     planner: Planner = load(output.planner)(index, options, source)
-    return _noted(planner.plan(only_reasons=only_reasons))
+    return _noted(_parts_noted(planner.plan(only_reasons=only_reasons)))
+
+
+def _parts_noted(plan: Plan) -> Plan:
+    """With the parts of a model of several modalities that an output of its text part leaves out."""
+    config = plan.index.config
+    left = [item.name for item in plan.left_out if item.reason == BESIDE_TEXT] if config is not None else []
+    if config is None or not left:
+        return plan
+    counts = Counter(beside_text(config.raw, name) for name in left)
+    parts = ", ".join(f"{part} ({counted(count, 'tensor')})" for part, count in counts.items())
+    note = f"the text part alone is written, without {parts}; --to safetensors keeps everything"
+    return replace(plan, notes=(*plan.notes, note))
 
 
 def _noted(plan: Plan) -> Plan:

@@ -30,9 +30,28 @@ FUSIONS: dict[str, str] = {"qkv": QKV, "gate-up": GATE_UP}
 OTHER_SCHEMES = ("max", "canonical", GGUF)
 
 
+#: What the classes of transformers, and llama.cpp's ``conversion/``, call parts beside the text part: towers that see
+#: or hear, and what projects their output to the text part's embeddings.
+_BESIDE = frozenset(
+    {
+        "audio_tower", "embed_audio", "embed_vision", "image_newline", "mlp1", "mm_projector", "multi_modal_projector",
+        "multimodal_projector", "patch_merger", "pre_mm_projector_norm", "vision_encoder", "vision_language_adapter",
+        "vision_model", "vision_tower", "visual",
+    }
+)  # fmt: skip
+
+#: Why the tensors of those parts are left out where a target holds text models.
+BESIDE_TEXT = "no part of the text model"
+
+
+def is_beside_text(config: Mapping[str, Any], name: str) -> bool:
+    """A tensor is of a part that the text model does not have."""
+    return beside_text(config, name).removesuffix(".*").removeprefix("model.") in _BESIDE
+
+
 def beside_text(config: Mapping[str, Any], name: str) -> str:
     """A glob of the part of a model of several modalities that a tensor belongs to; "" for one of the text part."""
-    nested = isinstance(config.get("text_config"), dict)
+    nested = any(isinstance(config.get(key), dict) for key in ("text_config", "vision_config"))
     if not nested or name.startswith(tuple(prefix for prefix, _ in NESTED)):
         return ""
     head, _, rest = name.partition(".")

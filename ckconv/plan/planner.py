@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from ckconv.core.dtypes import DTYPES, F32, DType
-from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
+from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import counted, quoted
 from ckconv.families.catalogue import FAMILIES, families_of_gguf
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
 from ckconv.families.loaders import OF_FORMAT, Loader
+from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import LeftOut, Plan, Reason
@@ -182,6 +183,14 @@ class Planner(ABC):
     def leave_out(self, name: str, reason: str, nbytes: int) -> None:
         """Note a source tensor that is not written."""
         self.left_out.append(LeftOut(name, reason, nbytes))
+
+    def leave_out_part(self, stored: StoredTensor) -> bool:
+        """Note a tensor of a part that text models do not have; not so of any other."""
+        config = self.index.config
+        found = config is not None and is_beside_text(config.raw, stored.name)
+        if found:
+            self.leave_out(stored.name, BESIDE_TEXT, stored.extent.nbytes)
+        return found
 
     def decoded(self, tensor: Tensor) -> bool:
         """A flag asks for this tensor's blocks to be decoded."""

@@ -178,7 +178,7 @@ class BumpPlanner(Planner):
         for stored in self.index.unknown:
             if self.dropped(stored.name, stored.name):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
-            else:
+            elif not self.leave_out_part(stored):
                 unmapped[beside_text(self.config.raw, stored.name) or parse(stored.name).pattern] += 1
         for pattern, count in unmapped.items():
             more = f" ({count} tensors)" if count > 1 else ""

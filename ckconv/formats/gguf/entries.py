@@ -175,7 +175,7 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
     for stored in index.unknown:
         if planner.dropped(stored.name):
             planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
-        else:
+        elif not planner.leave_out_part(stored):
             unmapped[beside_text(config.raw, stored.name) or parse(stored.name).pattern] += 1
     for pattern, count in (nameless + unmapped).items():
         more = f" ({count} tensors)" if count > 1 else ""

@@ -178,7 +178,7 @@ class CheckpointPlanner(Planner):
         for stored in self.index.unknown:
             if self.dropped(stored.name):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
-            else:
+            elif not self.leave_out_part(stored):
                 unmapped.append(beside_text(self.config.raw, stored.name) or parse(stored.name).pattern)
         self._refuse_grouped("no rule for", unmapped)
         scaling = scaling_of(self.index, self.config, drop=self.dropped(ROPE_FREQUENCIES))
