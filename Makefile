@@ -2,7 +2,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 
-.PHONY: check lint types test oracles families slow bench fuzz edits faults flips dist
+.PHONY: check lint types test oracles families slow bench fuzz edits faults flips dist man
 
 check: lint types test
 
@@ -54,3 +54,7 @@ flips:
 dist:
 	rm -rf dist
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PYTHON) -m build
+
+# The manual page, from the parser.
+man:
+	$(PYTHON) scripts/manpage.py

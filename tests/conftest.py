@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -64,6 +65,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "root": lambda: os.geteuid() == 0,
     "user": lambda: os.geteuid() != 0,
     "mount": can_mount,
+    "groff": lambda: shutil.which("groff") is not None,
 }
 
 

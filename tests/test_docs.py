@@ -16,7 +16,7 @@ from ckconv.cli import VERBS, main
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 DOCS = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}" for name in DOCS)])
@@ -98,6 +98,14 @@ def test_the_flags_described_are_the_flags_that_there_are(verb: str) -> None:
     assert everywhere <= flags(command)
     tables = set(re.findall(r"`(--?[-\w]+)", "\n".join(re.findall(r"^\| (`.+?) \|", sections()[verb], re.MULTILINE))))
     assert not tables - flags(command)
+
+
+def test_the_manual_page_is_what_the_parser_says() -> None:
+    """``scripts/manpage.py`` writes it anew."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/manpage.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_exit_status_is_described() -> None:
