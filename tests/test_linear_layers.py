@@ -16,7 +16,6 @@ from safetensors.numpy import load_file
 
 import ckconv
 from ckconv.core.layouts import NEG_EXP
-from ckconv.errors import CkconvError
 from ckconv.quant.shifts import shifted
 
 WRAPPED = {"vision_config": {"depth": 2}, "image_token_id": 5, "architectures": ["Qwen3_5ForConditionalGeneration"]}
@@ -69,13 +68,11 @@ def test_experts_of_a_layer_in_two_tensors_are_those_that_lie_one_by_one(tmp_pat
     assert differing(apart["tensors"], together["tensors"]) == differing(apart["keys"], together["keys"]) == ""
 
 
-def test_a_tower_is_refused_by_name_and_left_out_where_a_flag_says_so(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_tower_is_left_out_and_a_note_names_it(checkpoint: Path, tmp_path: Path) -> None:
     patch = {"model.visual.patch_embed.proj.weight": np.zeros((4, 3), np.float32)}
     source = wrapped(checkpoint, **patch)
-    with pytest.raises(CkconvError, match=r"model\.visual\.") as caught:
-        ckconv.convert(source, tmp_path / "refused.gguf")
-    assert caught.value.exit_code == 4
-    ckconv.convert(source, tmp_path / "part.gguf", options=ckconv.Options(drop=("model.visual.*",)))
+    notes = ckconv.convert(source, tmp_path / "part.gguf").plan.notes
+    assert any("without model.visual.* (1 tensor)" in note for note in notes)
     wanted = recorded("grouped_value_heads")["converter"]
     assert read_gguf(tmp_path / "part.gguf")["tensors"].keys() == wanted["tensors"].keys()
 
