@@ -35,9 +35,9 @@ def run(arguments: list[str]) -> int:
 
     from ckconv.cli import ReaderGone
     from ckconv.cli import main as group
-    from ckconv.cli.render import print_error, say
+    from ckconv.cli.render import as_error, discard_stdout, print_error, say
     from ckconv.cli.settings import Settings
-    from ckconv.errors import NO_RESOURCES, CkconvError, Interrupted, OutputError, UsageError
+    from ckconv.errors import NO_RESOURCES, Interrupted, OutputError, UsageError
 
     settings = Settings()
     _settle_streams()
@@ -55,35 +55,19 @@ def run(arguments: list[str]) -> int:
         settings.json = settings.json or "--json" in arguments  # what stands behind the mistake was not read
         hint = f"{error.ctx.command_path} --help shows the usage" if getattr(error, "ctx", None) else None  # type: ignore[attr-defined]
         return print_error(UsageError("usage", " ".join(error.format_message().split()), hint=hint), settings)
-    except CkconvError as error:
-        if settings.debug:
-            raise
-        return print_error(error, settings)
     except (ReaderGone, BrokenPipeError):
-        _discard_stdout()
+        discard_stdout()
         return 0
     except (KeyboardInterrupt, click.Abort):
         return print_error(Interrupted(2), settings)
-    except OSError as error:
-        if settings.debug:
-            raise
-        reason = error.strerror or str(error)
-        if error.filename is None and error.errno not in NO_RESOURCES:  # what works with files names them: was printed
-            return print_error(OutputError("output.write", f"stdout cannot be written: {reason}"), settings)
-        return print_error(OutputError("system", reason, path=error.filename), settings)
-    except MemoryError:
-        if settings.debug:
-            raise
-        return print_error(OutputError("system", "there is not enough memory"), settings)
     except Exception as error:
         if settings.debug:
             raise
-        bug = CkconvError(
-            "internal",
-            f"{type(error).__name__}: {error}",
-            hint="this is a bug in ckconv; please report it with the output of the same command and --debug",
-        )
-        return print_error(bug, settings)
+        # What works with files names them: else it was stdout.
+        if isinstance(error, OSError) and error.filename is None and error.errno not in NO_RESOURCES:
+            reason = error.strerror or str(error)
+            error = OutputError("output.write", f"stdout cannot be written: {reason}")
+        return print_error(as_error(error), settings)
 
 
 def _settle_streams() -> None:
@@ -93,11 +77,6 @@ def _settle_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process lives
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _discard_stdout() -> None:
-    """Nothing more may be flushed into a stdout that failed, not even when the interpreter ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -103,8 +103,10 @@ class OutputError(CkconvError):
 class Interrupted(CkconvError):
     """A signal ended the work; everything temporary is gone by the time this is seen, or the message says otherwise."""
 
-    def __init__(self, signal_number: int, message: str = "interrupted; nothing was left behind") -> None:
-        super().__init__("interrupted", message)
+    def __init__(
+        self, signal_number: int, message: str = "interrupted; nothing was left behind", details: Iterable[str] = ()
+    ) -> None:
+        super().__init__("interrupted", message, details=details)
         self.signal_number = signal_number
 
     @property

@@ -13,6 +13,7 @@ from ckconv.core.version import __version__
 #: verb -> what `ckconv --help` says of it. The module has the verb's name; its command is called ``command``.
 VERBS: dict[str, str] = {
     "convert": "Convert a model; the output's format from its name, or --to.",
+    "batch": "Convert many models, each to a directory of its own; goes on where it was interrupted.",
     "inspect": "Show what is in a file: format, architecture, config, tensors, metadata.",
     "verify": "Check structure and checksums; with SRC, every tensor against its source.",
     "diff": "Compare two models of any formats, value by value.",

@@ -86,6 +86,36 @@ def conversion_options(function: Function) -> Function:
     return function
 
 
+#: The side file of :func:`writing_options`' ``--map``.
+MAP_NAME = "weights_manifest.map"
+
+_WRITING: tuple[Callable[[Function], Function], ...] = (
+    click.option("--map", "with_map", is_flag=True, help="Write weights_manifest.map beside the model (bump 4, 5)."),
+    click.option(
+        "--checksums",
+        is_flag=True,
+        help="Write DST.sha256 (in a directory: SHA256SUMS) of all files for sha256sum -c.",
+    ),
+    flag("--no-source-record"),
+    click.option("--no-verify", is_flag=True, help="Do not read the output again to compare every tensor."),
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Convert and compare N pieces of a tensor at once; by default as many as there are processors.",
+    ),
+    click.option("-n", "--dry-run", is_flag=True, help="Print the plan with exact sizes; write nothing."),
+    click.option("-f", "--force", is_flag=True, help="Replace an existing output, atomically."),
+)
+
+
+def writing_options(function: Function) -> Function:
+    """Add those of `convert` and `batch` that say how an output is written."""
+    for option in reversed(_WRITING):
+        function = option(function)
+    return function
+
+
 def options_of(flags: dict[str, Any]) -> Options:
     """The options that flags ask for.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckconv.cli.conversion import adapters_of, conversion_options, flag, options_of
+from ckconv.cli.conversion import MAP_NAME, adapters_of, conversion_options, options_of, writing_options
 from ckconv.cli.format_name import FormatName
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.sections import Sections
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 #: Side file -> the flag that says where it goes.
 _PLACES = {"config.json": "config_out", "weights_manifest.json": "manifest"}
-_MAP_NAME = "weights_manifest.map"
 
 _EXAMPLES = {
     "ckconv convert model.gguf model.bump": "for C-Kernel-Engine; every tensor is verified",
@@ -42,26 +41,13 @@ _EXAMPLES = {
     type=PATH,
     help="Where weights_manifest.json goes, if not beside DST (bump 4, 5).",
 )
-@click.option("--map", "with_map", is_flag=True, help="Write weights_manifest.map beside DST (bump 4, 5).")
-@click.option(
-    "--checksums", is_flag=True, help="Write DST.sha256 (in a directory: SHA256SUMS) of all files for sha256sum -c."
-)
 @click.option(
     "--record",
     is_flag=True,
     help="Write DST.ckconv.json (in a directory: ckconv.json; of a bump file: into DST.source.zip):"
     " options and digests, for ckconv verify.",
 )
-@flag("--no-source-record")
-@click.option("--no-verify", is_flag=True, help="Do not read the output again to compare every tensor.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Convert and compare N pieces of a tensor at once; by default as many as there are processors.",
-)
-@click.option("-n", "--dry-run", is_flag=True, help="Print the plan with exact sizes; write nothing.")
-@click.option("-f", "--force", is_flag=True, help="Replace an existing output, atomically.")
+@writing_options
 @common_options
 @click.pass_context
 def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> None:
@@ -103,7 +89,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
                 force=flags["force"],
                 verify=not flags["no_verify"],
                 places={name: flags[key] for name, key in _PLACES.items() if flags[key]},
-                on_request=[_MAP_NAME] if flags["with_map"] else [],
+                on_request=[MAP_NAME] if flags["with_map"] else [],
                 late=side_files(plan, target, checksums=flags["checksums"], record=flags["record"], adapters=adapters),
                 stdout=sys.stdout.fileno() if dst == STDOUT else None,
                 digests=settings.json or settings.verbose,

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from ckconv.cli.settings import Settings
-from ckconv.errors import CkconvError
+from ckconv.errors import CkconvError, OutputError
 
 #: The version of every JSON document's shape.
 SCHEMA = 1
@@ -33,16 +33,7 @@ def print_error(error: CkconvError, settings: Settings) -> int:
     if settings.json:
         import json
 
-        facts = {
-            "code": error.code,
-            "path": error.path,
-            "tensor": error.tensor,
-            "offset": error.offset,
-            "message": error.message,
-            "details": list(error.details),
-            "hint": error.hint,
-        }
-        text = json.dumps({"error": facts}, ensure_ascii=True)
+        text = json.dumps({"error": error_facts(error)}, ensure_ascii=True)
     else:
         place = f"{error.path}: " if error.path else ""
         lines = [f"ckconv: error[{error.code}]: {place}{error.message}"]
@@ -52,6 +43,69 @@ def print_error(error: CkconvError, settings: Settings) -> int:
         text = "\n".join(printable(line) for line in lines)
     say(text + "\n")
     return error.exit_code
+
+
+def error_facts(error: CkconvError) -> dict[str, Any]:
+    """An error as JSON has it."""
+    return {
+        "code": error.code,
+        "path": error.path,
+        "tensor": error.tensor,
+        "offset": error.offset,
+        "message": error.message,
+        "details": list(error.details),
+        "hint": error.hint,
+    }
+
+
+def as_error(error: Exception) -> CkconvError:
+    """Whatever was raised as an error with a code: what has none of its own is the system's, or a bug."""
+    if isinstance(error, CkconvError):
+        return error
+    if isinstance(error, OSError):
+        return OutputError("system", error.strerror or str(error), path=error.filename)
+    if isinstance(error, MemoryError):
+        return OutputError("system", "there is not enough memory")
+    return CkconvError(
+        "internal",
+        f"{type(error).__name__}: {error}",
+        hint="this is a bug in ckconv; please report it with the output of the same command and --debug",
+    )
+
+
+def discard_stdout() -> None:
+    """Nothing more may be flushed into a stdout that failed, not even when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Lines:
+    """JSON documents on stdout, a line each, while work goes on that does not end because nobody reads them."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self._shown = shown
+        self._failed: OSError | None = None
+
+    def print(self, document: Mapping[str, Any]) -> None:
+        """Print one."""
+        import json
+
+        if not self._shown or self._failed is not None:
+            return
+        try:
+            sys.stdout.write(json.dumps(document) + "\n")
+            sys.stdout.flush()
+        except OSError as error:
+            self._failed = error
+            discard_stdout()
+
+    def check(self) -> None:
+        """All that was printed has gone to where somebody reads it.
+
+        Raises:
+            OutputError: ``output.write``; but a reader may go away.
+        """
+        if self._failed is not None and not isinstance(self._failed, BrokenPipeError):
+            raise OutputError("output.write", f"stdout cannot be written: {self._failed.strerror}")
 
 
 def say(text: str) -> None:

@@ -28,7 +28,7 @@ SUFFIX = ".ckconv.json"
 SCHEMA = 1
 CODE = "record.conversion"
 
-_DOCUMENT = Document("the conversion record", CODE, CODE, 64 << 20)
+DOCUMENT = Document("the conversion record", CODE, CODE, 64 << 20)
 
 
 class ConversionRecord(NamedTuple):
@@ -102,7 +102,7 @@ def read_record(path: Path) -> ConversionRecord:
     Raises:
         InputError: ``record.conversion``.
     """
-    return _parsed(read_document(path, _DOCUMENT), path)
+    return _parsed(read_document(path, DOCUMENT), path)
 
 
 def recorded_options(kept: OpenRecord) -> Options:
@@ -121,7 +121,7 @@ def recorded_options(kept: OpenRecord) -> Options:
 
 
 def _parsed(data: bytes, path: Path) -> ConversionRecord:
-    document = parse_object(data, _DOCUMENT, path)
+    document = parse_object(data, DOCUMENT, path)
     if document.get("schema") != SCHEMA or document["schema"] is True:
         message = f"schema is {document.get('schema')!r:.40}, {SCHEMA} expected"
         raise InputError(CODE, message, path=path, hint="a newer ckconv may know it")
