@@ -198,11 +198,11 @@ def edit(
         raise UsageError("usage", "nothing is to change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")
     index = open_index(Path(source))
     options = Options(set_meta=tuple(set_meta), drop_meta=tuple(drop_meta), dtype="keep", source_record=False)
+    in_place = target is None
     plan, place = prepare(source, os.fspath(source if target is None else target), to=index.format, options=options)
-    summed = target is None and check_in_place(index, place)
+    summed = in_place and check_in_place(index, place)
     late = side_files(plan, place, checksums=summed)
-    replaced = target is None
-    return run(plan, place, force=force or replaced, in_place=replaced, late=late, watcher=progress)
+    return run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=progress)
 
 
 def verify(

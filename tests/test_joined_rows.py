@@ -14,7 +14,7 @@ from ckconv.core.layouts import Layout, headed, plain, transposed
 from ckconv.core.tensors import Extent, Tensor, cut
 from ckconv.io.files import Files
 from ckconv.io.joined import JoinedRows
-from ckconv.io.rows import RowReader, stored_chunks
+from ckconv.io.rows import RowReader, stored_pieces
 from ckconv.plan.steps import Step
 from ckconv.quant.convert import Conversion, Run
 from ckconv.quant.mlx import Quantization
@@ -33,8 +33,8 @@ def stored(path: Path, matrix: np.ndarray, dtype: DType = F32, layout: Layout | 
 def written(runs: list[Run], layout: Layout) -> tuple[bytes, int]:
     with Files() as files:
         joined = JoinedRows(runs, layout.cols, files)
-        chunks = stored_chunks(joined, layout, Conversion(joined.dtype, joined.dtype))
-        return b"".join(bytes(chunk) for chunk, _ in chunks), joined.changed
+        pieces = stored_pieces(joined, layout, Conversion(joined.dtype, joined.dtype))
+        return b"".join(bytes(piece(joined)[0]) for piece in pieces), joined.changed
 
 
 SAME = Conversion(F32, F32)
@@ -123,8 +123,9 @@ def test_a_plane_is_what_the_whole_triple_has_there(number: DType, tmp_path: Pat
         for n, width in enumerate(widths):
             conversion = Conversion(kind, kind, plane=n)
             assert conversion.written is types[n]
-            chunks = stored_chunks(RowReader(tensor, files), plain(rows, width), conversion)
-            assert b"".join(bytes(chunk) for chunk, _ in chunks) == (tmp_path / str(n)).read_bytes()
+            reader = RowReader(tensor, files)
+            pieces = stored_pieces(reader, plain(rows, width), conversion)
+            assert b"".join(bytes(piece(reader)[0]) for piece in pieces) == (tmp_path / str(n)).read_bytes()
 
 
 def test_a_shift_is_undone_only_where_adding_it_again_gives_the_same(tmp_path: Path) -> None:

@@ -39,12 +39,13 @@ from ckconv.core.dtypes import F16, F32
 from ckconv.io.files import Files
 from ckconv.core.tensors import Extent, Tensor
 from ckconv.core.layouts import plain, transposed
-from ckconv.io.rows import RowReader, stored_chunks
+from ckconv.io.rows import RowReader, stored_pieces
 path, rows, cols = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 layout = {{"plain": plain, "transposed": transposed}}[sys.argv[4]](rows, cols)
 tensor = Tensor("t", "t", F16, (rows, cols), (Extent(path, 0, rows * cols * 2),), transposed(rows, cols))
 with Files() as files:
-    written = sum(chunk.nbytes for chunk, _ in stored_chunks(RowReader(tensor, files), layout, Conversion(F16, F32)))
+    reader = RowReader(tensor, files)
+    written = sum(piece(reader)[0].nbytes for piece in stored_pieces(reader, layout, Conversion(F16, F32)))
 assert written == rows * cols * 4
 {PEAK}
 """

@@ -22,7 +22,7 @@ from ckconv.io import rows as rows_module
 from ckconv.io.files import Files
 from ckconv.io.joined import JoinedRows
 from ckconv.io.rowcompare import dirty_padding
-from ckconv.io.rows import RowReader, canonical_pieces, stored_chunks
+from ckconv.io.rows import RowReader, canonical_pieces, stored_pieces
 from ckconv.quant.convert import Conversion, Run
 
 
@@ -103,8 +103,8 @@ def file_of(folder: Path, name: str, data: bytes, dtype: DType, layout: Layout, 
 def written(runs: list[Run], layout: Layout) -> bytes:
     with Files() as files:
         joined = JoinedRows(runs, layout.cols, files)
-        chunks = stored_chunks(joined, layout, Conversion(joined.dtype, joined.dtype))
-        return b"".join(bytes(np.ascontiguousarray(chunk)) for chunk, _ in chunks)
+        pieces = stored_pieces(joined, layout, Conversion(joined.dtype, joined.dtype))
+        return b"".join(bytes(np.ascontiguousarray(piece(joined)[0])) for piece in pieces)
 
 
 def read(tensor: Tensor) -> bytes:

@@ -16,7 +16,7 @@ from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.core.layouts import Layout, column_blocks, plain, transposed
 from ckconv.core.tensors import Extent, Tensor
 from ckconv.io.files import Files
-from ckconv.io.rows import RowReader, canonical_pieces, stored_chunks
+from ckconv.io.rows import RowReader, canonical_pieces, stored_pieces
 from ckconv.quant.convert import Conversion
 
 
@@ -76,7 +76,8 @@ def read(tensor: Tensor) -> np.ndarray:
 
 def written(tensor: Tensor, layout: Layout, conversion: Conversion) -> tuple[bytes, int]:
     with Files() as files:
-        chunks = list(stored_chunks(RowReader(tensor, files), layout, conversion))
+        reader = RowReader(tensor, files)
+        chunks = [piece(reader) for piece in stored_pieces(reader, layout, conversion)]
     return b"".join(chunk.tobytes() for chunk, _ in chunks), sum(changed for _, changed in chunks)
 
 

@@ -14,6 +14,9 @@ CARD_NAME = "README.md"
 #: Bytes of a card that are looked at; its front matter is at its beginning.
 _LIMIT = 1 << 20
 
+#: Elements of an array that are kept: more languages, tags or datasets than any card names.
+_ELEMENTS = 64
+
 
 def card_of(index: TensorIndex) -> Card:
     """What the metadata of a model, or the README.md beside it, says of it; nothing where it cannot be read."""
@@ -33,6 +36,3 @@ def _plain(item: Any) -> Any:
     """The value of a key; of an array its first elements."""
     value = getattr(item, "value", item)
     return value.head(_ELEMENTS) if hasattr(value, "head") else value
-
-
-_ELEMENTS = 64

@@ -245,11 +245,6 @@ def row_ranges(reader: Reader, row_bytes: int = 0) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, layout.rows)
 
 
-def stored_chunks(reader: Reader, layout: Layout, conversion: Conversion) -> Iterator[tuple[Rows, int]]:
-    """The bytes of a tensor as ``layout`` stores them, in order: what :func:`stored_pieces` make."""
-    return (piece(reader) for piece in stored_pieces(reader, layout, conversion))
-
-
 def stored_pieces(
     reader: Reader, layout: Layout, conversion: Conversion
 ) -> Iterator[Callable[[Any], tuple[Rows, int]]]:
