@@ -78,7 +78,10 @@ def wait_for_work(child: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def finished(child: subprocess.Popen[bytes]) -> tuple[int, str]:
-    _, err = child.communicate(timeout=30)
+    try:
+        _, err = child.communicate(timeout=60)
+    finally:
+        child.kill()  # nothing, where it has ended
     return child.returncode, err.decode()
 
 

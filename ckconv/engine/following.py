@@ -46,6 +46,11 @@ class Mark:
             self._awaited = False
             self._woken.put(None)
 
+    def end(self) -> None:
+        """Nobody waits any more, not even who was to be woken when a signal interrupted :meth:`set`."""
+        self.value = math.inf
+        self._woken.put(None)
+
     def wait(self, least: float) -> None:
         """Until the number is at least this."""
         while self.value < least:
@@ -114,12 +119,12 @@ class Growth:
 
     def unread(self) -> None:
         """Nobody reads any more."""
-        self._wanted.set(math.inf)
+        self._wanted.end()
 
     def abandon(self) -> None:
         """Nobody writes any more."""
         self._abandoned = True
-        self._written.set(math.inf)
+        self._written.end()
 
 
 class Telling:

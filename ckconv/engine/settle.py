@@ -22,6 +22,7 @@ from ckconv.output.publish import Outputs
 from ckconv.output.regular import growing
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import OutputFile, Plan
+from ckconv.signals import deferred
 from ckconv.system import sync, write_at
 
 T = TypeVar("T")
@@ -141,8 +142,9 @@ class Staged:
         disk = Stage(lambda *_: self._outputs.sync(), 0)
         disk.jobs.put(0)
         disk.jobs.put(None)
-        disk.start()
         try:
+            with deferred():
+                disk.start()
             self._check_opens()
             if read.compared:
                 self._as_output(lambda: self._check(read))

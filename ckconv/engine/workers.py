@@ -26,7 +26,7 @@ class Stage:
         for _ in range(buffers):
             self.done.put(None)
         self.error: BaseException | None = None
-        self.over = False
+        self.started = self.over = False
         self._running = _thread.allocate_lock()
         self._running.acquire()
 
@@ -40,10 +40,11 @@ class Stage:
             _thread.start_new_thread(self._run, ())
         except RuntimeError as error:
             raise OutputError("system", f"a thread cannot be started: {error}") from error
+        self.started = True
 
     def wait(self) -> None:
-        """Until the last job is done; may be called again after a signal interrupted it."""
-        if not self.over:
+        """Until the last job is done, if it was started; may be called again after a signal interrupted it."""
+        if self.started and not self.over:
             self._running.acquire()
 
     def _run(self) -> None:

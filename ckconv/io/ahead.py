@@ -133,14 +133,19 @@ def _started(count: int, files: Files, make: Callable[[Files], Any]) -> list[_Wo
     """As many threads as there may be."""
     jobs: SimpleQueue[Any] = SimpleQueue()
     workers: list[_Worker] = []
-    with deferred():
-        for _ in range(count):
-            worker = _Worker(jobs, files.twin(), make)
-            try:
-                _thread.start_new_thread(worker.run, ())
-            except RuntimeError:  # the user may have no more
-                break
-            workers.append(worker)
+    try:
+        with deferred():
+            for _ in range(count):
+                worker = _Worker(jobs, files.twin(), make)
+                try:
+                    _thread.start_new_thread(worker.run, ())
+                except RuntimeError:  # the user may have no more
+                    break
+                workers.append(worker)
+    except BaseException:
+        for _ in workers:
+            jobs.put(None)
+        raise
     return workers
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -29,14 +29,19 @@ PATIENCE = 60.0
 class Locked:
     """Within the block nobody else names files in these directories; where there are no locks, nobody is kept off.
 
+    Signals are held back from when all are locked until they are given back: one that came between the end of the
+    block and the first line of ``__exit__`` would leave the files of the locks behind.
+
     Raises:
         OutputError: ``output.busy``, somebody else does so for ``PATIENCE``; ``output.write``.
+        Interrupted: on leaving the block, if a signal came meanwhile.
     """
 
     def __init__(self, directories: Iterable[Path]) -> None:
         """Describe what is locked; the same order everywhere, so that two runs do not wait for each other."""
         self._directories = list(directories)
         self._held: list[tuple[Path, int]] = []
+        self._signals = ExitStack()
         #: Sentences about lock files that could not be removed.
         self.left: list[str] = []
 
@@ -49,6 +54,7 @@ class Locked:
                 known.setdefault((status.st_dev, status.st_ino), directory)
             for _, directory in sorted(known.items()):
                 self._wait_for(directory)
+            self._signals.enter_context(deferred())
         except BaseException:
             self.release()
             raise
@@ -84,7 +90,7 @@ class Locked:
 
     def release(self) -> None:
         """Give all of them back."""
-        with deferred():
+        with self._signals, deferred():
             while self._held:
                 path, fd = self._held.pop()
                 self.left += removed(path)

@@ -185,7 +185,7 @@ class Outputs:
             declare(LATE)
             return
         self._locked = Locked(self._parents(outside))
-        with self._locked, deferred():
+        with self._locked:
             try:
                 look()
                 self._publish(outside)

@@ -1,0 +1,58 @@
+"""Whoever names files in a directory holds its lock, and takes it along however the block ends."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from ckconv.errors import Interrupted
+from ckconv.output import locks
+from ckconv.output.locks import Locked
+from ckconv.signals import interruptible
+
+
+def at_the_first_line_of(function: Callable[..., Any], then: Callable[[], None]) -> Callable[..., None]:
+    """To be traced with: calls ``then`` once, where the interpreter runs handlers of signals."""
+
+    def traced(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code is function.__code__:  # type: ignore[attr-defined]
+            sys.settrace(None)
+            then()
+
+    return traced
+
+
+def test_there_is_a_file_as_long_as_somebody_holds_it(tmp_path: Path) -> None:
+    with Locked([tmp_path]):
+        assert [path.name for path in tmp_path.iterdir()] == [locks.NAME]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", [Locked.__exit__, Locked.release])
+def test_a_signal_before_it_is_given_back_leaves_nothing(tmp_path: Path, method: Callable[..., Any]) -> None:
+    before = sys.gettrace()
+    try:
+        with pytest.raises(Interrupted), interruptible(), Locked([tmp_path]):
+            sys.settrace(at_the_first_line_of(method, lambda: signal.raise_signal(signal.SIGTERM)))
+    finally:
+        sys.settrace(before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_within_the_block_comes_when_it_ends(tmp_path: Path) -> None:
+    done = []
+
+    def work() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        done.append("the block")
+
+    with pytest.raises(Interrupted), interruptible(), Locked([tmp_path]):
+        work()
+    assert done == ["the block"]
+    assert list(tmp_path.iterdir()) == []
