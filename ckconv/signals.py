@@ -6,9 +6,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
+from typing import Any, TypeVar
 
 from ckconv.errors import Interrupted
 from ckconv.system import ENDING
@@ -16,6 +17,15 @@ from ckconv.system import ENDING
 #: Seconds in which a repeated signal counts as the same wish, so that an impatient second Ctrl-C does not break
 #: the unwinding that the first one began.
 GRACE = 2.0
+
+#: The interpreter's own code that takes and gives back the locks of modules. An exception out of its middle leaves a
+#: module locked, and the next thread that imports it waits for ever.
+_IMPORTING = "<frozen importlib._bootstrap>"
+_LOCKING = frozenset(
+    {"acquire", "release", "__enter__", "__exit__", "has_deadlock", "cb", "_get_module_lock", "_lock_unlock_module"}
+)
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 #: What is said of a signal that came when there was nothing left to undo.
 LATE = "interrupted when the output was complete; it is there"
@@ -34,6 +44,27 @@ class _State:
     raised: int | None = None
     over = False
     sentence: str | None = None
+    settling: set[CodeType] = set()  # noqa: RUF012 - there is one state
+
+
+def settling(function: F) -> F:
+    """Mark a function that puts something back: a signal that comes in it is raised by the next :func:`check`.
+
+    Signals are handled where a function begins. One that came while files were written would otherwise be raised at
+    the beginning of what removes them, and that would not be done.
+    """
+    _State.settling.add(function.__code__)
+    return function
+
+
+def _must_go_on(frame: FrameType | None) -> bool:
+    """What runs, or what called it, is not to be broken off here."""
+    while frame is not None:
+        code = frame.f_code
+        if code in _State.settling or (code.co_filename == _IMPORTING and code.co_name in _LOCKING):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def interrupted(number: int) -> Interrupted:
@@ -54,7 +85,7 @@ def declare(sentence: str | None) -> None:
 def _handle(number: int, frame: FrameType | None) -> None:
     if _State.over:
         return
-    if _State.depth:
+    if _State.depth or _must_go_on(frame):
         _State.pending = number
     elif time.monotonic() - _State.raised_at > GRACE:
         _State.raised_at = time.monotonic()
@@ -63,12 +94,22 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def check() -> None:
-    """Raise a signal's exception once more where it was lost, as the interpreter loses one that a destructor raises.
+    """Raise a signal's exception that was held back, or once more where it was lost: a destructor's is swallowed.
 
-    For places that begin or carry on with work, in the main thread: they are only reached if it was lost.
+    For places that begin or carry on with work, in the main thread.
     """
-    number = _State.raised
-    if number is not None and not _State.depth and threading.current_thread() is threading.main_thread():
+    if _State.depth or threading.current_thread() is not threading.main_thread():
+        return
+    _raise_pending()
+    if _State.raised is not None:
+        raise interrupted(_State.raised)
+
+
+def _raise_pending() -> None:
+    number, _State.pending = _State.pending, None
+    if number is not None:
+        _State.raised_at = time.monotonic()
+        _State.raised = number
         raise interrupted(number)
 
 
@@ -101,6 +142,7 @@ def interruptible(*, last: bool = False) -> Iterator[None]:
         for number in old:
             signal.signal(number, _handle)
         yield
+        _raise_pending()
     except Interrupted:
         raise
     except BaseException as error:
@@ -111,7 +153,7 @@ def interruptible(*, last: bool = False) -> Iterator[None]:
         raise interrupted(_State.raised) from error
     finally:
         sys.unraisablehook = hook
-        _State.raised = _State.sentence = None
+        _State.pending = _State.raised = _State.sentence = None
         if not last:
             for number, handler in old.items():
                 signal.signal(number, handler)
@@ -145,9 +187,5 @@ class deferred:  # noqa: N801 - used as a statement, like contextlib's own
         if not self._main:
             return
         _State.depth -= 1
-        number, self_is_last = _State.pending, _State.depth == 0
-        if number is not None and self_is_last:
-            _State.pending = None
-            _State.raised_at = time.monotonic()
-            _State.raised = number
-            raise interrupted(number)
+        if not _State.depth:
+            _raise_pending()

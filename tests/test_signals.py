@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from ckconv import signals
+from ckconv.engine.following import Following, Growth
 from ckconv.errors import Interrupted
+from ckconv.output.locks import Locked
+from ckconv.output.publish import Outputs, Room
 from ckconv.signals import check, declare, deferred, interruptible
 
 
@@ -163,3 +169,67 @@ def test_other_threads_change_nothing() -> None:
     thread.start()
     thread.join()
     assert not failures
+
+
+def interrupted_at(number: int, work: Callable[[], None]) -> bool:
+    """Do ``work``, with a signal when its ``number``-th function begins; whether it had as many."""
+    calls = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            sys.settrace(None)
+            send(signal.SIGTERM)
+
+    before = sys.gettrace()
+    try:
+        with interruptible():
+            sys.settrace(trace)
+            try:
+                work()
+            finally:
+                sys.settrace(before)
+    except Interrupted:
+        pass
+    return calls >= number
+
+
+def test_a_signal_at_any_function_call_leaves_no_lock_behind(tmp_path: Path) -> None:
+    def work() -> None:
+        with Locked([tmp_path]):
+            (tmp_path / "locked").touch()
+
+    number = 1
+    while interrupted_at(number, work):
+        assert [path.name for path in tmp_path.iterdir() if path.name != "locked"] == []
+        number += 1
+    assert number > 20
+
+
+def test_a_signal_at_any_function_call_leaves_nothing_of_an_output_behind(tmp_path: Path) -> None:
+    def work() -> None:
+        with Outputs({tmp_path / "out.bump": Room(3)}, {}) as outputs:
+            os.write(outputs.fds[tmp_path / "out.bump"], b"all")
+            outputs.sync()
+
+    number = 1
+    while interrupted_at(number, work):
+        assert list(tmp_path.iterdir()) == []
+        number += 1
+    assert number > 100
+
+
+def test_a_signal_at_any_function_call_leaves_no_thread_to_be_waited_for() -> None:
+    ended: list[int] = []
+
+    def work() -> None:
+        with Following(Growth([]), lambda: None) as following:
+            following.result()
+            ended.append(number)
+
+    number = 1
+    while interrupted_at(number, work):
+        number += 1
+    assert ended[-1] == number
+    assert len(set(ended)) < number, "most of the signals came before the end"

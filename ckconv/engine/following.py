@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from ckconv.core.tensors import Extent
 from ckconv.engine.workers import Stage
 from ckconv.errors import Interrupted
-from ckconv.signals import deferred
+from ckconv.signals import deferred, settling
 
 #: Bytes that may be written and not read again yet: they are to be in a cache still.
 LEAD = 8 << 20
@@ -182,11 +182,13 @@ class Following(Generic[T]):
             raise self._stage.error
         return self._found[0]
 
+    @settling
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
 
+    @settling
     def _end(self) -> None:
         self._growth.abandon()
         with deferred():

@@ -20,7 +20,7 @@ from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError, unreadable
 from ckconv.io.files import READ_AHEAD, read_ahead
 from ckconv.output.filesystem import write_code
-from ckconv.signals import check, deferred
+from ckconv.signals import check, deferred, settling
 from ckconv.system import read_into, wait_for_reader, write_some
 
 if TYPE_CHECKING:
@@ -199,6 +199,7 @@ class Pipeline:
             follower.finish()
         return b"" if self.to_file else self._digest.digest()
 
+    @settling
     def abort(self) -> None:
         """End the threads, whatever they have left to do. Harmless after :meth:`finish`."""
         self._stopped = True
@@ -275,6 +276,7 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
+    @settling
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ckconv.errors import UsageError
 from ckconv.io.files import Files
 from ckconv.quant.quantise import noted_aside
-from ckconv.signals import deferred
+from ckconv.signals import deferred, settling
 from ckconv.system import processors
 
 if TYPE_CHECKING:
@@ -107,16 +107,21 @@ class SideBySide(Generic[R]):
             while results:
                 yield _taken(results.popleft())
         finally:
-            with deferred():
-                for worker in workers:
-                    worker.stopped = True
-                    jobs.put(None)
-                for worker in workers:
-                    worker.running.acquire()
+            _end(workers)
         for worker in workers:
             self.readers += worker.made
             if worker.error is not None:
                 raise worker.error
+
+
+@settling
+def _end(workers: list[_Worker]) -> None:
+    with deferred():
+        for worker in workers:
+            worker.stopped = True
+            worker.jobs.put(None)
+        for worker in workers:
+            worker.running.acquire()
 
 
 def _taken(result: SimpleQueue[Any]) -> Any:

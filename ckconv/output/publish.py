@@ -21,7 +21,7 @@ from ckconv.output.naming import Naming, keep_mode, replace
 from ckconv.output.places import check_apart, check_directory, check_links, check_room, check_target
 from ckconv.output.recovery import recover
 from ckconv.output.staging import File, Room, Small, Staging
-from ckconv.signals import LATE, LEFT, check, declare, deferred
+from ckconv.signals import LATE, LEFT, check, declare, deferred, settling
 from ckconv.system import sync_directory
 
 __all__ = ["Outputs", "Room", "Small"]
@@ -111,6 +111,7 @@ class Outputs:
             raise
         return self
 
+    @settling
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -273,6 +274,7 @@ class Outputs:
         """What people should know of leftovers, of this run and of others."""
         return [*self._recovered, *self._stuck, *self._left, *self._locked.left]
 
+    @settling
     def _clean_up(self, error: BaseException | None) -> None:
         """Remove everything that has no business to stay, whatever signal comes meanwhile, and say what stays."""
         with deferred():
