@@ -212,8 +212,12 @@ def moved(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
         yield f"logits moved by {off:.2g}"
     parts = ("config", "tensors", "converter", "proven")
     yield from (f"{key} moved" for key in parts if ours.get(key) != theirs.get(key))
-    refused = [{key: said for key, said in one["outcomes"].items() if " " not in key} for one in (ours, theirs)]
-    yield from (f"{key} moved: {refused[0][key]}" for key in refused[0] if refused[0][key] != refused[1].get(key))
+    # The sentence of a refusal is its author's; a case's `expect` says what has to stand in it.
+    became = [
+        {key: said.partition(":")[0] for key, said in one["outcomes"].items() if " " not in key}
+        for one in (ours, theirs)
+    ]
+    yield from (f"{key} moved: {ours['outcomes'][key]}" for key in became[0] if became[0][key] != became[1].get(key))
 
 
 def written(made: Any, depth: int = 0) -> str:

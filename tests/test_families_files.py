@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import subprocess
@@ -16,6 +17,7 @@ from family_cases import families as with_cases
 
 from ckconv.families.catalogue import FAMILIES, Family
 from ckconv.families.merge import FOLDER
+from ckconv.families.modules import INDEX, document_of, modules_of
 
 FILES = {path.stem: tomllib.loads(path.read_text()) for path in sorted(FOLDER.glob("*.toml"))}
 SHIPPED = sorted(name for name, table in FILES.items() if "huggingface" in table)
@@ -66,6 +68,12 @@ def test_tensors_of_a_gguf_are_called_as_the_gguf_package_says_for_the_architect
 
     names = {re.sub(r"^=|\.(weight|bias|scale)$", "", cell.name) for cell in cells}
     assert names - known == REFUSED.get(family.name, set())
+
+
+def test_the_index_of_modules_is_what_the_families_say() -> None:
+    """Without a base an adapter's families are looked up in it: python scripts/record_modules.py writes it anew."""
+    made = document_of(modules_of(FAMILIES[name] for name in FAMILIES))
+    assert json.loads(INDEX.read_bytes()) == json.loads(json.dumps(made))
 
 
 def test_every_shipped_family_has_cases() -> None:

@@ -114,5 +114,15 @@ def test_a_conversion_reads_one_family_however_many_there_are(
     assert (done.returncode, done.stderr.splitlines()[-2].split()) == (0, ["llama"])
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("lora/mlx-lora", "peft"), ("lora/qwen2-r4-all", "mlx"), ("lora/gpt2-r4", "mlx"), ("adapters/llama-dora", "mlx")],
+)
+def test_an_adapter_without_its_base_reads_no_family(fixtures: Path, tmp_path: Path, source: str, target: str) -> None:
+    """Its modules may be those of forty families: an index has all paths."""
+    done = run("convert", fixtures / source, tmp_path / "out", "--to", target)
+    assert (done.returncode, done.stderr.splitlines()[-2]) == (0, "")
+
+
 def test_help_reads_no_family() -> None:
     assert run("--help").stderr.splitlines()[-2] == ""

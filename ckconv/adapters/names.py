@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 from ckconv.adapters.places import Outputs, outputs_of
 from ckconv.core.config import ModelConfig
-from ckconv.core.names import PARTS, Name, parse, with_layer
+from ckconv.core.names import Name, parse, with_layer
 from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES, family_of_gguf
+from ckconv.families.modules import Rule, has_module, paths_of, rules_at
 from ckconv.families.names import GGUF, HF, MLX, Stored, names_of
-from ckconv.families.naming_schemes import NESTED, decoder, fusion_names
-from ckconv.families.schema import FAMILIES_KEPT, Family
+from ckconv.families.naming_schemes import NESTED, decoder
+from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 
 _WEIGHT = ".weight"
-
-#: What stands before the paths of a class in memory, where its files have another prefix.
-_MEMORY = "memory"
 
 
 def module_of(path: str, families: Iterable[str] | None = None) -> str | None:
@@ -27,16 +24,16 @@ def module_of(path: str, families: Iterable[str] | None = None) -> str | None:
     ``model.layers.3.self_attn.q_proj`` -> ``layers.3.attention.q``. One of many experts keeps its number:
     ``layers.3.ffn.experts.5.up``.
     """
-    asked = FAMILIES if families is None else families
-    found = {module for family in asked if (module := _module_of(path, family))}
+    rules = rules_at(path)
+    found = {_module(*rules[family]) for family in (rules if families is None else families) if family in rules}
+    found.discard(None)
     return found.pop() if len(found) == 1 else None
 
 
-def _module_of(path: str, family: str) -> str | None:
-    name, found = stored_at(path, FAMILIES[family])
-    if found is None or not _has_module(found) or (name.expert is None and found.parts[0].stack):
+def _module(name: Name, rule: Rule) -> str | None:
+    if not rule.whole or (name.expert is None and rule.stacked):
         return None
-    module = with_layer(found.canonical.removesuffix(_WEIGHT), name.layer)
+    module = with_layer(rule.module, name.layer)
     return module if name.expert is None else module.replace(".experts.", f".experts.{name.expert}.")
 
 
@@ -51,12 +48,6 @@ def stored_at(path: str, family: Family) -> tuple[Name, Stored | None]:
     return parse(path), None
 
 
-def _has_module(found: Stored) -> bool:
-    """An adapter changes it as one: it is one matrix, or several side by side, or those of a head after one another."""
-    modules = tuple(name.removesuffix(_WEIGHT) for name in found.names)
-    return found.side_by_side or modules == PARTS.get(found.canonical.removesuffix(_WEIGHT))
-
-
 def placed(path: str, families: Iterable[str], model: ModelConfig | None) -> tuple[Outputs | None, str]:
     """Where the rows of the matrix at a path lie, ``None`` for in canonical order; or why that is not known."""
     if model is not None:
@@ -64,11 +55,11 @@ def placed(path: str, families: Iterable[str], model: ModelConfig | None) -> tup
         name, found = stored_at(path, family)
         if found is None:
             return None, ""
-        if not _has_module(found):
+        if not has_module(found):
             return None, f"{quoted(path)} holds matrices of which GGUF and MLX make others, and its adapter has no rule"
         return outputs_of(found, Sizes(family, model.scope), name.layer), ""
-    stored = [found for family in families if (found := stored_at(path, FAMILIES[family])[1])]
-    if all(found.side_by_side for found in stored):
+    rules = rules_at(path)
+    if all(rules[family][1].in_order for family in families if family in rules):
         return None, ""
     return None, f"rows of {quoted(path)} are in the order of the base's heads: --base names the base model"
 
@@ -76,7 +67,7 @@ def placed(path: str, families: Iterable[str], model: ModelConfig | None) -> tup
 def families_of(paths: Iterable[str]) -> tuple[str, ...]:
     """The families that have a rule for every path that any family has one for."""
     one_a_layer = {parse(path).pattern: path for path in paths}.values()  # numbers of layers make no difference
-    ruled = [{family for family in FAMILIES if _module_of(path, family)} for path in one_a_layer]
+    ruled = [{family for family, found in rules_at(path).items() if _module(*found)} for path in one_a_layer]
     return tuple(family for family in FAMILIES if all(family in families for families in ruled if families))
 
 
@@ -87,30 +78,9 @@ def path_of(module: str, families: Iterable[str], scheme: str) -> str | None:
         ``None`` where families differ, or have no rule.
     """
     name = parse(module)
-    found = set()
-    for family in families:
-        pattern = _paths(FAMILIES[family], scheme).get(name.pattern)
-        if pattern is not None:
-            found.add(with_layer(pattern, name.layer))
+    paths = paths_of(name.pattern, scheme)
+    found = {with_layer(paths[family], name.layer) for family in families if family in paths}
     return found.pop() if len(found) == 1 else None
-
-
-@lru_cache(maxsize=FAMILIES_KEPT)
-def _paths(family: Family, format: str) -> dict[str, str]:
-    """Canonical module -> path, patterns both: of tensors that are written, and of those that are stored as one."""
-    names = names_of(family, format)
-    wholes = {name: found for whole in PARTS for name, found in fusion_names(family, format, whole).items()}
-    paths = {name: found.pattern for name, found in names.written.items() if len(found.parts) == 1}
-    fused = (*names.always_fused, *wholes.values())
-    paths |= {found.canonical: found.pattern for found in fused if _has_module(found)}
-    for root, _ in family.prefixes.get(_MEMORY, ()) if format == HF else ():
-        own = family.prefixes[HF][0][0]
-        paths = {ours: root + theirs.removeprefix(own) for ours, theirs in paths.items() if theirs.startswith(own)}
-    return {
-        ours.removesuffix(_WEIGHT): theirs.removesuffix(_WEIGHT)
-        for ours, theirs in paths.items()
-        if theirs.endswith(_WEIGHT)
-    }
 
 
 def gguf_module_of(name: str, family: Family | None) -> str | None:

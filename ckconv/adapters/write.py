@@ -20,8 +20,7 @@ from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import quoted
-from ckconv.families.catalogue import FAMILIES
-from ckconv.families.kinds import has_transposed
+from ckconv.families.modules import transposing
 from ckconv.lazy import NamedTuple, replace
 from ckconv.options import Options
 from ckconv.plan.container import Container
@@ -274,4 +273,5 @@ def families_in(planner: AdapterPlanner) -> tuple[str, ...]:
         return (family.name,) if family else ()
     found = families_of(module.path for module in planner.modules)
     conv1d = adapter.document.get("fan_in_fan_out")  # peft's word for matrices that are stored [in, out]
-    return tuple(name for name in found if has_transposed(FAMILIES[name]) is conv1d) or found
+    turned = transposing()
+    return tuple(name for name in found if (name in turned) is conv1d) or found

@@ -21,10 +21,21 @@ _SUFFIX = ".toml"
 
 
 @cache
+def _files() -> dict[str, str]:
+    return {path.stem: path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix == _SUFFIX}
+
+
+def checksum_of_files() -> int:
+    """CRC-32 of all shipped files and their names."""
+    from zlib import crc32
+
+    return crc32("\0".join(text for file in _files().items() for text in file).encode())
+
+
+@cache
 def _texts() -> dict[str, str]:
     """Name of a shipped family -> its file; fragments, which are only extended, have no class of their own."""
-    texts = {path.stem: path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix == _SUFFIX}
-    return {name: text for name, text in texts.items() if "\nhuggingface = " in text}
+    return {name: text for name, text in _files().items() if "\nhuggingface = " in text}
 
 
 def _own_table(name: str) -> dict[str, Any]:

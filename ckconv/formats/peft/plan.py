@@ -10,8 +10,7 @@ from typing import Any
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, families_in, paths_in
 from ckconv.core.adapters import AdapterModule, Role, effective_scale
 from ckconv.errors import quoted
-from ckconv.families.catalogue import FAMILIES
-from ckconv.families.kinds import has_transposed
+from ckconv.families.modules import transposing
 from ckconv.families.names import HF
 from ckconv.formats.peft.experts import Parameter, is_transposed, matrices, parameter_with
 from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PREFIX
@@ -212,4 +211,4 @@ def _number(value: float) -> int | float:
 
 def _is_conv1d(families: Sequence[str]) -> bool:
     """Matrices are stored the other way round in transformers, which peft wants to be told."""
-    return bool(families) and all(has_transposed(FAMILIES[name]) for name in families)
+    return bool(families) and transposing().issuperset(families)

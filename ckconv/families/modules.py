@@ -1,0 +1,213 @@
+"""The modules of every family: which paths their matrices have, as Hugging Face and as MLX call them.
+
+An adapter that is given without its base names no family: every one is asked for its paths. So that this does not take
+as long as reading them all, ``modules.json`` has the answers of the shipped ones (``scripts/record_modules.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.names import PARTS, Name, parse
+from ckconv.families.catalogue import FAMILIES, checksum_of_files
+from ckconv.families.kinds import has_transposed
+from ckconv.families.names import HF, MLX, Stored, names_of
+from ckconv.families.naming_schemes import NESTED, fusion_names
+from ckconv.families.own import own_files
+from ckconv.families.schema import FAMILIES_KEPT, Family
+from ckconv.lazy import NamedTuple
+
+INDEX = Path(__file__).with_suffix(".json")
+
+_WEIGHT = ".weight"
+
+#: What stands before the paths of a class in memory, where its files have another prefix.
+_MEMORY = "memory"
+
+
+class Rule(NamedTuple):
+    """What a family has at a path.
+
+    Attributes:
+        module: canonical pattern.
+        whole: an adapter changes it as one: it is one matrix, several side by side, or those of a head after one
+            another.
+        stacked: the path is that of one of many, as an expert's.
+        in_order: rows of an adapter are those of one part after the other.
+    """
+
+    module: str
+    whole: bool
+    stacked: bool
+    in_order: bool
+
+
+class Modules(NamedTuple):
+    """All paths of some families.
+
+    Attributes:
+        stored: format -> pattern of a path -> the rules there, and the families that have each.
+        written: format -> pattern of a module -> its paths, and the families that call it so.
+        transposed: the families whose matrices are stored ``[in, out]``.
+    """
+
+    stored: Mapping[str, Mapping[str, list[tuple[Rule, frozenset[str]]]]]
+    written: Mapping[str, Mapping[str, list[tuple[str, frozenset[str]]]]]
+    transposed: frozenset[str]
+
+
+def rules_at(path: str) -> dict[str, tuple[Name, Rule]]:
+    """Family -> what it has at the path of a module, of Hugging Face or of MLX, and the path taken apart."""
+    found: dict[str, tuple[Name, Rule]] = {}
+    for modules in _in_force():
+        for format in (HF, MLX):
+            for prefix, instead in (("", ""), *NESTED):
+                name = parse(f"{instead}{path.removeprefix(prefix)}{_WEIGHT}")
+                if not path.startswith(prefix):
+                    continue
+                for rule, families in modules.stored[format].get(name.pattern.removesuffix(_WEIGHT), ()):
+                    for family in families - found.keys():
+                        found[family] = name, rule
+    return found
+
+
+def paths_of(module: str, format: str) -> dict[str, str]:
+    """Family -> the path of a module, patterns both, in a format."""
+    return {
+        family: path
+        for modules in _in_force()
+        for path, families in modules.written[format].get(module, ())
+        for family in families
+    }
+
+
+def transposing() -> frozenset[str]:
+    """The families whose matrices Hugging Face stores ``[in, out]``."""
+    return frozenset().union(*(modules.transposed for modules in _in_force()))
+
+
+def _in_force() -> list[Modules]:
+    own = own_files().families
+    if not own:
+        return [_shipped()]
+    return [_without(_shipped(), own.keys()), modules_of(own.values())]
+
+
+def _without(modules: Modules, names: Iterable[str]) -> Modules:
+    gone = frozenset(names)
+    stored, written = (
+        {
+            format: {key: [(one, families - gone) for one, families in rows] for key, rows in table.items()}
+            for format, table in tables.items()
+        }
+        for tables in (modules.stored, modules.written)
+    )
+    return Modules(stored, written, modules.transposed - gone)  # type: ignore[arg-type]
+
+
+@cache
+def _shipped() -> Modules:
+    document = json.loads(INDEX.read_bytes())
+    if document["checksum"] != checksum_of_files():  # a family file was changed since
+        return modules_of(FAMILIES[name] for name in FAMILIES)
+    groups = [frozenset(group) for group in document["groups"]]
+    stored = {
+        format: {
+            path: [(Rule(module, *map(bool, flags)), groups[group]) for module, *flags, group in rows]
+            for path, rows in table.items()
+        }
+        for format, table in document["stored"].items()
+    }
+    written = {
+        format: {module: [(path, groups[group]) for path, group in rows] for module, rows in table.items()}
+        for format, table in document["written"].items()
+    }
+    return Modules(stored, written, groups[document["transposed"]])
+
+
+def modules_of(families: Iterable[Family]) -> Modules:
+    """The modules of these families, from their files."""
+    stored: dict[str, dict[str, dict[Rule, set[str]]]] = {}
+    written: dict[str, dict[str, dict[str, set[str]]]] = {}
+    turned = set()
+    for family in families:
+        turned |= {family.name} if has_transposed(family) else set()
+        for format in (HF, MLX):
+            rules, paths = (tables.setdefault(format, {}) for tables in (stored, written))
+            for pattern, found in names_of(family, format).stored.items():
+                if pattern.endswith(_WEIGHT):
+                    rule = _rule(found)
+                    path = pattern.removesuffix(_WEIGHT)
+                    rules.setdefault(path, defaultdict(set))[rule].add(family.name)  # type: ignore[index]
+            for module, path in _paths(family, format).items():
+                paths.setdefault(module, defaultdict(set))[path].add(family.name)  # type: ignore[index]
+    return Modules(_frozen(stored), _frozen(written), frozenset(turned))
+
+
+def _frozen(tables: Mapping[str, Mapping[str, Mapping[Any, set[str]]]]) -> dict[str, dict[str, list[Any]]]:
+    return {
+        format: {key: [(one, frozenset(families)) for one, families in rows.items()] for key, rows in table.items()}
+        for format, table in tables.items()
+    }
+
+
+def has_module(found: Stored) -> bool:
+    """An adapter changes it as one: it is one matrix, or several side by side, or those of a head after one another."""
+    modules = tuple(name.removesuffix(_WEIGHT) for name in found.names)
+    return found.side_by_side or modules == PARTS.get(found.canonical.removesuffix(_WEIGHT))
+
+
+def _rule(found: Stored) -> Rule:
+    stacked = bool(found.parts[0].stack)
+    return Rule(found.canonical.removesuffix(_WEIGHT), has_module(found), stacked, found.side_by_side)
+
+
+@lru_cache(maxsize=FAMILIES_KEPT)
+def _paths(family: Family, format: str) -> dict[str, str]:
+    """Canonical module -> path, patterns both: of tensors that are written, and of those that are stored as one."""
+    names = names_of(family, format)
+    wholes = {name: found for whole in PARTS for name, found in fusion_names(family, format, whole).items()}
+    paths = {name: found.pattern for name, found in names.written.items() if len(found.parts) == 1}
+    fused = (*names.always_fused, *wholes.values())
+    paths |= {found.canonical: found.pattern for found in fused if has_module(found)}
+    for root, _ in family.prefixes.get(_MEMORY, ()) if format == HF else ():
+        own = family.prefixes[HF][0][0]
+        paths = {ours: root + theirs.removeprefix(own) for ours, theirs in paths.items() if theirs.startswith(own)}
+    return {
+        ours.removesuffix(_WEIGHT): theirs.removesuffix(_WEIGHT)
+        for ours, theirs in paths.items()
+        if theirs.endswith(_WEIGHT)
+    }
+
+
+def document_of(modules: Modules) -> dict[str, Any]:
+    """What ``modules.json`` says of them."""
+    groups: dict[frozenset[str], int] = {}
+
+    def number(families: frozenset[str]) -> int:
+        return groups.setdefault(families, len(groups))
+
+    stored = {
+        format: {
+            path: [[rule.module, *map(int, rule[1:]), number(families)] for rule, families in table[path]]
+            for path in sorted(table)
+        }
+        for format, table in modules.stored.items()
+    }
+    written = {
+        format: {module: [[path, number(families)] for path, families in table[module]] for module in sorted(table)}
+        for format, table in modules.written.items()
+    }
+    transposed = number(modules.transposed)
+    return {
+        "checksum": checksum_of_files(),
+        "groups": [sorted(group) for group in groups],
+        "transposed": transposed,
+        "stored": stored,
+        "written": written,
+    }
