@@ -155,7 +155,11 @@ class AdapterPlanner(Planner):
             self.refuse(f"{self.what} has no place for {_SAID[role]} of {modules}", f"{hint}{_MERGED}; {_LEFT_OUT}")
         experts = [module for module in self.modules if ".experts." in module.name and not self.stacked(module)]
         if experts and self.index.format != self.format.removesuffix(" adapter"):
-            self.refuse(f"{self.what}: {quoted(experts[0].path)} is one of many experts, which have no rule", _MERGED)
+            one = f"{self.what}: {quoted(experts[0].path)} is one of many experts"
+            if self.adapter.base is None:
+                self.refuse(f"{one}, whose number follows from the base", "--base names the base model")
+            else:
+                self.refuse(f"{one}, and not all of its layer have a LoRA of one rank and scale")
 
     def _pieces(self, entries: Iterable[Entry]) -> list[Piece]:
         pieces = []

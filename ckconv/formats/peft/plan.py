@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from ckconv.adapters.experts import NUMBER, one_by_one
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, families_in, paths_in
 from ckconv.core.adapters import AdapterModule, Role, effective_scale
 from ckconv.errors import quoted
@@ -36,7 +37,7 @@ class PeftPlanner(AdapterPlanner):
     def check(self) -> None:
         """A whole model that was fine-tuned is no adapter to peft, and experts are parameters of a class."""
         self.parameters: dict[str, Parameter] = {}
-        stacked = [module for module in self.modules if self.stacked(module)]
+        stacked = [module for module in self.modules if self.stacked(module) and NUMBER not in module.path]
         if stacked:
             self._place_experts(stacked)
         if self.index.format != "peft":
@@ -133,6 +134,9 @@ class PeftPlanner(AdapterPlanner):
                 done.add(parameter.path)
                 continue
             prefix = PEFT_PREFIX + self.paths[module.name]
+            if NUMBER in prefix:
+                found += self._of_each_expert(prefix, module)
+                continue
             for role in module.roles:
                 tensor = self.tensor(module, role)
                 if self.index.format == "peft" and role not in (Role.A, Role.B):
@@ -149,6 +153,14 @@ class PeftPlanner(AdapterPlanner):
                         entry = entry._replace(layout=places, shape=(outputs.rows, module.rank))
                     found.append(entry)
         return found
+
+    def _of_each_expert(self, prefix: str, module: AdapterModule) -> list[Entry]:
+        """Their matrices one by one, as the source has them."""
+        return [
+            as_rows(f"{prefix.replace(NUMBER, str(number))}{_ENDINGS[role]}", tensor, scale=tensor.layout.scale)
+            for role in module.roles
+            for number, tensor in enumerate(one_by_one(self.tensor(module, role)))
+        ]
 
     def _as_it_was(self, name: str, module: AdapterModule, role: Role) -> Entry:
         """A tensor that only peft has: its name and shape are the source's."""

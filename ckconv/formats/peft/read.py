@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from ckconv.adapters.experts import experts_together
 from ckconv.adapters.names import families_of, module_of, placed
 from ckconv.adapters.places import Outputs
 from ckconv.adapters.read import Collector, Part, Shape, vector
@@ -86,6 +87,8 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None, follow_li
             unsupported.append(f"{quoted(module)} (target_parameters): it changes bare parameters, not modules")
         _add(collector, config, module, parts, embedding, families, model, unsupported)
     collected = collector.finish()
+    if model is not None:
+        collected = experts_together(collected, model)
     if model is not None and not unsupported:  # what has no rule has no shape to be held against either
         check_fits(collected.modules, collected.tensors, model, root)
     unsupported += [f"no rule for tensor {quoted(tensor.name)}" for tensor in unknown]
