@@ -29,6 +29,7 @@ TOLERANCE = 1e-5
 
 CLASSES: dict[str, tuple[Any, Any]] = {
     "glm4": (transformers.Glm4Config, transformers.Glm4ForCausalLM),
+    "nemotron_h": (transformers.NemotronHConfig, transformers.NemotronHForCausalLM),
     "qwen35": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
 }
 

@@ -132,13 +132,18 @@ def unit(x: np.ndarray) -> np.ndarray:
     return made
 
 
+def convolved(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray | float = 0.0) -> np.ndarray:
+    """Every channel with its row of the kernel, over the positions up to each."""
+    width = kernel.shape[1]
+    padded = np.concatenate([np.zeros((width - 1, len(kernel))), x])
+    return silu(np.stack([(padded[t : t + width] * kernel.T).sum(0) for t in range(len(x))]) + bias)
+
+
 def delta_net(bump: Bump, h: np.ndarray, at: str) -> np.ndarray:
     """Gated DeltaNet, token by token: a state of ``[heads, key, value]``, and a causal convolution before it."""
     c, n = bump.config, len(h)
     heads, size, width = c["ssm_group_count"], c["ssm_state_size"], c["ssm_conv_kernel"]
-    kernel = bump.rows(f"{at}ssm_conv1d", width)
-    padded = np.concatenate([np.zeros((width - 1, len(kernel))), bump.linear(h, at, "attn_qkv")])
-    mixed = silu(np.stack([(padded[t : t + width] * kernel.T).sum(0) for t in range(n)]))
+    mixed = convolved(bump.linear(h, at, "attn_qkv"), bump.rows(f"{at}ssm_conv1d", width))
     q, k, v = (part.reshape(n, heads, -1) for part in np.split(mixed, [heads * size, 2 * heads * size], axis=-1))
     q, k = unit(q) / np.sqrt(size), unit(k)
     beta = sigmoid(bump.linear(h, at, "ssm_beta"))
@@ -173,6 +178,53 @@ def hybrid(bump: Bump, x: np.ndarray, layer: int) -> np.ndarray:
     return x + bump.linear(silu(bump.linear(h, at, "ffn_gate")) * bump.linear(h, at, "ffn_up"), at, "ffn_down")
 
 
+def mamba(bump: Bump, h: np.ndarray, at: str) -> np.ndarray:
+    """Mamba 2, token by token: a state of ``[heads, head size, state size]``; gated before the norm of every group."""
+    c, n = bump.config, len(h)
+    heads, size, states, groups = (
+        c[k] for k in ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "ssm_group_count")
+    )
+    inner = c["ssm_inner_size"]
+    gate, mixed, steps = np.split(bump.linear(h, at, "mamba_in_proj"), [inner, inner + c["ssm_conv_channels"]], axis=-1)
+    assert steps.shape[-1] == heads
+    mixed = convolved(
+        mixed, bump.rows(f"{at}mamba_conv1d", c["ssm_conv_kernel"]), bump.vector(f"{at}mamba_conv1d_bias")
+    )
+    x, into, out = np.split(mixed, [inner, inner + groups * states], axis=-1)
+    x = x.reshape(n, heads, size)
+    into, out = (np.repeat(part.reshape(n, groups, states), heads // groups, axis=1) for part in (into, out))
+    steps = np.logaddexp(0, steps + bump.vector(f"{at}mamba_dt_bias"))
+    decay, skip = np.exp(bump.vector(f"{at}mamba_a") * steps), bump.vector(f"{at}mamba_d")
+    state, rows = np.zeros((heads, size, states)), []
+    for t in range(n):
+        change = (steps[t][:, None] * x[t])[:, :, None] * into[t][:, None, :]
+        state = state * decay[t][:, None, None] + change
+        rows.append(np.einsum("hds,hs->hd", state, out[t]) + skip[:, None] * x[t])
+    gated = (np.stack(rows).reshape(n, inner) * silu(gate)).reshape(n, -1, c["mamba_norm_group_size"])
+    normed = gated / np.sqrt((gated * gated).mean(-1, keepdims=True) + c["rms_eps"])
+    return bump.linear(normed.reshape(n, inner) * bump.vector(f"{at}mamba_norm"), at, "mamba_out_proj")
+
+
+def unrotated(bump: Bump, h: np.ndarray, at: str) -> np.ndarray:
+    """Attention without positions."""
+    q, k, v = (bump.linear(h, at, f"attn_{p}").reshape(len(h), -1, bump.config["head_dim"]) for p in "qkv")
+    return bump.linear(attended(q, k, v).reshape(len(h), -1), at, "attn_o")
+
+
+def squared(bump: Bump, h: np.ndarray, at: str) -> np.ndarray:
+    """ReLU squared, no gate."""
+    return bump.linear(np.maximum(bump.linear(h, at, "mlp_up"), 0) ** 2, at, "mlp_down")
+
+
+BLOCKS = {"mamba": mamba, "attention": unrotated, "mlp": squared}
+
+
+def single(bump: Bump, x: np.ndarray, layer: int) -> np.ndarray:
+    """A layer of one block."""
+    at = f"layer.{layer}."
+    return x + BLOCKS[bump.config["layer_kinds"][layer]](bump, bump.norm(x, f"{at}block_norm"), at)
+
+
 class Circuit(NamedTuple):
     """A family as the engine knows it: its RoPE kernel and a layer."""
 
@@ -188,6 +240,7 @@ CIRCUITS = {
     "glm4": Circuit("rope_forward_qk_pairwise", sandwiched),
     "qwen3vl": Circuit("mrope_qk_text", dense),
     "qwen35": Circuit("mrope_qk_text", hybrid),
+    "nemotron_h": Circuit("rope_forward_qk", single),
 }
 
 #: ``rope_layout`` of the configuration overrides the template's kernel, in April's engine only.

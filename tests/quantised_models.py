@@ -51,9 +51,25 @@ NAMES = {
         "ssm_norm.weight": "linear_attn.norm.weight",
         "ssm_out.weight": "linear_attn.out_proj.weight",
     },
+    "nemotron_h": {
+        "attn_norm.weight": "norm.weight",
+        **{f"attn_{part}.weight": f"mixer.{part}_proj.weight" for part in "qkv"},
+        "attn_output.weight": "mixer.o_proj.weight",
+        "ffn_up.weight": "mixer.up_proj.weight",
+        "ffn_down.weight": "mixer.down_proj.weight",
+        "ssm_in.weight": "mixer.in_proj.weight",
+        "ssm_conv1d.weight": "mixer.conv1d.weight",
+        "ssm_conv1d.bias": "mixer.conv1d.bias",
+        "ssm_dt.bias": "mixer.dt_bias",
+        "ssm_a": "mixer.A_log",
+        "ssm_d": "mixer.D",
+        "ssm_norm.weight": "mixer.norm.weight",
+        "ssm_out.weight": "mixer.out_proj.weight",
+    },
 }  # fmt: skip
 WHOLE = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
          "output.weight": "lm_head.weight"}  # fmt: skip
+OWN = {"nemotron_h": {"token_embd.weight": "model.embeddings.weight", "output_norm.weight": "model.norm_f.weight"}}
 
 #: Type of blocks -> where a block has its scales, float16, and the values that make its elements small.
 SCALES = {Q.Q4_K: {0: 0.002, 2: 0.01}, Q.Q5_K: {0: 0.001, 2: 0.01}, Q.Q6_K: {208: 0.0001}}
@@ -79,7 +95,16 @@ class Quantised(NamedTuple):
         norms = {"attn_norm": w, "post_attention_norm": w}
         gated = {"ffn_gate": w, "ffn_up": w, "ffn_down": w}
         for n, kind in enumerate(self.layers):
-            if self.arch == "glm4":
+            if self.arch == "nemotron_h":
+                has, vectors, other = self.block(kind), {"attn_norm": w}, {}
+                if kind == "mamba":
+                    other = {
+                        "ssm_conv1d.weight": (2 * w, 4),
+                        "ssm_conv1d.bias": (2 * w,),
+                        "ssm_norm.weight": (2, w // 2),
+                    }
+                    other |= {"ssm_dt.bias": (2,), "ssm_a": (2, 1), "ssm_d": (2, 1)}
+            elif self.arch == "glm4":
                 has = rows | {"ffn_up": 2 * w}
                 vectors = norms | {"ffn_norm": w, "post_ffw_norm": w}
                 other = {f"attn_{part}.bias": (w,) for part in "qkv"}
@@ -96,9 +121,15 @@ class Quantised(NamedTuple):
             found |= {f"blk.{n}.{name}": shape for name, shape in made.items()}
         return found
 
+    def block(self, kind: str) -> dict[str, int]:
+        """Rows of the matrices of a layer of one block; Mamba has two groups and a quarter of the width as state."""
+        w = self.wide
+        kinds = {"mamba": {"ssm_in": 3 * w + 2, "ssm_out": w}, "mlp": {"ffn_up": w, "ffn_down": w}}
+        return kinds.get(kind) or dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), w)
+
     def stored(self, name: str, shape: tuple[int, ...]) -> tuple[np.ndarray, Q]:
         """Rows of blocks, or of floats: vectors and the kernel of a convolution, as llama-quantize leaves them."""
-        if len(shape) == 1 or "conv1d" in name:
+        if len(shape) == 1 or "conv1d" in name or "norm" in name or shape[-1] == 1:
             if name.endswith("ssm_a"):
                 return -np.exp(values(name, shape)), Q.F32
             return values(name, shape, 1.0 if "norm" in name else 0.0), Q.F32
@@ -136,7 +167,17 @@ class Quantised(NamedTuple):
             "attention.recurrent_layers": [kind == "linear_attention" for kind in self.layers],
             "full_attention_interval": 4,
         }
-        return shared | (linear if self.arch == "qwen35" else {})
+        if self.arch != "nemotron_h":
+            return shared | (linear if self.arch == "qwen35" else {})
+        mixer = {key: value for key, value in linear.items() if key.startswith("ssm.")}
+        return {
+            **{key: value for key, value in (shared | mixer).items() if "rms" not in key and "rope" not in key},
+            "attention.layer_norm_epsilon": 1e-5,
+            "attention.head_count_kv": [2 * (kind == "attention") for kind in self.layers],
+            "feed_forward_length": [self.wide * (kind == "mlp") for kind in self.layers],
+            "ssm.state_size": self.wide // 4,
+            "vocab_size": VOCABULARY,
+        }
 
     def write(self, path: Path) -> Path:
         """The GGUF."""
@@ -163,8 +204,13 @@ class Quantised(NamedTuple):
                 array = np.log(-array)
             layer, _, part = name.removeprefix("blk.").partition(".")
             inside = name.startswith("blk.")
-            theirs = f"model.layers.{layer}.{NAMES[self.arch][part]}" if inside else WHOLE[name]
-            made[theirs] = array[:, None, :] if "conv1d" in name else array
+            whole = WHOLE | OWN.get(self.arch, {})
+            theirs = f"model.layers.{layer}.{NAMES[self.arch][part]}" if inside else whole[name]
+            if self.arch == "nemotron_h" and part.startswith(("attn_q", "attn_k")):
+                array = array.reshape(2, -1, 2, self.wide).swapaxes(1, 2).reshape(-1, self.wide)  # heads of neighbours
+            if self.arch == "nemotron_h" and part.startswith(("ssm_a", "ssm_d", "ssm_norm")):
+                array = array.reshape(-1)
+            made[theirs] = array[:, None, :] if "conv1d.weight" in name else array
         return made
 
     def config(self) -> dict[str, Any]:
@@ -186,12 +232,17 @@ class Quantised(NamedTuple):
         }
         if self.arch == "glm4":
             return {**shared, "attention_bias": True, "rope_parameters": rope}
+        if self.arch == "nemotron_h":
+            shared["layer_norm_epsilon"] = shared.pop("rms_norm_eps")
+            mixer = {"ssm_state_size": self.wide // 4, "mamba_num_heads": 2, "mamba_head_dim": self.head, "n_groups": 2}
+            return {**shared, **mixer, "conv_kernel": 4, "chunk_size": 16, "layers_block_type": list(self.layers)}
         linear = {f"linear_num_{kind}_heads": 2 for kind in ("key", "value")}
         linear |= {f"linear_{kind}_head_dim": self.head for kind in ("key", "value")} | {"linear_conv_kernel_dim": 4}
         rope["mrope_section"] = [self.head // 4, 0, 0]
         return {**shared, **linear, "layer_types": list(self.layers), "rope_parameters": rope}
 
 
+BLOCK_KINDS = ("mamba", "mlp", "attention", "mamba")
 LINEAR = ("linear_attention", "linear_attention", "full_attention")
 MODELS = {
     "glm4-q8_0": Quantised("glm4", 64, {"": Q.Q8_0}),
@@ -201,6 +252,13 @@ MODELS = {
     ),
     "qwen35-q4_k": Quantised(
         "qwen35", 256, {"token_embd": Q.Q6_K, "ssm_out": Q.Q5_K, "attn_v": Q.Q6_K, "ssm": Q.Q8_0, "": Q.Q4_K}, LINEAR
+    ),
+    "nemotron_h-q8_0": Quantised("nemotron_h", 64, {"": Q.Q8_0}, BLOCK_KINDS),
+    "nemotron_h-q4_k": Quantised(
+        "nemotron_h",
+        256,
+        {"token_embd": Q.Q6_K, "output.weight": Q.Q6_K, "ffn_down": Q.Q6_K, "ssm_in": Q.Q8_0, "": Q.Q4_K},
+        BLOCK_KINDS,
     ),
 }
 

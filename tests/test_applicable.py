@@ -47,11 +47,11 @@ def test_of_a_model(tmp_path: Path, to: str, options: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("to", "options", "message"),
     [
-        ("peft", {"tie": "tie"}, "--tie is for gguf, safetensors and mlx, and the output is peft adapter"),
-        ("peft", {"set_meta": (("a", "b"),)}, "--set-meta is for .* and the output is peft adapter"),
-        ("mlx", {"context": 64}, "--context is for .* and the output is mlx adapter"),
-        ("gguf", {"rope_layout": "split"}, "--rope-layout is for .* and the output is gguf adapter"),
-        ("gguf", {"max_shard_bytes": 9}, "--max-shard-size is for .* and the output is gguf adapter"),
+        ("peft", {"tie": "tie"}, "--tie is for gguf, safetensors and mlx, and the source is an adapter"),
+        ("peft", {"set_meta": (("a", "b"),)}, "--set-meta is for .* and the source is an adapter"),
+        ("mlx", {"context": 64}, "--context is for .* and the source is an adapter"),
+        ("gguf", {"rope_layout": "split"}, "--rope-layout is for .* and the source is an adapter"),
+        ("gguf", {"max_shard_bytes": 9}, "--max-shard-size is for .* and the source is an adapter"),
     ],
 )
 def test_of_an_adapter(tmp_path: Path, to: str, options: dict[str, Any], message: str) -> None:

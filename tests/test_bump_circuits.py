@@ -257,6 +257,30 @@ FULL = {
 }
 
 
+#: Nemotron-H: the entries of a layer by its kind.
+BLOCKS = {
+    "mamba": {
+        "block_norm": "attn_norm.weight",
+        "mamba_in_proj": "ssm_in.weight",
+        "mamba_conv1d": "ssm_conv1d.weight",
+        "mamba_conv1d_bias": "ssm_conv1d.bias",
+        "mamba_dt_bias": "ssm_dt.bias",
+        "mamba_a": "ssm_a",
+        "mamba_d": "ssm_d",
+        "mamba_norm": "ssm_norm.weight",
+        "mamba_out_proj": "ssm_out.weight",
+    },
+    "mlp": {"block_norm": "attn_norm.weight", "mlp_up": "ffn_up.weight", "mlp_down": "ffn_down.weight"},
+    "attention": {
+        "block_norm": "attn_norm.weight",
+        "attn_q": "attn_q.weight",
+        "attn_k": "attn_k.weight",
+        "attn_v": "attn_v.weight",
+        "attn_o": "attn_output.weight",
+    },
+}
+
+
 def test_entries_and_configuration_of_qwen35(tmp_path: Path) -> None:
     """Every entry is the GGUF's tensor, byte for byte; the tokenizer stands behind them."""
     source = through("gguf", checkpoint("qwen3_5-listed_kinds", tmp_path / "source"), tmp_path)

@@ -6,14 +6,17 @@ Entries are expected from the GGUF, which the gguf package wrote; logits are tra
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import bump_engine
 import gguf
 import numpy as np
 import pytest
+from family_directions import other_tensors
+from gguf import GGMLQuantizationType as Q
 from quantised_models import MODELS, PROMPT, recorded
-from test_bump_circuits import FULL, GLM4, RECURRENT
+from test_bump_circuits import BLOCKS, FULL, GLM4, RECURRENT
 
 import ckconv
 from ckconv import Options
@@ -37,12 +40,14 @@ def tensors_of(name: str) -> dict[str, str | int]:
         if MODELS[name].arch == "glm4":
             biases = {f"b{part}": f"attn_{part}.bias" for part in "qkv"} | {"bo": wide, "b1": 2 * wide, "b2": wide}
             layer = {entry: biases.get(entry, tensor) for entry, tensor in GLM4.items()}
+        elif MODELS[name].arch == "nemotron_h":
+            layer = dict(BLOCKS[kind])
         else:
             layer = dict(FULL if kind == "full_attention" else RECURRENT)
             layer |= {f"ffn_{part}": f"ffn_{part}.weight" for part in ("gate", "up", "down")}
         made |= {f"layer.{n}.{e}": f"blk.{n}.{t}" if isinstance(t, str) else t for e, t in layer.items()}
     last: dict[str, str | int] = {"final_ln_weight": "output_norm.weight"}
-    return made | last | ({"final_ln_bias": wide} if MODELS[name].arch == "glm4" else {})
+    return made | last | ({} if MODELS[name].arch == "qwen35" else {"final_ln_bias": wide})
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -54,6 +59,9 @@ def test_every_entry_is_the_sources_tensor_block_by_block(name: str, tmp_path: P
     for entry, of in tensors_of(name).items():
         kind = "F32" if isinstance(of, int) else tensors[of].tensor_type.name
         raw = bytes(4 * of) if isinstance(of, int) else tensors[of].data.tobytes()
+        if name.startswith("nemotron_h") and entry.endswith(("attn_q", "attn_k")):  # no position turns them
+            rows = tensors[str(of)].data
+            raw = rows.reshape(2, -1, 2, rows.shape[-1]).swapaxes(1, 2).tobytes()
         wanted.append((entry, kind.lower().replace("f32", "fp32"), raw))
     found = [(e["name"], e["dtype"], data[e["file_offset"] : e["file_offset"] + e["size"]]) for e in said["entries"]]
     assert found == wanted
@@ -96,3 +104,67 @@ def test_a_qwen35_without_linear_layers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CkconvError, match="a qwen35 without linear layers") as caught:
         ckconv.convert(source, tmp_path / "m.bump", options=Options(bump_version=5, engine="july"))
     assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)
+
+
+def test_the_configuration_of_nemotron_h(tmp_path: Path) -> None:
+    said = json.loads(bump_of("nemotron_h-q8_0", tmp_path).with_name("weights_manifest.json").read_text())
+    kinds = ["mamba", "mlp", "attention", "mamba"]
+
+    def policy(kind: str, word: str) -> list[str]:
+        return [word if one == kind else "none" for one in kinds]
+
+    wanted = {
+        "model": "nemotron_h", "embed_dim": 64, "num_layers": 4, "num_heads": 2, "num_kv_heads": 2, "head_dim": 32,
+        "intermediate_size": 64, "context_length": 64, "vocab_size": 64, "rms_eps": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": False, "layer_kinds": kinds, "hybrid_block_pattern": kinds, "has_qk_norm": False,
+        "layer_state_policy": policy("mamba", "mamba2"), "layer_recurrent_policy": policy("mamba", "mamba2"),
+        "layer_attention_policy": policy("attention", "full_attention"), "layer_mlp_policy": policy("mlp", "relu2"),
+        "layer_kv_policy": policy("attention", "attention_kv_cache"), "layer_moe_policy": ["none"] * 4,
+        "mamba_num_heads": 2, "mamba_head_dim": 32, "mamba_intermediate_size": 64, "gate_dim": 64, "ssm_inner_size": 64,
+        "ssm_state_size": 16, "ssm_group_count": 2, "ssm_conv_kernel": 4, "ssm_conv_history": 4,
+        "ssm_time_step_rank": 2, "ssm_conv_channels": 128, "mamba_conv_dim": 128, "mamba_projection_size": 194,
+        "mamba_norm_group_size": 32, "recurrent_num_heads": 2, "recurrent_head_dim": 32,
+        "ssm_projection_layout": "mamba2_v_qk_dt", "ssm_conv_history_mode": "kernel_width",
+        "recurrent_state_layout": "heads_head_dim_state", "ckconv_engines": ["july"],
+    }  # fmt: skip
+    assert {key: said["config"].get(key) for key in wanted} == wanted
+    assert said["quant_summary"]["layer.0"]["mamba_in_proj"] == "q8_0"
+    assert said["quant_summary"]["layer.0"]["mamba_conv1d"] == "fp32"
+    assert "template" not in said
+
+
+@pytest.mark.parametrize("format", ["hf", "mlx"])
+def test_nemotron_h_of_floats_is_right_once_it_is_quantised(format: str, tmp_path: Path) -> None:
+    direct = bump_of("nemotron_h-q8_0", tmp_path)
+    between = tmp_path / "between"
+    to = "safetensors" if format == "hf" else format
+    ckconv.convert(tmp_path / "m.gguf", f"{between}/", to=to, options=Options(dequantize=True))
+    asked = Options(bump_version=5, source_record=False, engine="july")
+    with pytest.raises(
+        CkconvError, match=r"with matrices of Q8_0, Q4_K, Q6_K only, and token_emb is"
+    ) as caught:
+        ckconv.convert(between, f"{tmp_path}/floats/", to="bump", options=asked)
+    assert (caught.value.exit_code, caught.value.hint) == (4, "--quantize Q8_0")
+    ckconv.convert(between, f"{tmp_path}/again/", to="bump", options=replace(asked, quantize="Q8_0"))
+    rows = bump_engine.logits(tmp_path / "again" / "weights.bump", PROMPT, "july")
+    assert np.abs(rows - bump_engine.logits(direct, PROMPT, "july")).max() < 1e-6
+
+
+def test_nemotron_h_comes_back_as_a_checkpoint(tmp_path: Path) -> None:
+    made = bump_of("nemotron_h-q8_0", tmp_path)
+    for source, name in ((made, "back"), (tmp_path / "m.gguf", "direct")):
+        ckconv.convert(source, f"{tmp_path}/{name}/", to="safetensors", options=Options(dequantize=True))
+    assert other_tensors(tmp_path / "back", tmp_path / "direct") == ""
+    found, wanted = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("back", "direct"))
+    assert found == wanted
+
+
+@pytest.mark.parametrize("age", ["april", "july"])
+def test_blocks_that_nemotron_h_was_not_run_with_are_refused(age: str, tmp_path: Path) -> None:
+    source = MODELS["nemotron_h-q4_k"]._replace(types={"token_embd": Q.Q6_K, "output.weight": Q.Q6_K, "": Q.Q5_K})
+    why = "only, and layer.0.mamba_in_proj is Q5_K" if age == "july" else "April 2026 has no template for nemotron_h"
+    with pytest.raises(CkconvError, match=why) as caught:
+        ckconv.convert(
+            source.write(tmp_path / "m.gguf"), tmp_path / "m.bump", options=Options(bump_version=5, engine=age)
+        )
+    assert caught.value.exit_code == 4

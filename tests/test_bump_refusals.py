@@ -38,7 +38,6 @@ FAMILIES_RUN = {
     "deepseek_v3": Wrong("not built, as kimi_vl: body weights not used: mla_kv_a_norm", "leaves a norm unused"),
     "ministral3": Wrong("not built: missing template for arch 'mistral3'", "no template for mistral3"),
     "smollm3": Wrong("not converted: missing attention.head_count", "no layers without RoPE"),
-    "nemotron_h": Wrong("397 % in FP32", "in blocks only, and ckconv does not write its entries"),
     "nemotron_h_moe": Wrong("142 %", "a nemotron_h with experts in blocks only, and computes something else"),
     "mixtral": Wrong("no template", EXPERTS),
     "qwen3moe": Wrong("no template", EXPERTS),

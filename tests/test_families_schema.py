@@ -265,7 +265,7 @@ def test_an_engine_may_be_known_to_have_nothing_for_a_family(tmp_path: Path) -> 
 
 def test_the_families_that_the_engine_of_bump_5_has_a_template_for() -> None:
     found = {family.name for family in families_of_engine("bump5")}
-    assert found == {"llama", "qwen2", "qwen3", "gemma3", "glm4", "qwen3_5", "qwen3_vl"}
+    assert found == {"llama", "qwen2", "qwen3", "gemma3", "glm4", "nemotron_h", "qwen3_5", "qwen3_vl"}
 
 
 NORMS = [f"layers.{{n}}.attention.{x}_norm.weight" for x in "qk"]

@@ -245,7 +245,7 @@ def test_a_trained_model_is_written_again_with_all_that_its_manifest_says(
     assert list(read_manifest(made)) == list(read_manifest(source))
 
 
-@pytest.mark.parametrize("to", ["gguf", "safetensors", "mlx"])
+@pytest.mark.parametrize("to", ["gguf", "safetensors", "mlx", "bump"])
 def test_what_a_manifest_says_of_training_is_named_where_it_is_lost(to: str, tmp_path: Path, ckconv: Any) -> None:
     source = CASES["llama-step16"].source(tmp_path / "plain")
     result = ckconv("convert", source, tmp_path / f"out.{to}", "--to", to)

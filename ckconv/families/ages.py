@@ -46,13 +46,13 @@ class Circuit(NamedTuple):
     Attributes:
         wrong: why no file is right; empty where some are.
         right_if: what must hold of the model.
-        floats: why no matrix of a layer may be one of floats; empty where they may.
+        types: the only ones of matrices that are right; empty for those of the age.
         fragments: those that only its files need.
     """
 
     wrong: str
     right_if: tuple[Condition, ...]
-    floats: str
+    types: tuple[str, ...]
     fragments: tuple[Fragment, ...]
 
 
@@ -148,11 +148,11 @@ class _Reader(Fields):
 
     def _circuit(self, name: str, item: object) -> Circuit:
         self.where = f"bump5.templates.{name}"
-        row = self.fields(item, frozenset({"wrong", "right_if", "floats", "fragments"}))
+        row = self.fields(item, frozenset({"wrong", "right_if", "types", "fragments"}))
         return Circuit(
             str(row.get("wrong", "")),
             tuple(condition(self, one) for one in listed(row.get("right_if", []))),
-            str(row.get("floats", "")),
+            self._types(row, "types"),
             tuple(self._fragments(row)),
         )
 

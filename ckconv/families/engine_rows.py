@@ -66,7 +66,8 @@ class Engine(NamedTuple):
         tensors: of a bump engine: canonical names of tensors that its operations use besides those of a Llama; all
             of them have to be there, and no others may.
         slots: of a bump engine: entries of a layer, where they are not a Llama's -> canonical names of the tensors that
-            lie in each, in order; a layer has those of its kind.
+            lie in each, in order; a layer has those of its kind. Besides, the zeros behind the last norm, where it has
+            them.
         floats: those of them that are FP32 whatever the model's type is, besides vectors.
         interleaved: of a bump engine: it rotates interleaved rows of Q and K; otherwise split ones.
         slides: of a bump engine: it computes the sliding window, in every layer alike, all rotated by one base.

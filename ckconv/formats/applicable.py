@@ -20,11 +20,12 @@ def check_options(index: TensorIndex, to: str, options: Options) -> None:
     Raises:
         UsageError: ``usage.flag``.
     """
-    output = f"{to} adapter" if index.adapter is not None else to
+    adapter = index.adapter is not None
+    output, said = (f"{to} adapter", "the source is an adapter") if adapter else (to, f"the output is {to}")
     for given in asked(options):
         outputs = _outputs_with(given.option.name)
         if given.option.limited and output not in outputs:
-            raise UsageError("usage.flag", f"{given.flag} is for {_listed(outputs)}, and the output is {output}")
+            raise UsageError("usage.flag", f"{given.flag} is for {_listed(outputs)}, and {said}")
     if options.base is not None and index.adapter is None:
         raise UsageError("usage.flag", f"--base is for an adapter to be converted, and {index.path.name} is a model")
     if index.adapter is None:

@@ -42,7 +42,7 @@ def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan 
         return None, ""
     opened = record_beside(index)
     if opened is None and index.facts.get("only_here"):
-        return None, f"left out, and kept by --to bump --trainable only: {index.facts['only_here']} of the manifest"
+        return None, str(index.facts["only_here"])
     if opened is None:
         name = record_path(index.path).name
         return None, f"no source record beside it ({name}): what only the source's own header said is not known"

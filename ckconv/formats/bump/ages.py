@@ -101,14 +101,15 @@ def conditions(age: Age, made: Made) -> Iterator[Reason]:
             yield Reason(condition.said(made.scope) or f"the engine needs {condition.expression}", condition.hint)
 
 
-def _float_faults(age: Age, made: Made) -> Iterator[str]:
-    """Matrices of floats that are computed wrong for another reason than their type."""
-    floats = [slot for slot, dtype in made.types.items() if dtype.block == 1]
+def _type_faults(age: Age, made: Made) -> Iterator[str]:
+    """Matrices that are computed wrong though the age has a kernel for their type."""
     circuit = age.circuits.get(made.circuit)
-    in_layers = [slot for slot in floats if parse(slot).layer is not None]
-    if circuit is not None and circuit.floats and in_layers:
-        what = f"{made.circuit} wrong with floats like {in_layers[0]}"
-        yield f"the engine of {age.title} computes {what}: {circuit.floats}"
+    if circuit is not None and circuit.types:
+        wrong = [slot for slot, dtype in made.types.items() if dtype.name not in circuit.types]
+        if wrong:
+            what = f"{made.circuit} with matrices of {', '.join(circuit.types)} only"
+            yield f"the engine of {age.title} computes {what}, and {wrong[0]} is {made.types[wrong[0]]}"
+    floats = [slot for slot, dtype in made.types.items() if dtype.block == 1]
     doubled = [bias for slot in floats if (bias := _bias(age, slot)) in made.biased]
     if doubled:
         more = f" and {len(doubled) - 1} more" if len(doubled) > 1 else ""
@@ -146,7 +147,7 @@ def _template_faults(age: Age, made: Made) -> Iterator[str]:
 
 def later_faults(age: Age, made: Made) -> Iterator[str]:
     """What is known once every slot has its type."""
-    yield from _float_faults(age, made)
+    yield from _type_faults(age, made)
     yield from _template_faults(age, made)
 
 

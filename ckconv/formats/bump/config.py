@@ -78,7 +78,8 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
         raise UnsupportedError(
             "model.architecture", f"ckconv does not know the model_type {quoted(model_type)}", path=path
         )
-    model = build_config(family.name, model_type, values, names, fail, vocab_size=header["vocab_size"], rope=True)
+    rope = "rope_theta" in family.parameters  # without RoPE the engine has a base all the same
+    model = build_config(family.name, model_type, values, names, fail, vocab_size=header["vocab_size"], rope=rope)
     if model.head_dim != header["head_dim"]:
         raise fail(f"head_dim is {model.head_dim}, the file's header says {header['head_dim']}")
     if not model.ffn_size:

@@ -24,13 +24,14 @@ def table_of(family: Family, parameters: Mapping[str, Any]) -> SlotTable | None:
         return None
     scope = Scope(family, parameters)
     entries = []
-    for slot, names in row.slots:
+    of_layers = [(slot, names) for slot, names in row.slots if names[0].startswith("L.")]
+    for slot, names in of_layers:
         tensors = [_row(family, name) for name in names]
         layers = layers_with(family, tensors[0][0], scope)
-        fp32 = slot in row.floats or len(tensors[0][0].axes) == 1
+        fp32 = slot in row.floats or len(tensors[0][0].axes) == 1 or tensors[0][1] == "bias"
         here = None if len(layers) == scope["layers"] else frozenset(layers)
         entries.append((slot, [canonical_pattern(family, one.name, kind) for one, kind in tensors], fp32, here))
-    return own_slots(entries)
+    return own_slots(entries, final_bias=len(of_layers) < len(row.slots))
 
 
 def _row(family: Family, name: str) -> tuple[TensorRow, str]:

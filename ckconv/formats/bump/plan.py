@@ -19,6 +19,7 @@ from ckconv.families.names import GGUF, names_of
 from ckconv.families.naming_schemes import beside_text, part_hint
 from ckconv.families.sliding import unusual
 from ckconv.families.words import HEAD_SIZE, of_class, said, tensors_said, window_words
+from ckconv.formats.bump.engines import TRAINED
 from ckconv.formats.bump.placement import Geometry, geometry, place, slots_of
 from ckconv.formats.bump.slots import Slot, SlotTable, table_entries
 from ckconv.formats.bump.spec import TABLE_LENGTH
@@ -107,6 +108,8 @@ class BumpPlanner(Planner):
         if self.reasons or only_reasons:
             return self.refused()
         self.note_unread()
+        if self.engine != TRAINED and self.index.facts.get("only_here"):
+            self.notes.append(str(self.index.facts["only_here"]))
         return self._finish(types, interleaved)
 
     @abstractmethod

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ckconv.core.dtypes import F32, DType
+from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.names import is_bias, parse, with_layer
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.ages import Age
@@ -32,6 +32,8 @@ from ckconv.options import Options
 from ckconv.plan.planner import HEAD
 from ckconv.plan.probe import SourceFacts, zeros
 from ckconv.plan.steps import Plan
+
+_Q8_0 = DTYPES["Q8_0"]
 
 
 class Bump5Planner(BumpPlanner):
@@ -123,8 +125,21 @@ class Bump5Planner(BumpPlanner):
         made = self._to_judge(matrices)._replace(biased=self._biased(), rope_layout=layout)
         made = made._replace(template=merged(ages.needed_template(made), self._template or {}))
         for why in ages.later_faults(self.age, made):
-            self.refuse(why, ages.elsewhere(self.age, lambda age: ages.remains_wrong(age, made)))
+            self.refuse(why, ages.elsewhere(self.age, lambda age: ages.remains_wrong(age, made)) or self._rounded(made))
         self._made = made
+
+    def _rounded(self, made: ages.Made) -> str:
+        """The flag that makes blocks of floats that the engine computes wrong; empty where blocks do not help."""
+        floats = {slot for slot, dtype in made.types.items() if dtype.block == 1}
+        blocks = made._replace(types={slot: _Q8_0 if slot in floats else dtype for slot, dtype in made.types.items()})
+        parts = {
+            with_layer(part.canonical, n)
+            for slot, n in slots_of(self.table, self.config.num_layers)
+            for part in slot.parts
+            if with_layer(slot.name, n) in floats
+        }
+        fits = not any(self.tensors[name].shape[-1] % _Q8_0.block for name in parts & self.tensors.keys())
+        return f"--quantize {_Q8_0}" if floats and fits and not [*ages.later_faults(self.age, blocks)] else ""
 
     def _biased(self) -> frozenset[str]:
         """Slots of biases that are not all zeros."""

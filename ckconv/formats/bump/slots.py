@@ -177,17 +177,20 @@ ALIASES: dict[str, str] = {
 CANONICAL = "canonical"
 
 
-def own_slots(entries: Iterable[tuple[str, Sequence[str], bool, frozenset[int] | None]]) -> SlotTable:
+def own_slots(
+    entries: Iterable[tuple[str, Sequence[str], bool, frozenset[int] | None]], *, final_bias: bool
+) -> SlotTable:
     """The table of a family with layers of its own, ``convert_gguf_to_bump_v8.py``: the tokenizer behind everything.
 
     Args:
         entries: of a layer: name, canonical names of its tensors, whether it is FP32, and the layers that have it.
+        final_bias: zeros stand behind the last norm.
     """
     layer = (
         Slot(f"layer.{{n}}.{name}", tuple(Part(tensor, CANONICAL) for tensor in tensors), fp32, layers=layers)
         for name, tensors, fp32, layers in entries
     )
-    return (_TOKEN_EMB, _HEAD), tuple(layer), (_FINAL, *CONTENT)
+    return (_TOKEN_EMB, _HEAD), tuple(layer), (_FINAL, *((_FINAL_BIAS,) if final_bias else ()), *CONTENT)
 
 
 def key_of(slot: Slot) -> str:

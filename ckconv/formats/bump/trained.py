@@ -169,9 +169,10 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
 
 
 def _only_here(document: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """What the manifest says of where the model is from, and of its training, which is nowhere in another format."""
+    """The note about what the manifest says of the model's origin and training; empty where it says nothing."""
     keys = [key for key in PROVENANCE if key in document]
-    return ", ".join([*keys, *(f"config.{key}" for key in ("training",) if key in config)])
+    keys += [f"config.{key}" for key in ("training",) if key in config]
+    return f"left out, and kept by --to bump --trainable only: {', '.join(keys)} of the manifest" if keys else ""
 
 
 def _family(path: Path, config: Mapping[str, Any]) -> Family:
