@@ -142,7 +142,9 @@ def test_version_4_is_said_to_be_for_v7_and_v8(tmp_path: Path, ckconv) -> None:
     """The engine of January loads it as its own layout: same magic, other order."""
     source = Model().write(tmp_path / "m.gguf")
     said = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 4).out
-    assert "note: for v7 and v8 only: the v4 engine of January 2026 loads the file without a complaint" in said
+    assert (
+        "note: layout D, for v7 and v8 only: the v4 engine of January 2026 loads the file without a complaint" in said
+    )
     assert "container\tnote\tfor v7 and v8 only" in ckconv("inspect", tmp_path / "m.bump").out
 
 

@@ -19,8 +19,8 @@ _NEWER = "v7 and v8 want bump 5"
 
 #: The January engine with bump 4 in its own layout has the same magic.
 FOR_V7_AND_V8 = (
-    "layout D, for v7 and v8 only: the v4 engine of January 2026 loads the file without a complaint, takes it for its own layout "
-    "and computes garbage"
+    "layout D, for v7 and v8 only: the v4 engine of January 2026 loads the file without a complaint, takes it for its "
+    "own layout and computes garbage"
 )
 
 
