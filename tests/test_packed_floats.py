@@ -167,6 +167,31 @@ def test_mxfp4_blocks_of_a_gguf_decode_to_the_same_numbers(tmp_path: Path, ckcon
         assert np.array_equal(values, expected[f"model.layers.0.{key}.weight"])
 
 
+def test_mxfp8_is_bf16_of_the_same_values_in_a_gguf(tmp_path: Path, ckconv) -> None:
+    expected = model(tmp_path / "packed", DECODER, mxfp8, compressed("mxfp8-quantized"))
+    result = ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf")
+    assert result.code == 0, result.err
+    assert "7 tensors of MLX mxfp8 group 32 (8.2 bits a weight) are BF16 (16.0)" in result.out
+    made = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}["blk.0.ffn_down.weight"]
+    assert made.tensor_type is gguf.GGMLQuantizationType.BF16
+    values = gguf.quants.dequantize(made.data, made.tensor_type)
+    assert np.array_equal(values, expected["model.layers.0.mlp.down_proj.weight"])
+
+
+@pytest.mark.parametrize("byte", [2, 247, 255])
+def test_mxfp8_scales_with_which_bf16_does_not_hold_every_code_are_counted(tmp_path: Path, ckconv, byte: int) -> None:
+    def one(module: str, shape: tuple[int, int], seed: int) -> Made:
+        tensors, values = mxfp8(module, shape, seed)
+        if module.endswith("0.mlp.down_proj"):
+            tensors[f"{module}.weight_scale"][3, 1] = byte
+        return tensors, values
+
+    model(tmp_path / "packed", DECODER, one, compressed("mxfp8-quantized"))
+    result = ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf")
+    assert result.code == 4
+    assert "1 groups have a scale that is no power of two in BF16's range" in result.err
+
+
 @pytest.mark.parametrize(
     ("name", "entry"),
     [

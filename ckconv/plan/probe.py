@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from ckconv.core.adapters import Role
-from ckconv.core.dtypes import DType
+from ckconv.core.dtypes import BF16, DType
 from ckconv.core.names import is_bias, parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.io.files import Files, runs
@@ -155,10 +155,11 @@ def _factors(tensor: Tensor, files: Files) -> list[float]:
 def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:
     from ckconv.io.rows import RowReader, canonical_pieces
     from ckconv.quant.nvfp4 import TRIPLE, is_scaled
-    from ckconv.quant.reexpress import blocks_for, way_between
+    from ckconv.quant.reexpress import MXFP8, blocks_for, is_fp8, way_between
 
     blocks = blocks_for(tensor.dtype, tensor.layout.cols)
-    own = (tensor.dtype,) if triple_of(tensor.dtype) else (triple_type(TRIPLE),) if is_scaled(tensor.dtype) else ()
+    into = TRIPLE if is_scaled(tensor.dtype) else MXFP8 if is_fp8(tensor.dtype) else triple_of(tensor.dtype)
+    own = (triple_type(into),) if into else ()
     counts, certain = Counter[DType](), Counter[DType]()
     for judge in _judges(tensor, files) if blocks or own else ():
         for block in (*own, *blocks):
@@ -177,15 +178,16 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
     from ckconv.io.rows import RowReader, canonical_pieces
     from ckconv.quant.affine import unfit
     from ckconv.quant.nvfp4 import is_scaled, products
-    from ckconv.quant.reexpress import numbers_of, scale_bytes
+    from ckconv.quant.reexpress import beyond_bf16, numbers_of, scale_bytes
     from ckconv.quant.repack import find, no_numbers
 
     triple, numbers = triple_of(tensor.dtype), numbers_of(tensor.dtype)
     if triple is None:
         for rows in numbers_alone(tensor, lambda array: RowReader(array, files)):
             if numbers is None:
-                fits = (products if is_scaled(tensor.dtype) else scale_bytes)(rows, tensor.dtype)[1]
-                yield lambda block, whatever, fits=fits: int((~fits).sum())
+                found, fits = (products if is_scaled(tensor.dtype) else scale_bytes)(rows, tensor.dtype)
+                held = fits & ~beyond_bf16(found)
+                yield lambda block, whatever, each={BF16: held}, fits=fits: int((~each.get(block, fits)).sum())
             else:
                 parts = numbers.parts(rows, codes=False)
                 yield lambda block, whatever, parts=parts: int(unfit(parts, block, whatever=whatever).sum())
@@ -197,6 +199,8 @@ def _judges(tensor: Tensor, files: Files) -> Iterator[Callable[..., int]]:
 
         def count(block: DType, whatever: bool, rows: Rows = rows, beside: Rows | None = beside) -> int:
             recipe = find(quantization, block)
+            if block is BF16:
+                return int(beyond_bf16(rows).sum())
             if recipe is None:  # its own type
                 return no_numbers(rows, triple)
             return recipe.unfit_groups(rows, beside, triple, whatever=whatever)

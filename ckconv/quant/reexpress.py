@@ -44,6 +44,9 @@ class Numbers(NamedTuple):
 
 _MXFP8 = Quantization("mxfp8", 8, 32)
 
+#: What holds FP8 whose scales are powers of two.
+MXFP8 = Triple(_MXFP8, BF16)
+
 #: Why scattered groups are nothing but themselves.
 SCATTERED = "columns that share a scale lie anywhere in the row (desc_act), and everywhere else they are neighbours"
 
@@ -110,7 +113,7 @@ def way_between(source: DType, target: DType) -> Way | None:
 def blocks_for(source: DType, columns: int) -> tuple[DType, ...]:
     """GGUF types that may hold rows of this many elements, the first choice first."""
     triple = triple_of(source)
-    if is_fp8(source):
+    if is_fp8(source) or is_mxfp8(source):
         return (BF16,)
     found = [recipe.block for recipe in repack.candidates(triple.quantization)] if triple else _OF_PACKED
     return tuple(block for block in found if way_between(source, block) and columns % block.block == 0)
@@ -120,6 +123,19 @@ def is_fp8(dtype: DType) -> bool:
     """E4M3 codes and a scale for each group of a row."""
     scheme = scheme_of(dtype)
     return scheme is not None and scheme.codes == E4M3 and not (scheme.factor or scheme.ordered)
+
+
+def is_mxfp8(dtype: DType) -> bool:
+    """E4M3 codes, and powers of two for the scales of their groups."""
+    triple = triple_of(dtype)
+    return triple is not None and triple.quantization == _MXFP8
+
+
+def beyond_bf16(scales: Rows) -> Flags:
+    """Which E8M0 bytes times some E4M3 code, from 2**-9 to 448, are no BF16 of as many digits."""
+    import numpy as np
+
+    return np.asarray((scales < 3) | (scales > 246))
 
 
 def scale_bytes(rows: Rows, dtype: DType) -> tuple[Rows, Flags]:
@@ -161,7 +177,7 @@ def no_block(source: DType, columns: int) -> str:
 def none_of(blocks: Sequence[DType]) -> str:
     """What groups have that none of these types holds."""
     if BF16 in blocks:
-        return "a scale that is no power of two, so that BF16 does not hold the values"
+        return "a scale that is no power of two in BF16's range, so that BF16 does not hold the values"
     return f"numbers that no {' or '.join(block.name for block in blocks)} block holds"
 
 
@@ -174,7 +190,7 @@ def triple_for(source: DType, number: DType) -> Triple | None:
     if recipe is not None:
         return repack.natural_triple(source, number if recipe.mode == "affine" else None)
     if is_fp8(source) and _whole(source, _MXFP8.group_size):
-        return Triple(_MXFP8, BF16)
+        return MXFP8
     if packed_ways.is_scaled(source):
         return packed_ways.TRIPLE
     numbers = numbers_of(source)
@@ -186,7 +202,8 @@ def triple_for(source: DType, number: DType) -> Triple | None:
 def grown(source: DType, target: DType) -> bool:
     """Codes alone take more bits in ``target`` than whole groups in ``source``, which is no type that is decoded."""
     triple, block = triple_of(target), affine.BLOCKS.get(target)
-    bits = triple.quantization.bits if triple else block.bits if block else 16 * (target is BF16 and is_fp8(source))
+    widened = 16 * (target is BF16 and BF16 in blocks_for(source, 0))
+    bits = triple.quantization.bits if triple else block.bits if block else widened
     return bits > bits_a_weight(source) and (target is BF16 or way_between(source, target) is not None)
 
 

@@ -16,7 +16,7 @@ from ckconv.formats.gguf.config import gguf_config, keys_of, value_of
 from ckconv.formats.gguf.layer_keys import tensors_of_keys
 from ckconv.formats.gguf.read import GgufFile, join_shards, read_gguf
 from ckconv.formats.gguf.read_header import read_header
-from ckconv.formats.gguf.scales import items
+from ckconv.formats.gguf.scales import items, of_activations
 from ckconv.formats.gguf.spec import GGUF_KIND
 from ckconv.io.bytesource import ByteSource
 
@@ -63,9 +63,11 @@ def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
     family = _family(file, architecture) if kind == "model" else None
     config = gguf_config(file, architecture, family) if family else None
     canonical = Canonical({}, {}, (), file.tensors)
+    beside = of_activations(file.tensors)
+    left = {dropped.stored.name for dropped in beside}
     if family and config:
         canonical = canonicalise(
-            items(file.tensors),
+            items([tensor for tensor in file.tensors if tensor.name not in left]),
             family,
             names_of(family, "gguf"),
             config,
@@ -84,7 +86,7 @@ def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
         stored=file.tensors,
         tensors=canonical.tensors,
         canonical_of=canonical.canonical_of,
-        dropped=canonical.dropped,
+        dropped=(*canonical.dropped, *beside),
         unknown=canonical.unknown,
         metadata_kind=MetadataKind.TYPED,
         metadata=file.metadata,

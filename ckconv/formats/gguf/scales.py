@@ -2,7 +2,8 @@
 
 ``NAME.scale`` is F32 ``[1]``, of stacked experts ``[experts]``; without it the number is 1. Source: the generic pass of
 ``load_tensors`` in ``src/llama-model.cpp`` and ``build_lora_mm`` in ``src/llama-graph.cpp``, which multiplies the
-product; ``_generate_nvfp4_tensors`` in ``conversion/base.py``.
+product; ``_generate_nvfp4_tensors`` in ``conversion/base.py``. ``NAME.input_scale``, of activations, is loaded beside
+it and enters no product.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.layouts import plain
-from ckconv.core.tensors import Array, Extent, Packed, StoredTensor, Tensor
+from ckconv.core.tensors import Array, Dropped, Extent, Packed, StoredTensor, Tensor
 from ckconv.families.canonical import Item, plain_item
 from ckconv.formats.gguf.entries import Entry, numbers_entry
 from ckconv.plan.decoding import DECODE
 from ckconv.quant.nvfp4 import is_scaled
 from ckconv.quant.packed import E2M1, Scheme, packed_type, rows_of
+from ckconv.quant.packings import NOT_WEIGHTS
 
 if TYPE_CHECKING:
     from ckconv.plan.planner import Planner
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 _NVFP4 = DTYPES["NVFP4"]
 _SCHEME = Scheme(E2M1, 4, 16, DTYPES["F8_E4M3"], factor=True)
-_WEIGHT, _SCALE = ".weight", ".scale"
+_WEIGHT, _SCALE, _INPUT = ".weight", ".scale", ".input_scale"
 
 #: What there may be, where nobody looked.
 _UNSEEN = [math.nan]
@@ -38,6 +40,14 @@ _SCALED = frozenset(
     {"attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_exps",
      "ffn_up_exps", "ffn_down_exps", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"}
 )  # fmt: skip
+
+
+def of_activations(stored: Sequence[StoredTensor]) -> tuple[Dropped, ...]:
+    """Scales of what a matrix is multiplied with: a GGUF keeps them, and nothing else has a place for them."""
+    found = [tensor for tensor in stored if tensor.name.endswith(_INPUT)]
+    names = {tensor.name for tensor in stored} if found else set()
+    beside = (tensor for tensor in found if tensor.name.removesuffix(_INPUT) + _WEIGHT in names)
+    return tuple(Dropped(tensor, NOT_WEIGHTS, copied=True) for tensor in beside)
 
 
 def items(stored: Sequence[StoredTensor]) -> Iterable[Item]:

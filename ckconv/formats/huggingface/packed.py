@@ -21,15 +21,13 @@ from ckconv.io.bytesource import FileSource, open_source
 from ckconv.lazy import NamedTuple
 from ckconv.quant.mlx import Triple
 from ckconv.quant.packed import Scheme, packed_type
-from ckconv.quant.packings import ACTIVATIONS, PACKINGS, Declared, Misfit, Module, Packing, Unread
+from ckconv.quant.packings import ACTIVATIONS, NOT_WEIGHTS, PACKINGS, Declared, Misfit, Module, Packing, Unread
 from ckconv.quant.triples import triple_type
 
 #: Suffixes that only packed modules have.
 _OWN = frozenset(s.removesuffix("?") for p in PACKINGS for s in p.arrays) - {".weight", ".scales"}
 
 _KNOWN = frozenset(method for packing in PACKINGS for method in packing.methods)
-
-_NOT_WEIGHTS = "a scale of activations, which does not enter the weights"
 
 
 class Found(NamedTuple):
@@ -112,7 +110,7 @@ def packed_items(stored: Sequence[StoredTensor], config: Mapping[str, Any], root
         if item.tensor.name not in left
     ]
     words = "; ".join(f"{kind}: {counted(n, 'matrix', 'matrices')}" for kind, n in kinds.items())
-    dropped = tuple(Dropped(tensor, _NOT_WEIGHTS, copied=True) for tensor in about)
+    dropped = tuple(Dropped(tensor, NOT_WEIGHTS, copied=True) for tensor in about)
     return Found([item for item in named if item], packed, dropped, words)
 
 

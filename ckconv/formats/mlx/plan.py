@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckconv.core.dtypes import BF16, DTYPES, F32, DType, Kind
+from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.tensors import Tensor
 from ckconv.families.loaders import MLX_LM
 from ckconv.families.schema import Family
@@ -71,7 +71,7 @@ class MlxPlanner(CheckpointPlanner):
             why = f"{tensor.dtype} is {'no exact MLX quantisation' if triple is None else 'another type in MLX'}"
             self._fault(SCATTERED if scattered(tensor.dtype) else why, DECODE, tensor.source)
             return tensor.dtype
-        if is_fp8(tensor.dtype) and (count := self.source.unfit.get(tensor.name, {}).get(BF16, 0)):
+        if is_fp8(tensor.dtype) and (count := self.source.unfit.get(tensor.name, {}).get(triple_type(triple), 0)):
             self._fault("scales are no powers of two, as MLX's mxfp8 wants them", DECODE, tensor.source, count)
             return tensor.dtype
         if is_scaled(tensor.dtype) and (count := self.source.unfit.get(tensor.name, {}).get(triple_type(triple), 0)):
