@@ -322,6 +322,38 @@ def test_nvfp4_of_a_gguf_is_decoded_with_its_scale(tmp_path: Path, ckconv) -> No
     assert one == other
 
 
+def test_scales_of_activations_beside_nvfp4_stay_in_a_gguf_and_are_left_out_elsewhere(tmp_path: Path, ckconv) -> None:
+    """As llama.cpp's converter writes them: ``NAME.input_scale``."""
+    pack, settings, _ = MODELS["ModelOpt"]
+    expected = model(tmp_path / "packed", DECODER, pack, settings)
+    assert ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf", "--tensor-scales").code == 0
+    made = gguf.GGUFReader(tmp_path / "m.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "scales.gguf", "llama")
+    for key, field in made.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            writer.add_key_value(key, field.contents(), field.types[0], field.types[-1])
+    for tensor in made.tensors:
+        raw = tensor.tensor_type if tensor.data.dtype == np.uint8 else None
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=raw)
+        if tensor.name.endswith(".scale"):
+            writer.add_tensor(tensor.name.replace(".scale", ".input_scale"), np.array([0.75], np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    assert ckconv("convert", tmp_path / "scales.gguf", tmp_path / "copy.gguf").code == 0
+    one, other = ({t.name: t.data.tobytes() for t in gguf.GGUFReader(tmp_path / f"{name}.gguf").tensors}
+                  for name in ("scales", "copy"))  # fmt: skip
+    assert one == other
+    assert ckconv("diff", tmp_path / "m.gguf", tmp_path / "scales.gguf").code == 0
+    result = ckconv("convert", tmp_path / "scales.gguf", f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
+    assert result.code == 0, result.err
+    assert "left out blk.0.ffn_down.input_scale and 6 more: a scale of activations" in result.out
+    for key, values in floats(tmp_path / "dense").items():
+        assert np.array_equal(values, expected[key].astype(np.float32)), key
+
+
 def test_the_bytes_of_a_scale_of_scales_are_no_scales(tmp_path: Path, ckconv) -> None:
     """0x7F and 0xFF are no number as E4M3, and any byte of a float32."""
     factor = float(np.array(0x3A7FFF7F, np.uint32).view(np.float32))
