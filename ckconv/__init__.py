@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckconv.engine.model import Model as Model
     from ckconv.engine.model import ModelTensor as ModelTensor
     from ckconv.engine.run import Report as Report
+    from ckconv.engine.towers import convert_tower as convert_tower
     from ckconv.engine.verify import Verified as Verified
     from ckconv.errors import CkconvError as CkconvError
     from ckconv.options import Options as Options
@@ -42,6 +43,7 @@ _HOMES = {
     "Report": "ckconv.engine.run",
     "Verified": "ckconv.engine.verify",
     "convert": "ckconv.api",
+    "convert_tower": "ckconv.engine.towers",
     "diff": "ckconv.api",
     "edit": "ckconv.api",
     "open_model": "ckconv.api",

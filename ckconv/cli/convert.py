@@ -42,6 +42,9 @@ _EXAMPLES = {
     help="Where weights_manifest.json goes, if not beside DST (bump 4, 5).",
 )
 @click.option(
+    "--mmproj", type=PATH, metavar="FILE", help="Write projector and tower to FILE, a GGUF beside the text model's."
+)
+@click.option(
     "--record",
     is_flag=True,
     help="Write DST.ckconv.json (in a directory: ckconv.json; of a bump file: into DST.source.zip):"
@@ -61,6 +64,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     from ckconv.cli.report import print_plan
     from ckconv.engine.late import side_files
     from ckconv.engine.run import run
+    from ckconv.engine.towers import prepare_tower
     from ckconv.families.catalogue import own_families
     from ckconv.formats.destination import STDOUT
     from ckconv.io.ahead import at_once
@@ -78,9 +82,14 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         plan, target = prepare(
             src, dst, to=flags["to"], source_format=flags["source_format"], adapters=adapters, options=options
         )
+        beside = flags["mmproj"]
+        tower = prepare_tower(src, beside, options=options) if beside else None
+        for each in (plan, *([tower[0]] if tower else [])):
+            each.check()
         if flags["dry_run"]:
-            plan.check()
             print_plan(plan, dst, settings)
+            if tower:
+                print_plan(tower[0], str(beside), settings)
             return
         with ProgressLine(settings, dst) as line:
             report = run(
@@ -97,6 +106,13 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
             )
         with deferred():
             _print(report, settings, err=dst == STDOUT)
+        if tower:
+            late = side_files(*tower, checksums=flags["checksums"])
+            with ProgressLine(settings, str(beside)) as line:
+                checked = not flags["no_verify"]
+                report = run(*tower, force=flags["force"], verify=checked, late=late, watcher=line)
+            with deferred():
+                _print(report, settings, err=dst == STDOUT)
 
 
 def _print(report: Report, settings: Settings, *, err: bool) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ckconv.core.adapters import Adapter
     from ckconv.core.config import ModelConfig
     from ckconv.core.dtypes import DType
+    from ckconv.core.towers import Tower
 
 
 #: Device, inode, bytes and modification time: what tells a file from another one of the same name.
@@ -254,17 +255,15 @@ class TensorIndex:
         metadata: the format's own key/value pairs, lazily decoded where they are long.
         facts: what `inspect` prints about the container, in order.
         checksums: what the file says about its own bytes, for `verify`.
-        side_files: configuration, tokenizer and documentation files that belong to the model, in order; of some of
-            them readers open what they need, the others are carried.
+        side_files: configuration, tokenizer and documentation files that belong to the model, in order.
         shard_index: the file that names the shards of a checkpoint, if there is one.
         merged: the adapters that were merged into it, for people; what the files say is then not what the model is.
         packed: stored name of an array -> the matrix that it is part of, under its own name, of any architecture.
-        quantizer: what another quantiser made of the tensors that ckconv cannot read, for people; such a model has no
-            ``config``, and is only copied, hashed and compared.
+        quantizer: what made tensors that ckconv cannot read, for people; there is no ``config`` then.
         adapter: what changes another model, where the files hold no model of their own.
+        tower: what the tensors are a tower of; such an index has no ``config``.
         incomplete: why the tensors cannot be found, though there are some.
-        identities: what ``files`` were when their headers were read, so that data of other files is not taken for
-            theirs.
+        identities: what ``files`` were when their headers were read: data of other files is not taken for theirs.
     """
 
     format: str
@@ -288,6 +287,7 @@ class TensorIndex:
     packed: Mapping[str, Tensor] = field(default_factory=dict)
     quantizer: str = ""
     adapter: Adapter | None = None
+    tower: Tower | None = None
     incomplete: InputError | None = None
     identities: Mapping[Path, Identity] = field(default_factory=dict)
 

@@ -8,7 +8,8 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.errors import counted, listed
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
-from ckconv.formats import Output, adapter_outputs, format_of, load
+from ckconv.families.towers import tower_of_document
+from ckconv.formats import Output, adapter_outputs, format_of, load, tower_format
 from ckconv.formats.applicable import check_options, check_version
 from ckconv.lazy import replace
 from ckconv.options import Options
@@ -105,7 +106,8 @@ def _plan(
     if output.needs_config and index.config is None:
         name = format_of(output.name).name
         return Plan(index, name, output.version, options, refusals=(unknown_architecture(index),))
-    planner: Planner = load(output.planner)(index, options, source)
+    apart = index.tower is not None and index.format != output.name
+    planner: Planner = load(output.tower if apart and output.tower else output.planner)(index, options, source)
     return _noted(_parts_noted(planner.plan(only_reasons=only_reasons)))
 
 
@@ -117,7 +119,9 @@ def _parts_noted(plan: Plan) -> Plan:
         return plan
     counts = Counter(beside_text(config.raw, name) for name in left)
     parts = ", ".join(f"{part} ({counted(count, 'tensor')})" for part, count in counts.items())
-    note = f"the text part alone is written, without {parts}; --to safetensors keeps everything"
+    known = plan.format == tower_format() and tower_of_document(config.raw) is not None
+    keeps = "--mmproj FILE writes them for llama.cpp" if known else "--to safetensors keeps everything"
+    note = f"the text part alone is written, without {parts}; {keeps}"
     return replace(plan, notes=(*plan.notes, note))
 
 

@@ -107,6 +107,9 @@ class _Reading:
     def add(self, item: Item) -> None:
         """Name one tensor, drop it by a rule, or leave it unknown."""
         name, found = self._look_up(item.tensor.source)
+        if found is not None and found.numbers is not None:
+            numbers = found.numbers.value(self.sizes.scope)
+            name = name._replace(layer=numbers.index(name.layer) if name.layer in numbers else len(numbers))
         if name.layer is not None and 0 <= name.layer - self.config.num_layers < self.extra:
             self.dropped += [Dropped(stored, _EXTRA) for stored in item.stored]
         elif found is None:
@@ -149,9 +152,9 @@ class _Reading:
         for prefix, instead in (("", ""), *self.nested):
             if stored.startswith(prefix):
                 name = parse(instead + stored[len(prefix) :])
-                # the second number may be a part of the name: decoder.block.7.layer.0 of T5
+                # a number may be a part of the name: decoder.block.7.layer.0 of T5, visual.merger.mlp.0
                 literal = Name(name.pattern.replace("{e}", str(name.expert)), name.layer)
-                for spelled in dict.fromkeys((name, literal)):
+                for spelled in dict.fromkeys((name, literal, Name(instead + stored[len(prefix) :], None))):
                     found = self._found(spelled.pattern)
                     if found is not None or spelled.pattern in self.names.dropped:
                         return spelled, found

@@ -101,9 +101,13 @@ def model_keys(config: ModelConfig, family: Family, context: int) -> dict[str, V
         for name in ("beta_fast", "beta_slow"):
             if scaling.get(name) is not None:
                 entries[f"rope.scaling.yarn_{name}"] = "f32", scaling[name]
+    return {**keys_of_entries(family, entries), f"{family.gguf}.context_length": scalar("u32", context)}
+
+
+def keys_of_entries(family: Family, entries: Mapping[str, tuple[str, Any]]) -> dict[str, Value]:
+    """Keys with their architecture, in order."""
     names = sorted(entries, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
-    keys = {full_key(family.gguf, name): _value(*entries[name]) for name in names}
-    return {**keys, f"{family.gguf}.context_length": scalar("u32", context)}
+    return {full_key(family.gguf, name): _value(*entries[name]) for name in names}
 
 
 def _value(type: str, value: Any) -> Value:
@@ -113,11 +117,11 @@ def _value(type: str, value: Any) -> Value:
     return scalar(type, float(value) if type == "f32" else value if type in ("bool", "str") else int(value))
 
 
-def general_keys(family: Family, name: str, size_label: str) -> dict[str, Value]:
+def general_keys(family: Family, name: str, size_label: str, kind: str = "model") -> dict[str, Value]:
     """What stands at the head of the file."""
     return {
         "general.architecture": scalar("str", family.gguf),
-        "general.type": scalar("str", "model"),
+        "general.type": scalar("str", kind),
         **({"general.name": scalar("str", name)} if name else {}),
         "general.size_label": scalar("str", size_label),
     }

@@ -20,6 +20,7 @@ from ckconv.core.config import (
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families.catalogue import family_of_model_type
+from ckconv.families.config_source import ConfigSource
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_rope import Rope, of_a_count, read_rope
 from ckconv.families.huggingface_types import takes
@@ -92,7 +93,7 @@ def huggingface_config(
         InputError: ``model.config``, a field is missing, absurd, or contradicts another.
     """
     whole = _with_outer_tie(config, consumer, stored)
-    own = {**whole, **_of_tables(_Document(whole), family)}
+    own = {**whole, **_of_tables(ConfigSource(whole), family)}
     keys, reader = family.document.keys, _READERS[consumer]
 
     def fail(message: str) -> InputError:
@@ -147,7 +148,7 @@ def huggingface_config(
     return _completed(own, family, made, reader, local, fail)
 
 
-def _of_tables(document: _Document, family: Family) -> dict[str, Any]:
+def _of_tables(document: ConfigSource, family: Family) -> dict[str, Any]:
     """What stands in tables of the document, by dotted keys; RoPE's have rules of their own."""
     cells = [cell for row in family.parameters.values() for cell in row.key_cells("hf")]
     words = {cell.key for cell in cells if "." in cell.key and not cell.of_rope}
@@ -173,7 +174,7 @@ def _numbers(
                 found = checked_number(key, _alike(own, key), number, fail)
             if name is not None:
                 try:
-                    found = Values(family, _Document(own), _READERS[consumer])[name]
+                    found = Values(family, ConfigSource(own), _READERS[consumer])[name]
                 except (ParameterError, ExpressionError) as error:
                     raise fail(str(error)) from None
             if values.setdefault(field, found) != found:
@@ -213,7 +214,7 @@ def _defaults(
         both = {**values, **made}
         known = {name: both[field] for name, field in FIELD_OF.items() if both.get(field) is not None}
         try:
-            found = default.value(Values(family, _Document(own), reader, known))
+            found = default.value(Values(family, ConfigSource(own), reader, known))
         except (ExpressionError, ParameterError):
             found = None
         if found is None:
@@ -283,41 +284,12 @@ def _rows(stored: tuple[StoredTensor, ...], endings: tuple[str, ...]) -> int:
     return 0
 
 
-class _Document:
-    """The document as the rows of a family read it."""
-
-    format = "hf"
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self._document = document
-
-    def _found(self, key: str) -> tuple[bool, Any]:
-        found: Any = self._document
-        for part in key.split("."):
-            if not isinstance(found, dict) or part not in found:
-                return False, None
-            found = found[part]
-        return True, found
-
-    def has(self, key: str) -> bool:
-        return self._found(key)[0]
-
-    def value(self, key: str) -> Any:
-        return self._found(key)[1]
-
-    def shape(self, tensor: str) -> tuple[int, ...] | None:
-        return None
-
-    def numbers(self, tensor: str) -> list[float] | None:
-        return None
-
-
 def _kinds(
     own: Mapping[str, Any], family: Family, reader: str, known: Mapping[str, Any], window: int | None, fail: Fail
 ) -> object:
     """What the family's row says of each layer."""
     try:
-        return Values(family, _Document(own), reader, {**known, "window": window})["layer_types"]
+        return Values(family, ConfigSource(own), reader, {**known, "window": window})["layer_types"]
     except (ParameterError, ExpressionError) as error:
         raise fail(f"layer_types: {error}") from None
 
@@ -329,7 +301,7 @@ def _completed(
     rows = family.parameters
     special = [name for name in ("final_cap", "query_scalar") if name in rows]
     given = {name: value for name, value in config.scope.items() if name not in (*special, "local_theta")}
-    values = Values(family, _Document(own), reader, given)
+    values = Values(family, ConfigSource(own), reader, given)
     try:
         found = {FIELD_OF[name]: values[name] for name in special}
         extra = {name: values[name] for name in family.own}

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from ckconv.core.names import PARTS, parse
 from ckconv.families import axes as shapes
+from ckconv.families.expressions import Expression
 from ckconv.families.schema import FAMILIES_KEPT, Family, Fusion
 from ckconv.families.tensor_rows import VALUES, Cell, TensorRow
 from ckconv.lazy import NamedTuple, dataclass, replace
@@ -53,11 +54,13 @@ class Stored:
         pattern: of its name.
         canonical: pattern of what it holds; of several tensors, of the whole, a name that none of them has.
         parts: what it holds, in order.
+        numbers: of a stack whose names have other numbers than its layers: a list of them.
     """
 
     pattern: str
     canonical: str
     parts: tuple[Part, ...]
+    numbers: Expression | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -194,7 +197,8 @@ class _Compiler:
 
     def _stored(self, row: TensorRow, cell: Cell, pattern: str, kind: str) -> Stored:
         part = self._part(row, cell, kind)
-        return Stored(pattern, part.canonical, (part,))
+        stack = self.family.stacks.get(row.name.partition(".")[0])
+        return Stored(pattern, part.canonical, (part,), stack.numbers if stack and self.format == GGUF else None)
 
     def _part(self, row: TensorRow, cell: Cell, kind: str) -> Part:
         axes = row.axes[1:] if cell.stack else row.axes

@@ -199,11 +199,12 @@ class _Reader(Fields):
 
     def _stack(self, letter: str, row: object) -> Stack:
         self.where = f"stacks.{letter}"
-        fields = self.fields(row, frozenset({"canonical", "count", *FORMATS}))
+        fields = self.fields(row, frozenset({"canonical", "count", "numbers", *FORMATS}))
         count = self.expression(fields.get("count"))
         if count is None or not isinstance(fields.get("canonical"), str):
             raise self.fault("canonical and count are not said")
-        return Stack(fields["canonical"], count, {key: fields[key] for key in FORMATS if key in fields})
+        prefixes = {key: fields[key] for key in FORMATS if key in fields}
+        return Stack(fields["canonical"], count, prefixes, self.expression(fields.get("numbers")))
 
     def _fusion(self, name: str, row: object) -> Fusion:
         self.where = f"fused.{name}"

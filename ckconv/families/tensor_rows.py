@@ -124,11 +124,13 @@ class Stack:
         canonical: what the letter stands for in canonical names (``enc.layers.{n}.``).
         count: how many layers there are.
         prefixes: format -> what the letter stands for there.
+        numbers: a list over the layers of the number that each has in GGUF's names, where that is another.
     """
 
     canonical: str
     count: Expression
     prefixes: Mapping[str, str]
+    numbers: Expression | None = None
 
 
 class TensorRows(Fields):

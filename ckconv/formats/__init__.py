@@ -55,6 +55,7 @@ class Output(NamedTuple):
         needs_config: it holds no model whose hyper-parameters are not known.
         judged: `inspect` says of every model whether it can become this.
         general: it says so on a terminal, and where more detail is asked for.
+        tower: the planner of towers, where they are files of their own.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Output(NamedTuple):
     needs_config: bool = False
     judged: bool = False
     general: bool = False
+    tower: Place | None = None
 
 
 class Format(NamedTuple):
@@ -136,6 +138,7 @@ FORMATS: tuple[Format, ...] = (
                 options=_FILES | _QUANTISED | {"tensor_scales"},
                 blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
                 general=True,
+                tower=("ckconv.formats.gguf.tower_plan", "TowerPlanner"),
             ),
             Output(
                 "gguf adapter",
@@ -287,6 +290,11 @@ def adapter_outputs() -> dict[str, Output]:
     """Format -> what an adapter becomes in it; a format of adapters alone first."""
     found = sorted(FORMATS, key=lambda format: format.read is not None)
     return {format.name: output for format in found for output in format.outputs if output.adapter}
+
+
+def tower_format() -> str:
+    """The format in which a tower is a file of its own."""
+    return next(format.name for format in FORMATS for output in format.outputs if output.tower)
 
 
 def load(place: Place) -> Any:

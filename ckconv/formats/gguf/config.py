@@ -88,7 +88,7 @@ def gguf_config(file: GgufFile, architecture: str, family: Family) -> ModelConfi
 def _read(file: GgufFile, architecture: str, family: Family, name: str, fail: Fail) -> object:
     """A number that the family's row makes of a list over layers."""
     try:
-        return Values(family, _Metadata(file, architecture))[name]
+        return Values(family, KeySource(file, architecture))[name]
     except (ParameterError, ExpressionError) as error:
         raise fail(f"{architecture}.{error}") from None
 
@@ -138,7 +138,7 @@ def _check_tokens(file: GgufFile, vocab: int, fail: Any) -> None:
 def _classified(file: GgufFile, architecture: str, family: Family, config: ModelConfig) -> ModelConfig:
     """With the keys that change the computation, those that llama.cpp does not read, and the scaling of RoPE."""
     table, prefix = family.metadata.keys, f"{architecture}."
-    scope = Values(family, _Metadata(file, architecture), given=config.scope)
+    scope = Values(family, KeySource(file, architecture), given=config.scope)
     modifiers, unread = [], []
     for name in file.metadata:
         key = table.get(name.removeprefix(prefix))
@@ -206,12 +206,12 @@ def _rope_scaling(
 
 def _scaling_numbers(file: GgufFile, architecture: str, family: Family, given: Mapping[str, Any]) -> dict[str, Any]:
     """What rows of the family say of the scaling besides its type, factor and original context."""
-    values = Values(family, _Metadata(file, architecture), given=given)
+    values = Values(family, KeySource(file, architecture), given=given)
     names = family.parameters.keys() & SCALING_NUMBERS
     return {name.removeprefix("rope_"): values[name] for name in sorted(names) if values[name] is not None}
 
 
-class _Metadata:
+class KeySource:
     """The metadata as the rows of a family read it: every key behind the architecture's prefix, or without one."""
 
     format = "gguf"
@@ -220,9 +220,11 @@ class _Metadata:
         self._file, self._architecture = file, architecture
 
     def has(self, key: str) -> bool:
+        """The key is there."""
         return self.value(key) is not None
 
     def value(self, key: str) -> Any:
+        """What stands under a key."""
         for name in keys_of(self._architecture, key):
             found = value_of(self._file.metadata, name)
             if found is not None:
@@ -231,10 +233,12 @@ class _Metadata:
         return None
 
     def numbers(self, tensor: str) -> list[float] | None:
+        """The values of a stored vector."""
         values = self._file.vector(tensor)
         return None if values is None else [shortest_float32(value) for value in values]
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
+        """The shape of a stored tensor."""
         return next((found.shape for found in self._file.tensors if found.name == tensor), None)
 
 
@@ -242,7 +246,7 @@ def _completed(file: GgufFile, architecture: str, family: Family, config: ModelC
     """With what only some families have."""
     special = [name for name in _SPECIAL if name in family.parameters]
     given = {name: value for name, value in config.scope.items() if name not in special}
-    values = Values(family, _Metadata(file, architecture), given=given)
+    values = Values(family, KeySource(file, architecture), given=given)
     try:
         found = {FIELD_OF[name]: _exact(values[name]) for name in special}
         if found.get("layer_types") and SLIDING not in found["layer_types"]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from struct import pack
+from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
@@ -200,24 +201,39 @@ def _check_missing(planner: Planner, config: ModelConfig, tensors: Mapping[str, 
 
 
 def _entry(name: str, parts: list[Tensor], family: Family, config: ModelConfig) -> Entry:
+    return entry_of(name, parts, family, config.scope, fp32=_is_fp32(name, parts[0].name, config))
+
+
+def entry_of(name: str, parts: list[Tensor], family: Family, parameters: Mapping[str, Any], *, fp32: bool) -> Entry:
+    """The tensor ``name`` of a GGUF out of those that it holds.
+
+    Args:
+        parameters: by the names of the family's file.
+        fp32: it is one of FP32, however many axes it has.
+    """
     pattern = parse(parts[0].name).pattern
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) if len(parts) > 1 else parts[0].shape
     layout = plain(*matrix_of(shape, F32))
     with suppress(AxesError):
         held = names_of(family, "gguf").written[pattern]
-        shape, layout = layout_in(held, Sizes(family, config.scope), parse(parts[0].name).layer) or (shape, layout)
+        shape, layout = layout_in(held, Sizes(family, parameters), parse(parts[0].name).layer) or (shape, layout)
     shift = shift_of(family, pattern)
-    fp32 = len(shape) == 1 or _is_fp32(name, parts[0].name, config)
     canonical = parts[0].name if len(parts) == 1 else name
-    return Entry(name, canonical, tuple(parts), shape, shifted(layout, shift) if shift else layout, fp32)
+    layout = shifted(layout, shift) if shift else layout
+    return Entry(name, canonical, tuple(parts), shape, layout, fp32 or len(shape) == 1)
+
+
+def is_fp32(name: str) -> bool:
+    """A name of GGUF that llama.cpp's converter writes in FP32, however many axes the tensor has."""
+    module, _, kind = name.rpartition(".")
+    return kind != "weight" or module.endswith("_norm") or module.rpartition(".")[2] in _FP32_MODULES
 
 
 def _is_fp32(name: str, canonical: str, config: ModelConfig | None) -> bool:
     """A name of GGUF that is written in FP32, however many axes it has."""
-    module, _, kind = name.rpartition(".")
-    if module.rpartition(".")[2] in _FP32_MODULES and config is not None:
+    if name.rpartition(".")[0].rpartition(".")[2] in _FP32_MODULES and config is not None:
         return parse(canonical).pattern not in narrow(FAMILIES[config.family], LLAMA_CPP.row)
-    return kind != "weight" or module.endswith("_norm") or module.rpartition(".")[2] in _FP32_MODULES
+    return is_fp32(name)
 
 
 def _head(index: TensorIndex) -> Entry:

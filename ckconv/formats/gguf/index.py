@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.tensors import MetadataKind, TensorIndex
+from ckconv.core.towers import Tower
+from ckconv.errors import InputError, UnsupportedError
 from ckconv.families.canonical import Canonical, canonicalise
 from ckconv.families.catalogue import family_of_gguf
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family
 from ckconv.families.words import said_of
-from ckconv.formats.gguf.config import gguf_config, keys_of, value_of
+from ckconv.formats.gguf.config import KeySource, gguf_config, keys_of, value_of
 from ckconv.formats.gguf.layer_keys import tensors_of_keys
 from ckconv.formats.gguf.read import GgufFile, join_shards, read_gguf
 from ckconv.formats.gguf.read_header import read_header
@@ -76,6 +79,8 @@ def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
         )
         keyed = {tensor.name: tensor for tensor in tensors_of_keys(file, family, config)}
         canonical = canonical._replace(tensors={**canonical.tensors, **keyed})
+    tower, named = _tower(path, file) if kind == "mmproj" else (None, None)
+    canonical = named or canonical
     return TensorIndex(
         format="gguf",
         version=file.version,
@@ -91,7 +96,20 @@ def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
         metadata_kind=MetadataKind.TYPED,
         metadata=file.metadata,
         facts=_facts(file, kind),
+        tower=tower,
     )
+
+
+def _tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:
+    """The tower that an mmproj holds, where it is one whose names are known: any other is copied as it is."""
+    from ckconv.families.towers import tower_of_projector, tower_parameters, tower_tensors
+
+    family = tower_of_projector(str(value_of(file.metadata, "clip.projector_type") or ""))
+    with suppress(InputError, UnsupportedError):
+        if family is not None:
+            tower = tower_parameters(family, KeySource(file, family.gguf), path)
+            return tower, tower_tensors(items(file.tensors), tower, "gguf", path)
+    return None, None
 
 
 def _facts(file: GgufFile, kind: str) -> dict[str, Any]:

@@ -1,0 +1,20 @@
+"""What the tensors of an index are a tower of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckconv.lazy import NamedTuple
+
+
+class Tower(NamedTuple):
+    """A tower, beside which there is a text model that sees with it.
+
+    Attributes:
+        family: of towers, by name.
+        parameters: by the names of the family's file.
+    """
+
+    family: str
+    parameters: Mapping[str, Any]

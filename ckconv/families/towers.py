@@ -1,0 +1,104 @@
+"""Towers: what a model that sees has beside its text model, and llama.cpp keeps in a file of its own (``mmproj``).
+
+Their files have the form of a family's and lie in a folder of their own, as no model is a tower alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.config import ModelConfig, shortest_float32
+from ckconv.core.towers import Tower
+from ckconv.errors import InputError
+from ckconv.families.canonical import Canonical, Item, canonicalise
+from ckconv.families.expressions import ExpressionError
+from ckconv.families.merge import FOLDER
+from ckconv.families.names import names_of
+from ckconv.families.parameters import ParameterError, Source, Values
+from ckconv.families.schema import Family, load
+
+_TOWERS = FOLDER / "towers"
+
+
+@cache
+def _texts() -> Mapping[str, str]:
+    texts = {path.stem: path.read_text() for path in sorted(_TOWERS.glob("*.toml"))}
+    return {name: text for name, text in texts.items() if "\nhuggingface = " in text}
+
+
+@lru_cache
+def tower_family(name: str) -> Family:
+    """The family of towers of this name."""
+    return load(_TOWERS / f"{name}.toml")
+
+
+def tower_families() -> list[Family]:
+    """All of them."""
+    return [tower_family(name) for name in _texts()]
+
+
+def tower_of_document(document: Mapping[str, Any]) -> Family | None:
+    """The tower of a model that sees, by the ``model_type`` of the whole; ``None`` for one that is not known."""
+    word = f'"{document.get("model_type")}"'
+    found = (tower_family(name) for name, text in _texts().items() if word in text)
+    return next((one for one in found if document.get("model_type") in one.in_huggingface.names), None)
+
+
+def tower_of_projector(projector: str) -> Family | None:
+    """The tower of an mmproj, by ``clip.projector_type``."""
+    found = (tower_family(name) for name, text in _texts().items() if f"'{projector}'" in text)
+    return next((one for one in found if _matches(one, projector)), None)
+
+
+def _matches(family: Family, projector: str) -> bool:
+    condition = family.in_gguf.condition
+    return condition is not None and bool(condition.value({"projector_type": projector}))
+
+
+def tower_parameters(family: Family, source: Source, path: Path) -> Tower:
+    """Every parameter that the source says or that follows.
+
+    Raises:
+        InputError: ``model.config``, one is missing or contradicts itself.
+    """
+    values = Values(family, source)
+    try:
+        return Tower(family.name, {name: _plain(values[name]) for name in family.parameters})
+    except (ParameterError, ExpressionError) as error:
+        raise InputError("model.config", str(error), path=path) from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return shortest_float32(value) if isinstance(value, float) else value
+
+
+def tower_tensors(items: Iterable[Item], tower: Tower, format: str, path: Path) -> Canonical:
+    """The tensors of a tower under canonical names.
+
+    Raises:
+        InputError: ``model.config``, a tensor's shape contradicts the parameters.
+    """
+    family, known = tower_family(tower.family), tower.parameters
+    config = ModelConfig(
+        family=family.name,
+        model_type=family.model_type,
+        num_layers=int(known["layers"]),
+        hidden_size=int(known["hidden"]),
+        ffn_size=int(known["ffn"]),
+        num_heads=int(known["heads"]),
+        num_kv_heads=int(known["heads"]),
+        head_dim=0,
+        vocab_size=0,
+        context_length=0,
+        norm_eps=0.0,
+        rope_theta=None,
+        rotary_dim=0,
+        own=known,
+    )
+    names = names_of(family, format)
+    return canonicalise(items, family, names, config, lambda *words: "", path=path, layers="the tower's layers")

@@ -1,0 +1,104 @@
+"""Planning an ``mmproj``: the tower of a model that sees, as llama.cpp loads it beside the text model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+
+from ckconv.core.dtypes import F16, DType
+from ckconv.core.names import parse, with_layer
+from ckconv.core.towers import Tower
+from ckconv.core.typed import Value
+from ckconv.families.gguf_metadata import general_keys, keys_of_entries, size_label, type_keys
+from ckconv.families.loaders import LLAMA_CPP
+from ckconv.families.names import names_of
+from ckconv.families.parameters import Written, write
+from ckconv.families.presence import expected, narrow
+from ckconv.families.sizes import Scope
+from ckconv.families.towers import tower_family
+from ckconv.formats.gguf.entries import Entry, entry_of, is_fp32
+from ckconv.formats.gguf.plan import GgufPlanner
+from ckconv.plan.steps import Plan, missing_tensors
+from ckconv.tokenizer.gguf import TokenizerKeys
+
+#: Kernels over pixels: ``tensor_force_quant`` of ``MmprojModel`` stores them as F16 in a file of F16 and as F32 in any
+#: other, as BF16 in none. A family's row ``narrow`` names what may be F16.
+_PIXELS = "v.patch_embd."
+
+
+class TowerPlanner(GgufPlanner):
+    """Plans an mmproj."""
+
+    def plan(self, *, only_reasons: bool = False) -> Plan:
+        """The plan.
+
+        Raises:
+            UsageError: ``usage.meta``, as of any GGUF.
+        """
+        if self.options.quantize:
+            self.refuse("--quantize is for the text model: a tower is written in the types that it has")
+        return super().plan(only_reasons=only_reasons)
+
+    @cached_property
+    def _tower(self) -> Tower:
+        assert self.index.tower is not None
+        return self.index.tower
+
+    @cached_property
+    def _written(self) -> Written:
+        return write(tower_family(self._tower.family), self._tower.parameters, "gguf")
+
+    def _entries(self) -> list[Entry]:
+        family, index = tower_family(self._tower.family), self.index
+        scope = Scope(family, self._tower.parameters)
+        rows = ((row.name, cell) for row in family.parameters.values() for cell in row.cells.get("gguf", ()))
+        sentences = {name: cell.sentence for name, cell in rows if cell.sentence}
+        for name, (value, taken) in self._written.refused.items():
+            said = f"{name} of the tower is {value!r}, and llama.cpp computes with {taken!r}"
+            self.refuse(sentences.get(name, said).format_map(dict(self._tower.parameters)))
+        for item in index.dropped:
+            self.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
+        surplus: Counter[str] = Counter()
+        for stored in index.unknown:
+            if self.dropped(stored.name):
+                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
+            else:
+                surplus[parse(stored.name).pattern] += 1
+        for pattern, count in surplus.items():
+            more = f" ({count} tensors)" if count > 1 else ""
+            glob = pattern.replace("{n}", "*").replace("{e}", "*")
+            self.refuse(
+                f"llama.cpp's tower of {family.model_type} has no place for {pattern}{more}", f"--drop '{glob}'"
+            )
+        entries = self._placed_tensors(scope)
+        there = Counter(parse(name).pattern for name in index.tensors)
+        wanted = expected(family, "gguf", self._tower.parameters)
+        self.reasons += missing_tensors({name: count - there[name] for name, count in wanted.items()})
+        return entries
+
+    def _placed_tensors(self, scope: Scope) -> list[Entry]:
+        """The tensors under the names of GGUF."""
+        family, tensors = tower_family(self._tower.family), self.index.tensors
+        written, entries = names_of(family, "gguf").written, dict[str, Entry]()
+        for name in map(parse, tensors):
+            held, number = written[name.pattern], name.layer
+            if held.numbers is not None and number is not None:
+                number = held.numbers.value(scope)[number]
+            called = with_layer(held.pattern, number)
+            parts = [tensors[part] for one in held.names if (part := with_layer(one, name.layer)) in tensors]
+            if len(parts) == len(held.names):
+                short = name.pattern in narrow(family, LLAMA_CPP.row) and all(part.dtype is F16 for part in parts)
+                named = name.pattern in narrow(family, LLAMA_CPP.row) or called.startswith(_PIXELS)
+                fp32 = not short and (named or is_fp32(called))
+                entries.setdefault(called, entry_of(called, parts, family, scope, fp32=fp32))
+        return list(entries.values())
+
+    def _metadata(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
+        family = tower_family(self._tower.family)
+        label = size_label(sum(tensor.elements for entry in entries for tensor in entry.parts), 0, 0)
+        return {
+            **general_keys(family, self._name(TokenizerKeys({}, ())), label, "mmproj"),
+            **keys_of_entries(family, self._written.entries),
+            **type_keys(self._file_type(entries, types)),
+        }

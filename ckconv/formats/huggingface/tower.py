@@ -1,0 +1,67 @@
+"""The tower of a checkpoint that sees, as an index of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.documents import document_of
+from ckconv.core.tensors import TensorIndex
+from ckconv.errors import UnsupportedError, quoted
+from ckconv.families.canonical import plain_item
+from ckconv.families.config_source import ConfigSource
+from ckconv.families.naming_schemes import is_beside_text
+from ckconv.families.towers import tower_of_document, tower_parameters, tower_tensors
+from ckconv.formats.safetensors.spec import MAX_JSON
+from ckconv.io.json import Document, read_object
+from ckconv.lazy import replace
+
+#: Files that say how pictures are prepared -> the table in them that says it where it is not the document; the later
+#: one counts (``MmprojModel.__init__`` of llama.cpp's ``conversion/base.py``).
+_SETTINGS = {"preprocessor_config.json": "media_proc_cfg", "processor_config.json": "image_processor"}
+_DOCUMENT = Document("preprocessor's configuration", "model.config", "model.config", MAX_JSON)
+
+
+def tower_index(index: TensorIndex) -> TensorIndex:
+    """The tower alone, of a checkpoint of text and tower.
+
+    Raises:
+        UnsupportedError: ``tower.unknown``, there is none, or none that is known.
+        InputError: ``model.config``.
+    """
+    document = document_of(index.metadata)
+    family = tower_of_document(document) if index.format == "safetensors" else None
+    if family is None:
+        what = quoted(str(document.get("model_type") or index.architecture))
+        message = f"ckconv knows no tower of a {what} that llama.cpp has a file for"
+        raise UnsupportedError("tower.unknown", message, path=index.path)
+    source = ConfigSource({**document, "preprocessor": _settings(index)})
+    tower = tower_parameters(family, source, index.path)
+    beside = [stored for stored in index.stored if is_beside_text(document, stored.name)]
+    found = tower_tensors(map(plain_item, beside), tower, "hf", index.path)
+    return replace(
+        index,
+        config=None,
+        stored=tuple(beside),
+        tensors=found.tensors,
+        canonical_of=found.canonical_of,
+        dropped=found.dropped,
+        unknown=found.unknown,
+        packed={},
+        side_files=(),
+        facts={**index.facts, "kind": "mmproj"},
+        tower=tower,
+    )
+
+
+def _settings(index: TensorIndex) -> Mapping[str, Any]:
+    """How pictures are prepared."""
+    found: dict[str, Any] = {}
+    for name, table in _SETTINGS.items():
+        path = next((side for side in index.side_files if side.name == name), Path(index.path) / name)
+        if path.is_file():
+            said = read_object(path, _DOCUMENT)
+            inner = said.get(table)
+            found |= {**said, **(inner if isinstance(inner, dict) else {})}
+    return found

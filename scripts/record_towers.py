@@ -1,0 +1,117 @@
+"""Record what llama.cpp's converter makes of towers: ``python scripts/record_towers.py`` writes fixtures/towers.json.
+
+The models are tiny ones of transformers; only names and shapes of their tensors are kept, values follow from the names
+(``tests/family_cases.py``). LLAMA_CPP_SOURCES names the folder of ``convert_hf_to_gguf.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+
+import consumers  # noqa: E402
+import transformers  # noqa: E402
+from family_directions import read_gguf  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from tower_cases import RECORDED, checkpoint  # noqa: E402
+
+_TEXT = {"vocab_size": 384, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
+_GEMMA = {**_TEXT, "head_dim": 12, "sliding_window": 8, "query_pre_attn_scalar": 12}
+_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 1]}
+_PREPARED = {"image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.4, 0.3]}
+
+#: Name -> class, type of the stored values, configuration, how pictures are prepared, and parts of names that
+#: save_pretrained writes -> what released checkpoints have there.
+CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]] = {
+    "gemma3-f16": (
+        "Gemma3", "F16",
+        {"text_config": _GEMMA, "mm_tokens_per_image": 16,
+         "vision_config": {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2,
+                           "image_size": 56, "patch_size": 7, "vision_use_head": False}},
+        {**_PREPARED, "image_seq_length": 16},
+        {"vision_tower.": "vision_tower.vision_model."},
+    ),
+    "gemma3-bf16": (
+        "Gemma3", "BF16",
+        {"text_config": _GEMMA, "mm_tokens_per_image": 4,
+         "vision_config": {"hidden_size": 20, "intermediate_size": 28, "num_hidden_layers": 3, "num_attention_heads": 2,
+                           "image_size": 32, "patch_size": 4, "vision_use_head": False}},
+        {**_PREPARED, "image_seq_length": 4},
+        {"vision_tower.": "vision_tower.vision_model."},
+    ),
+    "qwen2_5_vl-f32": (
+        "Qwen2_5_VL", "F32",
+        {"text_config": {**_TEXT, "rope_parameters": _SECTIONS},
+         "vision_config": {"depth": 4, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 14,
+                           "out_hidden_size": 24, "fullatt_block_indexes": [1, 3]}},
+        _PREPARED, {},
+    ),
+    "qwen2_5_vl-bf16": (
+        "Qwen2_5_VL", "BF16",
+        {"text_config": {**_TEXT, "rope_parameters": _SECTIONS},
+         "vision_config": {"depth": 3, "hidden_size": 16, "intermediate_size": 28, "num_heads": 2, "patch_size": 14,
+                           "out_hidden_size": 24, "fullatt_block_indexes": [2]}},
+        _PREPARED, {},
+    ),
+    "qwen3_vl-f16": (
+        "Qwen3VL", "F16",
+        {"text_config": {**_TEXT, "num_hidden_layers": 3, "head_dim": 12,
+                         "rope_parameters": {**_SECTIONS, "mrope_section": [2, 2, 2], "mrope_interleaved": True}},
+         "vision_config": {"depth": 4, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4,
+                           "out_hidden_size": 24, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 2]}},
+        _PREPARED, {},
+    ),
+    "qwen3_vl-bf16": (
+        "Qwen3VL", "BF16",
+        {"text_config": {**_TEXT, "num_hidden_layers": 3, "head_dim": 12,
+                         "rope_parameters": {**_SECTIONS, "mrope_section": [2, 2, 2], "mrope_interleaved": True}},
+         "vision_config": {"depth": 3, "hidden_size": 20, "intermediate_size": 28, "num_heads": 2, "patch_size": 4,
+                           "out_hidden_size": 24, "num_position_embeddings": 36, "deepstack_visual_indexes": [1]}},
+        _PREPARED, {},
+    ),
+}  # fmt: skip
+
+
+def made(name: str, converter: consumers.Consumer, place: Path) -> dict[str, Any]:
+    """The recording of one case."""
+    kind, dtype, config, prepared, renamed = CASES[name]
+    classes: Any = transformers
+    model = getattr(classes, f"{kind}ForConditionalGeneration")(getattr(classes, f"{kind}Config")(**config))
+    model.save_pretrained(place / "whole")
+    document = json.loads((place / "whole" / "config.json").read_text())
+    document["dtype"] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]
+    tensors = {}
+    with safe_open(place / "whole" / "model.safetensors", "numpy") as file:
+        for stored in file.keys():  # noqa: SIM118 - it is no mapping
+            known = next((old for old in renamed if stored.startswith(old)), "")
+            called = renamed[known] + stored.removeprefix(known) if known else stored
+            tensors[called] = [dtype, list(file.get_slice(stored).get_shape())]
+    recorded = {"config": document, "tensors": tensors, "prepared": prepared}
+    checkpoint(recorded, place / "source")
+    asked = {
+        "model": str(place / "source"), "out": str(place / "theirs.gguf"), "type": dtype.lower(), "document": {},
+        "plain": True, "arguments": ["--mmproj"], "vocabulary": False,
+    }  # fmt: skip
+    if said := converter.ask(asked):
+        raise ValueError(f"llama.cpp's converter, of {name}: {said}")
+    return {**recorded, "converter": read_gguf(place / "theirs.gguf")}
+
+
+def main() -> None:
+    """Record every case."""
+    converter = consumers.Consumer("../scripts/llama_cpp_converter.py", os.environ["LLAMA_CPP_SOURCES"])
+    with tempfile.TemporaryDirectory() as folder, converter:
+        found = {name: made(name, converter, Path(folder) / name) for name in CASES}
+    RECORDED.write_text(json.dumps(found, indent=None, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()

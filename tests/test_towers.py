@@ -1,0 +1,153 @@
+"""Towers: what llama.cpp's converter makes of a model that sees, with ``--mmproj``, is what ckconv makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import bf16
+from conftest import Result
+from family_cases import values
+from family_directions import differing, read_gguf
+from tower_cases import checkpoint, recordings
+
+from ckconv.api import convert
+from ckconv.engine.towers import convert_tower
+from ckconv.errors import CkconvError
+
+#: What llama.cpp's converter rounds and ckconv does not: it stores the first as F16 in every file, and adds 1 to the
+#: second in the type of the source.
+ROUNDED = {"gemma3-bf16": "mm.input_projection.weight", "gemma3-f16": "mm.soft_emb_norm.weight"}
+RECORDED = recordings()
+
+
+def edited(name: str, root: Path, **vision: object) -> Path:
+    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded["config"]["vision_config"] |= vision
+    return checkpoint(recorded, root)
+
+
+def rounded_to_bf16(array: np.ndarray) -> np.ndarray:
+    bits = np.frombuffer(bf16(array).data, "<u2").astype(np.uint32) << 16
+    return bits.view(np.float32)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_an_mmproj_is_the_one_that_llama_cpps_converter_makes(name: str, tmp_path: Path) -> None:
+    source = checkpoint(RECORDED[name], tmp_path / "source")
+
+    report = convert_tower(source, tmp_path / "mmproj.gguf")
+
+    made, wanted = read_gguf(tmp_path / "mmproj.gguf"), RECORDED[name]["converter"]
+    if name in ROUNDED:
+        wanted["tensors"][ROUNDED[name]] = made["tensors"][ROUNDED[name]]
+    assert differing(wanted["tensors"], made["tensors"]) == ""
+    assert differing(wanted["keys"], made["keys"]) == ""
+    assert report.verified == len(made["tensors"])
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "more"),
+    [
+        ("gemma3-bf16", "multi_modal_projector.mm_input_projection_weight", 0),
+        ("gemma3-f16", "multi_modal_projector.mm_soft_emb_norm.weight", 1),
+    ],
+)
+def test_what_the_converter_rounds_is_exact_in_float32(name: str, stored: str, more: int, tmp_path: Path) -> None:
+    convert_tower(checkpoint(RECORDED[name], tmp_path / "source"), tmp_path / "mmproj.gguf")
+
+    found = next(one for one in gguf.GGUFReader(tmp_path / "mmproj.gguf").tensors if one.name == ROUNDED[name])
+    kind, shape = RECORDED[name]["tensors"][stored]
+    assert found.tensor_type.name == "F32"
+    drawn = values(stored, tuple(shape)).ravel()
+    wanted = drawn.astype(np.float16).astype(np.float32) if kind == "F16" else rounded_to_bf16(drawn)
+    assert np.array_equal(found.data.ravel(), wanted + np.float32(more))
+
+
+def test_a_file_says_that_it_is_an_mmproj(tmp_path: Path) -> None:
+    convert_tower(checkpoint(RECORDED["qwen3_vl-f16"], tmp_path / "source"), tmp_path / "mmproj.gguf")
+
+    fields = gguf.GGUFReader(tmp_path / "mmproj.gguf").fields
+    said = {
+        key: fields[key].contents() for key in ("general.type", "general.file_type", "general.quantization_version")
+    }
+    assert said == {"general.type": "mmproj", "general.file_type": 1, "general.quantization_version": 2}
+
+
+def test_one_command_writes_the_text_model_and_the_file_beside_it(
+    ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    source = checkpoint(RECORDED["gemma3-f16"], tmp_path / "source")
+
+    done = ckconv("convert", source, tmp_path / "model.gguf", "--mmproj", tmp_path / "mmproj.gguf")
+
+    assert done.code == 0, done.err
+    assert "--mmproj FILE writes them for llama.cpp" in done.out
+    named = {
+        path.name: gguf.GGUFReader(path).fields["general.architecture"].contents() for path in tmp_path.glob("*.gguf")
+    }
+    assert named == {"model.gguf": "gemma3", "mmproj.gguf": "clip"}
+
+
+def test_an_mmproj_is_copied_tensor_for_tensor(tmp_path: Path) -> None:
+    convert_tower(checkpoint(RECORDED["qwen2_5_vl-bf16"], tmp_path / "source"), tmp_path / "mmproj.gguf")
+    convert(tmp_path / "mmproj.gguf", tmp_path / "again.gguf")
+
+    assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "mmproj.gguf").read_bytes()
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("qwen2_5_vl-f32", {"fullatt_block_indexes": [0, 3]}, "full attention in every 1th layer"),
+    ("qwen2_5_vl-f32", {"window_size": 56}, "window of the tower is 56, and llama.cpp computes with 112"),
+    ("qwen3_vl-f16", {"hidden_act": "gelu"}, "act of the tower is 'gelu', and llama.cpp computes with 'gelu_pytorch"),
+    ("gemma3-f16", {"hidden_act": "relu"}, "hidden_act of the tower is relu"),
+]
+
+
+@pytest.mark.parametrize(("name", "vision", "why"), REFUSED)
+def test_a_tower_that_llama_cpp_computes_otherwise_is_refused(
+    name: str, vision: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    source = edited(name, tmp_path / "source", **vision)
+
+    with pytest.raises(CkconvError, match=why) as caught:
+        convert_tower(source, tmp_path / "mmproj.gguf")
+
+    assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)
+    assert not (tmp_path / "mmproj.gguf").exists()
+
+
+def test_a_tower_without_a_tensor_is_refused(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["qwen3_vl-f16"]))
+    del recorded["tensors"]["model.visual.deepstack_merger_list.1.norm.weight"]
+
+    with pytest.raises(CkconvError, match=r"no tensor for deepstack\.\{n\}\.norm\.weight in 1 layer"):
+        convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
+
+
+def test_what_no_row_of_a_tower_has_is_refused_by_name(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["gemma3-f16"]))
+    recorded["tensors"]["vision_tower.vision_model.head.probe"] = ["F16", [1, 1, 16]]
+
+    with pytest.raises(CkconvError, match=r"no place for vision_tower\.vision_model\.head\.probe"):
+        convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
+
+
+def test_a_model_of_text_alone_has_no_tower(tmp_path: Path) -> None:
+    source = Path(__file__).parents[1] / "fixtures" / "hf" / "llama-tied-bf16"
+    with pytest.raises(CkconvError, match="knows no tower of a 'llama'") as caught:
+        convert_tower(source, tmp_path / "mmproj.gguf")
+    assert caught.value.code == "tower.unknown"
+
+
+def test_how_pictures_are_prepared_has_to_be_said(tmp_path: Path) -> None:
+    source = checkpoint(RECORDED["gemma3-f16"], tmp_path / "source")
+    (source / "preprocessor_config.json").unlink()
+
+    with pytest.raises(CkconvError, match=r"preprocessor\.image_mean is missing"):
+        convert_tower(source, tmp_path / "mmproj.gguf")
