@@ -2,7 +2,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 
-.PHONY: check lint types test oracles families slow bench fuzz edits faults flips dist man
+.PHONY: check lint types test oracles families slow s3 bench fuzz edits faults flips dist man
 
 check: lint types test
 
@@ -29,7 +29,11 @@ families:
 	$(PYTHON) scripts/families_page.py
 
 # What takes long.
-slow: fuzz edits faults flips
+slow: fuzz edits faults flips s3
+
+# A source in S3: needs s3fs and moto[server].
+s3:
+	$(PYTHON) -m pytest -m s3
 
 # Ratios against openssl, cp and a plain loop, interleaved in one run, beside their targets.
 bench:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -44,8 +44,29 @@ def processors() -> int:
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
+class Elsewhere(Protocol):
+    """Reads a file that is on another machine."""
+
+    def __call__(self, offset: int, nbytes: int, *, in_order: bool) -> bytes:
+        """Bytes from ``offset`` on; whether more is likely to be read behind them."""
+
+
+#: (device, inode) of a file that stands in for one on another machine -> what reads that.
+ELSEWHERE: dict[tuple[int, int], Elsewhere] = {}
+
+
+def _elsewhere(fd: int) -> Elsewhere | None:
+    if not ELSEWHERE:
+        return None
+    status = os.fstat(fd)
+    return ELSEWHERE.get((status.st_dev, status.st_ino))
+
+
 def read_at(fd: int, nbytes: int, offset: int) -> bytes:
     """``nbytes`` bytes from ``offset`` on, fewer at the end only: a system may give less than it is asked for."""
+    elsewhere = _elsewhere(fd)
+    if elsewhere is not None:
+        return elsewhere(offset, nbytes, in_order=False)
     data = os.pread(fd, nbytes, offset)
     parts = [data]
     while data and (nbytes := nbytes - len(data)):
@@ -57,7 +78,13 @@ def read_at(fd: int, nbytes: int, offset: int) -> bytes:
 
 def read_into(fd: int, buffer: Buffer, offset: int) -> int:
     """Read from ``offset`` on into ``buffer``; how many bytes came, which may be fewer than fit."""
-    return os.preadv(fd, [buffer], offset)
+    elsewhere = _elsewhere(fd)
+    if elsewhere is None:
+        return os.preadv(fd, [buffer], offset)
+    view = memoryview(buffer).cast("B")
+    data = elsewhere(offset, len(view), in_order=True)
+    view[: len(data)] = data
+    return len(data)
 
 
 def write_some(fd: int, content: Buffer, offset: int) -> int:

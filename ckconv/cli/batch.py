@@ -117,15 +117,20 @@ def _models(sources: Sequence[Path], into: Path) -> list[Model]:
 def _name(source: Path) -> str:
     """What a model is called: a directory as it is (of a download cache, as the repository), a file without suffix."""
     from ckconv.families.gguf_metadata import directory_name
+    from ckconv.formats import FORMATS
     from ckconv.formats.gguf.spec import parse_shard_name
     from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 
     if os.path.isdir(source):  # noqa: PTH112 - never raises
         return directory_name(source) or "model"
-    shard = parse_shard_name(source.name)
+    name = source.name.partition("?")[0].removesuffix(INDEX_SUFFIX)
+    shard = parse_shard_name(name)
     if shard:
         return shard.stem
-    return Path(source.name.removesuffix(INDEX_SUFFIX)).stem or "model"
+    suffixes = {suffix for row in FORMATS for suffix in (row.suffix, *row.further) if suffix}
+    if os.path.lexists(source) or Path(name).suffix in suffixes:
+        return Path(name).stem or "model"
+    return name.partition("@")[0].removeprefix("ollama:").replace(":", "-") or "model"
 
 
 @contextmanager

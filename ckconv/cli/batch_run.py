@@ -13,6 +13,7 @@ from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import Lines, as_error, error_facts, print_error
 from ckconv.cli.settings import Settings
 from ckconv.errors import CkconvError, Interrupted
+from ckconv.io.addresses import shown
 
 if TYPE_CHECKING:
     from ckconv.engine.settle import Written
@@ -81,7 +82,7 @@ class Batch:
                 self._failed(model, error)
             finally:
                 model.seconds = round(time.monotonic() - started, 3)
-                self._lines.print({"schema": SCHEMA, **asdict(model)})
+                self._lines.print({"schema": SCHEMA, **asdict(model), "source": shown(model.source)})
         self._lines.check()
 
     def _failed(self, model: Model, error: Exception) -> None:

@@ -16,6 +16,7 @@ from ckconv.errors import CkconvError
 from ckconv.formats import Output, adapter_outputs, format_of, model_outputs
 from ckconv.formats.bump.spec import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
+from ckconv.io.addresses import shown
 from ckconv.io.tied import head_is_embedding
 from ckconv.lazy import NamedTuple, dataclass
 from ckconv.plan.probe import SourceFacts
@@ -122,10 +123,10 @@ class Description:
         """The document of ``--json``."""
         index = self.index
         return {
-            "path": str(index.path),
+            "path": shown(index.path),
             "format": index.format,
             "version": index.version or None,
-            "files": [str(path) for path in index.files],
+            "files": [shown(path) for path in index.files],
             "architecture": index.architecture or None,
             "parameters": index.parameters,
             "bytes": index.nbytes,
@@ -194,7 +195,7 @@ class Description:
         index = self.index
         everything = not (only_metadata or only_tensors)
         if everything:
-            words = (index.path, container(index.format, index.version), index.architecture)
+            words = (shown(index.path), container(index.format, index.version), index.architecture)
             yield ("model", *words, index.parameters, index.nbytes)
             yield from (("overview", *row) for row in as_rows(self.overview))
             yield from (("container", key, value) for key, value in self.facts.items())

@@ -13,6 +13,7 @@ from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import print_json, print_lines
 from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, settings_of
 from ckconv.errors import counted
+from ckconv.io.addresses import shown
 
 if TYPE_CHECKING:
     from ckconv.engine.compare import Comparison, Difference
@@ -74,7 +75,7 @@ def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
     if settings.quiet:
         return
     retyped = f" ({len(found.retyped)} stored in another type)" if found.retyped else ""
-    lines = [f"{a}  {b}", f"  {counted(found.equal, 'tensor')} equal{retyped}"]
+    lines = [f"{shown(a)}  {shown(b)}", f"  {counted(found.equal, 'tensor')} equal{retyped}"]
     if settings.verbose:
         lines += [f"    {name}  {ours} | {theirs}" for name, ours, theirs in found.retyped]
     if found.different:
@@ -83,12 +84,12 @@ def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
         lines += _rest(len(found.different), settings)
     for names, path in zip(found.only, (a, b), strict=True):
         if names:
-            lines.append(f"  {len(names)} only in {path}")
+            lines.append(f"  {len(names)} only in {shown(path)}")
             lines += [f"    {name}" for name in names[: None if settings.verbose else _SHOWN]]
             lines += _rest(len(names), settings)
     lines += [f"  config {name}: {ours} | {theirs}" for name, (ours, theirs) in found.config.items()]
-    shown = found.facts[: None if settings.verbose else _SHOWN]
-    lines += [f"  {fact.name}: {fact.mine or 'missing'} | {fact.meant or 'missing'}" for fact in shown]
+    first = found.facts[: None if settings.verbose else _SHOWN]
+    lines += [f"  {fact.name}: {fact.mine or 'missing'} | {fact.meant or 'missing'}" for fact in first]
     lines += _rest(len(found.facts), settings)
     if found.unknown:
         lines.append(f"  what they say besides their tensors cannot be compared: {found.unknown}")
@@ -126,8 +127,8 @@ def _document(found: Comparison, a: Path, b: Path) -> dict[str, Any]:
         return value if math.isfinite(value) else None
 
     return {
-        "a": str(a),
-        "b": str(b),
+        "a": shown(a),
+        "b": shown(b),
         "same": found.same,
         "equal": found.equal,
         "retyped": [{"tensor": name, "a": ours, "b": theirs} for name, ours, theirs in found.retyped],

@@ -12,6 +12,7 @@ from ckconv.core.dtypes import F32
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.run import Report
 from ckconv.errors import counted
+from ckconv.io.addresses import shown
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action
@@ -311,7 +312,7 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
         "version": plan.version,
         "bytes": plan.nbytes,
         "source": {
-            "path": str(plan.index.path),
+            "path": shown(plan.index.path),
             "format": plan.index.format,
             "version": plan.index.version,
             "architecture": plan.index.architecture,

@@ -15,6 +15,7 @@ from ckconv.cli.render import container, print_json, print_lines
 from ckconv.cli.sections import Sections
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 from ckconv.errors import InputError, VerifyError, counted
+from ckconv.io.addresses import shown
 
 #: Side file -> the flag that says where it is.
 _PLACES = {"config.json": "config", "weights_manifest.json": "manifest"}
@@ -79,7 +80,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
         print_json(
             {
                 "path": str(path),
-                "source": str(src) if src else None,
+                "source": shown(src) if src else None,
                 "format": out.format,
                 "version": out.version or None,
                 "tensors": found.tensors,
@@ -99,7 +100,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     if settings.quiet:
         return
     tensors = counted(found.tensors, "tensor")
-    against = f"verified {found.tensors:,}/{tensors} against {src}" if src else tensors
+    against = f"verified {found.tensors:,}/{tensors} against {shown(src)}" if src else tensors
     rounded = f", {found.rounded:,} of them rounded" if found.rounded else ""
     zero_filled = (
         f", {counted(found.zero_filled, 'zero-filled entry', 'zero-filled entries')}" if found.zero_filled else ""

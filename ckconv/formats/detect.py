@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -14,6 +15,7 @@ from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError,
 from ckconv.formats import FORMATS, Reader, format_of, load, named, names
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
+from ckconv.io.addresses import shown
 from ckconv.io.bytesource import ByteSource, open_source
 from ckconv.io.files import readable
 from ckconv.lazy import replace
@@ -80,6 +82,10 @@ def open_index(
     format = named(format) if format else None
     if format is not None and format not in names():
         raise UsageError("usage", f"no format is called {quoted(format)}; one of {', '.join(names())} expected")
+    if source is None and _may_be_named(path):
+        from ckconv.formats.locate import located
+
+        path = located(path)
     try:
         with readable(path), remembered() as opened:
             index = _open(path, format, source, config_path, base, follow_links)
@@ -87,9 +93,14 @@ def open_index(
             return index
         return replace(index, identities=_identities([*index.files, *index.side_files], opened))
     except CkconvError as error:
-        if error.path is None:  # rules about tensors know no files
-            error.path = str(path)
+        error.path = shown(error.path or path)  # rules about tensors know no files
         raise
+
+
+def _may_be_named(path: Path) -> bool:
+    """Not a path, but an address, or OWNER/NAME: what is there as it stands is a path, whatever it looks like."""
+    text = os.fspath(path)
+    return (":" in text or text.count("/") == 1) and not os.path.lexists(path)
 
 
 def _identities(files: Iterable[Path], opened: Mapping[Path, Identity]) -> dict[Path, Identity]:

@@ -1,0 +1,164 @@
+"""Where a model is that is not named by a path: in a cache, by its name, or on another machine.
+
+What is there as it stands is a path, whatever it looks like.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from ckconv.errors import InputError, UsageError, quoted
+from ckconv.formats.gguf.spec import parse_shard_name
+from ckconv.io.addresses import shown
+from ckconv.io.elsewhere import Origin, stand_in
+from ckconv.io.json import Document, parse_object, read_document
+from ckconv.lazy import replace
+
+#: ``scheme:rest``; :class:`~pathlib.Path` has made one slash of two.
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):(/*)(.+)", re.DOTALL)
+
+#: OWNER/NAME, and perhaps a revision.
+_REPOSITORY = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?")
+
+_MANIFEST = Document("the manifest", "ollama.manifest", "ollama.manifest", 1 << 20)
+_MODEL, _ADAPTER = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "adapter"))
+
+#: Files of a repository that no reader of a model opens.
+_NOT_READ = (".gitattributes", ".md", ".png", ".jpg", ".msgpack", ".h5", ".onnx", ".ot", ".tflite")
+
+
+def located(path: Path) -> Path:
+    """The path of what is named: a file of a cache, a stand-in of what is elsewhere, or the path itself.
+
+    Raises:
+        InputError: there is no such model.
+        UsageError: ``usage.remote``, what reads that address is not installed.
+        OutputError: ``remote.read``.
+    """
+    text = os.fspath(path)
+    address = _ADDRESS.fullmatch(text)
+    if address is not None:
+        scheme, slashes, rest = address.groups()
+        if scheme in _SCHEMES:
+            return _SCHEMES[scheme](scheme, rest)
+        return _elsewhere(f"{scheme}://{rest}") if slashes else path
+    repository = _REPOSITORY.fullmatch(text)
+    return (_cached(*repository.groups()) or path) if repository else path
+
+
+# Caches
+
+
+def _ollama(_: str, name: str) -> Path:
+    """The file of a model of Ollama: ``manifests/HOST/OWNER/NAME/TAG`` lists blobs by their digests."""
+    home = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
+    short, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "latest")
+    parts = short.split("/")
+    owner = parts if len(parts) > 1 else ["library", *parts]
+    places = (
+        [home / "manifests" / Path(*owner)] if len(owner) > 2 else (home / "manifests").glob(f"*/{'/'.join(owner)}")
+    )
+    found = [place / tag for place in places if (place / tag).is_file()]
+    if len(found) != 1 or ".." in parts:
+        what = "several registries" if found else f"not in {home}"
+        raise InputError("input.missing", f"the model is {what}", path=f"ollama:{name}", hint="ollama pull fetches it")
+    layers = parse_object(read_document(found[0], _MANIFEST), _MANIFEST, found[0]).get("layers")
+    digests = {kind: [*_digests(layers, kind, found[0])] for kind in (_MODEL, _ADAPTER)}
+    if digests[_ADAPTER]:
+        blobs = ", ".join(str(home / "blobs" / digest) for digest in digests[_ADAPTER])
+        hint = f"convert {home / 'blobs' / digests[_MODEL][0]} with --adapter, or without" if digests[_MODEL] else None
+        raise InputError("ollama.manifest", f"the model has an adapter: {blobs}", path=found[0], hint=hint)
+    if len(digests[_MODEL]) != 1:
+        message = f"lists {len(digests[_MODEL])} files of weights, one expected"
+        raise InputError("ollama.manifest", message, path=found[0])
+    return home / "blobs" / digests[_MODEL][0]
+
+
+def _digests(layers: object, kind: str, path: Path) -> Iterator[str]:
+    for layer in layers if isinstance(layers, list) else ():
+        if isinstance(layer, dict) and layer.get("mediaType") == kind:
+            digest = str(layer.get("digest"))
+            if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+                raise InputError("ollama.manifest", f"a digest is {quoted(digest)}", path=path)
+            yield digest.replace(":", "-")
+
+
+def _cached(owner: str, name: str, revision: str | None) -> Path | None:
+    """The snapshot of a repository in the download cache: ``refs/REVISION`` names the commit, if it is none itself."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or Path(home, "huggingface"), "hub")
+    repository = Path(hub, f"models--{owner}--{name}")
+    revision = revision or "main"
+    try:
+        commit = (repository / "refs" / revision).read_text().strip()
+    except (OSError, ValueError):
+        commit = revision
+    snapshot = repository / "snapshots" / commit
+    return snapshot if "/" not in commit and ".." not in commit and snapshot.is_dir() else None
+
+
+# Other machines
+
+
+def _hub(_: str, rest: str) -> Path:
+    """``hf://OWNER/NAME[@REVISION][/FILE]``: a repository of the hub, read at one commit."""
+    parts = rest.split("/", 2)
+    found = _REPOSITORY.fullmatch("/".join(parts[:2]))
+    url = f"hf://{rest}"
+    if found is None:
+        raise InputError("input.missing", "hf://OWNER/NAME[@REVISION][/FILE] expected", path=url)
+    try:
+        from ckconv.io.hub import offline, repository
+    except ImportError as error:
+        hint = "pip install 'ckconv[remote]'; OWNER/NAME alone names what is in the cache"
+        raise UsageError("usage.remote", f"hf: is not read here: {error}", hint=hint) from error
+    owner, name, revision = found.groups()
+    file = parts[2] if len(parts) > 2 else ""
+    if offline():
+        snapshot = _cached(owner, name, revision)
+        if snapshot is None:
+            raise InputError("input.missing", "is not in the cache, and HF_HUB_OFFLINE is set", path=url)
+        return snapshot / file
+    files = repository(f"{owner}/{name}", revision)
+    read = {path: origin for path, origin in files.items() if not path.endswith(_NOT_READ) or path == "README.md"}
+    return _standing(url.removesuffix(file).rstrip("/"), name, read) / file
+
+
+def _web(scheme: str, rest: str) -> Path:
+    """One file behind HTTP, with the other shards of its set."""
+    from ckconv.io.http import HttpFile
+
+    url = f"{scheme}://{rest}"
+    place, _, last = url.partition("?")[0].rpartition("/")
+    query = url[len(place) + 1 + len(last) :]
+    shard = parse_shard_name(last)
+    public = shown(place)
+    names = [str(replace(shard, number=n)) for n in range(1, shard.count + 1)] if shard else [last]
+    if "/" not in rest:
+        hint = "name a file; a repository of the hub is hf://OWNER/NAME"
+        raise InputError("input.directory", "is a directory, which HTTP does not list", path=public, hint=hint)
+    files = {name: HttpFile(f"{place}/{name}{query}", shown=f"{public}/{name}") for name in names}
+    return _standing(public, "model", files) / last
+
+
+#: Scheme -> what finds a model there; every other one is fsspec's.
+_SCHEMES: Mapping[str, Callable[[str, str], Path]] = {"ollama": _ollama, "hf": _hub, "http": _web, "https": _web}
+
+
+def _elsewhere(url: str) -> Path:
+    from ckconv.io.filesystems import files_at
+
+    files, alone = files_at(url)
+    place, _, last = url.rstrip("/").rpartition("/")
+    return _standing(place, "model", files) / last if alone else _standing(url, last, files)
+
+
+def _standing(url: str, name: str, files: Mapping[str, Origin]) -> Path:
+    """Stand-ins of what a server lists, which is to be trusted in nothing."""
+    for path in files:
+        if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
+            raise InputError("index.path", f"lists {quoted(path)}, which is outside of it", path=url)
+    return stand_in(url, name, files)

@@ -1,0 +1,167 @@
+"""Files whose bytes are on another machine: an empty file of the same size and name stands in for each.
+
+Everything that opens, measures and lists files does so with the stand-in; reads go through :mod:`ckconv.system`, which
+asks here. Only the ranges that somebody reads are fetched. Stand-ins are holes, and go when the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+from ckconv.errors import CkconvError, OutputError
+from ckconv.io.addresses import ADDRESSES
+from ckconv.system import ELSEWHERE
+
+#: Bytes that are fetched at least: as long on their way as a request that asks for none.
+LEAST = 64 << 10
+
+#: Bytes of a piece that is fetched before it is read, and how many of them at once.
+PIECE, AHEAD = 4 << 20, 3
+
+#: Bytes that are kept, of all files: writing and comparing read the same ones, one behind the other.
+KEPT = 48 << 20
+
+
+class Origin(Protocol):
+    """One file elsewhere."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+
+    def fetch(self, offset: int, nbytes: int) -> bytes:
+        """Bytes that are there, every one of them.
+
+        Raises:
+            OutputError: ``remote.read``, after several tries; ``input.changed``, it is another file now.
+        """
+
+
+class Kept:
+    """What was fetched, or is on its way: at most :data:`KEPT` bytes of it, and what was used last."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        #: (reader, first byte) -> how many bytes, and what they are; the ones used longest ago first.
+        self._found: dict[tuple[int, int], tuple[int, Future[bytes]]] = {}
+        self._nbytes = 0
+
+    def holding(self, reader: int, offset: int) -> tuple[int, int, Future[bytes]] | None:
+        """First byte, number of bytes and content of what holds the byte at ``offset``."""
+        for (owner, start), (nbytes, _) in self._found.items():
+            if owner == reader and start <= offset < start + nbytes:
+                found = self._found.pop((owner, start))
+                self._found[owner, start] = found
+                return start, *found
+        return None
+
+    def until(self, reader: int, offset: int, end: int) -> int:
+        """Where what is kept begins again behind ``offset``; ``end`` where it does not before."""
+        return min((at for owner, at in self._found if owner == reader and offset < at < end), default=end)
+
+    def add(self, reader: int, start: int, nbytes: int, found: Future[bytes]) -> None:
+        """Keep what is being fetched, and let go of what was not used for long."""
+        self._found[reader, start] = (nbytes, found)
+        self._nbytes += nbytes
+        while self._nbytes > KEPT and len(self._found) > 1:
+            self._nbytes -= self._found.pop(next(iter(self._found)))[0]
+
+    def forget(self, reader: int, start: int) -> None:
+        """What failed is fetched again if somebody asks again."""
+        nbytes, _ = self._found.pop((reader, start), (0, None))
+        self._nbytes -= nbytes
+
+
+_KEPT = Kept()
+
+
+class Reader:
+    """Ranges of one file, each fetched once as long as it is kept; reads in order are fetched ahead."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._end = -1
+
+    def read(self, offset: int, nbytes: int, *, in_order: bool) -> bytes:
+        """Bytes from ``offset`` on, fewer at the end of the file.
+
+        Args:
+            in_order: more is likely to be read behind them.
+        """
+        nbytes = min(nbytes, self._origin.size - offset)
+        parts = []
+        while nbytes > 0:
+            with _KEPT.lock:
+                start, found = self._piece(offset, nbytes, in_order)
+            try:
+                part = found.result()[offset - start :][:nbytes]
+            except CkconvError:
+                with _KEPT.lock:
+                    _KEPT.forget(id(self), start)
+                raise
+            parts.append(part)
+            offset, nbytes = offset + len(part), nbytes - len(part)
+        return b"".join(parts)
+
+    def _piece(self, offset: int, nbytes: int, in_order: bool) -> tuple[int, Future[bytes]]:
+        """What holds the byte at ``offset``; behind a piece, further ones are on their way."""
+        follows = in_order and offset == self._end
+        start, size, found = self._at(offset, max(nbytes, PIECE if follows else LEAST))
+        self._end = offset + nbytes
+        behind = start + size
+        for _ in range(AHEAD if size >= PIECE and in_order else 0):
+            if behind < self._origin.size:
+                at, more, _ = self._at(behind, PIECE)
+                behind = at + more
+        return start, found
+
+    def _at(self, offset: int, nbytes: int) -> tuple[int, int, Future[bytes]]:
+        known = _KEPT.holding(id(self), offset)
+        if known is not None:
+            return known
+        end = min(offset + nbytes, self._origin.size)
+        nbytes = _KEPT.until(id(self), offset, end) - offset
+        found = _threads().submit(self._origin.fetch, offset, nbytes)
+        _KEPT.add(id(self), offset, nbytes, found)
+        return offset, nbytes, found
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2 * AHEAD, thread_name_prefix="ckconv-remote")
+
+
+def stand_in(url: str, name: str, files: Mapping[str, Origin], folders: Iterable[str] = ()) -> Path:
+    """A directory of stand-ins, called ``name``, for ``files``: their paths in it, and what reads them.
+
+    Args:
+        url: what messages call the directory.
+
+    Raises:
+        OutputError: ``output.write``, there is no place for temporary files.
+    """
+    try:
+        root = tempfile.mkdtemp(prefix="ckconv-")
+        atexit.register(shutil.rmtree, root, ignore_errors=True)
+        directory = Path(root, name)
+        for folder in ("", *folders, *(os.path.dirname(path) for path in files)):
+            (directory / folder).mkdir(parents=True, exist_ok=True)
+        for path, origin in files.items():
+            with open(directory / path, "xb") as file:
+                file.truncate(origin.size)
+                status = os.fstat(file.fileno())
+                ELSEWHERE[status.st_dev, status.st_ino] = Reader(origin).read
+    except OSError as error:
+        message = f"there is no place for temporary files: {error.strerror}"
+        raise OutputError("output.write", message, path=error.filename) from error
+    ADDRESSES[str(directory)] = url.rstrip("/")
+    return directory

@@ -1,0 +1,83 @@
+"""Files of every system that fsspec knows: s3, gs, memory and the like."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from ckconv.errors import CkconvError, InputError, OutputError, UsageError
+from ckconv.io.http import retried
+
+#: Entries of a directory that are looked at: a model has hundreds at most.
+_MOST = 10_000
+
+#: What a file system says of one state of a file; the first that it has is taken.
+_MARKS = ("ETag", "etag", "md5Hash", "generation", "version_id", "LastModified", "modified", "mtime", "created")
+
+
+class FsspecFile:
+    """One file of such a system."""
+
+    def __init__(self, system: Any, path: str, shown: str, info: dict[str, Any]) -> None:
+        self._system, self._path, self._shown = system, path, shown
+        self.size = int(info["size"])
+        self._mark: tuple[object, ...] | None = None
+
+    def fetch(self, offset: int, nbytes: int) -> bytes:
+        """See :class:`ckconv.io.elsewhere.Origin`."""
+        return retried(lambda: self._read(offset, nbytes), self._shown)
+
+    def _read(self, offset: int, nbytes: int) -> bytes:
+        data: bytes = self._system.cat_file(self._path, start=offset, end=offset + nbytes)
+        now = _mark(self._system.info(self._path, refresh=True))
+        self._mark = self._mark or now
+        if now != self._mark or now[0] != self.size:
+            message = "is not the file that it was: it changed while it was read"
+            raise OutputError("input.changed", message, path=self._shown)
+        if len(data) != nbytes:
+            raise EOFError(f"{len(data):,} of {nbytes:,} bytes came")
+        return data
+
+
+def _mark(info: dict[str, Any]) -> tuple[object, ...]:
+    return int(info["size"]), next((str(info[key]) for key in _MARKS if info.get(key)), "")
+
+
+def files_at(url: str) -> tuple[dict[str, FsspecFile], bool]:
+    """The files at an address, by their paths below it; and whether it is one file alone, by its name.
+
+    Raises:
+        UsageError: ``usage.remote``, fsspec or what it needs for this system is not installed.
+        InputError: ``input.missing``, nothing is there; ``input.unreadable``.
+        OutputError: ``remote.read``.
+    """
+    try:
+        from fsspec.core import url_to_fs
+
+        system, path = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        hint = "pip install 'ckconv[remote]'"
+        raise UsageError("usage.remote", f"{url.partition(':')[0]}: is not read here: {error}", hint=hint) from error
+    try:
+        return retried(lambda: _found(system, path, url), url)
+    except CkconvError as error:
+        cause = error.__cause__
+        if isinstance(cause, FileNotFoundError):
+            raise InputError("input.missing", "there is no such file", path=url) from cause
+        if isinstance(cause, PermissionError):
+            raise InputError("input.unreadable", "is not open to you", path=url) from cause
+        raise
+
+
+def _found(system: Any, path: str, url: str) -> tuple[dict[str, FsspecFile], bool]:
+    info = system.info(path)
+    if info["type"] == "file":
+        name = PurePosixPath(path).name
+        return {name: FsspecFile(system, path, url, info)}, True
+    found = system.find(path, maxdepth=2, detail=True)
+    if len(found) > _MOST:
+        raise InputError("input.format", f"holds {len(found):,} files, which is no model", path=url)
+    inside = {str(PurePosixPath(name).relative_to(system._strip_protocol(path))): name for name in found}
+    return {
+        short: FsspecFile(system, name, f"{url.rstrip('/')}/{short}", found[name]) for short, name in inside.items()
+    }, False

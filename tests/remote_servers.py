@@ -1,0 +1,109 @@
+"""Servers on this machine that give files as others do: whole, in ranges, cut off, changed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Server:
+    """What it gives, and what it was asked.
+
+    Attributes:
+        files: path -> content.
+        documents: path -> JSON.
+        ranges: it knows of them.
+        cuts: so many of its next answers end in the middle.
+        refuses: so many of its next answers say that it is busy.
+        token: without it nothing is given.
+        elsewhere: files are on another server, as those of a hub are.
+    """
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    documents: Mapping[str, Any] = field(default_factory=dict)
+    ranges: bool = True
+    cuts: int = 0
+    refuses: int = 0
+    token: str = ""
+    elsewhere: str = ""
+    url: str = ""
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    tokens: set[str | None] = field(default_factory=set)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(nbytes for _, nbytes in self.asked)
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(server, self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    server.url = f"http://127.0.0.1:{http.server_address[1]}"
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.server_close()
+
+
+def answer(server: Server, request: BaseHTTPRequestHandler) -> None:
+    path, _, _ = request.path.partition("?")
+    server.tokens.add(request.headers.get("Authorization"))
+    document = server.documents.get(path)
+    data = json.dumps(document).encode() if document is not None else server.files.get(path)
+    found = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range") or "")
+    status, headers = 200, {"ETag": f'"{hash(data)}"'}
+    if server.refuses:
+        server.refuses -= 1
+        status, data = 503, b""
+    elif data is None:
+        status, data = 404, b""
+    elif server.token and request.headers.get("Authorization") != f"Bearer {server.token}":
+        status, data = 401, b""
+    elif server.elsewhere and document is None:
+        status, data, headers = 302, b"", {"Location": server.elsewhere + path}
+    elif found and server.ranges and document is None:
+        start, end = int(found[1]), min(int(found[2]) + 1, len(data))
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+        status, data = (206, data[start:end]) if start < end else (416, b"")
+    request.send_response(status)
+    for name, value in {**headers, "Content-Type": "application/json", "Content-Length": str(len(data))}.items():
+        request.send_header(name, value)
+    request.end_headers()
+    server.asked.append((path, len(data)))
+    if server.cuts and status == 206:
+        server.cuts -= 1
+        data = data[: len(data) // 2]
+    if request.command == "GET":
+        request.wfile.write(data)
+
+
+def hub(directory: Path, repository: str, commit: str) -> Server:
+    """A hub with one repository."""
+    files = {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+    listed = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
+    document = {"id": repository, "sha": commit, "siblings": listed, "tags": [], "private": False, "downloads": 0}
+    return Server(
+        files={f"/{repository}/resolve/{commit}/{name}": data for name, data in files.items()},
+        documents={
+            f"/api/models/{repository}{behind}": document for behind in ("", "/revision/v1", f"/revision/{commit}")
+        },
+    )

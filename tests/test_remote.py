@@ -1,0 +1,202 @@
+"""Sources that are on another machine: the same bytes as of a local file, by ranges, or an error and nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FIXTURES
+from gguf_builder import pair
+from remote_servers import Server, hub, serving
+
+from ckconv.io import elsewhere, http
+
+ROOT = Path(__file__).parent.parent
+LLAMA, QWEN2 = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf", FIXTURES / "hf" / "qwen2-tied-bf16"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(http, "PAUSES", (0.0, 0.0, 0.0))
+    with serving(Server(files={"/m.gguf": LLAMA.read_bytes()})) as found:
+        yield found
+
+
+@pytest.fixture(params=[1 << 10, 4 << 20], ids=["small pieces", "one piece"])
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LEAST", "PIECE"):
+        monkeypatch.setattr(elsewhere, name, min(getattr(elsewhere, name), request.param))
+    monkeypatch.setattr(elsewhere, "KEPT", 8 * request.param)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
+@pytest.mark.parametrize("to", ["bump", "gguf", "safetensors"])
+def test_an_output_is_that_of_the_local_file(to: str, ranges: bool, server: Server, tmp_path: Path, ckconv) -> None:
+    server.ranges = ranges
+    (tmp_path / "model").mkdir()  # what a file lies in gives it its name, where nothing else does
+    (tmp_path / "model" / "m.gguf").write_bytes(LLAMA.read_bytes())
+    for source, name in ((f"{server.url}/m.gguf", "far"), (tmp_path / "model" / "m.gguf", "near")):
+        done = ckconv("convert", source, f"{tmp_path}/{name}/", "--to", to, "--record", "--checksums")
+        assert (done.code, done.err) == (0, "")
+    assert contents(tmp_path / "far") == contents(tmp_path / "near")
+    assert ckconv("verify", tmp_path / "far", f"{server.url}/m.gguf").code == 0
+    assert ckconv("diff", f"{server.url}/m.gguf", LLAMA).code == 0
+
+
+def test_messages_and_documents_name_the_address(server: Server, ckconv) -> None:
+    address = f"{server.url}/m.gguf"
+    assert ckconv("inspect", "--json", f"{address}?signature=secret").json["path"] == address
+    assert ckconv("inspect", address).out.startswith(f"model\t{address}\t")
+    server.files["/cut.gguf"] = server.files["/m.gguf"][:1000]
+    done = ckconv("inspect", f"{server.url}/cut.gguf?signature=secret")
+    assert (done.code, "secret" in done.err) == (3, False)
+    assert f"error[gguf.array]: {server.url}/cut.gguf: " in done.err
+
+
+def large(vocabulary: int) -> bytes:
+    """A GGUF with so many tokens and merges, in front of 40 MB of tensors."""
+    tokens = [f"token{n:08}" for n in range(vocabulary)]
+
+    def strings(key: str, values: list[str]) -> bytes:
+        items = b"".join(struct.pack("<Q", len(value)) + value.encode() for value in values)
+        name = struct.pack("<Q", len(key)) + key.encode()
+        return name + struct.pack("<IIQ", 9, 8, len(values)) + items
+
+    header = b"GGUF" + struct.pack("<IQQ", 3, 1, 3) + pair("general.architecture", "str", "unheard-of")
+    header += strings("tokenizer.ggml.tokens", tokens) + strings("tokenizer.ggml.merges", tokens)
+    header += struct.pack("<Q", 1) + b"x" + struct.pack("<IQIQ", 1, 10_000_000, 0, 0)
+    return header + bytes(-len(header) % 32) + bytes(40_000_000)
+
+
+@pytest.mark.parametrize(
+    "command", [("inspect",), ("convert", "out.gguf", "--dry-run")], ids=lambda command: command[0]
+)
+def test_a_header_of_150_000_tokens_takes_twelve_requests_and_eight_megabytes(
+    command: tuple[str, ...], server: Server, ckconv
+) -> None:
+    server.files["/large.gguf"] = large(150_000)
+    verb, *more = command
+    assert ckconv(verb, f"{server.url}/large.gguf", *more).code == 0
+    assert len(server.asked) <= 12
+    assert server.nbytes <= 8_000_000
+
+
+@pytest.mark.parametrize("trouble", ["cuts", "refuses"])
+def test_a_cut_connection_and_a_busy_server_are_asked_again(
+    trouble: str, server: Server, tmp_path: Path, ckconv
+) -> None:
+    setattr(server, trouble, 2)
+    assert ckconv("convert", f"{server.url}/m.gguf", tmp_path / "m.gguf").code == 0
+    assert getattr(server, trouble) == 0
+
+    setattr(server, trouble, 1000)
+    done = ckconv("convert", f"{server.url}/m.gguf", tmp_path / "n.gguf")
+    assert done.code == 6
+    assert f"error[remote.read]: {server.url}/m.gguf: cannot be read, after 4 tries" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_a_source_that_changes_under_the_reader(
+    server: Server, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckconv.engine import run as engine
+
+    really = engine.write_files
+
+    def write_files(*given: Any) -> Any:
+        server.files["/m.gguf"] = server.files["/m.gguf"][:-1] + b"x"
+        return really(*given)
+
+    server.files["/m.gguf"] = large(10)
+    monkeypatch.setattr(engine, "write_files", write_files)
+    done = ckconv("convert", f"{server.url}/m.gguf", tmp_path / "m.gguf")
+    assert (done.code, list(tmp_path.iterdir())) == (6, [])
+    assert f"error[input.changed]: {server.url}/m.gguf: is not the file that it was" in done.err
+
+
+def test_what_is_not_there_or_not_given(server: Server, ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "error[input.missing]" in ckconv("inspect", f"{server.url}/n.gguf").err
+    assert "error[input.directory]" in ckconv("inspect", f"{server.url}/").err
+    server.token = "secret"
+    done = ckconv("inspect", f"{server.url}/m.gguf")
+    assert (done.code, "error[input.unreadable]" in done.err, "HTTP status 401" in done.err) == (3, True, True)
+    server.token, server.ranges = "", False
+    monkeypatch.setattr(http, "WHOLE", 1000)
+    done = ckconv("inspect", f"{server.url}/m.gguf")
+    assert (done.code, "error[remote.ranges]" in done.err) == (4, True)
+
+
+def test_the_other_shards_of_a_set(server: Server, tmp_path: Path, ckconv) -> None:
+    assert ckconv("convert", LLAMA, tmp_path / "m.gguf", "--max-shard-size", "100KB").code == 0
+    shards = sorted(tmp_path.iterdir())
+    server.files = {f"/{path.name}": path.read_bytes() for path in shards}
+    assert len(shards) > 1
+    assert ckconv("diff", f"{server.url}/{shards[1].name}", LLAMA).code == 0
+
+
+def test_outputs_are_local(server: Server, ckconv) -> None:
+    done = ckconv("convert", LLAMA, f"{server.url}/m.gguf")
+    assert (done.code, "outputs are written to local paths only" in done.err) == (2, True)
+
+
+def test_files_of_fsspec(tmp_path: Path, ckconv) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    for path in QWEN2.iterdir():
+        memory.pipe_file(f"/models/qwen2-tied-bf16/{path.name}", path.read_bytes())
+    try:
+        for source, name in (("memory://models/qwen2-tied-bf16", "far"), (QWEN2, "near")):
+            assert ckconv("convert", source, f"{tmp_path}/{name}/", "--to", "gguf", "--record").code == 0
+        assert contents(tmp_path / "far") == contents(tmp_path / "near")
+        done = ckconv("inspect", "memory://models/nothing")
+        assert (done.code, "error[input.missing]: memory://models/nothing" in done.err) == (3, True)
+        one = "memory://models/qwen2-tied-bf16/model.safetensors"
+        assert ckconv("inspect", "--json", one).json["path"] == one
+    finally:
+        memory.rm("/models", recursive=True)
+    done = ckconv("inspect", "nosuch://x/y")
+    assert (done.code, "error[usage.remote]" in done.err) == (2, True)
+
+
+def ran(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: where the hub is, its library asks once."""
+    return subprocess.run(
+        [sys.executable, "-m", "ckconv", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def test_a_repository_of_the_hub(tmp_path: Path, ckconv) -> None:
+    pytest.importorskip("huggingface_hub")
+    with serving(hub(QWEN2, "org/qwen2-tied-bf16", COMMIT)) as files, serving(Server(token="secret")) as front:
+        front.files, front.documents, front.elsewhere = files.files, files.documents, files.url
+        environment = {"HF_ENDPOINT": front.url, "HF_TOKEN": "secret", "HF_HOME": str(tmp_path / "home")}
+        done = ran("convert", "hf://org/qwen2-tied-bf16", f"{tmp_path}/far/", "--to", "gguf", **environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert ckconv("convert", QWEN2, f"{tmp_path}/near/", "--to", "gguf").code == 0
+        assert contents(tmp_path / "far") == contents(tmp_path / "near")
+        assert files.tokens == {None}, "the token is for the hub, not for where it sends its readers"
+        found = ran("inspect", "hf://org/qwen2-tied-bf16@v1", "--json", **environment)
+        assert json.loads(found.stdout)["path"] == "hf://org/qwen2-tied-bf16@v1"
+        missing = ran("inspect", "hf://org/other", **environment)
+        assert (missing.returncode, "error[input.missing]: hf://org/other" in missing.stderr) == (3, True)
+        refused = ran("inspect", "hf://org/qwen2-tied-bf16", **{**environment, "HF_TOKEN": "other"})
+        assert (refused.returncode, "error[input.unreadable]" in refused.stderr) == (3, True)
+        assert "other" not in refused.stderr
