@@ -106,8 +106,8 @@ def _plan(
     if output.needs_config and index.config is None:
         name = format_of(output.name).name
         return Plan(index, name, output.version, options, refusals=(unknown_architecture(index),))
-    apart = index.tower is not None and index.format != output.name
-    planner: Planner = load(output.tower if apart and output.tower else output.planner)(index, options, source)
+    own = load(output.apart)(index) if output.apart and index.adapter is None else None
+    planner: Planner = (own or load(output.planner))(index, options, source)
     return _noted(_parts_noted(planner.plan(only_reasons=only_reasons)))
 
 

@@ -55,7 +55,7 @@ class Output(NamedTuple):
         needs_config: it holds no model whose hyper-parameters are not known.
         judged: `inspect` says of every model whether it can become this.
         general: it says so on a terminal, and where more detail is asked for.
-        tower: the planner of towers, where they are files of their own.
+        apart: of an index, the planner of what is no text model; ``None`` from it for one that is.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Output(NamedTuple):
     needs_config: bool = False
     judged: bool = False
     general: bool = False
-    tower: Place | None = None
+    apart: Place | None = None
 
 
 class Format(NamedTuple):
@@ -138,7 +138,7 @@ FORMATS: tuple[Format, ...] = (
                 options=_FILES | _QUANTISED | {"tensor_scales"},
                 blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
                 general=True,
-                tower=("ckconv.formats.gguf.tower_plan", "TowerPlanner"),
+                apart=("ckconv.formats.gguf.apart", "planner_of"),
             ),
             Output(
                 "gguf adapter",
@@ -294,7 +294,7 @@ def adapter_outputs() -> dict[str, Output]:
 
 def tower_format() -> str:
     """The format in which a tower is a file of its own."""
-    return next(format.name for format in FORMATS for output in format.outputs if output.tower)
+    return next(format.name for format in FORMATS for output in format.outputs if output.apart)
 
 
 def load(place: Place) -> Any:

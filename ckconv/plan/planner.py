@@ -11,6 +11,7 @@ from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import counted, quoted
 from ckconv.families.catalogue import FAMILIES, families_of_gguf
+from ckconv.families.diffusion import diffuses, has_names_of_diffusers
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
 from ckconv.families.loaders import OF_FORMAT, Loader
 from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
@@ -32,6 +33,9 @@ _OWN_HEAD = (
 _EXACT = "decoded matrices hold codes times scales exactly; --dtype source rounds as the quantiser's library does"
 _ROUNDED = "decoded matrices hold what the quantiser's library computes: products rounded to its type"
 
+#: The key of ``config.json`` that names a class of diffusers.
+_DIFFUSERS = "_class_name"
+
 #: Keys that a note lists by name.
 _SHOWN_KEYS = 8
 
@@ -45,6 +49,12 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         )
     if index.facts.get("kind", "model") != "model":
         return Reason(f"it is no model but {quoted(str(index.facts['kind']))}, which this version does not convert")
+    if _DIFFUSERS in index.metadata or diffuses(index.architecture):
+        names = {stored.name for stored in index.stored}
+        why = "it is a model of diffusion, and no language model"
+        if has_names_of_diffusers(names):
+            why += "; its tensors are called as in diffusers, and a GGUF has the names of the original checkpoint"
+        return Reason(why, "--to safetensors copies its values")
     what = (
         f"ckconv does not know the architecture {index.architecture!r}"
         if index.architecture

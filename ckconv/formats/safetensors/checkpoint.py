@@ -13,6 +13,7 @@ from ckconv.core.dtypes import DTYPES, F32, DType, Kind
 from ckconv.core.names import parse
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.families.catalogue import FAMILIES
+from ckconv.families.diffusion import diffuses
 from ckconv.families.huggingface_classes import needs
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.loaders import Loader
@@ -30,8 +31,7 @@ from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_r
 from ckconv.formats.safetensors.checkpoint_tokenizer import pooling_notes, tokenizer_plan
 from ckconv.formats.safetensors.files import parts_beside
 from ckconv.formats.safetensors.rope_factors import scaling_of
-from ckconv.formats.safetensors.shards import lay_out
-from ckconv.formats.safetensors.spec import SINGLE_NAME
+from ckconv.formats.safetensors.shards import lay_out, single_name
 from ckconv.formats.safetensors.write import Checkpoint, container
 from ckconv.io.card import card_of
 from ckconv.lazy import replace
@@ -104,6 +104,8 @@ class CheckpointPlanner(Planner):
     def _keeps_names(self) -> bool:
         """The tensors are written under the names they have, as they are stored."""
         o, source = self.options, self.index
+        if source.format not in CHECKPOINTS and self.config is None and diffuses(source.architecture):
+            return all(stored.dtype.kind is Kind.FLOAT for stored in source.stored)
         if source.format not in CHECKPOINTS or o.names != "hf" or o.fuse or o.tie or source.merged:
             return False
         if self.config is None:
@@ -283,7 +285,7 @@ class CheckpointPlanner(Planner):
         o = self.options
         shards = lay_out(
             modules,
-            o.file_name or SINGLE_NAME,
+            o.file_name or single_name(self.index.files[0].name, kept and self.config is None),
             o.max_shard_bytes,
             metadata,
             always_index=self.always_index and not o.file_name,

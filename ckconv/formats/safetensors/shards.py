@@ -7,13 +7,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ckconv.core.documents import METADATA
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SUFFIX, encode_header, shard_name
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SINGLE_NAME, SUFFIX, encode_header, shard_name
 from ckconv.lazy import NamedTuple
 from ckconv.plan.container import Frame
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.steps import OutputFile, Plan
 
 #: What loaders look for in the directory of a checkpoint.
+_DIFFUSERS_NAME = f"diffusion_pytorch_model{SUFFIX}"
 _WEIGHTS = (f"model*{SUFFIX}", f"model*{SUFFIX}{INDEX_SUFFIX}")
 
 
@@ -83,6 +84,16 @@ def lay_out(
         f"{stem}{SUFFIX}{INDEX_SUFFIX}" if indexed else "",
         dict(sorted(weight_map.items())),
     )
+
+
+def single_name(name: str, same: bool) -> str:
+    """What the only file of an output is called that has no name, and its shards after it.
+
+    Args:
+        name: of the source's first file.
+        same: the output is the same kind of model; diffusers looks for its own name (``WEIGHTS_NAME``).
+    """
+    return _DIFFUSERS_NAME if same and name.startswith(_DIFFUSERS_NAME.removesuffix(SUFFIX)) else SINGLE_NAME
 
 
 def _split(modules: Sequence[Module], limit: int) -> list[list[Piece]]:

@@ -1,0 +1,48 @@
+"""Models that diffuse: which architecture a GGUF of them names, told by the names of their tensors."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection
+from functools import cache
+from typing import Any
+
+from ckconv.families.merge import FOLDER
+from ckconv.lazy import NamedTuple
+
+
+class Diffusion(NamedTuple):
+    """An architecture.
+
+    Attributes:
+        name: of ``general.architecture``.
+        full: parts of the names of tensors that stay FP32.
+        ignored: parts of the names of tensors that are no weights.
+    """
+
+    name: str
+    full: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads((FOLDER / "diffusion.toml").read_text())
+
+
+def diffuses(architecture: str) -> bool:
+    """A GGUF of this ``general.architecture`` holds no language model, but one that diffuses."""
+    return architecture in _table()["architectures"]
+
+
+def diffusion_of(names: Collection[str]) -> Diffusion | None:
+    """What has tensors of these names; ``None`` for anything else."""
+    for name, row in _table()["architectures"].items():
+        if any(all(one in names for one in each) for each in row["holds"]):
+            return Diffusion(name, tuple(row.get("full", ())), tuple(row.get("ignored", ())))
+    return None
+
+
+def has_names_of_diffusers(names: Collection[str]) -> bool:
+    """The tensors are called and fused as in diffusers, where GGUF has the original checkpoint's names."""
+    return any(name in names for name in _table()["diffusers"])

@@ -1,0 +1,182 @@
+"""Models that diffuse: copied, split, hashed and compared as they are, and to GGUF and back under their own names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import Tensors, bf16
+from family_directions import read_safetensors
+from safetensors.numpy import load_file, save_file
+
+from ckconv.api import convert, diff, open_model, verify
+from ckconv.errors import CkconvError
+from ckconv.options import Options
+
+STEM = "diffusion_pytorch_model"
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape, np.float32)
+
+
+def original(dtype: type) -> dict[str, np.ndarray]:
+    """A part of a Flux as its authors have published it."""
+    return {
+        "double_blocks.0.img_attn.proj.weight": drawn(48, 64).astype(dtype),
+        "double_blocks.0.img_attn.proj.bias": drawn(48).astype(dtype),
+        "double_blocks.0.img_attn.norm.key_norm.scale": drawn(16).astype(dtype),
+        "time_in.in_layer.weight": drawn(8, 16).astype(dtype),
+    }
+
+
+def diffusers(folder: Path) -> Path:
+    """The same in two shards, as diffusers saves it."""
+    folder.mkdir()
+    tensors = {f"transformer_blocks.{n}.attn.to_q.weight": drawn(64, 48 + n) for n in range(3)}
+    tensors["transformer_blocks.0.attn.norm_added_k.weight"] = drawn(48)
+    names = [f"{STEM}-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    shards = dict(zip(names, (list(tensors)[:2], list(tensors)[2:]), strict=True))
+    for file, held in shards.items():
+        save_file({name: tensors[name] for name in held}, folder / file)
+    total = sum(array.nbytes for array in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": {name: f for f, held in shards.items() for name in held}}
+    (folder / f"{STEM}.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps({"_class_name": "FluxTransformer2DModel", "num_layers": 3}))
+    return folder
+
+
+@pytest.mark.parametrize(("limit", "files"), [(0, 1), (20_000, 3)])
+def test_shards_of_diffusers_keep_the_name_that_diffusers_looks_for(limit: int, files: int, tmp_path: Path) -> None:
+    source = diffusers(tmp_path / "source")
+
+    convert(source, f"{tmp_path / 'made'}/", to="safetensors", options=Options(max_shard_bytes=limit))
+
+    made = sorted(path.name for path in (tmp_path / "made").glob("*.safetensors"))
+    assert made == (
+        [f"{STEM}.safetensors"]
+        if files == 1
+        else [f"{STEM}-0000{n + 1}-of-0000{files}.safetensors" for n in range(files)]
+    )
+    index = tmp_path / "made" / f"{STEM}.safetensors.index.json"
+    assert not index.exists() or set(json.loads(index.read_text())["weight_map"].values()) == set(made)
+    assert read_safetensors(tmp_path / "made") == read_safetensors(source)
+    assert (tmp_path / "made" / "config.json").read_text() == (source / "config.json").read_text()
+    assert diff(source, tmp_path / "made").same
+    assert verify(tmp_path / "made", source).tensors == 4
+
+
+def test_names_of_diffusers_are_refused_for_gguf(tmp_path: Path) -> None:
+    with pytest.raises(CkconvError) as caught:
+        convert(diffusers(tmp_path / "source"), tmp_path / "made.gguf")
+
+    said = "it is a model of diffusion, and no language model; its tensors are called as in diffusers"
+    assert said in str(caught.value)
+    assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_a_flux_in_gguf_has_its_names_shapes_and_values(dtype: str, tmp_path: Path) -> None:
+    if dtype == "BF16":
+        from checkpoints import save
+
+        tensors: Tensors = {name: bf16(array) for name, array in original(np.float32).items()}
+        source = save(tmp_path / "source", {}, tensors) / "model.safetensors"
+        (source.parent / "config.json").unlink()
+    else:
+        source = tmp_path / "flux.safetensors"
+        save_file(original({"F32": np.float32, "F16": np.float16}[dtype]), source)
+
+    convert(source, tmp_path / "flux.gguf")
+
+    reader = gguf.GGUFReader(tmp_path / "flux.gguf")
+    keys = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    numbers = {"F32": 0, "F16": 1, "BF16": 32}
+    assert keys == {
+        "general.architecture": "flux", "general.file_type": numbers[dtype], "general.quantization_version": 2,
+    }  # fmt: skip
+    large = "double_blocks.0.img_attn.proj.weight"
+    assert {one.name: one.tensor_type.name for one in reader.tensors} == {
+        name: dtype if name == large or dtype == "F16" else "F32" for name in original(np.float32)
+    }
+    for one in reader.tensors:
+        wanted = original(np.float32)[one.name]
+        values = gguf.dequantize(one.data, one.tensor_type).reshape([int(n) for n in reversed(one.shape)])
+        kept = wanted.view(np.uint32) >> 16 << 16
+        exact = (
+            kept.view(np.float32) if dtype == "BF16" else wanted.astype(np.float16 if dtype == "F16" else np.float32)
+        )
+        assert np.array_equal(values, exact.astype(np.float32))
+
+
+def test_a_flux_comes_back_out_of_a_gguf(tmp_path: Path) -> None:
+    save_file(original(np.float16), tmp_path / "flux.safetensors")
+    convert(tmp_path / "flux.safetensors", tmp_path / "flux.gguf")
+
+    convert(tmp_path / "flux.gguf", tmp_path / "again.safetensors")
+
+    found, wanted = load_file(tmp_path / "again.safetensors"), original(np.float16)
+    assert found.keys() == wanted.keys()
+    assert all(found[name].dtype == np.float16 and np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_the_architecture_follows_from_the_names(tmp_path: Path) -> None:
+    held = {
+        "blocks.0.self_attn.norm_q.weight": (16,),
+        "text_embedding.2.weight": (40, 48),
+        "head.modulation": (1, 2, 900),
+    }
+    save_file({name: drawn(*shape).astype(np.float32) for name, shape in held.items()}, tmp_path / "wan.safetensors")
+    convert(tmp_path / "wan.safetensors", tmp_path / "wan.gguf")
+
+    reader = gguf.GGUFReader(tmp_path / "wan.gguf")
+    assert reader.fields["general.architecture"].contents() == "wan"
+    assert {one.name: [int(n) for n in reversed(one.shape)] for one in reader.tensors} == {
+        name: list(shape) for name, shape in held.items()
+    }
+
+
+def test_a_tensor_of_five_axes_is_refused(tmp_path: Path) -> None:
+    held = {
+        "blocks.0.self_attn.norm_q.weight": (16,),
+        "text_embedding.2.weight": (40, 48),
+        "head.modulation": (1, 2, 8),
+    }
+    tensors = {name: drawn(*shape) for name, shape in held.items()} | {"patch_embedding.weight": drawn(8, 4, 1, 2, 2)}
+    save_file(tensors, tmp_path / "wan.safetensors")
+
+    with pytest.raises(CkconvError, match=r"tensors of 4 axes at most, and patch_embedding\.weight has 5"):
+        convert(tmp_path / "wan.safetensors", tmp_path / "wan.gguf")
+
+
+@pytest.mark.parametrize("to", ["mlx", "bump"])
+def test_no_other_format_takes_it_for_a_language_model(to: str, tmp_path: Path) -> None:
+    source = diffusers(tmp_path / "source")
+
+    with pytest.raises(CkconvError, match="a model of diffusion, and no language model"):
+        convert(source, f"{tmp_path / 'made'}/", to=to)
+
+
+def test_quantising_it_is_refused(tmp_path: Path) -> None:
+    save_file(original(np.float32), tmp_path / "flux.safetensors")
+
+    with pytest.raises(CkconvError, match="which of its tensors must stay floats"):
+        convert(tmp_path / "flux.safetensors", tmp_path / "flux.gguf", options=Options(quantize="q8_0"))
+
+
+def test_what_a_gguf_of_diffusion_is_of_blocks_is_refused_for_safetensors(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "flux.gguf", "flux")
+    blocks = gguf.quantize(drawn(48, 64), gguf.GGMLQuantizationType.Q8_0)
+    name = "double_blocks.0.img_attn.proj.weight"
+    writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    with pytest.raises(CkconvError, match="a model of diffusion, and no language model"):
+        convert(tmp_path / "flux.gguf", tmp_path / "flux.safetensors")
+    assert open_model(tmp_path / "flux.gguf").tensors[name].dtype == "Q8_0"
