@@ -1,4 +1,7 @@
-"""What differs between operating systems. Nothing else in the package calls what only some of them have."""
+"""What differs between operating systems. Nothing else in the package calls what only some of them have.
+
+What a system has no call for does :mod:`ckconv.portable`.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,28 @@ if TYPE_CHECKING:
 #: Descriptors that are open at a time: a checkpoint may have hundreds of shards, a process 256 descriptors (macOS).
 MAX_OPEN = 48
 
-#: Flags for opening: no child inherits the descriptor; a FIFO does not wait; a link is an error; so is no directory.
-CLOEXEC: int = getattr(os, "O_CLOEXEC", 0)
+#: The tests name it to have everything done by the portable half.
+_FORCED = "CKCONV_PORTABLE" in os.environ
+
+
+def _has(*names: str) -> bool:
+    """The system has these calls."""
+    return not _FORCED and all(hasattr(os, name) for name in names)
+
+
+#: A file that is open can be renamed and removed, as everywhere but on Windows.
+MOVES_OPEN = _has("fork")
+
+#: Flags for opening: no child inherits the descriptor, and bytes stay as they are (Windows would change ends of lines);
+#: a FIFO does not wait; a link is an error; so is no directory.
+CLOEXEC: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
 NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 DIRECTORY: int = getattr(os, "O_DIRECTORY", 0)
 
 #: The signals by which a person, a service manager or a lost terminal ends a program.
 ENDING: tuple[signal.Signals, ...] = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)
 )
 
 #: What a file system says that has no locks of the kind of :func:`try_lock` (some network mounts).
@@ -62,68 +78,70 @@ def _elsewhere(fd: int) -> Elsewhere | None:
     return ELSEWHERE.get((status.st_dev, status.st_ino))
 
 
+if TYPE_CHECKING or _has("pread", "preadv", "pwrite"):
+
+    def _read_at(fd: int, nbytes: int, offset: int) -> bytes:
+        data = os.pread(fd, nbytes, offset)
+        parts = [data]
+        while data and (nbytes := nbytes - len(data)):
+            offset += len(data)
+            data = os.pread(fd, nbytes, offset)
+            parts.append(data)
+        return b"".join(parts) if len(parts) > 1 else data
+
+    def _read_into(fd: int, buffer: Buffer, offset: int) -> int:
+        return os.preadv(fd, [buffer], offset)
+
+    def write_some(fd: int, content: Buffer, offset: int) -> int:
+        """Write at ``offset``; how many bytes the system took, which may be fewer than there are."""
+        return os.pwrite(fd, content, offset)
+
+else:
+    from ckconv.portable import read_at as _read_at
+    from ckconv.portable import read_into as _read_into
+    from ckconv.portable import write_some
+
+
 def read_at(fd: int, nbytes: int, offset: int) -> bytes:
     """``nbytes`` bytes from ``offset`` on, fewer at the end only: a system may give less than it is asked for."""
     elsewhere = _elsewhere(fd)
-    if elsewhere is not None:
-        return elsewhere(offset, nbytes, in_order=False)
-    data = os.pread(fd, nbytes, offset)
-    parts = [data]
-    while data and (nbytes := nbytes - len(data)):
-        offset += len(data)
-        data = os.pread(fd, nbytes, offset)
-        parts.append(data)
-    return b"".join(parts) if len(parts) > 1 else data
+    return _read_at(fd, nbytes, offset) if elsewhere is None else elsewhere(offset, nbytes, in_order=False)
 
 
 def read_into(fd: int, buffer: Buffer, offset: int) -> int:
     """Read from ``offset`` on into ``buffer``; how many bytes came, which may be fewer than fit."""
     elsewhere = _elsewhere(fd)
     if elsewhere is None:
-        return os.preadv(fd, [buffer], offset)
+        return _read_into(fd, buffer, offset)
     view = memoryview(buffer).cast("B")
     data = elsewhere(offset, len(view), in_order=True)
     view[: len(data)] = data
     return len(data)
 
 
-def write_some(fd: int, content: Buffer, offset: int) -> int:
-    """Write at ``offset``; how many bytes the system took, which may be fewer than there are."""
-    return os.pwrite(fd, content, offset)
-
-
 def write_at(fd: int, content: bytes, offset: int) -> None:
     """Write all of ``content``: a system may take less of it than it was given."""
     view = memoryview(content)
     while len(view):
-        written = os.pwrite(fd, view, offset)
+        written = write_some(fd, view, offset)
         view, offset = view[written:], offset + written
-
-
-def wait_for_reader(fd: int) -> None:
-    """Return when a pipe that somebody made non-blocking takes bytes again."""
-    import select
-
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    poll.poll()
 
 
 def reads_in_order(fd: int) -> None:
     """Tell the system that a file is going to be read from its beginning to its end."""
-    if hasattr(os, "posix_fadvise"):
+    if _has("posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
 def reads_what_is_cached(fd: int) -> None:
     """Tell the system not to read ahead: of a file that somebody is writing, it would fill pages with zeros first."""
-    if hasattr(os, "posix_fadvise"):
+    if _has("posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def reads_soon(fd: int, offset: int, nbytes: int) -> None:
     """Have the system begin to read, where it can."""
-    if nbytes > 0 and hasattr(os, "posix_fadvise"):
+    if nbytes > 0 and _has("posix_fadvise"):
         with suppress(OSError):
             os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
@@ -141,7 +159,7 @@ def allocate(fd: int, nbytes: int, holes: Iterable[tuple[int, int]]) -> None:
     Raises:
         OSError: there is no room, or the file would be larger than one may be.
     """
-    if not hasattr(os, "posix_fallocate") or not nbytes:
+    if not _has("posix_fallocate") or not nbytes:
         return
     at = 0
     try:
@@ -168,10 +186,15 @@ def allocates(fd: int) -> bool:
     return False
 
 
-def free_space(directory: Path) -> int | None:
-    """Bytes that a file in ``directory`` may take; ``None`` for a file system that does not say."""
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize if found.f_blocks else None
+if TYPE_CHECKING or _has("statvfs"):
+
+    def free_space(directory: Path) -> int | None:
+        """Bytes that a file in ``directory`` may take; ``None`` for a file system that does not say."""
+        found = os.statvfs(directory)
+        return found.f_bavail * found.f_frsize if found.f_blocks else None
+
+else:
+    from ckconv.portable import free_space
 
 
 # The disk
@@ -184,7 +207,7 @@ def sync(fd: int) -> None:
 
 def syncs_data() -> bool:
     """The system can bring the bytes of a file to the disk without its dates."""
-    return hasattr(os, "fdatasync")
+    return _has("fdatasync")
 
 
 def sync_data(fd: int) -> None:
@@ -192,67 +215,88 @@ def sync_data(fd: int) -> None:
     os.fdatasync(fd)
 
 
-def sync_file(path: Path) -> None:
-    """Bring a file that is closed already to the disk."""
-    fd = os.open(path, os.O_RDONLY | CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        _close(fd)
-
-
-def sync_directory(path: Path) -> None:
-    """Bring the names in a directory to the disk."""
-    try:
-        fd = os.open(path, os.O_RDONLY | CLOEXEC)
-    except PermissionError:  # one that may be written and not read: the names are there, and nobody can do more
-        return
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot, and then need not
-            raise
-    finally:
-        _close(fd)
-
-
 def _close(fd: int) -> None:
     with suppress(OSError):
         os.close(fd)
 
 
-# Processes and users
+# Names, processes and users
 
 
-def try_lock(fd: int) -> bool:
-    """Lock an open file or directory (``flock``), until the descriptor is closed or the process ends.
+if TYPE_CHECKING or MOVES_OPEN:
 
-    Returns:
-        ``False`` if somebody else has locked it.
+    def sync_file(path: Path) -> None:
+        """Bring a file that is closed already to the disk."""
+        fd = os.open(path, os.O_RDONLY | CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            _close(fd)
 
-    Raises:
-        OSError: the file system has no locks.
-    """
-    import fcntl
+    def sync_directory(path: Path) -> None:
+        """Bring the names in a directory to the disk."""
+        try:
+            fd = os.open(path, os.O_RDONLY | CLOEXEC)
+        except PermissionError:  # one that may be written and not read: the names are there, and nobody can do more
+            return
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot, and then need not
+                raise
+        finally:
+            _close(fd)
 
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    def become_directory(made: Path, place: Path) -> None:
+        """Put a directory where there is nothing, or an empty directory."""
+        made.rename(place)
 
+    def try_lock(fd: int) -> bool:
+        """Lock an open file or directory (``flock``), until the descriptor is closed or the process ends.
 
-def is_own(status: os.stat_result) -> bool:
-    """The file is one of the user who runs this process."""
-    return status.st_uid == os.geteuid()
+        Returns:
+            ``False`` if somebody else has locked it.
 
+        Raises:
+            OSError: the file system has no locks.
+        """
+        import fcntl
 
-def peak_memory() -> int:
-    """Bytes that this process held at most."""
-    import resource
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
-    with suppress(OSError, ValueError, StopIteration):  # ru_maxrss begins with what the caller held before its exec
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    def is_own(status: os.stat_result) -> bool:
+        """The file is one of the user who runs this process."""
+        return status.st_uid == os.geteuid()
+
+    def peak_memory() -> int:
+        """Bytes that this process held at most."""
+        import resource
+
+        with suppress(OSError, ValueError, StopIteration):  # ru_maxrss begins with what the caller held before its exec
+            lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+            return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+    def wait_for_reader(fd: int) -> None:
+        """Return when a pipe that somebody made non-blocking takes bytes again."""
+        import select
+
+        poll = select.poll()
+        poll.register(fd, select.POLLOUT)
+        poll.poll()
+
+else:
+    from ckconv.portable import (
+        become_directory,
+        is_own,
+        peak_memory,
+        sync_directory,
+        sync_file,
+        try_lock,
+        wait_for_reader,
+    )

@@ -23,15 +23,15 @@ import pytest
 
 from ckconv.__main__ import run
 from ckconv.signals import ENDING
+from ckconv.system import MOVES_OPEN
 
 #: Nothing may be skipped: the programs that models are made for are there.
 REQUIRED = os.environ.get("CKCONV_ORACLES") == "required"
 
 #: A script's background job and nohup ignore signals, and so would every child that a test sends one to.
-_DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
-for _number, _handler in _DEFAULTS.items():
+for _number in ENDING:
     if signal.getsignal(_number) is signal.SIG_IGN:
-        signal.signal(_number, _handler)
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -62,9 +62,10 @@ def can_mount() -> bool:
 
 #: What a test may need: ``pytest.mark.needs(name)``.
 NEEDS: dict[str, Callable[[], bool]] = {
-    "root": lambda: os.geteuid() == 0,
-    "user": lambda: os.geteuid() != 0,
+    "root": lambda: MOVES_OPEN and os.geteuid() == 0,
+    "user": lambda: MOVES_OPEN and os.geteuid() != 0,
     "mount": can_mount,
+    "posix": lambda: MOVES_OPEN,
     "groff": lambda: shutil.which("groff") is not None,
 }
 

@@ -484,6 +484,7 @@ def test_checkpoint_and_gguf_make_the_same_weights(name: str, tmp_path: Path, ck
     assert files["hf"] == files["gguf"]
 
 
+@pytest.mark.needs("posix")
 def test_a_system_that_takes_a_byte_at_a_time_gets_the_whole_file(
     tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ FLOORS = (
     ("errors",),
     ("lazy",),
     ("options",),
+    ("portable",),
     ("system",),
     ("signals",),
     ("core",),
@@ -41,7 +42,7 @@ FLOORS = (
 FLOOR_OF = {box: floor for floor, boxes in enumerate(FLOORS) for box in boxes}
 
 #: Boxes and arrows are counted at the top of the package, where ``formats`` is one.
-MOST_BOXES, MOST_ARROWS = 20, 110
+MOST_BOXES, MOST_ARROWS = 21, 110
 MOST_LINES = 350
 
 #: What differs between operating systems.
@@ -186,7 +187,7 @@ def test_formats_are_named_in_their_folder_and_in_the_command_line_only() -> Non
     only(found, FORMATS)
 
 
-def test_what_differs_between_systems_is_called_in_one_module() -> None:
+def test_what_differs_between_systems_is_called_in_its_two_modules() -> None:
     found = set()
     for module in FILES:
         for node in ast.walk(tree(module)):
@@ -197,7 +198,7 @@ def test_what_differs_between_systems_is_called_in_one_module() -> None:
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 name = f"{node.value.id}.{node.attr}"
                 found |= {(module, name)} & {(module, call) for call in SYSTEM_CALLS}
-    assert {pair for pair in found if pair[0] != "system"} == set()
+    assert {pair for pair in found if pair[0] not in ("system", "portable")} == set()
 
 
 def test_files_are_short() -> None:

@@ -172,6 +172,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
     monkeypatch.setattr(os, call, refusing)
 
 
+@pytest.mark.needs("posix")
 def test_a_file_that_the_system_does_not_read(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, "preadv", errno.EIO)
     with pytest.raises(OutputError, match=r"cannot be read at byte .*: Input/output error") as info:
@@ -182,6 +183,7 @@ def test_a_file_that_the_system_does_not_read(source: Path, tmp_path: Path, monk
 
 @pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, "output.space"), (errno.EIO, "output.write")])
 @pytest.mark.parametrize("call", ["pwrite", "ftruncate"])
+@pytest.mark.needs("posix")
 def test_a_file_that_the_system_does_not_write(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, code: str
 ) -> None:

@@ -348,6 +348,7 @@ def test_too_little_space_is_found_with_both_numbers(main: Path) -> None:
     assert names(main.parent) == []
 
 
+@pytest.mark.needs("posix")
 def test_holes_need_no_space(main: Path) -> None:
     hole = os.statvfs(main.parent).f_blocks
     with one_file({}, main=main, nbytes=hole + 8192, holes=[(4096, hole)]) as outputs:
@@ -355,12 +356,14 @@ def test_holes_need_no_space(main: Path) -> None:
         assert os.fstat(descriptor(outputs)).st_blocks * 512 < 1 << 20
 
 
+@pytest.mark.needs("posix")
 def test_the_blocks_are_taken_before_the_work(main: Path) -> None:
     with one_file({}, main=main, nbytes=8 << 20) as outputs:
         if allocates(descriptor(outputs)):
             assert os.fstat(descriptor(outputs)).st_blocks * 512 >= 8 << 20
 
 
+@pytest.mark.needs("posix")
 def test_a_file_system_that_cannot_set_blocks_aside_is_not_made_to(main: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """glibc would then write into every block, and every byte would be written twice."""
     asked: list[int] = []
@@ -375,6 +378,7 @@ def test_a_file_system_that_cannot_set_blocks_aside_is_not_made_to(main: Path, m
     assert asked == [1]
 
 
+@pytest.mark.needs("posix")
 def test_a_limit_of_the_file_size_is_found_before_the_work(main: Path) -> None:
     code = f"""
 from pathlib import Path

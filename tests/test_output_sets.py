@@ -96,6 +96,7 @@ def test_failure_at_the_second_of_three_brings_the_first_back(
 @pytest.mark.parametrize("step", range(28))
 @pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("before", [{}, OLD, {SHARDS[0]: b"old"}, {SHARDS[2]: b"old", "notes": b"mine"}])
+@pytest.mark.needs("posix")
 def test_failure_at_any_step_leaves_all_or_nothing(
     tmp_path: Path, before: dict[str, bytes], links: bool, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +193,7 @@ def test_set_that_does_not_fit_is_refused_as_a_whole(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.needs("posix")
 def test_every_file_reaches_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     fsync = os.fsync
@@ -258,6 +260,7 @@ def here(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("in_directory", [False, True])
+@pytest.mark.needs("posix")
 def test_side_file_elsewhere_is_staged_under_the_name_that_readers_know(
     here: Path, elsewhere: Path, in_directory: bool
 ) -> None:

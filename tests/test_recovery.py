@@ -85,6 +85,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("at", range(1, 16))
+@pytest.mark.needs("posix")
 def test_killed_at_any_step_of_naming_nothing_is_mixed_and_the_next_run_undoes_it(place: Path, at: int) -> None:
     before, after = found(place), new("new ")
     child = start(place, "new ", "link,rename,mkdir,unlink", signal.SIGKILL, at)
@@ -109,6 +110,7 @@ def test_what_a_live_run_has_staged_is_not_touched(tmp_path: Path) -> None:
     assert found(tmp_path) == {"m": b"mod"}
 
 
+@pytest.mark.needs("posix")
 def test_what_has_the_name_by_now_is_not_replaced_by_what_a_killed_run_took_away(tmp_path: Path) -> None:
     for name, content in OLD.items():
         (tmp_path / name).write_bytes(content)
@@ -134,6 +136,7 @@ def test_leftovers_of_another_kind_are_nobodys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", range(1, 4))
 @pytest.mark.parametrize("call", ["link", "rename"])
+@pytest.mark.needs("posix")
 def test_two_runs_that_replace_the_same_files_take_turns(tmp_path: Path, call: str, at: int) -> None:
     """One of them stands still in the middle of naming; the other waits for it."""
     for name, content in OLD.items():
@@ -149,6 +152,7 @@ def test_two_runs_that_replace_the_same_files_take_turns(tmp_path: Path, call: s
     assert hidden(tmp_path) == []
 
 
+@pytest.mark.needs("posix")
 def test_whoever_waits_too_long_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = Outputs({tmp_path / "m": Room(1)}, {})
     outputs.__enter__()
@@ -185,6 +189,7 @@ def test_what_can_neither_be_named_nor_undone_is_said_with_names(
         assert any(f"what was {tmp_path / name} is " in detail and "not brought back" in detail for detail in details)
 
 
+@pytest.mark.needs("posix")
 def test_a_file_that_cannot_be_removed_is_noted_in_the_report(
     ckconv: Ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_a_digest_is_shown_long_enough_to_compare(tmp_path: Path, fixtures: Path
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc for the peak")
+@pytest.mark.needs("posix")
 def test_peak_memory_is_that_of_this_process_and_not_of_its_caller(tmp_path: Path, fixtures: Path) -> None:
     source = fixtures / "gguf" / "llama-tied-bf16.auto.gguf"
     code = (

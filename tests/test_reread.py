@@ -47,6 +47,7 @@ def test_what_is_looked_at_in_any_order_is_what_is_there_and_hashed_once(
             assert files.digest(extent) == hashlib.sha256(content).digest()
 
 
+@pytest.mark.needs("posix")
 def test_a_file_that_is_read_in_order_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(3 << 20))
@@ -107,6 +108,7 @@ def _last(data: bytes) -> bytes:
 @pytest.mark.parametrize("version", [3, 5])
 @pytest.mark.parametrize("which", [1, 2, 3, 4])
 @pytest.mark.parametrize("spoil", [_first, _last])
+@pytest.mark.needs("posix")
 def test_a_write_that_went_wrong_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, which: int, spoil: Callable[[bytes], bytes]
 ) -> None:

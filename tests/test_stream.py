@@ -276,6 +276,7 @@ def test_a_pipe_that_nobody_reads_can_be_interrupted() -> None:
 
 
 @pytest.mark.usefixtures("alarm")
+@pytest.mark.needs("posix")
 def test_after_an_interrupted_finish_nothing_is_written_any_more(out: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The descriptor is closed next, and its number may soon mean another file."""
     inside = threading.Event()

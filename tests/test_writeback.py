@@ -40,6 +40,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.mark.needs("posix")
 def test_large_files_are_synced_while_they_grow(out: int, synced: list[int]) -> None:
     with Pipeline(out, buffers=2, buffer_bytes=STEP // 4, followers=[WriteBehind(out)]) as pipeline:
         for _ in range(100):
@@ -59,6 +60,7 @@ def test_small_files_need_no_thread(out: int, synced: list[int]) -> None:
     assert not synced
 
 
+@pytest.mark.needs("posix")
 def test_a_slow_disk_is_not_asked_again_before_it_is_done(out: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ready, calls = threading.Event(), []
 
@@ -79,6 +81,7 @@ def test_a_slow_disk_is_not_asked_again_before_it_is_done(out: int, monkeypatch:
 @pytest.mark.parametrize(
     ("number", "code"), [(errno.EIO, "output.write"), (errno.ENOSPC, "output.space"), (errno.EDQUOT, "output.space")]
 )
+@pytest.mark.needs("posix")
 def test_a_failure_is_the_outputs(out: int, monkeypatch: pytest.MonkeyPatch, number: int, code: str) -> None:
     def fail(fd: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -109,6 +112,7 @@ def test_a_system_without_the_call_does_without(out: int, monkeypatch: pytest.Mo
         pipeline.finish()
 
 
+@pytest.mark.needs("posix")
 def test_nobody_waits_for_a_disk_after_a_failure(out: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ready, began = threading.Event(), threading.Event()
 

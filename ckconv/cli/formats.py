@@ -28,7 +28,7 @@ _SCHEMAS = Path(__file__).parent / "schemas"
 def command(context: click.Context, family: str | None, schema: str | None) -> None:
     """List the directions, architectures and tensor types of this build, from the tables it works with."""
     if schema is not None:
-        print_lines((_SCHEMAS / f"{schema}.json").read_text().splitlines())
+        print_lines((_SCHEMAS / f"{schema}.json").read_text("utf-8").splitlines())
         return
     from ckconv.core.dtypes import DTYPES, Kind
     from ckconv.engine.directions import kept_types, model_sources

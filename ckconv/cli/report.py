@@ -66,7 +66,7 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
                 ],
                 "verified": report.verified,
                 "seconds": round(report.seconds, 3),
-                "peak_memory": peak_memory(),
+                "peak_memory": peak_memory() or None,
                 "changed_values": dict(report.changed),
                 "largest_changes": dict(report.merged),
                 "quantised": {name: error._asdict() for name, error in errors_of(plan).items()},
@@ -87,7 +87,7 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
     made = len([*own]) if plan.format == "gguf" else 0
     compared = report.verified if plan.restores or plan.options.tie == "untie" else total + made
     verified = "not verified" if report.verified is None else f"verified {report.verified}/{compared}"
-    rate = size(int(plan.nbytes / report.seconds)) if report.seconds else size(plan.nbytes)
+    rate, peak = size(int(plan.nbytes / report.seconds) if report.seconds else plan.nbytes), peak_memory()
     lines = [
         f"{report.target}  {_format(plan)}  {size(plan.nbytes)}{_in_files(plan)}"
         f"  {counted(total, 'tensor')} from {plan.index.path.name}"
@@ -99,7 +99,7 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
         *_left_out_lines(plan, settings),
         *(f"  note: {note}" for note in plan.notes),
         f"  {verified}{_digest(report, settings)}"
-        f"   {report.seconds:.1f} s   {rate}/s   peak memory {size(peak_memory())}",
+        f"   {report.seconds:.1f} s   {rate}/s{f'   peak memory {size(peak)}' if peak else ''}",
     ]
     if len(report.files) > 1:
         lines.insert(1, f"  {report.files[0].path.name} to {report.files[-1].path.name}")

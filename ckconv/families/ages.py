@@ -114,7 +114,7 @@ class _Reader(Fields):
     """Strict: a field or type that there is not is an error."""
 
     def age(self) -> Age:
-        table = tomllib.loads(self.path.read_text())
+        table = tomllib.loads(self.path.read_text("utf-8"))
         self.where = "the file"
         row = self.fields(table, frozenset({"title", "month", "versions", "run", "conditions", "bump3", "bump5"}))
         older = self._part(table, "bump3", frozenset({"codes", "types"}))

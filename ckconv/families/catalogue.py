@@ -22,7 +22,7 @@ _SUFFIX = ".toml"
 
 @cache
 def _files() -> dict[str, str]:
-    return {path.stem: path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix == _SUFFIX}
+    return {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.iterdir()) if path.suffix == _SUFFIX}
 
 
 def checksum_of_files() -> int:

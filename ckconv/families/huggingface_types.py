@@ -77,7 +77,7 @@ def takes(model_type: str, key: str, value: Any) -> bool:
 
 @cache
 def _recorded() -> dict[str, Any]:
-    recorded: dict[str, Any] = json.loads(TYPES.read_text())
+    recorded: dict[str, Any] = json.loads(TYPES.read_text("utf-8"))
     return recorded
 
 

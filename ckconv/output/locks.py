@@ -16,7 +16,7 @@ from ckconv.errors import OutputError
 from ckconv.output.filesystem import failing, removed, write_code
 from ckconv.output.regular import close_unwritten
 from ckconv.signals import check, deferred
-from ckconv.system import CLOEXEC, NO_LOCKS, NOFOLLOW, NONBLOCK, try_lock
+from ckconv.system import CLOEXEC, MOVES_OPEN, NO_LOCKS, NOFOLLOW, NONBLOCK, try_lock
 
 #: The file that is locked; it is there only as long as somebody holds it, or was killed holding it. Not the directory
 #: itself: people lock that for a command of their own (``flock DIR ckconv ...``), and not every file system can.
@@ -71,7 +71,12 @@ class Locked:
 
     def _take(self, path: Path) -> bool:
         with deferred(), failing(path.parent):
-            fd = _open(path)
+            try:
+                fd = _open(path)
+            except PermissionError:
+                if MOVES_OPEN:
+                    raise
+                return False  # it is being removed, and its name goes with the last one who has it open
             locked = False
             try:
                 locked = try_lock(fd)
@@ -93,8 +98,12 @@ class Locked:
         with self._signals, deferred():
             while self._held:
                 path, fd = self._held.pop()
-                self.left += removed(path)
+                if MOVES_OPEN:
+                    self.left += removed(path)
                 close_unwritten(fd)
+                if not MOVES_OPEN:
+                    with suppress(OSError):  # somebody else has opened it meanwhile, and will remove it
+                        path.unlink()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -22,7 +22,7 @@ from ckconv.output.places import check_apart, check_directory, check_links, chec
 from ckconv.output.recovery import recover
 from ckconv.output.staging import File, Room, Small, Staging
 from ckconv.signals import LATE, LEFT, check, declare, deferred, settling
-from ckconv.system import sync_directory
+from ckconv.system import MOVES_OPEN, sync_directory
 
 __all__ = ["Outputs", "Room", "Small"]
 
@@ -205,6 +205,8 @@ class Outputs:
         return sorted(parents | ({self._directory.parent} if self._directory else set()))
 
     def _publish(self, outside: Sequence[File]) -> None:
+        if not MOVES_OPEN:
+            self.fds.close()
         for file in outside:
             if isinstance(file.what, Small):  # what it was left alone for may be gone
                 with failing(file.target):

@@ -18,7 +18,7 @@ from ckconv.output.filesystem import create, failing, holds, made_meanwhile, rem
 from ckconv.output.locks import Locked
 from ckconv.output.regular import close_unwritten
 from ckconv.output.streamed import SideFile
-from ckconv.system import CLOEXEC, DIRECTORY, allocate, sync_directory, sync_file, try_lock
+from ckconv.system import CLOEXEC, DIRECTORY, allocate, become_directory, sync_directory, sync_file, try_lock
 
 #: Where in the directory the replaced files are kept while others get their names, each in a directory of its own.
 KEPT = ".old"
@@ -220,7 +220,7 @@ class Staging:
         self._arrange(files)
         sync_directory(self._made)
         try:
-            self._made.rename(directory)
+            become_directory(self._made, directory)
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise made_meanwhile(directory) from None

@@ -44,7 +44,7 @@ class Matrix(NamedTuple):
 @cache
 def table() -> Mapping[str, Any]:
     """The data."""
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 
 def names() -> tuple[str, ...]:

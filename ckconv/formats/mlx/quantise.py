@@ -22,7 +22,7 @@ EIGHT = Quantization("affine", 8, 64)
 
 @cache
 def _modules() -> Mapping[str, Mapping[str, list[str]]]:
-    return tomllib.loads(Path(__file__).with_name("modules.toml").read_text())
+    return tomllib.loads(Path(__file__).with_name("modules.toml").read_text("utf-8"))
 
 
 def asked_of(text: str) -> Asked:
