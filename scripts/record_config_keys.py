@@ -29,9 +29,20 @@ AHEAD = """apertus arcee bloom cohere cohere2 dbrx deepseek_v2 deepseek_v3 dots1
     hunyuan_v1_moe internlm3 llama4_text minicpm3 ministral3 mpt nemotron olmo olmo3 olmoe phi phimoe qwen2_moe seed_oss
     smollm3 stablelm starcoder2"""
 
+#: Model types of text parts -> that of the class that reads them as ``text_config``.
+WRAPPED = {
+    name: row.wrapped
+    for family in FAMILIES.values()
+    if (row := family.engines.get("mlx_lm")) is not None and row.wrapped
+    for name in family.in_huggingface.names
+}
+
 KEYS = sorted({*AHEAD.split(), *(name for family in FAMILIES.values() for name in family.in_huggingface.names)})
 
 RECORDING = ROOT / "tests" / "config_keys.json"
+
+#: What classes of mlx-lm call their arguments, and those of a text part.
+_ARGUMENTS = ("ModelArgs", "TextModelArgs", "TextArgs", "TextConfig")
 
 #: Methods that every configuration goes through.
 _METHODS = ("__post_init__", "convert_rope_params_to_dict")
@@ -68,13 +79,15 @@ def of_mlx(model_type: str) -> list[str]:
     """Fields of ``ModelArgs``, and of that of a text part, its base's too; empty for a class that there is not."""
     from mlx_lm.utils import MODEL_REMAPPING
 
+    name = WRAPPED.get(model_type, model_type)
     try:
-        module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(model_type, model_type)}")
+        module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(name, name)}")
     except (ImportError, SystemExit):  # a class that needs another package
         return []
     modules = [sys.modules[base.__module__] for base in module.Model.__mro__ if base.__module__.startswith("mlx_lm.")]
-    classes = [getattr(one, name) for one in modules for name in ("ModelArgs", "TextModelArgs") if hasattr(one, name)]
-    return sorted({field.name for own in classes for field in dataclasses.fields(own)})
+    classes = [getattr(one, name) for one in modules for name in _ARGUMENTS if hasattr(one, name)]
+    found = {field.name for own in classes for field in dataclasses.fields(own)}
+    return sorted(found - {"text_config"} if model_type in WRAPPED else found)  # the document around the family's own
 
 
 if __name__ == "__main__":
