@@ -5,9 +5,12 @@ Entries are expected from the GGUF, which the gguf package wrote; logits are tra
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import bump_engine
 import gguf
@@ -146,6 +149,37 @@ def test_nemotron_h_of_floats_is_right_once_it_is_quantised(format: str, tmp_pat
     ckconv.convert(between, f"{tmp_path}/again/", to="bump", options=replace(asked, quantize="Q8_0"))
     rows = bump_engine.logits(tmp_path / "again" / "weights.bump", PROMPT, "july")
     assert np.abs(rows - bump_engine.logits(direct, PROMPT, "july")).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["nemotron_h-q8_0", "qwen35-q8_0"])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda layer, slot: layer.pop(slot), "quant_summary has no layer.0.{slot}"),
+        (lambda layer, slot: layer.update({slot: "bf16"}), "quant_summary: layer.0.{slot} is 'bf16', in the file q8_0"),
+    ],
+)
+def test_verify_holds_the_summary_of_layers_of_their_own_against_the_entries(
+    name: str, change: Any, sentence: str, tmp_path: Path
+) -> None:
+    made = bump_of(name, tmp_path)
+    slot = "mamba_in_proj" if name.startswith("nemotron") else "attn_qkv"
+    data = made.read_bytes()
+    size = int.from_bytes(data[-40:-32], "little")
+    metadata, path = json.loads(data[-48 - size : -48]), made.with_name("weights_manifest.json")
+    manifest = json.loads(path.read_text())
+    for document in (metadata, manifest):
+        change(document["quant_summary"]["layer.0"], slot)
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode())
+    metadata["manifest_hash"] = digest.hexdigest()
+    text = json.dumps(metadata, sort_keys=True, separators=(",", ":")).encode()
+    footer = struct.pack("<8sQ32s", b"BUMPV5MD", len(text), hashlib.sha256(text).digest())
+    made.write_bytes(data[: -48 - size] + text + footer)
+    path.write_text(json.dumps(manifest, indent=2) + "\n")
+
+    with pytest.raises(CkconvError) as caught:
+        ckconv.verify(made)
+    assert (caught.value.code, caught.value.message) == ("verify.quant-summary", sentence.format(slot=slot))
 
 
 def test_nemotron_h_comes_back_as_a_checkpoint(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ Files are put together by :mod:`bump_broken` (version 3), :mod:`bump4_builder` (
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,21 @@ def headerless_alone(folder: Path) -> Path:
     return path
 
 
+def unfinished(folder: Path) -> Path:
+    """As the engine's script leaves it where it finds no template: it writes the header last."""
+    path = LAYOUTS["5-D"].write(folder)
+    path.write_bytes(bytes(128) + path.read_bytes()[128:])
+    return path
+
+
+def called(model: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        built = LAYOUTS["5-D"]
+        return built.write(folder, manifest={"model": model, "config": {"model": model}, "entries": built.entries})
+
+    return make
+
+
 V1 = "only the v1 runtime that the engine generates for bump 3 reads that"
 NAMED = {
     "bump 2": (bump2, 4, "bump.flavour", V1),
@@ -101,6 +117,9 @@ NAMED = {
         "bump.magic",
         "its weights_manifest.json has to lie beside",
     ),
+    "unfinished": (unfinished, 3, "bump.magic", "the engine's script stopped before it wrote one"),
+    "gemma 4": (called("gemma4"), 4, "model.architecture", "ckconv reads no bump file of a gemma4_text: the engine"),
+    "a tower": (called("qwen3_vl_vision"), 4, "model.architecture", "does not know the model_type 'qwen3_vl_vision'"),
 }
 
 

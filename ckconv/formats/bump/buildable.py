@@ -67,8 +67,11 @@ def summary_faults(summary: object, index: TensorIndex) -> Iterator[tuple[str, s
     for slot, word in told.items():
         if slot in words and words[slot] != word:
             yield SUMMARY, f"quant_summary: {slot} is {word!r}, in the file {words[slot]}"
-    for slot in words:
-        if slot.rpartition(".")[2] in SUMMARISED and slot not in told:
+    row = row_family(index.config.family).engines.get(TEMPLATED) if index.config else None
+    summarised = {name for name, _ in row.slots} - {*row.floats} if row and row.slots else SUMMARISED
+    for tensor in index.tensors.values():
+        slot = tensor.source
+        if len(tensor.shape) > 1 and slot.rpartition(".")[2] in summarised and slot not in told:
             yield SUMMARY, f"quant_summary has no {slot}"
 
 

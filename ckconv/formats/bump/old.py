@@ -59,6 +59,11 @@ def check_old(path: Path, head: bytes, size: int | None, *, beside: bool) -> Non
         )
     if beside and not head.startswith(b"BUMPWGT") and size is not None and size == _flat(path):
         raise UnsupportedError(CODE, f"is FP32 without a header, in the order of bump 3: {_READER}", path=path)
+    if len(head) == HEADER_BYTES and not any(head):
+        # Both scripts write the header last, over zeros.
+        raise InputError(
+            "bump.magic", "its header is zeros: the engine's script stopped before it wrote one", path=path
+        )
 
 
 def _flat(path: Path) -> int | None:

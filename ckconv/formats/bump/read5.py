@@ -9,7 +9,7 @@ from typing import Any
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
-from ckconv.errors import InputError, quoted
+from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.ages import ages
 from ckconv.families.axes import AxesError
 from ckconv.families.catalogue import (
@@ -69,6 +69,7 @@ def index_bump5(
         merged["model_type"] = family
     resolved = resolve(path, source, file, checked, used(row_family(family), TEMPLATED) if family else frozenset())
     merged.setdefault("model_type", family or family_without_name(TEMPLATED, resolved.present))
+    _check_template(path, str(merged["model_type"]))
     model = completed(path, model_config(path, merged, _header_fields(file.header)), own)
     embedded = _template(file.metadata, checked)
     interleaved = _interleaved(path, merged, resolved.flavour, model, embedded)
@@ -108,6 +109,19 @@ def index_bump5(
         facts=facts,
         checksums=_checksums(path, file),
     )
+
+
+def _check_template(path: Path, model_type: str) -> None:
+    """Entries of a family that the engine computes wrong, or not, are not known.
+
+    Raises:
+        UnsupportedError: ``model.architecture``.
+    """
+    family = family_of_model_type(model_type)
+    row = row_family(family.name).engines.get(TEMPLATED) if family else None
+    if row is not None and row.absent:
+        why = f": {row.why}" if row.why else ""
+        raise UnsupportedError("model.architecture", f"ckconv reads no bump file of a {model_type}{why}", path=path)
 
 
 def _checksums(path: Path, file: Bump5File) -> tuple[Checksum, ...]:
