@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -200,3 +202,15 @@ def test_a_repository_of_the_hub(tmp_path: Path, ckconv) -> None:
         refused = ran("inspect", "hf://org/qwen2-tied-bf16", **{**environment, "HF_TOKEN": "other"})
         assert (refused.returncode, "error[input.unreadable]" in refused.stderr) == (3, True)
         assert "other" not in refused.stderr
+
+
+def test_the_end_of_the_process_does_not_wait_for_a_slow_server() -> None:
+    """A server that takes the request and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        command = [sys.executable, "-m", "ckconv", "inspect", f"http://127.0.0.1:{silent.getsockname()[1]}/m.gguf"]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = silent.accept()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+            connection.close()
+    assert (process.returncode, "Traceback" in errors) == (130, False)

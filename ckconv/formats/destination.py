@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ckconv.errors import UsageError
 from ckconv.formats import FORMATS, format_of
-from ckconv.io.addresses import shown
 from ckconv.lazy import NamedTuple
 
 #: The name that writes to standard output.
@@ -56,7 +55,7 @@ def destination(target: str, to: str | None) -> Destination:
     """
     if "\0" in target:
         raise UsageError("usage.target", "a file name cannot hold a NUL character")
-    if shown(target) != target or "://" in target:
+    if "://" in target:
         raise UsageError("usage.target", "outputs are written to local paths only", hint="copy it there afterwards")
     path = Path(target)
     suffixes = {format.suffix: format.name for format in FORMATS if format.suffix}

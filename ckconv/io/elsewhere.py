@@ -12,8 +12,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
@@ -130,14 +129,23 @@ class Reader:
             return known
         end = min(offset + nbytes, self._origin.size)
         nbytes = _KEPT.until(id(self), offset, end) - offset
-        found = _threads().submit(self._origin.fetch, offset, nbytes)
+        found = _begun(self._origin, offset, nbytes)
         _KEPT.add(id(self), offset, nbytes, found)
         return offset, nbytes, found
 
 
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(2 * AHEAD, thread_name_prefix="ckconv-remote")
+def _begun(origin: Origin, offset: int, nbytes: int) -> Future[bytes]:
+    """What a thread fetches meanwhile. Not of a pool: the end of the process does not wait for a slow server."""
+    found: Future[bytes] = Future()
+
+    def fetch() -> None:
+        try:
+            found.set_result(origin.fetch(offset, nbytes))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=fetch, name="ckconv-remote", daemon=True).start()
+    return found
 
 
 def stand_in(url: str, name: str, files: Mapping[str, Origin], folders: Iterable[str] = ()) -> Path:
