@@ -27,7 +27,7 @@ class Diffusion(NamedTuple):
 
 @cache
 def _table() -> dict[str, Any]:
-    return tomllib.loads((FOLDER / "diffusing" / "architectures.toml").read_text())
+    return tomllib.loads((FOLDER / "diffusing" / "architectures.toml").read_text(encoding="utf-8"))
 
 
 def diffuses(architecture: str) -> bool:

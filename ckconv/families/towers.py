@@ -25,7 +25,7 @@ _TOWERS = FOLDER / "towers"
 
 @cache
 def _texts() -> Mapping[str, str]:
-    texts = {path.stem: path.read_text() for path in sorted(_TOWERS.glob("*.toml"))}
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(_TOWERS.glob("*.toml"))}
     return {name: text for name, text in texts.items() if "\nhuggingface = " in text}
 
 
