@@ -14,12 +14,15 @@ from contextvars import copy_context
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ckconv.core.tensors import Extent
 from ckconv.engine.workers import Stage
 from ckconv.errors import Interrupted
 from ckconv.signals import deferred, settling
+
+if TYPE_CHECKING:
+    from ckconv.io.tiles import Tiles
 
 #: Bytes that may be written and not read again yet: they are to be in a cache still.
 LEAD = 8 << 20
@@ -65,12 +68,14 @@ class Growth:
     A place in any of them is counted from the beginning of the first one.
     """
 
-    def __init__(self, payloads: Iterable[Extent]) -> None:
+    def __init__(self, payloads: Iterable[Extent], tiles: Tiles | None = None) -> None:
         """Nothing is written.
 
         Args:
             payloads: of each file, in order, what is going to be written; what is around it is there already.
+            tiles: decoded rows, handed from whoever writes them to whoever compares them.
         """
+        self.tiles = tiles
         self._payloads: dict[Path, tuple[Extent, int]] = {}
         self._end = 0
         for payload in payloads:

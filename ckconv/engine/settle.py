@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.engine.following import Following, Growth
@@ -22,8 +22,12 @@ from ckconv.output.publish import Outputs
 from ckconv.output.regular import growing
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import OutputFile, Plan
+from ckconv.quant.convert import Action
 from ckconv.signals import deferred
 from ckconv.system import sync, write_at
+
+if TYPE_CHECKING:
+    from ckconv.io.tiles import Tiles
 
 T = TypeVar("T")
 
@@ -81,8 +85,20 @@ class Staged:
         self._paths, self._outputs, self._verify = paths, outputs, verify
         self._places = [outputs.staged(path) for path in paths]
         self._parts = list(zip(paths, self._places, plan.files, container.frames, strict=True))
-        self.growth = Growth(payload(file, frame, place) for _, place, file, frame in self._parts)
+        payloads = (payload(file, frame, place) for _, place, file, frame in self._parts)
+        self.growth = Growth(payloads, self._tiles())
         self.following = Following(self.growth, self._read)
+
+    def _tiles(self) -> Tiles | None:
+        """Where decoded rows wait to be compared, if some are decoded."""
+        if not self._verify or not any(
+            step.action is Action.DECODE for file in self._plan.files for step in file.steps
+        ):
+            return None
+        from ckconv.io.ahead import made_at_once
+        from ckconv.io.tiles import Tiles
+
+        return Tiles(made_at_once())
 
     @property
     def unwritten(self) -> Iterator[tuple[int, Path]]:
@@ -119,6 +135,7 @@ class Staged:
             left_out=[left.name for left in plan.left_out],
             configuration=not (plan.options.set_meta or plan.options.drop_meta),
             importance=plan.importance,
+            tiles=self.growth.tiles,
         )
 
     def settle(self, *, whole: bool) -> tuple[tuple[Written, ...], int | None]:

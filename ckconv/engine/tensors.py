@@ -34,6 +34,7 @@ from ckconv.lazy import NamedTuple
 from ckconv.quant.convert import between, convertible
 
 if TYPE_CHECKING:
+    from ckconv.io.tiles import Tiles
     from ckconv.quant.codec import Floats
 
 #: Called with the bytes just read and the tensor they belong to.
@@ -89,11 +90,16 @@ def compare_tensors(
     configuration: bool = True,
     progress: Progress | None = None,
     importance: Mapping[str, Floats] | None = None,
+    tiles: Tiles | None = None,
 ) -> Compared:
-    """Everything that :func:`verify_index` finds by looking at tensors, those of ``out`` in the order of its files."""
+    """Everything that :func:`verify_index` finds by looking at tensors, those of ``out`` in the order of its files.
+
+    Args:
+        tiles: rows that were decoded to be written, which need not be decoded again to be compared.
+    """
     comparison = _Comparison(out, source, files, left_out, progress or (lambda n, name: None))
     comparison.configuration = configuration
-    comparison.importance = importance or {}
+    comparison.importance, comparison.tiles = importance or {}, tiles
     return comparison.run()
 
 
@@ -111,6 +117,7 @@ class _Comparison:
         self._order = {path: number for number, path in enumerate(out.files)}
         self.configuration = True
         self.importance: Mapping[str, Floats] = {}
+        self.tiles: Tiles | None = None
 
     def run(self) -> Compared:
         """Look at everything."""
@@ -208,9 +215,8 @@ class _Comparison:
         # Importing what computes with rows takes a while, in which the checksum gets ahead.
         from ckconv.io.rowcompare import wrong_rows
 
-        wrong, rounded = wrong_rows(
-            tensor, twin, conversion, self.files, told, importance=self.importance.get(tensor.name)
-        )
+        importance = self.importance.get(tensor.name)
+        wrong, rounded = wrong_rows(tensor, twin, conversion, self.files, told, importance, self.tiles)
         if not wrong:
             self.rounded += rounded > 0
             return []

@@ -1,19 +1,20 @@
-"""Stream the steps of a plan into files or a pipe, and count what they could not keep."""
+"""Stream the steps of a plan into files or a pipe."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ckconv.core.tensors import Extent
 from ckconv.engine.following import Growth, Telling
+from ckconv.engine.losses import Losses
 from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.rowmoves import moved_chunks, row_order
 from ckconv.engine.writeback import WriteBehind
-from ckconv.errors import OutputError, UnsupportedError, UsageError, VerifyError, listed
+from ckconv.errors import OutputError, UnsupportedError, UsageError, VerifyError
 from ckconv.io.files import Files
 from ckconv.output.filesystem import write_code
 from ckconv.plan.container import Container, Frame
@@ -23,6 +24,7 @@ from ckconv.system import read_at, write_at
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
+    from ckconv.io.tiles import Tiles
 
 
 #: What a digest is before anything is written.
@@ -49,54 +51,6 @@ class Unwatched:
         """Ignored."""
 
 
-class Losses:
-    """What steps could not keep: values that changed, and groups that no block holds."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self.changed: dict[str, int] = {}
-        #: Tensor that adapters change -> the largest difference that they made to a value.
-        self.merged: dict[str, float] = {}
-        self._unfit: dict[str, int] = {}
-
-    @property
-    def path(self) -> Path:
-        """What is converted."""
-        return self._plan.index.path
-
-    def add(self, step: Step, count: int) -> None:
-        """``count`` values of a step's source did not survive."""
-        if count and step.source is not None and not (step.conversion and step.conversion.quantises):
-            counts = self._unfit if step.action is Action.REPACK else self.changed
-            counts[step.source.source] = counts.get(step.source.source, 0) + count
-
-    def check(self) -> None:
-        """Raise what may not be lost.
-
-        Raises:
-            UnsupportedError: ``plan.repack`` or ``plan.lossy``, naming every tensor.
-        """
-        options = self._plan.options
-        if self._unfit:
-            text = "{} have numbers that no block holds"
-            raise self._refusal("plan.repack", text, self._unfit, "groups", "--dequantize decodes them")
-        if self.changed and not options.allow_lossy and options.dtype != "source":
-            what = options.dtype if options.dtype not in ("engine", "keep") else self._plan.target_name
-            text = f"{what} cannot hold {{}} exactly"
-            raise self._refusal("plan.lossy", text, self.changed, "values", "--allow-lossy rounds them")
-
-    def _refusal(self, code: str, text: str, counts: Mapping[str, int], unit: str, hint: str) -> UnsupportedError:
-        """``text`` with the sum in its place, and every tensor with its count."""
-        return UnsupportedError(
-            code,
-            text.format(f"{sum(counts.values()):,} {unit} of {len(counts)} tensors"),
-            path=self._plan.index.path,
-            tensor=next(iter(counts)),
-            hint=hint,
-            details=listed([f"{name}: {count:,} {unit}" for name, count in counts.items()]),
-        )
-
-
 class _Told:
     """Tells a watcher of bytes, and of the tensor that they belong to."""
 
@@ -113,7 +67,14 @@ class _Told:
 
 
 def _stream(
-    file: OutputFile, frame: Frame, begin: int, files: Files, pipeline: Pipeline, told: _Told, losses: Losses
+    file: OutputFile,
+    frame: Frame,
+    begin: int,
+    files: Files,
+    pipeline: Pipeline,
+    told: _Told,
+    losses: Losses,
+    tiles: Tiles | None = None,
 ) -> None:
     """Run every step of a file, of which the stream begins at byte ``begin``."""
     following = iter(file.steps[1:])
@@ -122,7 +83,7 @@ def _stream(
             files.will_need(tensor.extents[0].path, tensor.extents[0].offset, tensor.extents[0].nbytes)
         _fill(pipeline, step.offset - begin, step.slot)
         told.begin(step.target.name)
-        _run_step(step, files, pipeline, losses)
+        _run_step(step, files, pipeline, losses, tiles)
     _fill(pipeline, file.nbytes - len(frame.epilogue) - begin, "the end")
 
 
@@ -141,7 +102,7 @@ def _fill(pipeline: Pipeline, until: int, what: str) -> None:
         pipeline.zeros(gap)
 
 
-def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> None:
+def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses, tiles: Tiles | None) -> None:
     """Append the step's bytes and count what they could not keep."""
     if step.content is not None:
         if pipeline.to_file:  # it is there already
@@ -164,10 +125,10 @@ def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> N
         for moved in moved_chunks(step.source, order, files):
             pipeline.put(moved)
         return
-    _convert(step, files, pipeline, losses)
+    _convert(step, files, pipeline, losses, tiles)
 
 
-def _convert(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> None:
+def _convert(step: Step, files: Files, pipeline: Pipeline, losses: Losses, tiles: Tiles | None) -> None:
     """Append rows that are put together or converted, several pieces at once."""
     from ckconv.io.ahead import SideBySide, is_light
     from ckconv.io.joined import JoinedRows
@@ -179,7 +140,7 @@ def _convert(step: Step, files: Files, pipeline: Pipeline, losses: Losses) -> No
     counted: dict[tuple[int, int, int, int], int] = {}
 
     def reader_of(files: Files) -> JoinedRows | RowReader:
-        return JoinedRows(step.runs, cols, files, counted) if step.runs else RowReader(tensor, files)
+        return JoinedRows(step.runs, cols, files, counted) if step.runs else RowReader(tensor, files, tiles)
 
     rows = SideBySide(reader_of, files)
     joined = rows.first if isinstance(rows.first, JoinedRows) else None
@@ -255,7 +216,7 @@ def write_files(
         followers = (WriteBehind(fd), Telling(growth, place, begin))
         told(begin + len(frame.epilogue))
         with Pipeline(fd, offset=begin, progress=told, followers=followers) as pipeline:
-            _stream(file, frame, begin, files, pipeline, told, losses)
+            _stream(file, frame, begin, files, pipeline, told, losses, growth.tiles)
             pipeline.finish()
     losses.check()
     return losses

@@ -55,6 +55,11 @@ def at_once(jobs: int | None) -> Iterator[None]:
         _State.jobs = before
 
 
+def made_at_once() -> int:
+    """How many pieces that is."""
+    return _State.jobs
+
+
 def is_light(tensor: Tensor, conversion: Conversion) -> bool:
     """Reading takes as long as computing does: nothing is decoded, quantised, packed again or merged."""
     blocks = max(conversion.source.block, conversion.target.block) > 1

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckconv.core.tensors import Tensor
+    from ckconv.io.tiles import Tiles
     from ckconv.quant.codec import Floats, Rows
     from ckconv.quant.convert import Conversion
 
@@ -32,6 +33,7 @@ def wrong_rows(
     files: Files,
     progress: Callable[[int], None],
     importance: Floats | None = None,
+    tiles: Tiles | None = None,
 ) -> tuple[list[int], int]:
     """Canonical rows of ``tensor`` that are not what ``conversion`` makes of the source's, in order.
 
@@ -40,6 +42,7 @@ def wrong_rows(
     Args:
         progress: called with the bytes of ``tensor`` just compared.
         importance: where it was quantised, how much the error of each column counted, an expert a row.
+        tiles: where rows may be that were converted already, to be written.
     """
     both = SideBySide(lambda files: (RowReader(tensor, files), RowReader(source, files)), files)
     mine, theirs = both.first
@@ -50,8 +53,11 @@ def wrong_rows(
     rounded = 0
 
     def compared(readers: tuple[RowReader, RowReader], start: int, stop: int) -> tuple[list[int], int, int]:
-        got, rows = (reader.rows(start, stop) for reader in readers)
-        want, changed = _converted(rows, start, tensor.layout.rows, conversion, importance)
+        got = readers[0].rows(start, stop)  # when it is there, its tile is
+        made = tiles.take(source, conversion, start, stop) if tiles else None
+        if made is None:
+            made = _converted(readers[1].rows(start, stop), start, tensor.layout.rows, conversion, importance)
+        want, changed = made
         if changed and conversion.action is Action.REPACK:  # no block holds the source's numbers, so these cannot
             return list(range(start, stop)), changed, got.nbytes
         if np.array_equal(_words(got), _words(want)):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
     from ckconv.io.cells import Cells
     from ckconv.io.merge import MergedRows
+    from ckconv.io.tiles import Tiles
     from ckconv.quant.codec import Rows
     from ckconv.quant.convert import Conversion
 
@@ -72,13 +73,13 @@ class RowReader:
         dtype: of the rows: the stored one, but F32 where blocks hold values of several rows and are decoded first.
     """
 
-    def __init__(self, tensor: Tensor, files: Files) -> None:
-        """Read nothing yet.
+    def __init__(self, tensor: Tensor, files: Files, tiles: Tiles | None = None) -> None:
+        """Read nothing yet; rows that are decoded to be stored go to ``tiles``, too.
 
         Raises:
             UnsupportedError: ``plan.refused``, blocks hold values of several canonical rows, and have no decoder.
         """
-        self.tensor = tensor
+        self.tensor, self.tiles = tensor, tiles
         self.dtype = tensor.dtype
         self.layout = tensor.layout
         self._files = files
@@ -314,7 +315,10 @@ def _chunk(reader: Reader, layout: Layout, conversion: Conversion, start: int, s
 def _box(reader: Reader, layout: Layout, conversion: Conversion, rows: Index, cols: Index) -> tuple[Rows, int]:
     """Rows and columns of a tensor, converted, in this order."""
     if layout.whole_rows and len(cols) == layout.cols:
-        return conversion.apply(reader.gather(rows))
+        made = conversion.apply(reader.gather(rows))
+        if isinstance(reader, RowReader) and reader.tiles is not None:
+            reader.tiles.add(reader.tensor, conversion, rows, *made)
+        return made
     low, high = int(cols.min()), int(cols.max()) + 1
     values, changed = reader.columns(rows, low, high, conversion)
     block, cell = conversion.written.block, cell_of(conversion.written)

@@ -1,0 +1,58 @@
+"""What steps of a plan could not keep, counted, and refused where nobody asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ckconv.errors import UnsupportedError, listed
+from ckconv.plan.steps import Plan, Step
+from ckconv.quant.convert import Action
+
+
+class Losses:
+    """What steps could not keep: values that changed, and groups that no block holds."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.changed: dict[str, int] = {}
+        #: Tensor that adapters change -> the largest difference that they made to a value.
+        self.merged: dict[str, float] = {}
+        self._unfit: dict[str, int] = {}
+
+    @property
+    def path(self) -> Path:
+        """What is converted."""
+        return self._plan.index.path
+
+    def add(self, step: Step, count: int) -> None:
+        """``count`` values of a step's source did not survive."""
+        if count and step.source is not None and not (step.conversion and step.conversion.quantises):
+            counts = self._unfit if step.action is Action.REPACK else self.changed
+            counts[step.source.source] = counts.get(step.source.source, 0) + count
+
+    def check(self) -> None:
+        """Raise what may not be lost.
+
+        Raises:
+            UnsupportedError: ``plan.repack`` or ``plan.lossy``, naming every tensor.
+        """
+        options = self._plan.options
+        if self._unfit:
+            text = "{} have numbers that no block holds"
+            raise self._refusal("plan.repack", text, self._unfit, "groups", "--dequantize decodes them")
+        if self.changed and not options.allow_lossy and options.dtype != "source":
+            what = options.dtype if options.dtype not in ("engine", "keep") else self._plan.target_name
+            text = f"{what} cannot hold {{}} exactly"
+            raise self._refusal("plan.lossy", text, self.changed, "values", "--allow-lossy rounds them")
+
+    def _refusal(self, code: str, text: str, counts: Mapping[str, int], unit: str, hint: str) -> UnsupportedError:
+        """``text`` with the sum in its place, and every tensor with its count."""
+        return UnsupportedError(
+            code,
+            text.format(f"{sum(counts.values()):,} {unit} of {len(counts)} tensors"),
+            path=self._plan.index.path,
+            tensor=next(iter(counts)),
+            hint=hint,
+            details=listed([f"{name}: {count:,} {unit}" for name, count in counts.items()]),
+        )

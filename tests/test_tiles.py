@@ -1,0 +1,92 @@
+"""Blocks that are decoded to be written are not decoded again to be compared; what is on the disk is compared still."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FIXTURES
+
+import ckconv
+from ckconv.engine import pipeline
+from ckconv.errors import VerifyError
+from ckconv.io import rows, tiles
+from ckconv.options import Options
+from ckconv.quant import convert
+
+SOURCE = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
+DECODE = Options(dequantize=True)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Rows that are decoded, by type; floats are as they are."""
+    monkeypatch.setattr(tiles, "MOST", 1000)  # all of these small tensors are written before the first is read back
+    found: Counter[str] = Counter()
+    decode = convert.decode
+
+    def counting(stored: Any, dtype: Any) -> Any:
+        if dtype.block > 1:
+            found[dtype.name] += len(stored)
+        return decode(stored, dtype)
+
+    monkeypatch.setattr(convert, "decode", counting)
+    return found
+
+
+def times(decoded: Counter[str], work: Any) -> Counter[str]:
+    decoded.clear()
+    work()
+    return Counter(decoded)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_row_is_decoded_once_whether_it_is_compared_or_not(
+    jobs: int, decoded: Counter[str], tmp_path: Path
+) -> None:
+    def convert_to(name: str, *, verify: bool) -> Any:
+        return ckconv.convert(SOURCE, f"{tmp_path}/{name}/", to="hf", options=DECODE, verify=verify, jobs=jobs)
+
+    once = times(decoded, lambda: convert_to("quick", verify=False))
+    assert sum(once.values()) > 0
+    assert times(decoded, lambda: convert_to("checked", verify=True)) == once
+    again = times(decoded, lambda: ckconv.verify(tmp_path / "checked", SOURCE))
+    assert again == once, "verify knows nothing of the conversion, and decodes anew"
+
+
+@pytest.mark.parametrize("target", ["out/", "out.gguf"])
+@pytest.mark.usefixtures("decoded")
+def test_a_byte_that_changes_on_its_way_to_the_disk_is_found(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, seen = pipeline.write_some, []
+
+    def flipping(fd: int, data: memoryview, at: int) -> int:
+        seen.append(len(data))
+        if len(seen) == 1:
+            data = memoryview(bytes([*data[:-5], data[-5] ^ 1, *data[-4:]]))
+        return write(fd, data, at)
+
+    monkeypatch.setattr(pipeline, "write_some", flipping)
+    with pytest.raises(VerifyError, match="not what the source holds"):
+        ckconv.convert(SOURCE, f"{tmp_path}/{target}", to="hf" if target == "out/" else "gguf", options=DECODE)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("decoded")
+def test_rows_that_are_written_elsewhere_than_they_belong_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are compared by where they are in the source, not by where the writer had them."""
+    monkeypatch.setattr(rows, "CHUNK", 4096)
+    pieces = rows.stored_pieces
+
+    def swapped(*arguments: Any) -> Any:
+        found = list(pieces(*arguments))
+        return [*found[1::-1], *found[2:]]
+
+    monkeypatch.setattr(rows, "stored_pieces", swapped)
+    with pytest.raises(VerifyError, match="not what the source holds"):
+        ckconv.convert(SOURCE, f"{tmp_path}/out/", to="hf", options=DECODE)
