@@ -217,12 +217,13 @@ def recording(family: str) -> dict[str, Any]:
 def values(name: str, shape: tuple[int, ...], mean: float = 0.0) -> np.ndarray:
     """A tensor's values, from its name alone.
 
-    Matrices keep the size of what they multiply, so that attention and routers choose. Whatever has one axis lies on a
-    grid of 2^-12: adding 1 to it and taking 1 away is exact in float32.
+    Matrices keep the size of what they multiply, so that attention and routers choose. Whatever has one axis, and
+    decays of states, lie on a grid of 2^-12: adding 1 and taking it away is exact in float32, and so is the logarithm
+    of the exponential.
     """
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
     drawn = np.random.default_rng(seed).standard_normal(shape, np.float32)
-    if len(shape) > 1 and not mean and shape[:2] != (1, 1):  # Kimi's decays have one axis among axes of one
+    if len(shape) > 1 and not mean and not name.endswith("A_log"):
         return drawn * np.float32(shape[-1] ** -0.5)
     return np.round((mean + drawn * np.float32(0.2)) * np.float32(4096)) / np.float32(4096)
 

@@ -151,8 +151,8 @@ class Layout:
         strips: where the canonical rows are; several where other tensors' rows follow that are stored as one with them.
         shared: stored elements that are in no canonical row are those of other tensors, no padding.
         shift: what the file holds for a canonical value (gemma norms are 1 + w in GGUF); 0 for the value itself.
-        scale: what every stored value is to be multiplied by (the B of a LoRA, whose scale its configuration holds);
-            a float32 number.
+        scale: what every stored value is to be multiplied by (the B of a LoRA, whose scale its configuration holds;
+            the matrices of a class that multiplies what comes out of them); a float32 number, or the product of a few.
     """
 
     rows: int

@@ -190,7 +190,7 @@ def _power(reader: RowReader, shift: int) -> float:
 def _values(rows: Rows, reader: RowReader, shift: int) -> Floats:
     values = np.ascontiguousarray(decode(rows, reader.dtype))
     if reader.layout.scale != 1.0:
-        values = values * np.float32(reader.layout.scale)
+        values = (values.astype(np.float64) * reader.layout.scale).astype(np.float32)
     return shifted(values, shift) if shift else values
 
 

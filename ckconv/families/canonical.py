@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.dtypes import Kind as Kinds
 from ckconv.core.layouts import plain, shifted
 from ckconv.core.names import Name, parse, with_layer
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, cut, matrix_of, plain_tensor
 from ckconv.errors import Faults, UnsupportedError, quoted
 from ckconv.families import axes as shapes
-from ckconv.families.kinds import Kind, kind_of, stored_layout
+from ckconv.families.kinds import Kind, factor_of, kind_of, stored_layout
 from ckconv.families.names import Names, Part, Stored
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
@@ -183,9 +184,24 @@ class _Reading:
             self._fault(f"tensor {quoted(source)} has shape {list(item.tensor.shape)}, {made}", source)
             return
         for part, kind in zip(found.parts, kinds, strict=True):
-            self._put(_named(_placed(item.tensor, part, kind), with_layer(part.canonical, layer)))
+            placed = self._multiplied(_placed(item.tensor, part, kind), part)
+            self._put(_named(placed, with_layer(part.canonical, layer)))
         for stored in item.stored:
             self.canonical_of[stored.name] = tuple(with_layer(name, layer) for name in found.names)
+
+    def _multiplied(self, tensor: Tensor, part: Part) -> Tensor:
+        """The values with the factors of the format's class in them."""
+        try:
+            factor = factor_of(part, self.sizes.scope)
+        except shapes.AxesError as error:
+            raise UnsupportedError("model.config", str(error), tensor=tensor.source) from None
+        if factor == 1.0:
+            return tensor
+        if tensor.dtype.kind is not Kinds.FLOAT:
+            multiplied = f"is {tensor.dtype}, and the class multiplies what comes out of it, which no block holds"
+            message = f"tensor {quoted(tensor.source)} {multiplied}"
+            raise UnsupportedError("model.config", message, tensor=tensor.source)
+        return replace(tensor, layout=replace(tensor.layout, scale=factor))
 
     def _kind(self, part: Part, layer: int | None, source: str) -> Kind:
         key = id(part), self.sizes.number(part.row, layer)
@@ -248,7 +264,7 @@ class _Reading:
             planes=tuple(_serial([piece.planes[i] for piece in pieces]) for i in range(len(one.planes))),
             packed=tuple(packed for piece in pieces for packed in piece.packed),
         )
-        self._put(_named(_placed(whole, part, kind.stacked(len(ordered))), name))
+        self._put(_named(self._multiplied(_placed(whole, part, kind.stacked(len(ordered))), part), name))
         for item in ordered:
             for stored in item.stored:
                 self.canonical_of[stored.name] = (*self.canonical_of.get(stored.name, ()), name)

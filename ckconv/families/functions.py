@@ -124,6 +124,15 @@ def slides(count: int, pattern: int | list[bool]) -> list[str]:
     return every(count, pattern, SLIDING, FULL) if pattern else [SLIDING] * count
 
 
+def stride(items: list[Any], item: Any) -> int:
+    """From one place of an item in a list to the next, the same throughout; behind the end where there is none."""
+    start = first_of(items, item) if item in items else len(items)
+    for period in range(start + 1, len(items) + 2):
+        if [found == item for found in items] == every(len(items), period, False, True, start):
+            return period
+    raise ValueError(f"{item} does not come in regular steps")
+
+
 def letters(kinds: Sequence[str]) -> str:
     """``LLLG``: the least that gives these layers over and over, L for one that slides (Exaone 4)."""
     every_one = "".join("L" if kind == SLIDING else "G" for kind in kinds)
@@ -164,6 +173,7 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "period_of": period_of,
     "slide_pattern": slide_pattern,
     "slides": slides,
+    "stride": stride,
     "letters": letters,
     "lettered": lettered,
     "longrope_scale": longrope_scale,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ckconv.core.adapters import float32
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.layouts import Axis, Layout, merged, strip
 from ckconv.core.names import parse
@@ -84,6 +85,21 @@ def layout_in(stored: Stored, sizes: Sizes, layer: int | None) -> tuple[tuple[in
     layout = stored_layout(kinds, F32, one=bool(stored.parts[0].stack))
     same = layout.in_order and len(kinds[0].whole) == len(kinds[0].shape)
     return None if same else (kinds[0].whole, replace(layout, shared=False))
+
+
+def factor_of(part: Part, parameters: Mapping[str, Any]) -> float:
+    """What a stored value is multiplied with; of several factors, each a float32, the product.
+
+    Raises:
+        AxesError: a factor that no value is divided by again.
+    """
+    if part.by is None:
+        return 1.0
+    said = part.by.value(parameters)
+    factor = math.prod(float32(one) for one in (said if isinstance(said, list) else [said]))
+    if not factor or not math.isfinite(factor):
+        raise shapes.AxesError(f"{part.by} is {factor:g}, and a matrix is multiplied by it")
+    return factor
 
 
 def is_regrouped(family: Family, module: str, parameters: Mapping[str, Any] | None) -> bool:

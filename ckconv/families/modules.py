@@ -157,7 +157,12 @@ def _frozen(tables: Mapping[str, Mapping[str, Mapping[Any, set[str]]]]) -> dict[
 
 
 def has_module(found: Stored) -> bool:
-    """An adapter changes it as one: it is one matrix, or several side by side, or those of a head after one another."""
+    """An adapter changes it as one: it is one matrix, or several side by side, or those of a head after one another.
+
+    And its class does not multiply what comes out of it, which other formats have in the matrix.
+    """
+    if any(part.by is not None for part in found.parts):
+        return False
     modules = tuple(name.removesuffix(_WEIGHT) for name in found.names)
     return found.side_by_side or modules == PARTS.get(found.canonical.removesuffix(_WEIGHT))
 

@@ -34,6 +34,7 @@ class Part:
         number: which of the stored shape's segments it is.
         value: the operation on values, "" for none.
         stack: the axis of which every index is a stored tensor of its own, "" where there is none.
+        by: what a stored value is multiplied with; ``None`` for 1.
         row: where this is said.
     """
 
@@ -44,6 +45,7 @@ class Part:
     value: str
     stack: str
     row: TensorRow
+    by: Expression | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +210,7 @@ class _Compiler:
             axes, stored = axes[:-1], tuple(product for product in stored if product not in without)
         canonical = canonical_pattern(self.family, row.name, "" if row.whole_name else kind)
         value = cell.value if kind == "weight" else ""  # of a norm's scale; its shift is stored as it is
-        return Part(canonical, axes, stored, cell.part, value, cell.stack, row)
+        return Part(canonical, axes, stored, cell.part, value, cell.stack, row, cell.by)
 
     def _spelled(self, row: TensorRow, name: str) -> list[str]:
         """The pattern behind every prefix that is read, the written one first."""

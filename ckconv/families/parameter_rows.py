@@ -9,7 +9,8 @@ list of cells: a key (``"hidden_size"``, ``"rope.freq_base:f32"``), or a table t
   it), ``map`` (words to words), ``only`` (``transformers`` or ``mlx_lm``: whose class reads it);
 - ``fixed``: the loader takes this value for granted, and another is refused with the sentence ``else``, unless it is
   ``folded`` into the tensors;
-- ``present``, ``absent`` (a tensor's name, parameters in braces), ``shape`` (a name and an axis): what tensors say;
+- ``present``, ``absent`` (a tensor's name, parameters in braces; ``{n}`` with ``read`` over a list of all layers),
+  ``shape`` (a name and an axis): what tensors say;
 - ``tensor``: the numbers are a float32 tensor of that name, with ``read``, ``write`` and ``when`` as a key has them.
 
 ``default`` is what the class takes where nothing is said, an expression, for all or as a table of ``transformers``,
@@ -97,6 +98,11 @@ class Parameter(NamedTuple):
     defaults: Mapping[str, Expression] = {}
     value: Expression | None = None
     optional: bool = False
+
+    @property
+    def folded(self) -> bool:
+        """Some formats have it in the tensors."""
+        return any(cell.folded for cell in self.cells.get("gguf", ()))
 
     def key_cells(self, format: str) -> tuple[ParameterCell, ...]:
         """Cells that are a key of the format."""

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from ckconv.core.config import ModelConfig
+from ckconv.core.config import MAX_LAYERS, ModelConfig
 from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.keys import READERS
 from ckconv.families.parameter_rows import Parameter, ParameterCell
@@ -115,7 +115,7 @@ class Values(Mapping[str, Any]):
     def _cell(self, cell: ParameterCell, kind: str) -> Any:
         """What one cell says, ``None`` for nothing."""
         if cell.kind in ("present", "absent"):
-            return (self._source.shape(self._named(cell.tensor)) is not None) == (cell.kind == "present")
+            return self._there(cell)
         if cell.kind == "shape":
             shape = self._source.shape(cell.tensor)
             return shape[cell.axis] if shape is not None else None
@@ -130,6 +130,13 @@ class Values(Mapping[str, Any]):
         if cell.read is not None:
             return _with_it(cell.read, stored, self)
         return stored if isinstance(stored, list) else _checked(cell.key, stored, kind)
+
+    def _there(self, cell: ParameterCell) -> Any:
+        """Whether the tensor is, or is not, in the file; with ``{n}`` in its name, of every layer."""
+        layers = range(min(self["layers"], MAX_LAYERS)) if "{n}" in cell.tensor else ()
+        names = [cell.tensor.replace("{n}", str(n)) for n in layers] or [cell.tensor]
+        said = [(self._source.shape(self._named(name)) is not None) == (cell.kind == "present") for name in names]
+        return _with_it(cell.read, said, self) if cell.read is not None else said[0]
 
     def _named(self, tensor: str) -> str:
         """A tensor's name with the parameters that stand in braces."""

@@ -1,9 +1,10 @@
 """Section ``[tensors]`` of a family file: rows of tensors.
 
 A row is a module: ``axes`` is its shape, ``hf``, ``gguf`` and ``mlx`` its cells (a name, a table of ``name``, ``axes``,
-``value``, ``packed``, ``by`` and ``when``, a list of forms of which the first is written, or ``absent``; GGUF's may be
+``value``, ``packed`` and ``by``, a list of forms of which the first is written, or ``absent``; GGUF's may be
 a table of ``key``, the metadata key with a number of every layer), ``bias`` and ``when`` say whether there is a bias,
-and whether it is there at all, ``layers`` which kind of layer has it, ``spare`` which may
+and whether it is there at all (``by``, of ``hf``: a factor, or several, that its class multiplies what comes out with,
+and that the canonical values have in them), ``layers`` which kind of layer has it, ``spare`` which may
 store it though nothing reads it there.
 """
 
@@ -25,6 +26,8 @@ VALUES: Mapping[str, int] = {"": 0, "add_one": ADD_ONE, "neg_exp": NEG_EXP}
 
 #: The canonical values are this format's; and the format that stores no stack one by one, but may have numbers as keys.
 _CANONICAL, _KEYED = "hf", "gguf"
+#: Formats whose cell may have factors: the first, and the one that takes its cell over without them.
+_FACTORED = (_CANONICAL, "mlx")
 
 
 class Cell(NamedTuple):
@@ -36,6 +39,7 @@ class Cell(NamedTuple):
         part, parts: which of the segments of the stored tensor this one is, and how many tensors share it.
         value: the operation on values, "" for none.
         packed: the form is that of values in blocks, which are stored in another order and under another name.
+        by: what a stored value is multiplied with; ``None`` for 1.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Cell(NamedTuple):
     parts: int = 1
     value: str = ""
     packed: bool = False
+    by: Expression | None = None
 
     @property
     def stack(self) -> str:
@@ -185,7 +190,9 @@ class TensorRows(Fields):
         return found
 
     def _cell(self, form: object, axes: shapes.Shape, fused: shapes.Shape, format: str) -> Cell:
-        known = frozenset({"name", "axes", "value", "packed", "part", "parts"})
+        known = frozenset(
+            {"name", "axes", "value", "packed", "part", "parts", *(["by"] if format in _FACTORED else [])}
+        )
         row = self.fields({"name": form} if isinstance(form, str) else form, known)
         value = row.get("value", "")
         if not isinstance(row.get("name"), str):
@@ -203,6 +210,7 @@ class TensorRows(Fields):
             parts,
             value,
             row.get("packed", False),
+            self.expression(row.get("by")) if format == _CANONICAL else None,
         )
         self._check_cell(cell, axes, format)
         return cell

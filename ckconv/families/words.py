@@ -104,8 +104,11 @@ def said_of(config: ModelConfig, format: str = "") -> Callable[..., str]:
 
 
 def without_noted(config: ModelConfig) -> ModelConfig:
-    """Without what a note says of the scaling, as not every format and library has it."""
+    """Without what a note says of the scaling, and what some formats and libraries have in tensors: not all have it."""
     family = family_of(config)
+    rows = family.parameters if family else {}
+    own = {name: it for name, it in config.own.items() if name not in rows or not rows[name].folded}
+    config = replace(config, own=own)
     noted = family.document.rope.noted if family else ()
     if not noted or not config.rope_scaling:
         return config

@@ -107,6 +107,7 @@ def _is_lost(name: str, parameter: Parameter, family: Family, loader: Loader) ->
     if (
         parameter.value is not None
         or name in LEFT_OUT
+        or parameter.folded
         or not (name in family.own or name in (_WINDOW, "final_cap", "query_scalar"))
     ):
         return False

@@ -7,7 +7,7 @@ from typing import Any
 
 from ckconv.core.layouts import Layout
 from ckconv.core.names import parse, with_layer
-from ckconv.families.kinds import layout_in
+from ckconv.families.kinds import factor_of, layout_in
 from ckconv.families.names import Stored
 from ckconv.families.naming_schemes import fusion_names, scheme_names
 from ckconv.families.schema import Family
@@ -28,6 +28,7 @@ class Entry(NamedTuple):
         places: its shape, and where the canonical rows are in it; ``None`` where they follow each other.
         shift: what is stored for a canonical value (:class:`ckconv.core.layouts.Layout`).
         packed: it is stored as blocks and scales.
+        factors: of each part, what a stored value is multiplied with; empty for 1.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Entry(NamedTuple):
     places: tuple[tuple[int, ...], Layout] | None = None
     shift: int = 0
     packed: bool = False
+    factors: tuple[float, ...] = ()
 
 
 class Spelling:
@@ -83,7 +85,8 @@ class Spelling:
         missing = tuple(part for part in parts if part not in present) if len(parts) > 1 else ()
         places = layout_in(stored, self._sizes, layer)
         canonical, shift = with_layer(stored.canonical, layer), VALUES[part.value]
-        whole = Entry(called, canonical, parts, missing, places=places, shift=shift)
+        factors = tuple(factor_of(one, self._sizes.scope) for one in stored.parts) if part.by is not None else ()
+        whole = Entry(called, canonical, parts, missing, places=places, shift=shift, factors=factors)
         if not part.stack:
             yield whole
             return

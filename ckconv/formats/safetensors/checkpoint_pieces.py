@@ -13,7 +13,7 @@ from ckconv.families.naming_schemes import scheme_names
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 from ckconv.formats.safetensors.checkpoint_names import Entry
-from ckconv.lazy import NamedTuple
+from ckconv.lazy import NamedTuple, replace
 from ckconv.plan.pieces import Module, Piece
 from ckconv.quant.convert import Conversion, Run
 from ckconv.quant.mlx import Triple
@@ -65,8 +65,11 @@ def _places(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> tuple[tuple[
 
 
 def _dense(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], layout: Layout, dtype: DType) -> Piece:
+    factors = entry.factors or (1.0,) * len(parts)
+    layout = replace(layout, scale=factors[0]) if len(parts) == 1 else layout
     conversions = [
-        Conversion(part.dtype, dtype, layout.shift - part.layout.shift, factor=part.layout.scale) for part in parts
+        Conversion(part.dtype, dtype, layout.shift - part.layout.shift, factor=part.layout.scale / factor)
+        for part, factor in zip(parts, factors, strict=True)
     ]
     return Piece(
         entry.name,
@@ -124,7 +127,7 @@ def _planes(entry: Entry, parts: Sequence[Tensor], layout: Layout, dtype: DType,
         conversions = [
             Conversion(array.dtype, array.dtype)
             if same
-            else Conversion(part.dtype, dtype, plane=number, array=array.dtype)
+            else Conversion(part.dtype, dtype, plane=number, factor=part.layout.scale, array=array.dtype)
             for part, same in zip(parts, kept, strict=True)
         ]
         pieces.append(
