@@ -18,7 +18,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "--fuse", "--rope-layout", "--dtype-codes", "--tensor-scales", "--trainable", "--wrapped",
     ),
     "What lies beside": (
-        "--template", "--config", "--config-out", "--manifest", "--map", "--checksums", "--record",
+        "--template", "--config", "--config-out", "--manifest", "--map", "--mmproj", "--checksums", "--record",
         "--no-source-record", "--follow-links",
     ),
     "The run": ("--from-file", "--into", "--jobs", "--weights", "--no-verify", "--dry-run", "--force"),
