@@ -2,7 +2,7 @@
 
 Every output carries a checksum, so hashing is the floor. Times depend on the machine and its mood; ratios of runs
 that stand next to each other do not. Each round runs every case once, in turn; the first round only warms up. What is
-left to write back is written between the timed regions, not in them. Needs about three times ``--size`` of disk.
+left to write back is written between the timed regions, not in them. Needs about six times ``--size`` of disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench_inputs import HEADER, MANY, QUANTISED, WIDENED, many_gguf, many_safetensors
+from bench_inputs import BLOCKS, FLOATS, HEADER, MANY, QUANTISED, WIDENED, many_gguf, many_safetensors
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What the installed command runs.
@@ -49,6 +49,7 @@ with open(sys.argv[1], "rb") as source, open(sys.argv[2], "wb") as out:
 BARE = [sys.executable, "-c", "pass"]
 #: What is measured: one file and its ``config.json``, whatever ``auto`` would choose for the input.
 CONVERT = ["convert", "-q", "--bump-version", "3"]
+DECODE = ["convert", "-q", "--to", "hf", "--dequantize", "--force"]
 #: Runs a round of what takes milliseconds.
 SHORT_RUNS = 5
 
@@ -72,6 +73,7 @@ class Case:
         target, stretch: what it should reach: a ratio, or with ``short`` milliseconds more than the yardstick.
         makes: what it writes, removed again after each run.
         short: takes milliseconds.
+        halved: compared with half of the yardstick's processor seconds instead of its time.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Case:
     stretch: float | None = None
     makes: Path | None = None
     short: bool = False
+    halved: bool = False
 
 
 @dataclass
@@ -111,11 +114,43 @@ def cases(place: Path) -> list[Case]:
         Case(hash_wide, ["openssl", "dgst", "-sha256", str(wide)], hash_wide),
         Case("FP32: convert --no-verify, without fsync", [*quick, widened, out], hash_wide, 1.6, 1.2, new),
         Case("FP32: verify OUT SRC", [*CKCONV, "verify", "-q", str(wide), widened], hash_wide),
+        *_decoding(place),
+        *_sharded(place),
         Case(bare, BARE, bare, short=True),
         Case("inspect of 152k tokens", [*CKCONV, "inspect", header], bare, 150, 90, short=True),
         *_many(place),
         Case("--help", [*CKCONV, "--help"], bare, 80, 50, short=True),
         Case("--version", [*CKCONV, "--version"], bare, 80, 50, short=True),
+    ]
+
+
+def _decoding(place: Path) -> list[Case]:
+    """Decoding beside hashing of its output; decoding and quantising one piece and two pieces at a time."""
+    new = place / "new"
+    decode = [*CKCONV, *DECODE, str(place / BLOCKS), f"{new}/"]
+    quantise = [*CKCONV, "convert", "-q", str(place / FLOATS), str(new / "out.gguf"), "--quantize", "q8_0"]
+    hash_decoded = "openssl dgst of the decoded output"
+    found = [
+        Case(hash_decoded, ["openssl", "dgst", "-sha256", str(place / "decoded" / "model.safetensors")], hash_decoded),
+        Case("--dequantize", decode, hash_decoded, 1.5, 1.3, new),
+    ]
+    for name, command in (("--dequantize", decode), ("--quantize q8_0", quantise)):
+        alone = f"{name} --jobs 1"
+        found.append(Case(alone, [*command, "--jobs", "1"], alone, makes=new))
+        found.append(Case(f"{name} --jobs 2", [*command, "--jobs", "2"], alone, 0.6, 0.52, new))
+    return found
+
+
+def _sharded(place: Path) -> list[Case]:
+    """Eight shards."""
+    new, size = place / "new", (place / WIDENED).stat().st_size
+    command = [*CKCONV, "convert", "-q", str(place / WIDENED), f"{new}/", "--to", "hf", "--force"]
+    command += ["--max-shard-size", str(size // 8)]
+    alone, two = "eight shards --jobs 1", [*command, "--jobs", "2"]
+    return [
+        Case(alone, [*command, "--jobs", "1"], alone, makes=new),
+        Case("eight shards --jobs 2", two, alone, 1.0, 1.0, new),
+        Case("eight shards --jobs 2 / CPU seconds of one, halved", two, alone, 1.1, 1.0, new, halved=True),
     ]
 
 
@@ -139,6 +174,7 @@ def prepare(place: Path, gigabytes: float) -> None:
     for source, directory in ((QUANTISED, "done"), (WIDENED, "wide")):
         (place / directory).mkdir()
         subprocess.run([*CKCONV, *CONVERT, "--no-verify", place / source, place / directory / "out.bump"], check=True)
+    subprocess.run([*CKCONV, *DECODE, "--no-verify", place / BLOCKS, f"{place / 'decoded'}/"], check=True)
     os.sync()
 
 
@@ -223,7 +259,9 @@ def summarise(results: Sequence[Result]) -> list[dict[str, object]]:
         if case.short:
             against = statistics.median((mine.seconds - theirs.seconds) * 1000 for mine, theirs in pairs)
         else:
-            against = statistics.median(mine.seconds / theirs.seconds for mine, theirs in pairs)
+            against = statistics.median(
+                mine.seconds / (theirs.cpu / 2 if case.halved else theirs.seconds) for mine, theirs in pairs
+            )
         records.append(
             {
                 "name": case.name,

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import os
+import resource
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,11 +20,15 @@ from conftest import FIXTURES
 from test_quantize import WIDE, checkpoint
 
 import ckconv
-from ckconv.errors import InputError, OutputError, UsageError, VerifyError
+from ckconv.engine.pipeline import Pipeline
+from ckconv.errors import InputError, Interrupted, OutputError, UsageError, VerifyError
 from ckconv.io import ahead, rows
 from ckconv.io.ahead import SideBySide, at_once
 from ckconv.io.files import Files
 from ckconv.options import Options
+from ckconv.signals import interruptible
+
+KQUANTS = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
 
 #: Bytes of a piece: these models are small.
 PIECE = 512
@@ -194,3 +203,35 @@ def test_a_damaged_output_is_found_with_the_same_words(tmp_path: Path) -> None:
 def test_less_than_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="jobs is 0"):
         ckconv.convert(FIXTURES / "hf/llama-tied-bf16", tmp_path / "out.gguf", jobs=0)
+
+
+@pytest.mark.parametrize("limit", [0, 5000, 100_000])
+def test_a_disk_that_is_full_leaves_nothing_whatever_the_number(limit: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ckconv", "convert", str(KQUANTS), f"{tmp_path}/out/"]
+    command += ["--to", "hf", "--dequantize", "--jobs", "3"]
+    bound = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
+    done = subprocess.run(command, preexec_fn=bound, capture_output=True)
+    assert (done.returncode, list(tmp_path.iterdir())) == (6, [])
+    assert b"error[output.space]" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("small_pieces")
+def test_a_signal_in_any_piece_leaves_neither_a_file_nor_a_thread(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while one thread writes and others decode what comes next."""
+    before, put = _thread._count(), Pipeline.put
+    for moment in (1, 5, 60):
+        puts = iter(range(1, 10_000))
+
+        def interrupted(self: Pipeline, data: Any, puts: Any = puts, moment: int = moment) -> None:
+            if next(puts) == moment:
+                os.kill(os.getpid(), number)
+            put(self, data)
+
+        monkeypatch.setattr(Pipeline, "put", interrupted)
+        with pytest.raises(Interrupted), interruptible():
+            ckconv.convert(KQUANTS, f"{tmp_path}/out/", to="hf", jobs=3, options=Options(dequantize=True))
+        assert list(tmp_path.iterdir()) == []
+        assert left_of(before) == 0
