@@ -37,12 +37,16 @@ class Matrix:
 
 
 def drawn(shape: tuple[int, int], bits: int, group: int, *, seed: int, symmetric: bool = False, scattered: bool = False,
-          lowest: int = 1) -> Matrix:  # fmt: skip
-    """Numbers of a matrix; scales are float16 with eight significant bits, so that bfloat16 holds them, too."""
+          lowest: int = 1, coarse: bool = False) -> Matrix:  # fmt: skip
+    """Numbers of a matrix; scales are float16 with eight significant bits, so that bfloat16 holds them, too.
+
+    With ``coarse`` they have seven, so that float16 holds them times a zero point of four bits.
+    """
     rng = np.random.default_rng(seed)
     rows, columns = shape
     groups = columns // group
     scales = bf16_values(rng.uniform(0.001, 0.1, (rows, groups)).astype(np.float32)).astype(np.float16)
+    scales = (scales.view(np.uint16) & np.uint16(0xFFF0 if coarse else 0xFFFF)).view(np.float16)
     zeros = rng.integers(lowest, 1 << bits, (rows, groups)) if not symmetric else np.full((rows, groups), 1 << bits - 1)
     order = np.arange(columns) // group
     if scattered:
@@ -191,11 +195,11 @@ def awq_model(
 
 
 def compressed_model(root: Path, decoder: Decoder, *, form: str = "pack-quantized", bits: int = 4, group: int = 32,
-                     symmetric: bool = True, scattered: bool = False, shards: int = 1,
+                     symmetric: bool = True, scattered: bool = False, coarse: bool = False, shards: int = 1,
                      **config: Any) -> dict[str, np.ndarray]:  # fmt: skip
     def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
         columns = shape[1] if group == -1 else group
-        how = {"symmetric": symmetric, "scattered": scattered, "lowest": 0}
+        how = {"symmetric": symmetric, "scattered": scattered, "lowest": 0, "coarse": coarse}
         matrix = drawn(shape, bits, columns, seed=seed, **how)
         if form == "int-quantized":
             return int_quantized(matrix, module, zeros=not symmetric), matrix.values

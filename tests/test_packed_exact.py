@@ -38,9 +38,12 @@ EXACT = {
     "AWQ": (partial(awq_model, group=128), "Q8_0", (4, 128)),
     "compressed-tensors, 4 bits": (compressed_model, "Q4_0", (4, 32)),
     "compressed-tensors, zero points": (partial(compressed_model, symmetric=False), "Q8_0", (4, 32)),
+    "compressed-tensors, zero points, few digits": (
+        partial(compressed_model, symmetric=False, coarse=True), "Q4_1", (4, 32),
+    ),
     "8 bits of whole rows": (partial(compressed_model, form="int-quantized", bits=8, group=-1), "Q8_0", (8, 128)),
     "8 bits, symmetric": (partial(gptq_model, bits=8, symmetric=True, group=64), "Q8_0", (8, 64)),
-}
+}  # fmt: skip
 
 
 def blocks_of(path: Path) -> dict[str, tuple[str, np.ndarray]]:
@@ -134,20 +137,27 @@ def again(source: Path, out: Path, tensors: dict[str, tuple[np.ndarray, Any]]) -
 
 
 @pytest.mark.parametrize(
-    "name", ["4 bits, symmetric", "4 bits, symmetric, groups of 128", "compressed-tensors, 4 bits"]
+    ("name", "block", "size", "within"),
+    [
+        ("4 bits, symmetric", "Q4_0", 18, 1e-5),
+        ("4 bits, symmetric, groups of 128", "Q4_0", 18, 1e-5),
+        ("compressed-tensors, 4 bits", "Q4_0", 18, 1e-5),
+        # The sum of 32 activations, which a minimum is multiplied with, is rounded to a float16 (block_q8_1).
+        ("compressed-tensors, zero points, few digits", "Q4_1", 20, 2.0**-7),
+    ],
 )
 def test_llama_cpp_computes_what_blocks_of_the_decoded_matrices_say(
-    tmp_path: Path, llama_cpp: consumers.Consumer, name: str
+    tmp_path: Path, llama_cpp: consumers.Consumer, name: str, block: str, size: int, within: float
 ) -> None:
-    """Beside blocks it rounds activations to Q8_0, so that the decoded matrices stand in blocks, too: of eight bits."""
+    """Beside blocks it rounds activations to eight bits, so that the decoded matrices stand in blocks, too: Q8_0."""
     EXACT[name][0](tmp_path / "packed", DECODER)
     ckconv.convert(tmp_path / "packed", tmp_path / "blocks.gguf")
     ckconv.convert(tmp_path / "packed", tmp_path / "floats.gguf", options=Options(dequantize=True))
     blocks = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "blocks.gguf").tensors}
     decoded: dict[str, tuple[np.ndarray, Any]] = {}
     for key, (_, values) in blocks_of(tmp_path / "floats.gguf").items():
-        if blocks[key].tensor_type.name == "Q4_0":
-            scales = blocks[key].data.reshape(len(values), -1, 18)[..., :2].copy().view("<f2")[..., 0]
+        if blocks[key].tensor_type.name == block:
+            scales = blocks[key].data.reshape(len(values), -1, size)[..., :2].copy().view("<f2")[..., 0]
             decoded[key] = in_q8_0(values, scales), gguf.GGMLQuantizationType.Q8_0
         else:
             decoded[key] = blocks[key].data, blocks[key].tensor_type
@@ -157,7 +167,8 @@ def test_llama_cpp_computes_what_blocks_of_the_decoded_matrices_say(
     made, same, floats = (
         llama_cpp.logits(tmp_path / f"{kind}.gguf", prompt) for kind in ("blocks", "decoded", "floats")
     )
-    assert np.abs(made - same).max() < 1e-5 * np.abs(same).max()
+    assert block in {tensor.tensor_type.name for tensor in blocks.values()}
+    assert np.abs(made - same).max() < within * np.abs(same).max()
     assert np.linalg.norm(made - floats) < 0.1 * np.linalg.norm(floats)
 
 

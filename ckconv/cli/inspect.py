@@ -75,10 +75,14 @@ def command(
     found = None
     if hashes:
         from ckconv.engine.hash import hash_index
+        from ckconv.lazy import replace
+        from ckconv.plan.probe import numberless
 
         with ProgressLine(settings, str(path)) as line:
             line.begin("hashing", index.nbytes)
             found = hash_index(index, line)
+        if why := numberless(index):
+            index = replace(index, facts={**index.facts, "scales": why})
     on_terminal = (settings.color or sys.stdout.isatty()) and not settings.json
     description: Description = describe(
         index, tensors=tensors, hashes=found, piped=piped, everywhere=on_terminal or settings.verbose

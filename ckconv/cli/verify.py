@@ -52,6 +52,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     from ckconv.formats.bump.map import MAP_NAME, check_map
     from ckconv.formats.detect import open_index
     from ckconv.io.ahead import at_once
+    from ckconv.plan.probe import numberless
 
     settings = settings_of(context)
     options, adapters = options_of(flags), adapters_of(flags)
@@ -76,6 +77,8 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     found, record = checked.found, checked.source
     mapped = check_map(out)
     besides = [str(item) for item in (checked.record, checked.sums) if item]
+    said = {name: numberless(index) for name, index in ((path, out), (src, source)) if index is not None}
+    notes = [f"{name}: {why}" for name, why in said.items() if why]
     if settings.json:
         print_json(
             {
@@ -93,6 +96,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
                 "source_record": str(record.path) if record else None,
                 "conversion_record": str(checked.record) if checked.record else None,
                 "checksums": str(checked.sums) if checked.sums else None,
+                "notes": notes,
             },
             schema=2,
         )
@@ -114,6 +118,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     if source is not None and not flags["weights"]:
         checks += ", metadata and side files as the source makes them"
     lines = [f"{path}  {container(out.format, out.version, 'v')}  {against}{rounded}{zero_filled}", f"  {checks}"]
+    lines += [f"  note: {note}" for note in notes]
     lines += [f"  every file is as {Path(item).name} lists it" for item in besides]
     if record:
         lines.append(f"  {record.path.name} belongs to it: {record.record.source} ({record.record.format})")

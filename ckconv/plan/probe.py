@@ -10,6 +10,7 @@ from ckconv.core.adapters import Role
 from ckconv.core.dtypes import BF16, DType
 from ckconv.core.names import is_bias, parse
 from ckconv.core.tensors import Tensor, TensorIndex
+from ckconv.errors import counted
 from ckconv.io.files import Files, runs
 from ckconv.io.tied import head_is_embedding
 from ckconv.lazy import NamedTuple
@@ -111,14 +112,36 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
         return SourceFacts(copies=frozenset(same))
 
 
+def numberless(index: TensorIndex) -> str:
+    """What there is to say of scales that are NaN; empty where none is. Reads the scales of all quantised matrices."""
+    tensors = index.tensors if index.config else {tensor.name: tensor for tensor in index.packed.values()}
+    with Files(index.identities) as files:
+        found = {
+            tensor.source: _without_number(tensor, files)
+            for tensor in tensors.values()
+            if side_by_side(tensor.dtype) and (tensor.packed or tensor.planes)
+        }
+    names = [name for name, count in found.items() if count]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"the scale of {counted(sum(found.values()), 'group')} is no number: {names[0]}{more}" if names else ""
+
+
 def _without_number(tensor: Tensor, files: Files) -> int:
-    """How many groups of a packed matrix have a scale that is NaN."""
+    """How many groups of a packed matrix, or a triple, have a scale that is NaN."""
     import numpy as np
 
     from ckconv.io.rows import RowReader, canonical_pieces
+    from ckconv.quant.codec import to_float32
     from ckconv.quant.packed import numbers, scale_values, scheme_of
+    from ckconv.quant.repack import no_numbers
 
-    scheme, count = scheme_of(tensor.dtype), 0
+    triple, count = triple_of(tensor.dtype), 0
+    if triple is not None:
+        for _, rows in canonical_pieces(RowReader(tensor.planes[1], files)):
+            whole = triple.quantization.has_biases
+            count += int(np.isnan(to_float32(rows, triple.number)).sum()) if whole else no_numbers(rows, triple)
+        return count
+    scheme = scheme_of(tensor.dtype)
     assert scheme is not None
     if scheme.factor:
         for _, rows in canonical_pieces(RowReader(tensor, files)):
