@@ -10,8 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import Decoder, Raw, Tensors
-from packed_checkpoints import awq_model, compressed_model, fp8_model, gptq_model, rewritten, scaled_fp8_model
+from checkpoints import Decoder, Raw, Tensors, save
+from packed_checkpoints import (
+    awq_model,
+    compressed_model,
+    drawn,
+    fp8_model,
+    gptq,
+    gptq_model,
+    rewritten,
+    scaled_fp8_model,
+)
 
 DECODER = Decoder(layers=1, hidden=64, ffn=160)
 Q = "model.layers.0.self_attn.q_proj"
@@ -197,3 +206,27 @@ def test_a_configuration_beside_config_json_counts_where_that_has_none(tmp_path:
     rewritten(tmp_path / "awq", lambda tensors, config: config.pop("quantization_config"))
     (tmp_path / "awq" / "quant_config.json").write_text(json.dumps({"w_bit": 4, "q_group_size": 48, "version": "GEMM"}))
     assert ckconv("inspect", tmp_path / "awq").code == 3
+
+
+def test_packed_matrices_of_a_family_that_stores_them_transposed_are_named_and_copied(tmp_path: Path, ckconv) -> None:
+    """Square ones would be read the wrong way round, and nothing would tell."""
+    rng, made = np.random.default_rng(3), dict[str, Any]()
+    for name, shape in {"wte": (40, 64), "wpe": (32, 64), "ln_f": (64,), "h.0.ln_1": (64,), "h.0.ln_2": (64,),
+                        "h.0.attn.c_attn": (64, 192), "h.0.mlp.c_fc": (64, 256), "h.0.mlp.c_proj": (256, 64),
+                        }.items():  # fmt: skip
+        made[f"{name}.weight"] = rng.standard_normal(shape).astype(np.float16)
+    made |= gptq(drawn((64, 64), 4, 32, seed=1), "h.0.attn.c_proj")
+    for name, width in (("ln_f", 64), ("h.0.ln_1", 64), ("h.0.ln_2", 64), ("h.0.attn.c_attn", 192),
+                        ("h.0.attn.c_proj", 64), ("h.0.mlp.c_fc", 256), ("h.0.mlp.c_proj", 64)):  # fmt: skip
+        made[f"{name}.bias"] = rng.standard_normal(width).astype(np.float16)
+    config = {
+        "model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 32, "vocab_size": 40,
+        "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32},
+    }  # fmt: skip
+    save(tmp_path / "packed", config, {f"transformer.{name}": array for name, array in made.items()})
+    found = ckconv("inspect", tmp_path / "packed")
+    assert (found.code, "GPTQ, 4-bit, groups of 32: 1 matrix" in found.out) == (0, True), found.err
+    assert ckconv("convert", tmp_path / "packed", f"{tmp_path}/copy/", "--to", "safetensors").code == 0
+    for flags in (("--to", "gguf"), ("--to", "safetensors", "--dequantize")):
+        result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/out/", *flags)
+        assert (result.code, "stored [in, out]" in result.err) == (4, True), result.err

@@ -11,6 +11,7 @@ from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
 from ckconv.families.canonical import Canonical, Item, canonicalise, plain_item
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
+from ckconv.families.kinds import has_transposed
 from ckconv.families.naming_schemes import NAMES_KEY, NESTED, OTHER_SCHEMES, scheme_names
 from ckconv.families.words import said, said_of
 from ckconv.formats.huggingface.packed import Found, packed_items
@@ -36,6 +37,9 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
         found = Found(group(checkpoint.tensors, config, path) if config is not None else [])
     else:
         found = packed_items(checkpoint.tensors, config or {}, checkpoint.root)
+    if found.packed and config is not None and (known := huggingface_family(config)) and has_transposed(known):
+        # A quantiser may store what a Conv1D multiplies with as it is, or as that of a Linear, [out, in].
+        found = Found(words=found.words, unread=f"{found.words} of modules that are stored [in, out]")
     # Without the values of its matrices a model has no canonical tensors, whatever its family.
     family = huggingface_family(config) if config and not found.unread else None
     scheme = checkpoint.shards[0].metadata.get(NAMES_KEY, "hf")
