@@ -66,6 +66,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "user": lambda: MOVES_OPEN and os.geteuid() != 0,
     "mount": can_mount,
     "posix": lambda: MOVES_OPEN,
+    "chromium": lambda: shutil.which("chromium") is not None,
     "groff": lambda: shutil.which("groff") is not None,
 }
 

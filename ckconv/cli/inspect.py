@@ -37,6 +37,7 @@ from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 @click.option("--base", type=PATH, help="The model that an adapter was made for.")
 @flag("--follow-links")
 @flag("--family")
+@click.option("--html", "page", metavar="FILE", type=PATH, help="Write the same as a page to FILE, which must be new.")
 @common_options
 @click.pass_context
 def command(
@@ -50,6 +51,7 @@ def command(
     base: Path | None,
     follow_links: bool,
     family: tuple[Path, ...],
+    page: Path | None,
 ) -> None:
     """Show what is in a file: format, architecture, config, tensors, metadata. - reads a header from a pipe.
 
@@ -66,6 +68,8 @@ def command(
     piped = path == "-"
     if piped and hashes:
         raise UsageError("usage.hash", "--hash needs the tensors' data, and a pipe is read only as far as the header")
+    if page is not None and (hashes or metadata):
+        raise UsageError("usage.flag", "--html excludes --hash and --metadata: the page has the metadata and no hashes")
     if piped:
         from ckconv.io.bytesource import PipeSource
 
@@ -85,10 +89,20 @@ def command(
             index = replace(index, facts={**index.facts, "scales": why})
     on_terminal = (settings.color or sys.stdout.isatty()) and not settings.json
     description: Description = describe(
-        index, tensors=tensors, hashes=found, piped=piped, everywhere=on_terminal or settings.verbose
+        index,
+        tensors=tensors,
+        hashes=found,
+        piped=piped,
+        everywhere=on_terminal or settings.verbose or page is not None,
     )
     if tensors is not None and index.stored and not description.shown:
         raise UsageError("usage", f"--tensors {tensors!r} matches no tensor")
+    if page is not None:
+        from ckconv.cli.page import write_page
+
+        write_page(page, description)
+        if not settings.json:
+            return
     if settings.quiet and not settings.json:
         return
     if settings.json:
