@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from ckconv.core.adapters import Adapter, AdapterModule, Role
@@ -40,7 +41,9 @@ def matrix_shape(module_name: str, config: ModelConfig) -> tuple[int, ...] | Non
     known = [shape for shape in shapes if shape is not None]
     if len(known) < len(shapes):
         return None
-    return (sum(shape[0] for shape in known), *known[0][1:])
+    if len(known) == 1:
+        return known[0]
+    return (sum(math.prod(shape[:-1]) for shape in known), known[0][-1])
 
 
 def changes_of(index: TensorIndex, name: str, config: ModelConfig) -> tuple[Change, ...]:
@@ -61,7 +64,8 @@ def changes_of(index: TensorIndex, name: str, config: ModelConfig) -> tuple[Chan
         module = index.adapter.modules.get(whole)
         if module is None or asked.pattern not in parts:
             continue
-        heights = [(matrix_shape(with_layer(part, asked.layer), config) or (0,))[0] for part in parts]
+        shapes = [matrix_shape(with_layer(part, asked.layer), config) or (0, 0) for part in parts]
+        heights = [math.prod(shape[:-1]) for shape in shapes]  # of heads, too
         at = parts.index(asked.pattern)
         first = sum(heights[:at])
         tensors = {}

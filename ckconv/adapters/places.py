@@ -61,11 +61,12 @@ class Outputs(NamedTuple):
 
 def sides_of(kind: Kind) -> Sides | None:
     """The two sides of a matrix, or of each one of a stack; ``None`` where the stored axes mix them."""
-    if len(kind.shape) < 2 or len(kind.whole) != len(kind.shape):
+    rows, _ = _matrix(kind)
+    if len(kind.whole) < 2 or len(kind.shape) < len(kind.whole):
         return None
     across = kind.whole[-1]
-    axes = kind.axes[1:] if len(kind.shape) == 3 else kind.axes
-    split = next((n for n in range(len(axes) + 1) if math.prod(a for a, _ in axes[:n]) == kind.shape[-2]), None)
+    axes = kind.axes[1:] if len(kind.whole) == 3 else kind.axes
+    split = next((n for n in range(len(axes) + 1) if math.prod(a for a, _ in axes[:n]) == rows), None)
     if split is None:
         return None
     found = []
@@ -74,14 +75,20 @@ def sides_of(kind: Kind) -> Sides | None:
         if len(second) > 1:
             return None
         found.append((own, second.pop() if second else None))
-    (rows, rows_second), (columns, columns_second) = found
+    (own_rows, rows_second), (own_columns, columns_second) = found
     turned = bool(rows_second) if rows_second is not None else columns_second is False
     if columns_second is turned:
         return None
     down, right = divmod(kind.first, across)
-    own_rows = Side(right if turned else down, rows if turned else _divided(rows, across))
-    own_columns = Side(down if turned else right, _divided(columns, across) if turned else columns)
-    return Sides(own_rows, own_columns, turned)
+    outputs = Side(right if turned else down, own_rows if turned else _divided(own_rows, across))
+    inputs = Side(down if turned else right, _divided(own_columns, across) if turned else own_columns)
+    return Sides(outputs, inputs, turned)
+
+
+def _matrix(kind: Kind) -> tuple[int, int]:
+    """Rows and columns of the matrix, or of each one of a stack; heads of one matrix are its rows."""
+    stacked = len(kind.whole) == 3
+    return math.prod(kind.shape[stacked:-1]), kind.shape[-1]
 
 
 def _divided(axes: Sequence[Axis], by: int) -> tuple[Axis, ...]:
@@ -97,10 +104,11 @@ def outputs_of(stored: Stored, sizes: Sizes, layer: int | None) -> Outputs | Non
         return None
     first, in_order = 0, True
     for kind, side in zip(kinds, known, strict=True):
-        in_order &= side.outputs.first == first and merged(side.outputs.axes) in ((), ((kind.shape[-2], 1),))
-        first += kind.shape[-2]
-    rows, inputs = kinds[0].whole[-1 if known[0].turned else -2], known[0].inputs
+        rows, _ = _matrix(kind)
+        in_order &= side.outputs.first == first and merged(side.outputs.axes) in ((), ((rows, 1),))
+        first += rows
+    height, inputs = kinds[0].whole[-1 if known[0].turned else -2], known[0].inputs
     same = merged(inputs.axes) in ((), ((kinds[0].shape[-1], 1),))
     if in_order and same:
         return None
-    return Outputs(tuple(side.outputs for side in known), rows, None if same else inputs)
+    return Outputs(tuple(side.outputs for side in known), height, None if same else inputs)

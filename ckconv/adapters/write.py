@@ -13,9 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from ckconv.adapters.model import matrix_shape
 from ckconv.adapters.names import families_of, family_named, path_of, placed
 from ckconv.adapters.places import Outputs
 from ckconv.core.adapters import Adapter, AdapterModule, Role
+from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
@@ -263,8 +265,14 @@ def paths_in(
         path = path_of(module.name, families, scheme)
         if path is None and index.metadata_kind is MetadataKind.TYPED:
             planner.refuse(f"no name is known for {quoted(module.path)} of {index.architecture!r}")
+        elif path is None and _is_of(module, planner.adapter.base):
+            planner.refuse(f"{planner.what} has no one matrix for {quoted(module.path)}", _MERGED)
         paths[module.name] = path or module.path
     return paths
+
+
+def _is_of(module: AdapterModule, base: ModelConfig | None) -> bool:
+    return base is not None and matrix_shape(module.name, base) is not None
 
 
 def families_in(planner: AdapterPlanner) -> tuple[str, ...]:

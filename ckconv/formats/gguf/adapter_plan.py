@@ -84,7 +84,7 @@ class GgufAdapterPlanner(AdapterPlanner):
         elif _unadapted(module, family) and self.index.format != "gguf":
             self.refuse(f"llama.cpp computes {module.name} of a {family.gguf} without its adapter", _MERGED_HINT)
         elif gguf_name_of(module.name, family) is None and self.index.format != "gguf":
-            self.refuse(f"GGUF has no name for {quoted(module.path)}")
+            self.refuse(f"GGUF has no name for {quoted(module.path)}", _MERGED_HINT)
         elif self.index.format != "gguf" and base is None and is_regrouped(family, module.name, scope):
             self.refuse(f"GGUF has rows or columns of {module.name} in another order than the adapter", _BASE_HINT)
         elif module.name == _EMBEDDING and base is not None and base.tied:
