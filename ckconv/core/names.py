@@ -15,7 +15,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "layers.{n}.attention.qkv": ("layers.{n}.attention.q", "layers.{n}.attention.k", "layers.{n}.attention.v"),
     "layers.{n}.ffn.gate_up": ("layers.{n}.ffn.gate", "layers.{n}.ffn.up"),
     "layers.{n}.linear.qkv": ("layers.{n}.linear.q", "layers.{n}.linear.k", "layers.{n}.linear.v"),
-    "layers.{n}.attention.kv_b": ("layers.{n}.attention.k_b", "layers.{n}.attention.v_b"),
+    "layers.{n}.attention.kv_b_heads": ("layers.{n}.attention.k_b", "layers.{n}.attention.v_b"),
     "layers.{n}.linear.qkvz": tuple(f"layers.{{n}}.linear.{part}" for part in ("q", "k", "v", "gate")),
     "layers.{n}.linear.conv": ("layers.{n}.linear.conv_qk", "layers.{n}.linear.conv_v"),
 }
