@@ -307,6 +307,33 @@ def test_llama_cpp_multiplies_by_the_scale_of_scales(tmp_path: Path, ckconv, lla
     assert np.linalg.norm(blocks - dense) < 0.1 * np.linalg.norm(dense)
 
 
+def test_llama_cpp_multiplies_every_expert_by_its_own_scale_of_scales(
+    tmp_path: Path, ckconv, llama_cpp: consumers.Consumer
+) -> None:
+    """Stacked experts of a GGUF have one vector of scales, an expert each."""
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Made:
+        return nvfp4(module, shape, seed, divided=False, factor=(1 + seed % 7) / 8192)
+
+    experts = Decoder(layers=1, hidden=64, ffn=64, experts=4, qk_norm=True)
+    expected = model(tmp_path / "packed", experts, pack, MODELOPT, model_type="qwen3_moe", norm_topk_prob=True)
+    for name, flags in (("blocks", ("--tensor-scales",)), ("dense", ("--dequantize",))):
+        result = ckconv("convert", tmp_path / "packed", tmp_path / f"{name}.gguf", *flags)
+        assert result.code == 0, result.err
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "blocks.gguf").tensors}
+    made, scales = tensors["blk.0.ffn_down_exps.weight"], tensors["blk.0.ffn_down_exps.scale"].data
+    assert (made.tensor_type, len(set(scales.tolist()))) == (gguf.GGMLQuantizationType.NVFP4, 4)
+    for number, values in enumerate(gguf.quants.dequantize(made.data, made.tensor_type)):
+        wanted = expected[f"model.layers.0.mlp.experts.{number}.down_proj.weight"]
+        assert np.allclose(values.astype(np.float64) * float(scales[number]), wanted, rtol=2.0**-22, atol=0)
+    blocks, dense = (llama_cpp.logits(tmp_path / f"{name}.gguf", (1, 5, 9, 3)) for name in ("blocks", "dense"))
+    assert np.linalg.norm(blocks - dense) < 0.1 * np.linalg.norm(dense)
+    back = ckconv("convert", tmp_path / "blocks.gguf", f"{tmp_path}/back/", "--to", "safetensors", "--dequantize")
+    assert back.code == 0, back.err
+    for key, values in floats(tmp_path / "back").items():
+        assert np.array_equal(values, expected[key].astype(np.float32)), key
+
+
 def test_nvfp4_of_a_gguf_is_decoded_with_its_scale(tmp_path: Path, ckconv) -> None:
     pack, settings, _ = MODELS["ModelOpt"]
     expected = model(tmp_path / "packed", DECODER, pack, settings)
