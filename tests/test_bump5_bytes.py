@@ -145,7 +145,7 @@ def test_version_4_is_said_to_be_for_v7_and_v8(tmp_path: Path, ckconv) -> None:
     assert (
         "note: layout D, for v7 and v8 only: the v4 engine of January 2026 loads the file without a complaint" in said
     )
-    assert "container\tnote\tfor v7 and v8 only" in ckconv("inspect", tmp_path / "m.bump").out
+    assert "container\tnote\tlayout D, for v7 and v8 only" in ckconv("inspect", tmp_path / "m.bump").out
 
 
 @pytest.mark.parametrize("name", FIXED)

@@ -129,8 +129,8 @@ def test_types_that_are_not_floats_and_unknown_architectures_are_copied(tmp_path
 
 
 def test_an_unknown_architecture_is_refused_across_formats(tmp_path: Path) -> None:
-    source = Model(arch="mamba").write(tmp_path / "m.gguf")
-    assert "ckconv does not know the architecture 'mamba'" in reasons(source, tmp_path)[0]
+    source = Model(arch="rwkv6").write(tmp_path / "m.gguf")
+    assert "ckconv does not know the architecture 'rwkv6'" in reasons(source, tmp_path)[0]
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("f32", "F32"), ("bf16", "BF16")])
