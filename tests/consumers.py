@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -54,6 +53,8 @@ class Request:
 
 def serve(answer: Callable[[Request], np.ndarray]) -> None:
     """Answer the requests of standard input; whatever a library prints goes to standard error."""
+    import resource  # of POSIX, as the programs are
+
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,8 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import FIXTURES
+
+pty = pytest.importorskip("pty")  # of POSIX
 
 ROOT = Path(__file__).parent.parent
 LLAMA, QWEN2 = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf", FIXTURES / "hf" / "qwen2-tied-bf16"
@@ -173,7 +174,7 @@ def test_the_name_of_a_model(source: str, name: str, tmp_path: Path, ckconv) -> 
     done = ckconv("batch", f"{tmp_path}/{source}", "--to", "gguf", "--into", tmp_path / "all")
     assert done.code == 3
     assert lines(done.out)[0]["target"] == f"{tmp_path}/all/{name}/"
-    assert not (tmp_path / "all").exists(), "nothing came into it"
+    assert list((tmp_path / "all").iterdir()) == []
 
 
 def test_sources_of_a_list(tmp_path: Path, ckconv) -> None:
@@ -189,6 +190,16 @@ def test_nothing_to_convert_and_a_list_that_is_not_there(tmp_path: Path, ckconv)
     assert ckconv("batch", "--from-file", tmp_path / "none", *into).code == 3
     (tmp_path / "list").write_bytes(b"a\0b\n")
     assert "input.text" in ckconv("batch", "--from-file", tmp_path / "list", *into).err
+
+
+def test_a_list_of_a_closed_or_endless_stdin_is_refused(tmp_path: Path) -> None:
+    asked = command("batch", "--from-file", "-", "--to", "gguf", "--into", tmp_path / "all")
+    closed = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *asked], capture_output=True, text=True, cwd=ROOT)
+    assert (closed.returncode, "error[input.unreadable]: stdin is closed" in closed.stderr) == (3, True)
+    with Path("/dev/zero").open("rb") as zeros:
+        endless = subprocess.run(asked, stdin=zeros, capture_output=True, text=True, cwd=ROOT)
+    assert endless.returncode == 3
+    assert "error[input.text]: -: a list has at most 16,777,216 bytes" in endless.stderr
 
 
 def test_a_dry_run_writes_nothing_and_says_what_is_there(tmp_path: Path, ckconv) -> None:
@@ -270,6 +281,24 @@ def test_an_interrupted_batch_goes_on_where_it_was(
     assert [path.name for path in (tmp_path / "all").iterdir()] == ["llama-tied-bf16.auto"]
     again = ckconv(*arguments)
     assert (again.code, statuses(again.out)) == (0, ["there", "converted", "converted"])
+
+
+def test_a_signal_before_a_model_is_planned_says_nothing_of_the_one_before(
+    tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckconv import api
+
+    really = api.prepare
+
+    def prepare(source: Path, *given: Any, **more: Any) -> Any:
+        if source == QWEN2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return really(source, *given, **more)
+
+    monkeypatch.setattr(api, "prepare", prepare)
+    done = ckconv("batch", LLAMA, QWEN2, "--to", "gguf", "--into", tmp_path / "all")
+    assert statuses(done.out) == ["converted", "interrupted"]
+    assert "is there" not in lines(done.out)[1]["error"]["message"]
 
 
 def test_a_bug_counts_more_than_anything_else_and_stops_nothing(

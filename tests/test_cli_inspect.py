@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import select
 import struct
@@ -22,6 +21,8 @@ from gguf_builder import Tensor, gguf
 from models import Model
 
 import ckconv as package
+
+pty = pytest.importorskip("pty")  # of POSIX
 
 Run = Callable[..., Result]
 ROOT = Path(package.__file__).parent.parent

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +17,8 @@ from ckconv.errors import unreadable
 from ckconv.io.files import Files
 from ckconv.output.descriptors import Descriptors
 from ckconv.system import MAX_OPEN
+
+resource = pytest.importorskip("resource")  # of POSIX
 
 #: One tensor a shard: 272 of them.
 MANY = Model(layers=30, hidden=16, ffn=16, heads=2, kv_heads=2, vocab=8, context=4)

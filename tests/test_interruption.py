@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import random
-import resource
 import shutil
 import signal
 import struct
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import pytest
 from gguf_builder import pair
+
+resource = pytest.importorskip("resource")  # of POSIX
 
 OLD = b"what was there before"
 LAYERS, HIDDEN, FFN, VOCAB = 4, 512, 1024, 8000

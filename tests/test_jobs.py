@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -27,6 +26,8 @@ from ckconv.io.ahead import SideBySide, at_once
 from ckconv.io.files import Files
 from ckconv.options import Options
 from ckconv.signals import interruptible
+
+resource = pytest.importorskip("resource")  # of POSIX
 
 KQUANTS = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
 

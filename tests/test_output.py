@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -23,6 +22,8 @@ from ckconv.output import publish as output
 from ckconv.output import staging
 from ckconv.signals import interruptible
 from ckconv.system import allocates
+
+resource = pytest.importorskip("resource")  # of POSIX
 
 
 @pytest.fixture

@@ -99,6 +99,11 @@ def test_a_page_replaces_nothing(ckconv: Callable[..., Result], tmp_path: Path) 
     assert (tmp_path / "page.html").read_text() == "mine"
 
 
+def test_a_page_is_no_stream(ckconv: Callable[..., Result]) -> None:
+    result = ckconv("inspect", MODEL, "--html", "-")
+    assert (result.code, result.err) == (2, "ckconv: error[usage.target]: a page goes to a file, not to stdout\n")
+
+
 @pytest.mark.parametrize("flag", ["--hash", "--metadata"])
 def test_flags_that_a_page_has_no_place_for_are_refused(
     ckconv: Callable[..., Result], tmp_path: Path, flag: str

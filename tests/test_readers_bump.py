@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ from hypothesis import strategies as st
 from ckconv.errors import CkconvError, InputError, UnsupportedError
 from ckconv.formats.bump.read import open_bump
 from ckconv.io.bytesource import PipeSource
+
+resource = pytest.importorskip("resource")  # of POSIX
 
 
 def beside(folder: Path, data: bytes, **changes: object) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +54,7 @@ def command(
     from ckconv.cli.batch_run import Batch
     from ckconv.families.catalogue import own_families
     from ckconv.io.ahead import at_once
+    from ckconv.output.filesystem import failing
     from ckconv.plan.choices import check_values
     from ckconv.signals import interruptible
 
@@ -64,7 +64,10 @@ def command(
     models = _models([*sources, *(_listed(from_file) if from_file else ())], into)
     context.with_resource(own_families(options.families))
     context.with_resource(at_once(flags["jobs"]))
-    with interruptible(last=True), _made(into, dry_run=flags["dry_run"]):
+    with interruptible(last=True):
+        if not flags["dry_run"]:
+            with failing(into):  # it stays, whatever comes of it: another batch may have begun to use it
+                into.mkdir(exist_ok=True)
         try:
             Batch(flags, options, adapters, settings).run(models)
         finally:
@@ -79,10 +82,14 @@ def _listed(path: Path) -> Iterator[Path]:
     from ckconv.io.json import Document, read_document
 
     if str(path) == "-":
+        if sys.stdin is None:
+            raise InputError("input.unreadable", "stdin is closed")
         try:
-            data = sys.stdin.buffer.read(_MAX_LIST)
+            data = sys.stdin.buffer.read(_MAX_LIST + 1)
         except OSError as error:
             raise unreadable(error, path) from error
+        if len(data) > _MAX_LIST:
+            raise InputError("input.text", f"a list has at most {_MAX_LIST:,} bytes", path=path)
     else:
         data = read_document(path, Document("the list", "input.text", "input.text", _MAX_LIST))
     if b"\0" in data:
@@ -131,23 +138,6 @@ def _name(source: Path) -> str:
     if os.path.lexists(source) or Path(name).suffix in suffixes:
         return Path(name).stem or "model"
     return name.partition("@")[0].removeprefix("ollama:").replace(":", "-") or "model"
-
-
-@contextmanager
-def _made(into: Path, *, dry_run: bool) -> Iterator[None]:
-    """DIR is there; if nothing came into it, it goes again."""
-    from ckconv.output.filesystem import failing
-
-    made = not dry_run and not os.path.isdir(into)  # noqa: PTH112 - never raises
-    if made:
-        with failing(into):
-            into.mkdir()
-    try:
-        yield
-    finally:
-        if made:
-            with suppress(OSError):
-                into.rmdir()
 
 
 def _table(models: Sequence[Model]) -> Iterator[str]:

@@ -102,7 +102,9 @@ class Batch:
         from ckconv.engine.late import side_files
         from ckconv.engine.run import run
         from ckconv.errors import OutputError
+        from ckconv.signals import declare
 
+        declare(None)  # what was true of the model before
         flags = self._flags
         plan, place = prepare(
             Path(model.source),

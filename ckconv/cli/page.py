@@ -10,7 +10,8 @@ from ckconv.cli.describe import Description
 from ckconv.cli.layermap import LayerMap, layer_map, marks
 from ckconv.cli.overview import as_rows
 from ckconv.cli.render import container
-from ckconv.errors import OutputError, counted
+from ckconv.errors import OutputError, UsageError, counted
+from ckconv.formats.destination import STDOUT
 from ckconv.output.filesystem import close_written, create, failing, removed
 
 #: Grounds of the types, light and dark, told apart by who does not see red and green apart, too; each cell has its
@@ -44,8 +45,11 @@ def write_page(path: Path, description: Description) -> None:
     """Write the page to a new file.
 
     Raises:
+        UsageError: ``usage.target``, it is stdout.
         OutputError: ``output.exists``, ``output.write``, ``output.space``.
     """
+    if str(path) == STDOUT:
+        raise UsageError("usage.target", "a page goes to a file, not to stdout")
     content = page(description).encode("utf-8", "backslashreplace")
     with failing(path):
         try:

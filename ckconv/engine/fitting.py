@@ -27,6 +27,7 @@ _OTHERWISE = {
     "adapters": "with other adapters",
     "families": "with other family files",
     "format": "in another format",
+    "options": "with other options",
 }
 
 
@@ -83,8 +84,8 @@ def _listed(plan: Plan, place: Destination, record: Recorded) -> tuple[Written, 
     if meant != data:
         fields = json.loads(meant)
         changed = [name for name in {**fields, **document} if fields.get(name) != document.get(name)]
-        how = next((words for name, words in _OTHERWISE.items() if name in changed), "with other options")
-        raise _other(place, f"made {how}")
+        how = (f"made {words}" for name, words in _OTHERWISE.items() if name in changed)
+        raise _other(place, next(how, "and its record is another"))
     return files
 
 
