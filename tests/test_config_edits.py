@@ -7,19 +7,23 @@ What transformers 5.23 and mlx-lm 0.32 do with each of these was run: logits ove
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any
 
+import family_cases
 import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder, as_mixtral, save
+from click.testing import CliRunner
 from conftest import FIXTURES
 from test_plan_checkpoint import config_of, tensors_of
 
 import ckconv
 from ckconv import Options
+from ckconv.cli import main
 from ckconv.errors import CkconvError, InputError, UnsupportedError
 from ckconv.families.catalogue import FAMILIES
 
@@ -507,11 +511,11 @@ def test_llama3_scaling_without_an_original_context_starts_from_the_models_own(t
         *(
             (key, value)
             for key in ("hidden_size", "num_hidden_layers", "vocab_size")
-            for value in ("64", True, -1, 2**60)
+            for value in ("64", True, -1, 2**60, math.inf)
         ),
         *(("num_attention_heads", value) for value in ("4", 0, 2.5, None)),
-        *(("rms_norm_eps", value) for value in ("small", True, -1.0)),
-        *(("rope_theta", value) for value in ("x", 0, -3.0, True)),
+        *(("rms_norm_eps", value) for value in ("small", True, -1.0, math.inf, math.nan)),
+        *(("rope_theta", value) for value in ("x", 0, -3.0, True, math.inf, math.nan)),
         *((key, "yes") for key in ("attention_bias", "mlp_bias", "tie_word_embeddings")),
         ("rope_scaling", "linear"),
         ("rope_parameters", [1]),
@@ -532,11 +536,12 @@ def test_a_value_of_another_type_is_named(tmp_path: Path, key: str, value: objec
     [
         ({"rope_type": "linear"}, "rope_scaling.factor is missing"),
         ({"type": "yarn"}, "rope_scaling.factor is missing"),
+        ({"rope_type": "linear", "factor": math.inf}, "rope_scaling.factor must be a number above 0, got inf"),
         ({"rope_type": "linear", "factor": "2"}, "rope_scaling.factor must be a number above 0, got '2'"),
         ({**LLAMA3, "low_freq_factor": -1}, "rope_scaling.low_freq_factor must be a number above 0"),
         (
-            {**LLAMA3, "low_freq_factor": 4.0},
-            "rope_scaling.low_freq_factor and rope_scaling.high_freq_factor are both 4",
+            {**LLAMA3, "low_freq_factor": 4.5},
+            "rope_scaling.low_freq_factor is above rope_scaling.high_freq_factor, which is 4.0",
         ),
         ({"rope_type": 7}, "rope_scaling.rope_type must be a word, got 7"),
     ],
@@ -549,6 +554,33 @@ def test_a_scaling_that_makes_no_sense_is_named(tmp_path: Path, scaling: dict[st
         with pytest.raises(InputError) as info:
             convert(source, "gguf")
     assert said in info.value.message
+
+
+def _no_json(word: str) -> None:
+    raise AssertionError(f"{word} is no JSON number")
+
+
+def test_what_transformers_4_wrote_as_infinity_is_written_as_json_has_it(tmp_path: Path) -> None:
+    (case,) = (case for case in family_cases.cases("mamba2") if case.name == "released")
+    source = family_cases.checkpoint(case.recorded, tmp_path / "source", case.tokenizer)
+    assert '"time_step_limit": [\n    0.0,\n    Infinity' in (source / "config.json").read_text()
+
+    copy = convert(source, "safetensors")
+    assert (copy / "config.json").read_bytes() == (source / "config.json").read_bytes()
+    ckconv.verify(copy, source)
+
+    document = json.loads((source / "config.json").read_text()) | {"of_nobody": [math.inf]}
+    (source / "config.json").write_text(json.dumps(document))
+    made = json.loads((convert(source, "mlx") / "config.json").read_text(), parse_constant=_no_json)
+    assert (made["time_step_limit"], made["of_nobody"]) == ([0.0, 1e38], [{"__float__": "Infinity"}])
+
+
+def test_inspect_shows_an_infinity_of_a_configuration_as_text(tmp_path: Path) -> None:
+    source = model(tmp_path, of_nobody=[1.5, {"a": math.inf}, math.nan])
+    done = CliRunner().invoke(main, ["inspect", str(source), "--json"])
+
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["metadata"]["of_nobody"] == [1.5, {"a": "inf"}, "nan"]
 
 
 def test_a_base_that_no_float32_holds_is_refused(tmp_path: Path) -> None:

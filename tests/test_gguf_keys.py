@@ -293,6 +293,24 @@ def test_other_constants_are_found_from_the_line_through_the_factors(low: float,
     np.testing.assert_allclose(again, factors, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("dims", "context", "ones"), [(128, 8192, 35), (32, 8192, 9), (16, 32, 1), (128, 2, 0)])
+@pytest.mark.filterwarnings("error")
+def test_equal_constants_are_a_step_which_others_make_too(dims: int, context: int, ones: int) -> None:
+    """Llama 4 Scout's are 1 and 1; counts are those of transformers' ``_compute_llama3_parameters``."""
+    factors = rope_factors(500_000.0, dims, 16.0, low=1.0, high=1.0, context=context)
+    assert factors.tolist() == [1.0] * ones + [16.0] * (dims // 2 - ones)
+
+    found = rope_scaling_of(factors, 500_000.0, dims)
+    assert found is not None
+    if ones:
+        numbers = {"low": found["low_freq_factor"], "high": found["high_freq_factor"]}
+        assert numbers["low"] < numbers["high"]
+        again = rope_factors(500_000.0, dims, 16.0, **numbers, context=found["original_max_position_embeddings"])
+        assert again.tolist() == factors.tolist()
+    else:
+        assert found == {"rope_type": "linear", "factor": 16.0}
+
+
 @pytest.mark.parametrize(
     ("factors", "scaling"), [([1.0] * 8, None), ([2.5] * 8, {"rope_type": "linear", "factor": 2.5})]
 )

@@ -502,7 +502,8 @@ def test_a_directory_that_may_not_be_listed(root: Path) -> None:
         ("", "configuration is not a JSON object: column 1"),
         ("\ufeff{}", "configuration is not a JSON object"),
         ('{"a": 1, "a": 2}', "key 'a' appears twice in the configuration"),
-        ('{"a": Infinity}', "Infinity is no JSON number"),
+        ('{"a": infinity}', "configuration is not a JSON object: column 7"),
+        ('{"a": 1e999}', "'1e999' is larger than any float64"),
         ("[" * 10_000, "configuration is nested 10,000 deep"),
     ],
 )
@@ -511,6 +512,13 @@ def test_broken_config(text: str, message: str, root: Path) -> None:
     error = fault(root)
     assert (error.code, error.path) == ("model.config", str(root / "config.json"))
     assert message in error.message
+
+
+@pytest.mark.parametrize("word", ["Infinity", "-Infinity", "NaN"])
+def test_a_config_may_say_what_transformers_4_wrote_for_numbers_that_json_has_not(word: str, root: Path) -> None:
+    (root / "config.json").write_text(f'{{"time_step_limit": [0.0, {word}]}}')
+    config = read_checkpoint_files(root).config
+    assert repr(config) == repr({"time_step_limit": [0.0, float(word)]})
 
 
 def test_no_config(root: Path) -> None:

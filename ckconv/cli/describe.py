@@ -267,7 +267,7 @@ def _text(value: object) -> str:
 def _json(item: object) -> object:
     """A metadata value for JSON: arrays as their first elements and their count, bytes that are no text escaped."""
     if not isinstance(item, MetaValue):
-        return item
+        return _plain(item)
     if isinstance(item.value, ArrayRef):
         head = [_plain(element) for element in item.value.head(SHOWN_ELEMENTS)]
         return {"type": item.type, "count": item.value.count, "head": head}
@@ -276,6 +276,10 @@ def _json(item: object) -> object:
 
 def _plain(value: object) -> object:
     """JSON has no NaN and no infinity."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
     return (
         str(value) if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
     )

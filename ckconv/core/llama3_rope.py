@@ -39,8 +39,10 @@ def rope_factors(
     powers = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
     frequencies = np.float32(1) / np.float32(theta) ** powers
     wavelengths = np.float32(2 * math.pi) / frequencies
-    smooth = (np.float32(context) / wavelengths - np.float32(low)) / np.float32(high - low)
-    between = np.float32(1) / ((np.float32(1) - smooth) / np.float32(factor) + smooth)
+    width = np.float32(high - low) or np.float32(1)  # Llama 4 Scout's two are equal, and no frequency is between them
+    smooth = (np.float32(context) / wavelengths - np.float32(low)) / width
+    with np.errstate(divide="ignore"):  # of what is not between them
+        between = np.float32(1) / ((np.float32(1) - smooth) / np.float32(factor) + smooth)
     made = np.where(wavelengths < context / high, np.float32(1), between)
     return np.where(wavelengths > context / low, np.float32(factor), made).astype(np.float32)
 

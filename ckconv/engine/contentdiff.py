@@ -19,6 +19,7 @@ from ckconv.plan.content import Content
 
 CODE = "side.json"
 _JSON = Document("the file", CODE, CODE, 1 << 30)
+_CONFIG = _JSON._replace(lax=True)
 
 #: Files for people: a model is the same without them, or with others.
 FOR_PEOPLE = ("README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*", "CITATION*")
@@ -108,7 +109,7 @@ def _parsed(name: str, data: bytes, path: Path) -> Any:
     if data.lstrip()[:1] == b"[":
         data = b'{"":' + data + b"}"
         return parse_object(data, _JSON, path)[""]
-    return parse_object(data, _JSON, path)
+    return parse_object(data, _CONFIG if name == "config.json" else _JSON, path)
 
 
 def _of_files(name: str, mine: bytes, meant: bytes, path: Path) -> Iterator[Fact]:

@@ -272,8 +272,8 @@ def _completed(
     for key, value in _numbers(made):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise fail(f"{name}.{key} must be a number above 0, got {value!r}")
-    if kind == "llama3" and made["low_freq_factor"] == made["high_freq_factor"]:
-        raise fail(f"{name}.low_freq_factor and {name}.high_freq_factor are both {made['low_freq_factor']}")
+    if kind == "llama3" and made["low_freq_factor"] > made["high_freq_factor"]:
+        raise fail(f"{name}.low_freq_factor is above {name}.high_freq_factor, which is {made['high_freq_factor']}")
     return made
 
 

@@ -9,13 +9,11 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.formats.huggingface.read import index_checkpoint
 from ckconv.formats.mlx.read import is_mlx, mlx_items
 from ckconv.formats.pytorch.read import read_pytorch
-from ckconv.formats.safetensors.files import CheckpointFiles, read_checkpoint_files
+from ckconv.formats.safetensors.files import CONFIG_DOCUMENT, CheckpointFiles, read_checkpoint_files
 from ckconv.formats.safetensors.read import read_safetensors
-from ckconv.formats.safetensors.spec import MAX_JSON, is_pickle
+from ckconv.formats.safetensors.spec import is_pickle
 from ckconv.io.bytesource import ByteSource
-from ckconv.io.json import Document, parse_object
-
-_CONFIG = Document("configuration", "model.config", "model.config", MAX_JSON)
+from ckconv.io.json import parse_object
 
 
 def open_mlx(path: Path, *, source: ByteSource | None = None, follow_links: bool = False) -> TensorIndex:
@@ -67,6 +65,6 @@ def index_of_headers(path: Path, sources: Sequence[ByteSource], config: ByteSour
         (read_pytorch if is_pickle(source.path.name) else read_safetensors)(source.path, source=source)
         for source in sources
     )
-    document = parse_object(config.read_at(0, config.size or 0), _CONFIG, config.path) if config else None
+    document = parse_object(config.read_at(0, config.size or 0), CONFIG_DOCUMENT, config.path) if config else None
     tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
     return index_of(path, CheckpointFiles(path, None, shards, tensors, document, ()))

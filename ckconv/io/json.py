@@ -1,8 +1,8 @@
 """JSON documents that come with a model, parsed so that every reader of them sees the same thing.
 
 The standard library's parser accepts duplicate keys (the last one wins), NaN, numbers of any length and lone
-surrogates, and recurses once per level. All of that is refused here, and depth and breadth are bounded
-before it runs.
+surrogates, and recurses once per level. All of that is refused here, but NaN and the infinities in documents that
+transformers 4 wrote so, and depth and breadth are bounded before it runs.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Document(NamedTuple):
         duplicate_code: the code of a key that appears twice.
         limit: its largest size in bytes.
         entry: what a key of the outermost object names (``tensor``).
+        lax: Infinity, -Infinity and NaN are numbers in it, as Python's json writes them.
     """
 
     what: str
@@ -55,6 +56,7 @@ class Document(NamedTuple):
     duplicate_code: str
     limit: int
     entry: str = "key"
+    lax: bool = False
 
 
 class _RefusedNumberError(ValueError):
@@ -109,7 +111,7 @@ def parse_object(data: bytes, document: Document, path: Path, *, offset: int = 0
             object_pairs_hook=duplicates.hook,
             parse_int=_integer,
             parse_float=_real,
-            parse_constant=_constant,
+            parse_constant=float if document.lax else _constant,
         )
     except json.JSONDecodeError as error:
         at = len(text[: error.pos].encode())

@@ -26,7 +26,7 @@ from ckconv.io.json import Document, read_object, shown
 from ckconv.lazy import replace
 
 CONFIG_NAME = "config.json"
-_DOCUMENT = Document(what="configuration", code="model.config", duplicate_code="model.config", limit=64 << 20)
+_DOCUMENT = Document("configuration", "model.config", "model.config", 64 << 20, lax=True)
 
 
 def load_config(path: Path, *, required: bool) -> Mapping[str, Any] | None:

@@ -11,14 +11,12 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
-from ckconv.formats.safetensors.files import CONFIG_NAME
-from ckconv.io.json import Document, read_object
+from ckconv.formats.safetensors.files import CONFIG_DOCUMENT, CONFIG_NAME
+from ckconv.io.json import read_object
 from ckconv.lazy import dataclass
 
 #: Opens a model of any format: given by who opens an adapter, as no reader knows the others.
 Opener = Callable[[Path], TensorIndex]
-
-_DOCUMENT = Document("configuration", "model.config", "model.config", 16 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def _read(path: Path, opener: Opener) -> Base | None:
 
 
 def _from_document(path: Path) -> Base | None:
-    document = read_object(path, _DOCUMENT)
+    document = read_object(path, CONFIG_DOCUMENT)
     family = huggingface_family(document)
     return Base(huggingface_config(document, family, (), path)) if family else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -229,4 +230,27 @@ def _encoded(document: Mapping[str, Any], index: TensorIndex) -> bytes:
             if path.name == CONFIG_NAME:
                 with open_source(path) as file:
                     return file.read_at(0, file.size or 0)
-    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
+    written = {key: _strict(value) for key, value in _limits(document, index.config).items()}
+    return (json.dumps(written, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _limits(document: Mapping[str, Any], config: ModelConfig | None) -> dict[str, Any]:
+    """The document with the numbers that the family has for values that change nothing and JSON does not hold."""
+    if config is None:
+        return dict(document)
+    said = FAMILIES[config.family].document
+    made = dict(document)
+    for key, value in document.items():
+        if key in said.written and _strict(value) != value and said.keys.idle(key, value):
+            made[key] = said.written[key]
+    return made
+
+
+def _strict(value: Any) -> Any:
+    """What strict JSON holds: a number that is not finite as transformers 5 writes it, and both libraries read it."""
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_strict(item) for item in value]
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return value if finite else {"__float__": json.dumps(value)}

@@ -34,7 +34,8 @@ from ckconv.io.json import Document, read_object
 from ckconv.lazy import NamedTuple
 
 CONFIG_NAME = "config.json"
-_CONFIG = Document("configuration", "model.config", "model.config", MAX_JSON)
+#: transformers 4 writes what Mamba 2 does not clamp as Infinity.
+CONFIG_DOCUMENT = Document("configuration", "model.config", "model.config", MAX_JSON, lax=True)
 
 #: Patterns of the files that belong to a checkpoint and are carried as they are.
 SIDE_FILES = (
@@ -117,7 +118,7 @@ def read_checkpoint_files(
     names = names or _names(root)
     config = None
     if CONFIG_NAME in names and regular_file(root, CONFIG_NAME, follow_links=follow_links):
-        config = read_object(root / CONFIG_NAME, _CONFIG)
+        config = read_object(root / CONFIG_NAME, CONFIG_DOCUMENT)
     tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
     belong = path.is_dir() or config is not None
     side_files = _side_files(root, names, follow_links) if belong else ()
