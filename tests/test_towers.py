@@ -106,6 +106,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2_5_vl-f32", {"window_size": 56}, "window of the tower is 56, and llama.cpp computes with 112"),
     ("qwen3_vl-f16", {"hidden_act": "gelu"}, "act of the tower is 'gelu', and llama.cpp computes with 'gelu_pytorch"),
     ("gemma3-f16", {"hidden_act": "relu"}, "hidden_act of the tower is relu"),
+    ("qwen3_vl-f16", {"rope_parameters": {"rope_theta": 5e5, "rope_type": "axial"}}, "rope_theta.: 500000.0.* changes"),
+    ("qwen2_5_vl-f32", {"rope_theta": 5e5}, "vision_config.rope_theta = 500000.0 of the tower changes the computation"),
+    ("gemma3-f16", {"quantization_config": {"bits": 4}}, "vision_config.quantization_config = .* changes"),
 ]
 
 
@@ -128,6 +131,68 @@ def test_a_tower_without_a_tensor_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CkconvError, match=r"no tensor for deepstack\.\{n\}\.norm\.weight in 1 layer"):
         convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
+
+
+def test_the_norms_of_gemma_take_the_epsilon_of_the_configuration(tmp_path: Path) -> None:
+    convert_tower(edited("gemma3-f16", tmp_path / "source", layer_norm_eps=1e-5), tmp_path / "mmproj.gguf")
+
+    said = gguf.GGUFReader(tmp_path / "mmproj.gguf").fields["clip.vision.attention.layer_norm_epsilon"].contents()
+    assert np.float32(said) == np.float32(1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl-bf16", "qwen3_vl-f16"])
+def test_the_norms_of_qwen_take_the_epsilon_of_their_class(name: str, tmp_path: Path) -> None:
+    report = convert_tower(edited(name, tmp_path / "source", layer_norm_eps=1e-5), tmp_path / "mmproj.gguf")
+
+    said = gguf.GGUFReader(tmp_path / "mmproj.gguf").fields["clip.vision.attention.layer_norm_epsilon"].contents()
+    assert np.float32(said) == np.float32(1e-6)
+    assert any("read these keys of config.json: vision_config.layer_norm_eps" in note for note in report.plan.notes)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_key_of_a_vision_config_that_transformers_writes_is_known(name: str, tmp_path: Path) -> None:
+    report = convert_tower(checkpoint(RECORDED[name], tmp_path / "source"), tmp_path / "mmproj.gguf")
+    assert report.plan.notes == ()
+
+
+def test_a_key_of_a_vision_config_that_nobody_is_known_to_read_is_named(tmp_path: Path) -> None:
+    report = convert_tower(edited("gemma3-f16", tmp_path / "source", logit_cap=30.0), tmp_path / "mmproj.gguf")
+    assert report.plan.notes == (
+        "no class of gemma3 is known to read these keys of config.json: vision_config.logit_cap",
+    )
+
+
+#: Recording, and what stands at the beginning of its names -> what other releases of the classes have there.
+SPELLED: list[tuple[str, dict[str, str]]] = [
+    ("gemma3-f16", {"vision_tower.": "model.vision_tower.", "multi_modal": "model.multi_modal"}),
+    ("gemma3-f16", {"vision_tower.vision_model.": "vision_tower."}),
+    (
+        "gemma3-bf16",
+        {"vision_tower.vision_model.": "model.vision_tower.", "multi_modal": "model.multi_modal"},
+    ),
+    ("qwen2_5_vl-f32", {"visual.": "model.visual."}),
+    ("qwen3_vl-f16", {"model.visual.": "visual."}),
+]
+
+
+@pytest.mark.parametrize(("name", "spelled"), SPELLED)
+def test_names_with_and_without_the_model_before_them_are_the_same_tower(
+    name: str, spelled: dict[str, str], tmp_path: Path
+) -> None:
+    recorded = json.loads(json.dumps(RECORDED[name]))
+    tensors = recorded["tensors"]
+    renamed = {}
+    for stored, kind in tensors.items():
+        known = next((old for old in spelled if stored.startswith(old)), "")
+        renamed[spelled.get(known, "") + stored.removeprefix(known)] = kind
+    assert renamed.keys() != tensors.keys()
+
+    report = convert_tower(checkpoint({**recorded, "tensors": renamed}, tmp_path / "source"), tmp_path / "mmproj.gguf")
+
+    found = {one.name: list(map(int, one.shape)) for one in gguf.GGUFReader(tmp_path / "mmproj.gguf").tensors}
+    convert_tower(checkpoint(recorded, tmp_path / "other"), tmp_path / "other.gguf")
+    wanted = {one.name: list(map(int, one.shape)) for one in gguf.GGUFReader(tmp_path / "other.gguf").tensors}
+    assert (found, report.verified) == (wanted, len(wanted))
 
 
 def test_what_no_row_of_a_tower_has_is_refused_by_name(tmp_path: Path) -> None:

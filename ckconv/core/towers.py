@@ -14,7 +14,11 @@ class Tower(NamedTuple):
     Attributes:
         family: of towers, by name.
         parameters: by the names of the family's file.
+        modifiers: whatever else changes what is computed, as "key = value" of the source.
+        unread: keys of the source that no class of the family is known to read.
     """
 
     family: str
     parameters: Mapping[str, Any]
+    modifiers: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()

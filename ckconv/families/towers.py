@@ -15,12 +15,19 @@ from ckconv.core.towers import Tower
 from ckconv.errors import InputError
 from ckconv.families.canonical import Canonical, Item, canonicalise
 from ckconv.families.expressions import ExpressionError
+from ckconv.families.keys import TRANSFORMERS
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import names_of
 from ckconv.families.parameters import ParameterError, Source, Values
 from ckconv.families.schema import Family, load
 
 _TOWERS = FOLDER / "towers"
+
+#: The table of a configuration that is the tower's.
+_VISION = "vision_config"
+
+#: What may stand before every name of a checkpoint: the class with a head has the model as ``model``.
+_NESTED = (("model.", ""),)
 
 
 @cache
@@ -66,9 +73,21 @@ def tower_parameters(family: Family, source: Source, path: Path) -> Tower:
     """
     values = Values(family, source)
     try:
-        return Tower(family.name, {name: _plain(values[name]) for name in family.parameters})
+        parameters = {name: _plain(values[name]) for name in family.parameters}
     except (ParameterError, ExpressionError) as error:
         raise InputError("model.config", str(error), path=path) from None
+    said = source.value(_VISION) if source.format == "hf" else None
+    return Tower(family.name, parameters, *_besides(family, said if isinstance(said, dict) else {}))
+
+
+def _besides(family: Family, said: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Keys that no row reads: those that change what is computed, and those that nobody is known to read."""
+    keys = family.document.keys
+    cells = (cell for row in family.parameters.values() for cell in row.key_cells("hf"))
+    read = {cell.key.removeprefix(f"{_VISION}.") for cell in cells if cell.head == _VISION}
+    rest = {key: value for key, value in said.items() if key not in read and value is not None}
+    modifiers = (f"{_VISION}.{key} = {rest[key]!r}" for key in keys.active(rest, TRANSFORMERS))
+    return tuple(modifiers), tuple(f"{_VISION}.{key}" for key in keys.unknown(rest))
 
 
 def _plain(value: Any) -> Any:
@@ -101,4 +120,7 @@ def tower_tensors(items: Iterable[Item], tower: Tower, format: str, path: Path) 
         own=known,
     )
     names = names_of(family, format)
-    return canonicalise(items, family, names, config, lambda *words: "", path=path, layers="the tower's layers")
+    nested = _NESTED if format == "hf" else ()
+    return canonicalise(
+        items, family, names, config, lambda *words: "", path=path, layers="the tower's layers", nested=nested
+    )

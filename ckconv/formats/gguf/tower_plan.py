@@ -10,6 +10,7 @@ from ckconv.core.dtypes import F16, DType
 from ckconv.core.names import parse, with_layer
 from ckconv.core.towers import Tower
 from ckconv.core.typed import Value
+from ckconv.errors import listed
 from ckconv.families.gguf_metadata import general_keys, keys_of_entries, size_label, type_keys
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import names_of
@@ -57,6 +58,11 @@ class TowerPlanner(GgufPlanner):
         for name, (value, taken) in self._written.refused.items():
             said = f"{name} of the tower is {value!r}, and llama.cpp computes with {taken!r}"
             self.refuse(sentences.get(name, said).format_map(dict(self._tower.parameters)))
+        for modifier in self._tower.modifiers:
+            self.refuse(f"{modifier} of the tower changes the computation, and llama.cpp has no place for it")
+        if self._tower.unread:
+            unread = ", ".join(listed(self._tower.unread))
+            self.notes.append(f"no class of {family.model_type} is known to read these keys of config.json: {unread}")
         for item in index.dropped:
             self.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
         surplus: Counter[str] = Counter()
