@@ -278,6 +278,10 @@ def check_output(
     """
     from ckconv.engine.whole import Request, check_beside, check_source_record, verify_alone, verify_whole
 
+    if source is not None and out.facts.get("kind") == "mmproj" and not format_of(source.format).single:
+        from ckconv.formats.huggingface.tower import tower_index
+
+        source = tower_index(source)
     beside = check_beside(path, out, source)
     if source is None:
         found = verify_alone(out, named, progress=progress)

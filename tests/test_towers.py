@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import jsonschema
 import numpy as np
 import pytest
 from checkpoints import bf16
@@ -87,11 +88,130 @@ def test_one_command_writes_the_text_model_and_the_file_beside_it(
     done = ckconv("convert", source, tmp_path / "model.gguf", "--mmproj", tmp_path / "mmproj.gguf")
 
     assert done.code == 0, done.err
-    assert "--mmproj FILE writes them for llama.cpp" in done.out
+    assert "without multi_modal_projector.* (2 tensors), vision_tower.* (37 tensors)\n" in done.out
+    assert "--mmproj" not in done.out
     named = {
         path.name: gguf.GGUFReader(path).fields["general.architecture"].contents() for path in tmp_path.glob("*.gguf")
     }
     assert named == {"model.gguf": "gemma3", "mmproj.gguf": "clip"}
+
+
+def test_the_text_model_alone_says_how_its_tower_is_written(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source = checkpoint(RECORDED["gemma3-f16"], tmp_path / "source")
+
+    done = ckconv("convert", source, tmp_path / "model.gguf")
+
+    assert "(37 tensors); --mmproj FILE writes them for llama.cpp\n" in done.out
+
+
+#: DST and what follows it, FILE, and why it cannot go there.
+NO_PLACE: list[tuple[list[str], str, str]] = [
+    (["m.gguf"], "m.gguf", "both a file of the tower and one of the text model"),
+    (["m.gguf", "--checksums"], "m.gguf.sha256", "both a file of the tower and one of the text model"),
+    (["m.gguf"], "link.gguf", "both a file of the tower and one of the text model"),
+    (["m.gguf"], "sub/../m.gguf", "both a file of the tower and one of the text model"),
+    (["m.gguf", "--max-shard-size", "20KB"], "m-00001-of-00003.gguf", "both a file of the tower and one of the text"),
+    (["out/", "--to", "gguf"], "out/model.gguf", "both a file of the tower and one of the text model"),
+    (["sub/", "--to", "gguf"], "sub", "both a file of the tower and one of the text model"),
+    (["out/", "--to", "safetensors"], "out", "both a file of the tower and one of the text model"),
+    (["out/", "--to", "safetensors"], "out/config.json", "both a file of the tower and one of the text model"),
+    (
+        ["out/", "--to", "safetensors", "--config-out", "c.json"],
+        "c.json",
+        "both a file of the tower and one of the text model",
+    ),
+    (["m.gguf"], "-", "not on stdout"),
+    (["m.gguf"], "tower.safetensors", "ends in .safetensors, and a tower is a .gguf"),
+    (["m.gguf"], "tower.BUMP", "ends in .bump, and a tower is a .gguf"),
+    (["m.gguf"], "tower.bin", "ends in .bin, and a tower is a .gguf"),
+]
+
+
+@pytest.mark.parametrize(("target", "file", "why"), NO_PLACE)
+def test_a_tower_has_a_file_of_its_own(
+    target: list[str],
+    file: str,
+    why: str,
+    ckconv: Callable[..., Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = checkpoint(RECORDED["gemma3-f16"], tmp_path / "source")
+    place = tmp_path / "place"
+    (place / "sub").mkdir(parents=True)
+    (place / "link.gguf").symlink_to("m.gguf")
+    monkeypatch.chdir(place)
+
+    done = ckconv("convert", source, *target, "--mmproj", file, "--force")
+
+    assert (done.code, why in done.err, "error[usage.target]" in done.err) == (2, True, True), done.err
+    assert sorted(path.name for path in place.rglob("*")) == ["link.gguf", "sub"]
+
+
+def test_a_file_that_is_there_is_refused_before_the_text_model_is_written(
+    ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    source = checkpoint(RECORDED["gemma3-f16"], tmp_path / "source")
+    (tmp_path / "mmproj.gguf").write_text("mine")
+
+    done = ckconv("convert", source, tmp_path / "model.gguf", "--mmproj", tmp_path / "mmproj.gguf")
+
+    assert (done.code, "error[output.exists]" in done.err) == (6, True), done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mmproj.gguf", "source"]
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--mmproj", tmp_path / "mmproj.gguf", "--force").code == 0
+
+
+def test_a_tower_goes_into_the_directory_that_the_text_model_makes(
+    ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    source = checkpoint(RECORDED["gemma3-f16"], tmp_path / "source")
+
+    done = ckconv("convert", source, f"{tmp_path}/new/", "--to", "gguf", "--mmproj", tmp_path / "new" / "mmproj.gguf")
+
+    assert done.code == 0, done.err
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["mmproj.gguf", "model.gguf"]
+
+
+def test_a_tower_is_not_written_to_stdout_by_a_program(tmp_path: Path) -> None:
+    with pytest.raises(CkconvError, match="not on stdout") as caught:
+        convert_tower(checkpoint(RECORDED["gemma3-f16"], tmp_path / "source"), "-")
+    assert caught.value.code == "usage.target"
+
+
+@pytest.mark.parametrize(("schema", "flags"), [("convert", []), ("plan", ["--dry-run"])])
+def test_text_model_and_tower_are_one_document(
+    schema: str, flags: list[str], ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    source = checkpoint(RECORDED["gemma3-f16"], tmp_path / "source")
+    text, tower = str(tmp_path / "model.gguf"), str(tmp_path / "mmproj.gguf")
+
+    document = ckconv("convert", source, text, "--mmproj", tower, "--json", *flags).json
+
+    jsonschema.validate(document, json.loads(ckconv("formats", "--schema", schema).out))
+    assert (document["target"], document["mmproj"]["target"], document["mmproj"]["mmproj"]) == (text, tower, None)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_tower_is_verified_against_its_checkpoint(name: str, ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source = checkpoint(RECORDED[name], tmp_path / "source")
+    report = convert_tower(source, tmp_path / "mmproj.gguf")
+
+    done = ckconv("verify", "--json", tmp_path / "mmproj.gguf", source)
+
+    assert done.code == 0, done.err
+    assert (done.json["tensors"], done.json["compared"]) == (report.verified, True)
+
+
+def test_a_tower_of_another_checkpoint_fails(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source = checkpoint(RECORDED["gemma3-f16"], tmp_path / "source")
+    convert_tower(source, tmp_path / "mmproj.gguf")
+    data = bytearray((tmp_path / "mmproj.gguf").read_bytes())
+    data[-40] ^= 1
+    (tmp_path / "mmproj.gguf").write_bytes(data)
+
+    done = ckconv("verify", tmp_path / "mmproj.gguf", source)
+
+    assert (done.code, "error[verify." in done.err) == (5, True), done.err
 
 
 def test_an_mmproj_is_copied_tensor_for_tensor(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     from ckconv.api import prepare
     from ckconv.cli.report import print_plan
     from ckconv.engine.late import side_files
-    from ckconv.engine.run import run
-    from ckconv.engine.towers import prepare_tower
+    from ckconv.engine.run import outputs_of, run
+    from ckconv.engine.towers import check_beside, prepare_tower, without_hint
     from ckconv.families.catalogue import own_families
     from ckconv.formats.destination import STDOUT
     from ckconv.io.ahead import at_once
@@ -82,45 +82,52 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         plan, target = prepare(
             src, dst, to=flags["to"], source_format=flags["source_format"], adapters=adapters, options=options
         )
-        beside = flags["mmproj"]
+        beside, force = flags["mmproj"], flags["force"]
         tower = prepare_tower(src, beside, options=options) if beside else None
+        plan = without_hint(plan) if tower else plan
         for each in (plan, *([tower[0]] if tower else [])):
             each.check()
         if flags["dry_run"]:
-            print_plan(plan, dst, settings)
-            if tower:
-                print_plan(tower[0], str(beside), settings)
+            print_plan(plan, dst, settings, tower=tower)
             return
+        places = {name: flags[key] for name, key in _PLACES.items() if flags[key]}
+        wanted = [MAP_NAME] if flags["with_map"] else []
+        late = side_files(plan, target, checksums=flags["checksums"], record=flags["record"], adapters=adapters)
+        late_of_tower = side_files(*tower, checksums=flags["checksums"]) if tower else ()
+        if tower:
+            outputs = outputs_of(plan, target, places=places, on_request=wanted, late=late)
+            check_beside(tower, outputs, late_of_tower, force=force)
         with ProgressLine(settings, dst) as line:
             report = run(
                 plan,
                 target,
-                force=flags["force"],
+                force=force,
                 verify=not flags["no_verify"],
-                places={name: flags[key] for name, key in _PLACES.items() if flags[key]},
-                on_request=[MAP_NAME] if flags["with_map"] else [],
-                late=side_files(plan, target, checksums=flags["checksums"], record=flags["record"], adapters=adapters),
+                places=places,
+                on_request=wanted,
+                late=late,
                 stdout=sys.stdout.fileno() if dst == STDOUT else None,
                 digests=settings.json or settings.verbose,
                 watcher=line,
             )
-        with deferred():
-            _print(report, settings, err=dst == STDOUT)
+        if not (tower and settings.json):  # that is one document
+            with deferred():
+                _print(report, None, settings, err=dst == STDOUT)
         if tower:
-            late = side_files(*tower, checksums=flags["checksums"])
             with ProgressLine(settings, str(beside)) as line:
                 checked = not flags["no_verify"]
-                report = run(*tower, force=flags["force"], verify=checked, late=late, watcher=line)
+                seen = run(*tower, force=force, verify=checked, late=late_of_tower, watcher=line)
             with deferred():
-                _print(report, settings, err=dst == STDOUT)
+                first, beside_it = (report, seen) if settings.json else (seen, None)
+                _print(first, beside_it, settings, err=dst == STDOUT)
 
 
-def _print(report: Report, settings: Settings, *, err: bool) -> None:
+def _print(report: Report, tower: Report | None, settings: Settings, *, err: bool) -> None:
     """Print the report; where that fails the output is there all the same, and the error says so."""
     from ckconv.cli.report import print_report
 
     try:
-        print_report(report, settings, err=err)
+        print_report(report, settings, tower=tower, err=err)
         (sys.stderr if err else sys.stdout).flush()
     except BrokenPipeError:
         raise

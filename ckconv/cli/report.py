@@ -6,28 +6,30 @@ from collections import Counter
 from typing import Any
 
 from ckconv.cli.changes import errors_of, merged_lines, quantised_lines, rounded_lines
-from ckconv.cli.render import count, print_json, print_lines, size
+from ckconv.cli.render import SCHEMA, count, print_json, print_lines, size
 from ckconv.cli.settings import Settings
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.run import Report
 from ckconv.errors import counted
+from ckconv.formats.destination import Destination
 from ckconv.io.addresses import shown
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action
 from ckconv.system import peak_memory
 
+#: The version of the report's document.
+_REPORT_SCHEMA = 2
+
 #: Tensors left out for one reason that are named before they are counted.
 _LEFT_OUT_SHOWN = 3
 
 
-def print_plan(plan: Plan, target: str, settings: Settings) -> None:
-    """``--dry-run``: what would be written, with exact sizes."""
+def print_plan(plan: Plan, target: str, settings: Settings, *, tower: tuple[Plan, Destination] | None = None) -> None:
+    """``--dry-run``: what would be written, with exact sizes; ``tower`` beside it."""
     if settings.json:
-        print_json(
-            {"dry_run": True, "target": target, **_plan_facts(plan), "steps": [_step_facts(s) for s in plan.steps]}
-        )
+        print_json(_with_tower(_planned(plan, target), _planned(tower[0], tower[1].name) if tower else None, SCHEMA))
         return
     left = max(len(plan.index.path.name), len(target)) + 2
     index = plan.index
@@ -43,38 +45,20 @@ def print_plan(plan: Plan, target: str, settings: Settings) -> None:
     if settings.verbose:
         lines += [_step_line(step) for step in plan.steps]
     print_lines([*lines, "nothing written"])
+    if tower:
+        print_plan(tower[0], tower[1].name, settings)
 
 
-def print_report(report: Report, settings: Settings, *, err: bool) -> None:
-    """What was done, in three lines; ``err`` where stdout is the model itself."""
+def print_report(report: Report, settings: Settings, *, tower: Report | None = None, err: bool) -> None:
+    """What was done, in three lines; ``err`` where stdout is the model itself.
+
+    Args:
+        tower: written beside it: a field of the document, and not of the lines.
+    """
     plan = report.plan
     if settings.json:
-        print_json(
-            {
-                "target": report.target,
-                "side_files": [str(path) for path in report.side_files],
-                "sha256": report.sha256 or None,
-                "payload_sha256": report.payload_sha256 or None,
-                "files": [
-                    {
-                        "path": str(file.path),
-                        "bytes": file.nbytes,
-                        "sha256": file.sha256 or None,
-                        "payload_sha256": file.payload_sha256 or None,
-                    }
-                    for file in report.files
-                ],
-                "verified": report.verified,
-                "seconds": round(report.seconds, 3),
-                "peak_memory": peak_memory() or None,
-                "changed_values": dict(report.changed),
-                "largest_changes": dict(report.merged),
-                "quantised": {name: error._asdict() for name, error in errors_of(plan).items()},
-                **_plan_facts(plan),
-            },
-            err=err,
-            schema=2,
-        )
+        document = _with_tower(_reported(report), _reported(tower) if tower else None, _REPORT_SCHEMA)
+        print_json(document, err=err, schema=_REPORT_SCHEMA)
         return
     if settings.quiet:
         return
@@ -108,6 +92,40 @@ def print_report(report: Report, settings: Settings, *, err: bool) -> None:
     if settings.verbose:
         lines += [_step_line(step) for step in plan.steps]
     print_lines(lines, err=err)
+
+
+def _with_tower(document: dict[str, Any], tower: dict[str, Any] | None, schema: int) -> dict[str, Any]:
+    """The document with that of the tower beside it, of the same form."""
+    return {**document, "mmproj": tower and {"schema": schema, **tower, "mmproj": None}}
+
+
+def _planned(plan: Plan, target: str) -> dict[str, Any]:
+    return {"dry_run": True, "target": target, **_plan_facts(plan), "steps": [_step_facts(s) for s in plan.steps]}
+
+
+def _reported(report: Report) -> dict[str, Any]:
+    return {
+        "target": report.target,
+        "side_files": [str(path) for path in report.side_files],
+        "sha256": report.sha256 or None,
+        "payload_sha256": report.payload_sha256 or None,
+        "files": [
+            {
+                "path": str(file.path),
+                "bytes": file.nbytes,
+                "sha256": file.sha256 or None,
+                "payload_sha256": file.payload_sha256 or None,
+            }
+            for file in report.files
+        ],
+        "verified": report.verified,
+        "seconds": round(report.seconds, 3),
+        "peak_memory": peak_memory() or None,
+        "changed_values": dict(report.changed),
+        "largest_changes": dict(report.merged),
+        "quantised": {name: error._asdict() for name, error in errors_of(report.plan).items()},
+        **_plan_facts(report.plan),
+    }
 
 
 def _left_out_lines(plan: Plan, settings: Settings) -> list[str]:

@@ -163,6 +163,19 @@ def run(
     )
 
 
+def outputs_of(
+    plan: Plan, target: Destination, *, places: Mapping[str, Path], on_request: Sequence[str], late: Sequence[Late]
+) -> list[Path]:
+    """Everything that :func:`run` gives a name.
+
+    Raises:
+        UsageError: as :func:`run`.
+    """
+    side = _side_files(plan, plan.contents(), target, places, on_request)
+    files = [target.parent / file.name for file in plan.files] if target.parent is not None else []
+    return [*([target.directory] if target.directory else []), *files, *side, *(item.path for item in late)]
+
+
 def _inputs(plan: Plan) -> tuple[Path, ...]:
     return (*plan.index.files, *plan.index.side_files)
 

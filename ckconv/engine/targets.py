@@ -17,6 +17,9 @@ from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
 from ckconv.plan.steps import Plan, Reason
 
+#: What the note of a text model ends in, where its tower is known.
+TOWER_HINT = "--mmproj FILE writes them for llama.cpp"
+
 
 def judged(index: TensorIndex, output: Output, source: SourceFacts) -> Plan:
     """Why an output cannot hold a model as it is, and notes; nothing of the model but its headers is looked at."""
@@ -120,7 +123,7 @@ def _parts_noted(plan: Plan) -> Plan:
     counts = Counter(beside_text(config.raw, name) for name in left)
     parts = ", ".join(f"{part} ({counted(count, 'tensor')})" for part, count in counts.items())
     known = plan.format == tower_format() and tower_of_document(config.raw) is not None
-    keeps = "--mmproj FILE writes them for llama.cpp" if known else "--to safetensors keeps everything"
+    keeps = TOWER_HINT if known else "--to safetensors keeps everything"
     note = f"the text part alone is written, without {parts}; {keeps}"
     return replace(plan, notes=(*plan.notes, note))
 

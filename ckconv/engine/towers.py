@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.engine.late import side_files
 from ckconv.engine.run import Report, run
-from ckconv.engine.targets import make_plan
-from ckconv.formats import tower_format
+from ckconv.engine.settle import Late
+from ckconv.engine.targets import TOWER_HINT, make_plan
+from ckconv.errors import UsageError
+from ckconv.formats import FORMATS, format_of, tower_format
 from ckconv.formats.destination import Destination, destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.huggingface.tower import tower_index
 from ckconv.io.files import readable
+from ckconv.lazy import replace
 from ckconv.options import Options
+from ckconv.output.places import check_target
 from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Plan
 
@@ -31,14 +37,56 @@ def prepare_tower(
         options: of the text model; a tower takes its types, and what is left out.
 
     Raises:
+        UsageError: ``usage.target``, no such file is written there.
         UnsupportedError: ``tower.unknown``, the source has no tower that is known.
         InputError: it is malformed.
     """
     place = destination(os.fspath(target), tower_format())
+    if place.parent is None:
+        raise UsageError("usage.target", "a tower is a file beside the text model, not on stdout", hint="name a GGUF")
+    others = [format for format in FORMATS if format.name != place.format]
+    for ending in (ending for format in others for ending in (format.suffix, *format.further) if ending):
+        if place.file_name.lower().endswith(ending):
+            message = f"{place.file_name!r} ends in {ending}, and a tower is a {format_of(place.format).suffix}"
+            raise UsageError("usage.target", message)
     index = tower_index(open_index(Path(source), follow_links=options.follow_links))
     own = Options(dtype=options.dtype, drop=options.drop, allow_lossy=options.allow_lossy, file_name=place.file_name)
     with readable(index.path):
         return make_plan(index, place.format, own), place
+
+
+def check_beside(
+    tower: tuple[Plan, Destination], outputs: Sequence[Path], late: Sequence[Late], *, force: bool
+) -> None:
+    """Check that a tower can be written when its text model is there.
+
+    Args:
+        outputs: everything that is written of the text model.
+        late: files beside the tower.
+
+    Raises:
+        UsageError: ``usage.target``, a file would be both.
+        OutputError: ``output.*``, as writing it would raise.
+    """
+    plan, place = tower
+    assert place.parent is not None
+    for path in (*(place.parent / file.name for file in plan.files), *(item.path for item in late)):
+        if any(_is_same(path, other) for other in outputs):
+            message = f"{path} would be both a file of the tower and one of the text model"
+            raise UsageError("usage.target", message, hint="name another FILE for --mmproj")
+        if path.parent.exists() or not any(_is_same(path.parent, other) for other in outputs):
+            check_target(path, None, force=force, inputs=plan.index.files)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return one.samefile(other)
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def without_hint(plan: Plan) -> Plan:
+    """A text model's plan whose notes do not say how its tower would be written, as that is done."""
+    return replace(plan, notes=tuple(note.removesuffix(f"; {TOWER_HINT}") for note in plan.notes))
 
 
 def convert_tower(
@@ -59,6 +107,7 @@ def convert_tower(
         force, verify, checksums, progress: as :func:`convert` has them.
 
     Raises:
+        UsageError: ``usage.target``, the target is stdout, or named as a file of another format.
         UnsupportedError: ``tower.unknown``, or every reason why llama.cpp would not compute the tower.
         InputError, OutputError, VerifyError: as :func:`convert`.
     """
