@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -80,10 +81,10 @@ def refusals(family: str) -> Iterator[str]:
     for case in family_cases.cases(family):
         for column, direction in DIRECTIONS.items():
             said = case.recorded["outcomes"][direction]
-            sentence = said.removeprefix("refused: ").partition(" cannot hold this model: ")[2]
+            sentence = re.split(r" cannot hold this model(?:: |, for [\d,]+ reasons; )", said, maxsplit=1)[-1]
             if said.startswith("refused: ") and (column.rpartition(" ")[2], sentence) not in seen:
                 seen.add((column.rpartition(" ")[2], sentence))
-                yield f"- **{family}** ({case.name}), {column}: {sentence or said.removeprefix('refused: ')}"
+                yield f"- **{family}** ({case.name}), {column}: {sentence.removeprefix('refused: ')}"
 
 
 def right(family: str, *directions: str) -> bool:

@@ -5,8 +5,9 @@
 list of cells: a key (``"hidden_size"``, ``"rope.freq_base:f32"``), or a table that has one of
 
 - ``key``: with ``read`` and ``write`` (expressions over ``it``), ``when`` (written only then), ``alias`` (read, never
-  written), ``instead`` (an alias that counts only where no other cell says anything), ``unread`` (no engine looks at
-  it), ``map`` (words to words), ``only`` (``transformers`` or ``mlx_lm``: whose class reads it);
+  written), ``instead`` (an alias, unless that is said to be false, that counts only where no other cell says anything),
+  ``unread`` (no engine looks at it), ``map`` (words to words), ``only`` (``transformers`` or ``mlx_lm``: whose class
+  reads it);
 - ``fixed``: the loader takes this value for granted, and another is refused with the sentence ``else``, unless it is
   ``folded`` into the tensors;
 - ``present``, ``absent`` (a tensor's name, parameters in braces; ``{n}`` with ``read`` over a list of all layers),
@@ -49,7 +50,7 @@ class ParameterCell(NamedTuple):
         alias: read, never written.
         unread: written, but no engine looks at it.
         sentence: of ``fixed``, what is said of another value.
-        instead: an alias that is looked at only where no other cell says anything.
+        instead: looked at only where no other cell says anything.
         folded: another value than ``fixed`` is in the tensors (``scale``), and not refused.
         words: stored word -> the parameter's.
         readers: of a document's key, whose classes read it.
@@ -164,7 +165,7 @@ class ParameterRows(Fields):
             "read": self.expression(row.get("read")),
             "write": self.expression(row.get("write")),
             "when": self.expression(row.get("when")),
-            "alias": bool(row.get("alias") or row.get("instead")),
+            "alias": bool(row.get("alias", row.get("instead"))),
             "instead": bool(row.get("instead")),
             "unread": bool(row.get("unread")),
             "folded": bool(row.get("folded")),

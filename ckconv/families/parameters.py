@@ -123,6 +123,9 @@ class Values(Mapping[str, Any]):
         stored: Any = self._source.numbers(cell.tensor) if tensor else self._source.value(cell.key)
         if stored is None:
             return None
+        for number in [] if tensor else stored if isinstance(stored, list) else [stored]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ParameterError(f"{cell.key} must be a finite number, got {number!r}")
         if cell.words:
             stored = [cell.words.get(item, item) for item in stored] if isinstance(stored, list) else (
                 cell.words.get(stored, stored)
