@@ -14,11 +14,12 @@ from ckconv.engine.late import side_files
 from ckconv.engine.model import Model
 from ckconv.engine.run import Report, run
 from ckconv.engine.targets import make_plan
-from ckconv.errors import UsageError, counted, quoted
+from ckconv.errors import UsageError, counted, quoted, shown
 from ckconv.families.catalogue import own_families
 from ckconv.formats import format_of, named, names
 from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
+from ckconv.io.addresses import as_path
 from ckconv.io.ahead import at_once
 from ckconv.io.files import readable
 from ckconv.lazy import dataclass, replace
@@ -52,7 +53,7 @@ def open_model(
         UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
     """
     with own_families([Path(file) for file in families]):
-        return Model(open_index(Path(path), format=format, follow_links=follow_links))
+        return Model(open_index(as_path(path), format=format, follow_links=follow_links))
 
 
 def prepare(
@@ -73,7 +74,7 @@ def prepare(
     if to is not None and to not in names():
         raise UsageError("usage", f"to is {quoted(to)}, one of {', '.join(names())} expected")
     place = destination(target, to) if to or not says_nothing(target) else None
-    index = open_index(Path(source), format=source_format, base=options.base, follow_links=options.follow_links)
+    index = open_index(as_path(source), format=source_format, base=options.base, follow_links=options.follow_links)
     place = place or destination(target, _format_of_record(index, options))
     if adapters:
         index = _merged(index, adapters, options, place.format)
@@ -98,9 +99,9 @@ def _merged(index: TensorIndex, adapters: Sequence[tuple[StrPath, float]], optio
     base = index.path if index.config is not None else None
     for path, weight in adapters:
         if not math.isfinite(weight):
-            raise UsageError("usage", f"the weight of {os.fspath(path)} is {weight}, which is no finite number")
+            raise UsageError("usage", f"the weight of {shown(path)} is {weight}, which is no finite number")
     links = options.follow_links
-    opened = [Adapting(open_index(Path(path), base=base, follow_links=links), weight) for path, weight in adapters]
+    opened = [Adapting(open_index(as_path(path), base=base, follow_links=links), weight) for path, weight in adapters]
     unrounded = partial(format_of(to).stores_float32, options)
     return merge_adapters(index, opened, decoded=options.decodes, unrounded=unrounded)
 
@@ -196,7 +197,7 @@ def edit(
 
     if not set_meta and not drop_meta:
         raise UsageError("usage", "nothing is to change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")
-    index = open_index(Path(source))
+    index = open_index(as_path(source))
     options = Options(set_meta=tuple(set_meta), drop_meta=tuple(drop_meta), dtype="keep", source_record=False)
     in_place = target is None
     plan, place = prepare(source, os.fspath(source if target is None else target), to=index.format, options=options)
@@ -237,9 +238,11 @@ def verify(
     check_values(options)
     opened = partial(open_index, base=options.base, follow_links=options.follow_links)
     with own_families(options.families), at_once(jobs):
-        out = opened(Path(path))
-        theirs = opened(Path(source)) if source is not None else None
-        checked = check_output(Path(path), out, theirs, options, adapters=adapters, weights=weights, progress=progress)
+        out = opened(as_path(path))
+        theirs = opened(as_path(source)) if source is not None else None
+        checked = check_output(
+            as_path(path), out, theirs, options, adapters=adapters, weights=weights, progress=progress
+        )
     return checked.found
 
 
@@ -316,6 +319,6 @@ def diff(
     from ckconv.engine.compare import require_comparable
 
     with own_families([Path(file) for file in families]):
-        one, other = (open_index(Path(path), follow_links=follow_links) for path in (a, b))
+        one, other = (open_index(as_path(path), follow_links=follow_links) for path in (a, b))
         require_comparable(one, other)
         return compare(one, other, weights=weights, progress=progress)

@@ -9,11 +9,37 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable
 
+#: Directory of stand-ins -> the address of what they stand in for.
+ADDRESSES: dict[str, str] = {}
+
+#: An address, of which :class:`~pathlib.Path` may have made one slash of several.
+_ADDRESS = re.compile(r"((?:https?|hf)(?=:)|[a-z][a-z0-9+.-]+(?=:/)):(/*)(.*)", re.DOTALL | re.IGNORECASE)
+
+#: ``USER:PASSWORD@``, of which the password may hold what should have been escaped; a number behind ``:`` is a port.
+_ASKER = re.compile(r"(?<=://)(?:[^/?]*@|[^/?\[:]*:(?!:|\d*(?:[/?]|$)).*@)", re.DOTALL)
+
 #: A report lists at most this many faults of one kind; the rest is counted.
 MAX_LISTED = 10
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """A path as people know it: of a stand-in, the address of what it stands in for.
+
+    Who asks for an address, and what proves it, is nobody's business: ``USER:PASSWORD@``, ``?signature=...``.
+    """
+    text = os.fspath(path)
+    for directory, address in ADDRESSES.items():
+        if text == directory or text.startswith(directory + os.sep):
+            return address + text[len(directory) :].replace(os.sep, "/")
+    found = _ADDRESS.fullmatch(text.replace(os.sep, "/"))
+    if found is None:
+        return text
+    scheme, slashes, rest = found.groups()
+    return _ASKER.sub("", f"{scheme}:{slashes if len(slashes) > 1 else '//'}{rest}").partition("?")[0]
 
 
 class CkconvError(Exception):
@@ -22,7 +48,7 @@ class CkconvError(Exception):
     Attributes:
         code: stable, dotted and lower case; documented in docs/errors.md.
         message: what is wrong, with the numbers; one sentence, no file name, no final full stop.
-        path: the file or directory at fault.
+        path: the file or directory at fault, as people know it.
         tensor: the tensor at fault, by the name its own file gives it.
         offset: byte offset in ``path``.
         found, allowed: the two operands of the check that failed.
@@ -49,7 +75,7 @@ class CkconvError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
-        self.path = os.fspath(path) if path is not None else None
+        self.path = shown(path) if path is not None else None
         self.tensor = tensor
         self.offset = offset
         self.found = found

@@ -6,11 +6,12 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 
 @dataclass
@@ -24,6 +25,9 @@ class Server:
         cuts: so many of its next answers end in the middle.
         refuses: so many of its next answers say that it is busy.
         token: without it nothing is given.
+        shifts: it gives what stands so many bytes behind a range's own, but of the first one.
+        waits: how many of its answers it gives before it waits, and says nothing more until it may go on.
+        targets: what it was asked for, as it came.
         elsewhere: files are on another server, as those of a hub are.
     """
 
@@ -33,6 +37,11 @@ class Server:
     cuts: int = 0
     refuses: int = 0
     token: str = ""
+    shifts: int = 0
+    waits: int = -1
+    waiting: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
+    targets: list[str] = field(default_factory=list)
     elsewhere: str = ""
     url: str = ""
     asked: list[tuple[str, int]] = field(default_factory=list)
@@ -63,7 +72,11 @@ def serving(server: Server) -> Iterator[Server]:
 
 
 def answer(server: Server, request: BaseHTTPRequestHandler) -> None:
-    path, _, _ = request.path.partition("?")
+    path, _, _ = unquote(request.requestline.split(" ")[1]).partition("?")
+    server.targets.append(request.requestline.split(" ")[1])
+    if server.waits == len(server.targets) - 1:
+        server.waiting.set()
+        server.go_on.wait(60)
     server.tokens.add(request.headers.get("Authorization"))
     document = server.documents.get(path)
     data = json.dumps(document).encode() if document is not None else server.files.get(path)
@@ -79,7 +92,8 @@ def answer(server: Server, request: BaseHTTPRequestHandler) -> None:
     elif server.elsewhere and document is None:
         status, data, headers = 302, b"", {"Location": server.elsewhere + path}
     elif found and server.ranges and document is None:
-        start, end = int(found[1]), min(int(found[2]) + 1, len(data))
+        shift = server.shifts if int(found[1]) else 0
+        start, end = int(found[1]) + shift, min(int(found[2]) + 1 + shift, len(data))
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
         status, data = (206, data[start:end]) if start < end else (416, b"")
     request.send_response(status)
@@ -91,7 +105,8 @@ def answer(server: Server, request: BaseHTTPRequestHandler) -> None:
         server.cuts -= 1
         data = data[: len(data) // 2]
     if request.command == "GET":
-        request.wfile.write(data)
+        with suppress(ConnectionError):  # of one who has read enough
+            request.wfile.write(data)
 
 
 def hub(directory: Path, repository: str, commit: str) -> Server:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -18,6 +19,7 @@ from conftest import FIXTURES
 from gguf_builder import pair
 from remote_servers import Server, hub, serving
 
+from ckconv import errors
 from ckconv.io import elsewhere, http
 
 ROOT = Path(__file__).parent.parent
@@ -187,13 +189,19 @@ def ran(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
 
 def test_a_repository_of_the_hub(tmp_path: Path, ckconv) -> None:
     pytest.importorskip("huggingface_hub")
-    with serving(hub(QWEN2, "org/qwen2-tied-bf16", COMMIT)) as files, serving(Server(token="secret")) as front:
+    source = tmp_path / "qwen2-tied-bf16"
+    shutil.copytree(QWEN2, source)
+    for name in ("USE_POLICY.md", "LICENSE.md"):
+        (source / name).write_text(name)
+    with serving(hub(source, "org/qwen2-tied-bf16", COMMIT)) as files, serving(Server(token="secret")) as front:
         front.files, front.documents, front.elsewhere = files.files, files.documents, files.url
         environment = {"HF_ENDPOINT": front.url, "HF_TOKEN": "secret", "HF_HOME": str(tmp_path / "home")}
         done = ran("convert", "hf://org/qwen2-tied-bf16", f"{tmp_path}/far/", "--to", "gguf", **environment)
         assert (done.returncode, done.stderr) == (0, "")
         assert ckconv("convert", QWEN2, f"{tmp_path}/near/", "--to", "gguf").code == 0
         assert contents(tmp_path / "far") == contents(tmp_path / "near")
+        done = ran("convert", "hf://org/qwen2-tied-bf16", f"{tmp_path}/mlx/", "--to", "mlx", **environment)
+        assert (done.returncode, {"USE_POLICY.md", "LICENSE.md"} <= contents(tmp_path / "mlx").keys()) == (0, True)
         assert files.tokens == {None}, "the token is for the hub, not for where it sends its readers"
         found = ran("inspect", "hf://org/qwen2-tied-bf16@v1", "--json", **environment)
         assert json.loads(found.stdout)["path"] == "hf://org/qwen2-tied-bf16@v1"
@@ -214,3 +222,154 @@ def test_the_end_of_the_process_does_not_wait_for_a_slow_server() -> None:
             _, errors = process.communicate(timeout=30)
             connection.close()
     assert (process.returncode, "Traceback" in errors) == (130, False)
+
+
+@pytest.mark.parametrize("behind", [16, -16], ids=["another range", "one that begins before"])
+def test_an_answer_of_another_range_is_none(behind: int, server: Server, tmp_path: Path, ckconv) -> None:
+    server.files["/m.gguf"] = large(10)
+    server.shifts = behind
+    done = ckconv("convert", f"{server.url}/m.gguf", tmp_path / "n.gguf")
+    assert (done.code, list(tmp_path.iterdir())) == (6, [])
+    assert "cannot be read, after 4 tries: the server gave another range than the one" in done.err
+
+
+def test_a_server_without_ranges_gives_every_file_once(server: Server, tmp_path: Path, ckconv) -> None:
+    server.ranges = False
+    assert ckconv("convert", f"{server.url}/m.gguf", tmp_path / "m.gguf").code == 0
+    assert len(server.asked) == 1
+
+
+def test_what_failed_is_fetched_again(server: Server) -> None:
+    file = http.HttpFile(f"{server.url}/m.gguf")
+    file.taken()
+    reader = elsewhere.Reader(file)
+    really = file.fetch
+
+    def broken(*_: int) -> bytes:
+        raise RuntimeError
+
+    file.fetch = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        reader.read(0, 4, in_order=False)
+    file.fetch = really  # type: ignore[method-assign]
+    assert reader.read(0, 4, in_order=False) == b"GGUF"
+
+
+def test_one_file_of_a_checkpoint_is_no_model(server: Server, tmp_path: Path, ckconv) -> None:
+    place = tmp_path / "shards"
+    assert ckconv("convert", QWEN2, f"{place}/", "--to", "safetensors", "--max-shard-size", "100KB").code == 0
+    shard = sorted(place.glob("*.safetensors"))[0]
+    index = place / "model.safetensors.index.json"
+    server.files = {f"/{path.name}": path.read_bytes() for path in place.iterdir()}
+    for name in (shard.name, index.name):
+        done = ckconv("inspect", f"{server.url}/{name}")
+        assert (done.code, "error[index.missing]" in done.err, "hint: hf://" in done.err) == (3, True, True)
+    whole = ckconv("convert", place, tmp_path / "whole.gguf")
+    assert (ckconv("convert", shard, tmp_path / "part.gguf").code, whole.code) == (0, 0)
+    assert (tmp_path / "part.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    index.unlink()
+    done = ckconv("convert", shard, tmp_path / "none.gguf")
+    assert (done.code, "error[index.missing]" in done.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "public"),
+    [
+        ("http://u:PW@h/x.gguf", "http://h/x.gguf"),
+        ("http:/u:PW@h:80/a b.gguf?sig=S", "http://h:80/a b.gguf"),
+        ("http:u:PW@h/x", "http://h/x"),
+        ("HTTPS://u:P/W@h/x@y", "HTTPS://y"),
+        ("http://u:P?W@h/x", "http://h/x"),
+        ("http://h:80/@me/x.gguf", "http://h:80/@me/x.gguf"),
+        ("http://[::1]:80/@me/x.gguf", "http://[::1]:80/@me/x.gguf"),
+        ("hf://owner/name@v1/x.gguf", "hf://owner/name@v1/x.gguf"),
+        ("zip://x::http://u:PW@h/f.zip", "zip://x::http://h/f.zip"),
+        ("file:///a/b", "file:///a/b"),
+        ("a/b?c", "a/b?c"),
+    ],
+)
+def test_what_an_address_is_called(path: str, public: str) -> None:
+    assert errors.shown(path) == public
+    assert errors.InputError("input.missing", "x", path=path).path == public
+
+
+@pytest.mark.parametrize("arguments", [("inspect",), ("verify",), ("verify", "--json"), ("diff", str(LLAMA))])
+def test_who_asks_stands_in_no_message(arguments: tuple[str, ...], server: Server, ckconv) -> None:
+    server.files["/a b.gguf"] = server.files["/m.gguf"]
+    front = server.url.replace("://", "://user:PASSWORD@")
+    for name in ("m.gguf", "none.gguf", "a b.gguf", "mod\u00e8le.gguf"):
+        done = ckconv(*arguments, f"{front}/{name}?sig=SIGNATURE")
+        assert done.code == (0 if f"/{name}" in server.files else 3)
+        for secret in ("PASSWORD", "SIGNATURE", "ckconv-"):
+            assert secret not in done.out + done.err
+    assert server.tokens == {"Basic dXNlcjpQQVNTV09SRA=="}
+
+
+def test_a_password_stays_with_its_server(server: Server, ckconv) -> None:
+    with serving(Server(elsewhere=server.url, files=server.files)) as front:
+        assert ckconv("inspect", front.url.replace("://", "://user:PASSWORD@") + "/m.gguf").code == 0
+        assert (front.tokens, server.tokens) == ({"Basic dXNlcjpQQVNTV09SRA=="}, {None})
+
+
+@pytest.mark.parametrize(
+    "address", ["http://[::1/x.gguf", "https://h../x.gguf", "http://u:PW@h:x/x.gguf", "http://h:x/y"]
+)
+def test_what_is_no_address(address: str, ckconv) -> None:
+    done = ckconv("inspect", address)
+    assert (done.code, "is no address" in done.err, "PW" in done.err) == (3, True, False)
+
+
+@pytest.mark.parametrize("name", ["a/b--c", "a/b.git"])
+def test_what_is_no_name_of_a_repository(name: str, ckconv) -> None:
+    pytest.importorskip("huggingface_hub")
+    done = ckconv("inspect", f"hf://{name}")
+    assert (done.code, f"error[input.missing]: hf://{name}: is no name of a repository" in done.err) == (3, True)
+
+
+def test_what_a_file_system_raises_is_an_error_of_it(tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.setattr(http, "PAUSES", (0.0,))
+    (tmp_path / "x").write_bytes(b"none")
+    done = ckconv("inspect", f"zip://x::{tmp_path}/x")
+    assert (done.code, "error[remote.read]: zip://x::" in done.err, "BadZipFile" in done.err) == (6, True, True)
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = f"ftp://127.0.0.1:{gone.getsockname()[1]}/x"
+    done = ckconv("inspect", address)
+    assert (done.code, f"error[remote.read]: {address}: cannot be read, after 2 tries" in done.err) == (6, True)
+
+
+@pytest.mark.parametrize("scheme", ["file", "local"])
+def test_a_file_of_this_machine_is_named_from_its_root(scheme: str, ckconv) -> None:
+    pytest.importorskip("fsspec")
+    assert ckconv("diff", f"{scheme}://{LLAMA}", LLAMA).code == 0
+
+
+def test_the_text_of_an_address_stays_as_it_is(server: Server, ckconv) -> None:
+    assert ckconv("inspect", f"{server.url}//m.gguf").code == 3
+    server.files["//m.gguf"] = server.files["/m.gguf"]
+    assert ckconv("diff", f"{server.url}//m.gguf?sig=a//b/./c/", LLAMA).code == 0
+    assert "/" + "/m.gguf?sig=a//b/./c/" in server.targets
+
+
+def test_files_beside_are_named_by_their_address(ckconv) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe_file("/models/one/m.gguf", LLAMA.read_bytes())
+    try:
+        done = ckconv("verify", "memory://models/one/m.gguf", "--config", "memory://models/one/config.json")
+        assert "ckconv-" not in done.err
+    finally:
+        memory.rm("/models", recursive=True)
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify"])
+def test_a_signal_leaves_no_stand_ins(verb: str, tmp_path: Path) -> None:
+    with serving(Server(files={"/m.gguf": large(300_000)}, waits=1)) as server:
+        command = [sys.executable, "-m", "ckconv", verb, f"{server.url}/m.gguf"]
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=environment, text=True) as process:
+            assert server.waiting.wait(60)
+            assert len(list(tmp_path.glob("ckconv-*"))) == 1
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=30)
+            server.go_on.set()
+    assert (process.returncode, list(tmp_path.iterdir()), "Traceback" in said) == (143, [], False)

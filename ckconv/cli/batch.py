@@ -15,7 +15,7 @@ from ckconv.cli.format_name import FormatName
 from ckconv.cli.render import print_lines, size
 from ckconv.cli.sections import Sections
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
-from ckconv.errors import InputError, UsageError, counted, listed, unreadable
+from ckconv.errors import InputError, UsageError, counted, listed, shown, unreadable
 
 if TYPE_CHECKING:
     from ckconv.cli.batch_run import Model
@@ -110,7 +110,7 @@ def _models(sources: Sequence[Path], into: Path) -> list[Model]:
     named: dict[str, list[Path]] = {}
     for source in sources:
         named.setdefault(_name(source), []).append(source)
-    faults = [f"{name}: {', '.join(map(str, same))}" for name, same in named.items() if len(same) > 1]
+    faults = [f"{name}: {', '.join(map(shown, same))}" for name, same in named.items() if len(same) > 1]
     if faults:
         message = f"{counted(len(faults), 'name')} in {into} would be of several models"
         hint = "convert them into different directories, or rename them"

@@ -12,8 +12,7 @@ from ckconv.cli.conversion import MAP_NAME
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import Lines, as_error, error_facts, print_error
 from ckconv.cli.settings import Settings
-from ckconv.errors import CkconvError, Interrupted
-from ckconv.io.addresses import shown
+from ckconv.errors import CkconvError, Interrupted, shown
 
 if TYPE_CHECKING:
     from ckconv.engine.settle import Written
@@ -107,7 +106,7 @@ class Batch:
         declare(None)  # what was true of the model before
         flags = self._flags
         plan, place = prepare(
-            Path(model.source),
+            model.source,
             model.target,
             to=flags["to"],
             source_format=flags["source_format"],

@@ -13,6 +13,7 @@ import click
 
 from ckconv.cli.settings import PATH
 from ckconv.errors import InputError, UsageError
+from ckconv.io.addresses import as_path
 from ckconv.options import OPTIONS, Option, Options, Takes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -159,14 +160,14 @@ def _adapter(text: str) -> tuple[Path, float]:
     """``PATH`` or ``PATH=WEIGHT``; what is there as it stands is a path."""
     path, equals, weight = text.rpartition("=")
     if not equals or os.path.lexists(text):
-        return Path(text), 1.0
+        return as_path(text), 1.0
     try:
         number = float(weight)
     except ValueError:
         number = math.nan
     if not path or not math.isfinite(number):
         raise UsageError("usage", f"--adapter {text!r}: PATH or PATH=WEIGHT expected, WEIGHT a number")
-    return Path(path), number
+    return as_path(path), number
 
 
 def pairs_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:

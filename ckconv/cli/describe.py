@@ -12,11 +12,10 @@ from ckconv.cli.render import container
 from ckconv.core.config import SHARED_FIELDS
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.engine.targets import judged
-from ckconv.errors import CkconvError
+from ckconv.errors import CkconvError, shown
 from ckconv.formats import Output, adapter_outputs, format_of, model_outputs
 from ckconv.formats.bump.spec import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
-from ckconv.io.addresses import shown
 from ckconv.io.tied import head_is_embedding
 from ckconv.lazy import NamedTuple, dataclass
 from ckconv.plan.probe import SourceFacts

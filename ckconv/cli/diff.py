@@ -12,8 +12,7 @@ from ckconv.cli.conversion import flag
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import print_json, print_lines
 from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, settings_of
-from ckconv.errors import counted
-from ckconv.io.addresses import shown
+from ckconv.errors import counted, shown
 
 if TYPE_CHECKING:
     from ckconv.engine.compare import Comparison, Difference

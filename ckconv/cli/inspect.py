@@ -10,6 +10,8 @@ import click
 from ckconv.cli.conversion import flag
 from ckconv.cli.format_name import FormatName
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
+from ckconv.io.addresses import as_path
+from ckconv.signals import interruptible
 
 
 @click.command("inspect", context_settings=CONTEXT)
@@ -40,6 +42,7 @@ from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 @click.option("--html", "page", metavar="FILE", type=PATH, help="Write the same as a page to FILE, which must be new.")
 @common_options
 @click.pass_context
+@interruptible(last=True)
 def command(
     context: click.Context,
     path: str,
@@ -75,7 +78,9 @@ def command(
 
         index = open_index(Path("-"), format=source_format, source=PipeSource(sys.stdin.buffer))
     else:
-        index = open_index(Path(path), format=source_format, config_path=config, base=base, follow_links=follow_links)
+        index = open_index(
+            as_path(path), format=source_format, config_path=config, base=base, follow_links=follow_links
+        )
     found = None
     if hashes:
         from ckconv.engine.hash import hash_index

@@ -9,6 +9,7 @@ from typing import Any
 
 from ckconv.cli.render import printable, say, size
 from ckconv.cli.settings import Settings
+from ckconv.errors import shown
 
 #: Seconds before a terminal sees a line: short work needs none, nor the import of what draws it.
 _PATIENCE = 0.5
@@ -20,7 +21,7 @@ class ProgressLine:
 
     def __init__(self, settings: Settings, file: str = "") -> None:
         """Nothing is shown yet; ``file`` is what a plain line says the work is on."""
-        self._file = f" {printable(file)}" if file else ""
+        self._file = f" {printable(shown(file))}" if file else ""
         mode = "none" if settings.quiet else settings.progress
         if mode == "auto":
             mode = "line" if sys.stderr.isatty() else "plain"

@@ -11,9 +11,8 @@ from ckconv.cli.settings import Settings
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.run import Report
-from ckconv.errors import counted
+from ckconv.errors import counted, shown
 from ckconv.formats.destination import Destination
-from ckconv.io.addresses import shown
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action

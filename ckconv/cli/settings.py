@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from ckconv.io.addresses import as_path
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -72,5 +74,12 @@ def common_options(function: Function) -> Function:
 #: Every command: ``-h`` works as ``--help`` does.
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
+
+class _Path(click.Path):
+    def coerce_path_result(self, value: str | os.PathLike[str]) -> Path:
+        """What click makes of an argument."""
+        return as_path(os.fsdecode(value))
+
+
 #: click does not check the path: the reader does, so that the message is the same everywhere.
-PATH = click.Path(path_type=Path, readable=False)
+PATH = _Path(path_type=Path, readable=False)

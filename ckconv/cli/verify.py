@@ -14,8 +14,8 @@ from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import container, print_json, print_lines
 from ckconv.cli.sections import Sections
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
-from ckconv.errors import InputError, VerifyError, counted
-from ckconv.io.addresses import shown
+from ckconv.errors import InputError, VerifyError, counted, shown
+from ckconv.signals import interruptible
 
 #: Side file -> the flag that says where it is.
 _PLACES = {"config.json": "config", "weights_manifest.json": "manifest"}
@@ -40,6 +40,7 @@ _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unread
 @conversion_options
 @common_options
 @click.pass_context
+@interruptible(last=True)
 def command(context: click.Context, /, path: Path, src: Path | None, **flags: Any) -> None:
     """Check a file's structure and checksums; with SRC, everything in and beside it against what SRC makes.
 
@@ -76,13 +77,13 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
         )
     found, record = checked.found, checked.source
     mapped = check_map(out)
-    besides = [str(item) for item in (checked.record, checked.sums) if item]
-    said = {name: numberless(index) for name, index in ((path, out), (src, source)) if index is not None}
+    besides = [shown(item) for item in (checked.record, checked.sums) if item]
+    said = {shown(name or ""): numberless(index) for name, index in ((path, out), (src, source)) if index is not None}
     notes = [f"{name}: {why}" for name, why in said.items() if why]
     if settings.json:
         print_json(
             {
-                "path": str(path),
+                "path": shown(path),
                 "source": shown(src) if src else None,
                 "format": out.format,
                 "version": out.version or None,
@@ -93,9 +94,9 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
                 "rounded": found.rounded,
                 "payload_sha256": found.payload_sha256 or None,
                 "map": mapped,
-                "source_record": str(record.path) if record else None,
-                "conversion_record": str(checked.record) if checked.record else None,
-                "checksums": str(checked.sums) if checked.sums else None,
+                "source_record": shown(record.path) if record else None,
+                "conversion_record": shown(checked.record) if checked.record else None,
+                "checksums": shown(checked.sums) if checked.sums else None,
                 "notes": notes,
             },
             schema=2,
@@ -117,7 +118,10 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     checks += f", {MAP_NAME} fits" if mapped else ""
     if source is not None and not flags["weights"]:
         checks += ", metadata and side files as the source makes them"
-    lines = [f"{path}  {container(out.format, out.version, 'v')}  {against}{rounded}{zero_filled}", f"  {checks}"]
+    lines = [
+        f"{shown(path)}  {container(out.format, out.version, 'v')}  {against}{rounded}{zero_filled}",
+        f"  {checks}",
+    ]
     lines += [f"  note: {note}" for note in notes]
     lines += [f"  every file is as {Path(item).name} lists it" for item in besides]
     if record:

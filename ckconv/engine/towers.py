@@ -17,6 +17,7 @@ from ckconv.formats import FORMATS, format_of, tower_format
 from ckconv.formats.destination import Destination, destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.huggingface.tower import tower_index
+from ckconv.io.addresses import as_path
 from ckconv.io.files import readable
 from ckconv.lazy import replace
 from ckconv.options import Options
@@ -49,7 +50,7 @@ def prepare_tower(
         if place.file_name.lower().endswith(ending):
             message = f"{place.file_name!r} ends in {ending}, and a tower is a {format_of(place.format).suffix}"
             raise UsageError("usage.target", message)
-    index = tower_index(open_index(Path(source), follow_links=options.follow_links))
+    index = tower_index(open_index(as_path(source), follow_links=options.follow_links))
     own = Options(dtype=options.dtype, drop=options.drop, allow_lossy=options.allow_lossy, file_name=place.file_name)
     with readable(index.path):
         return make_plan(index, place.format, own), place

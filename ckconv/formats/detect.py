@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.tensors import Identity, TensorIndex, identity
-from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, quoted
+from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, quoted, shown
 from ckconv.formats import FORMATS, Reader, format_of, load, named, names
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
-from ckconv.io.addresses import shown
 from ckconv.io.bytesource import ByteSource, open_source
 from ckconv.io.files import readable
 from ckconv.lazy import replace
@@ -93,13 +92,13 @@ def open_index(
             return index
         return replace(index, identities=_identities([*index.files, *index.side_files], opened))
     except CkconvError as error:
-        error.path = shown(error.path or path)  # rules about tensors know no files
+        error.path = error.path or shown(path)  # rules about tensors know no files
         raise
 
 
 def _may_be_named(path: Path) -> bool:
     """Not a path, but an address, or OWNER/NAME: what is there as it stands is a path, whatever it looks like."""
-    text = os.fspath(path)
+    text = path.as_posix()
     return (":" in text or text.count("/") == 1) and not os.path.lexists(path)
 
 
@@ -144,9 +143,9 @@ def _open(
                 opened.close()
         what = found.name
     if found.read is None:
-        raise UsageError("usage", f"{found.name} is a directory, and {path} is none")
+        raise UsageError("usage", f"{found.name} is a directory, and {shown(path)} is none")
     if config_path is not None and "config_path" not in found.read.takes:
-        raise UsageError("usage", f"--config names a bump file's configuration, and {path} is {what}")
+        raise UsageError("usage", f"--config names a bump file's configuration, and {shown(path)} is {what}")
     return _read(found.read, path, given)
 
 

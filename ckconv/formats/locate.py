@@ -10,15 +10,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from ckconv.errors import InputError, UsageError, quoted
+from ckconv.errors import InputError, UsageError, quoted, shown
 from ckconv.formats.gguf.spec import parse_shard_name
-from ckconv.io.addresses import shown
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+from ckconv.formats.safetensors.spec import parse_shard_name as parse_part_name
+from ckconv.io.addresses import ADDRESS
 from ckconv.io.elsewhere import Origin, stand_in
 from ckconv.io.json import Document, parse_object, read_document
 from ckconv.lazy import replace
-
-#: ``scheme:rest``; :class:`~pathlib.Path` has made one slash of two.
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):(/*)(.+)", re.DOTALL)
 
 #: OWNER/NAME, and perhaps a revision.
 _REPOSITORY = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?")
@@ -26,8 +25,8 @@ _REPOSITORY = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?")
 _MANIFEST = Document("the manifest", "ollama.manifest", "ollama.manifest", 1 << 20)
 _MODEL, _ADAPTER = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "adapter"))
 
-#: Files of a repository that no reader of a model opens.
-_NOT_READ = (".gitattributes", ".md", ".png", ".jpg", ".msgpack", ".h5", ".onnx", ".ot", ".tflite")
+#: Files of a repository that no reader of a model opens, and that do not go along with one.
+_NOT_READ = (".gitattributes", ".png", ".jpg", ".msgpack", ".h5", ".onnx", ".ot", ".tflite")
 
 
 def located(path: Path) -> Path:
@@ -38,13 +37,15 @@ def located(path: Path) -> Path:
         UsageError: ``usage.remote``, what reads that address is not installed.
         OutputError: ``remote.read``.
     """
-    text = os.fspath(path)
-    address = _ADDRESS.fullmatch(text)
+    text = os.fspath(path).replace(os.sep, "/")
+    address = ADDRESS.fullmatch(text)
     if address is not None:
-        scheme, slashes, rest = address.groups()
+        scheme, slashes, rest = address[1].lower(), address[2], address[3]
         if scheme in _SCHEMES:
             return _SCHEMES[scheme](scheme, rest)
-        return _elsewhere(f"{scheme}://{rest}") if slashes else path
+        if len(slashes) == 1:  # Path has made one of several; a file of this machine is named from its root
+            slashes = "///" if scheme in _HERE else "//"
+        return _elsewhere(f"{scheme}:{slashes}{rest}") if slashes else path
     repository = _REPOSITORY.fullmatch(text)
     return (_cached(*repository.groups()) or path) if repository else path
 
@@ -123,12 +124,12 @@ def _hub(_: str, rest: str) -> Path:
             raise InputError("input.missing", "is not in the cache, and HF_HUB_OFFLINE is set", path=url)
         return snapshot / file
     files = repository(f"{owner}/{name}", revision)
-    read = {path: origin for path, origin in files.items() if not path.endswith(_NOT_READ) or path == "README.md"}
+    read = {path: origin for path, origin in files.items() if not path.endswith(_NOT_READ)}
     return _standing(url.removesuffix(file).rstrip("/"), name, read) / file
 
 
 def _web(scheme: str, rest: str) -> Path:
-    """One file behind HTTP, with the other shards of its set."""
+    """One file behind HTTP; of a GGUF, with the other shards of its set."""
     from ckconv.io.http import HttpFile
 
     url = f"{scheme}://{rest}"
@@ -137,12 +138,25 @@ def _web(scheme: str, rest: str) -> Path:
     shard = parse_shard_name(last)
     public = shown(place)
     names = [str(replace(shard, number=n)) for n in range(1, shard.count + 1)] if shard else [last]
-    if "/" not in rest:
+    if not last or "/" not in rest:
         hint = "name a file; a repository of the hub is hf://OWNER/NAME"
         raise InputError("input.directory", "is a directory, which HTTP does not list", path=public, hint=hint)
+    if _is_part(last):
+        hint = "hf://OWNER/NAME reads a repository of the hub; else download the directory"
+        message = "is a part of a checkpoint, whose other files HTTP does not list"
+        raise InputError("index.missing", message, path=url, hint=hint)
     files = {name: HttpFile(f"{place}/{name}{query}", shown=f"{public}/{name}") for name in names}
     return _standing(public, "model", files) / last
 
+
+def _is_part(name: str) -> bool:
+    """Nothing without the files beside it: one of several files of tensors, or their index."""
+    shard = parse_part_name(name)
+    return name.endswith(INDEX_SUFFIX) or (shard is not None and shard[2] > 1)
+
+
+#: What fsspec calls this machine.
+_HERE = ("file", "local")
 
 #: Scheme -> what finds a model there; every other one is fsspec's.
 _SCHEMES: Mapping[str, Callable[[str, str], Path]] = {"ollama": _ollama, "hf": _hub, "http": _web, "https": _web}
@@ -152,8 +166,13 @@ def _elsewhere(url: str) -> Path:
     from ckconv.io.filesystems import files_at
 
     files, alone = files_at(url)
-    place, _, last = url.rstrip("/").rpartition("/")
-    return _standing(place, "model", files) / last if alone else _standing(url, last, files)
+    place, _, last = shown(url).rstrip("/").rpartition("/")
+    if not alone:
+        return _standing(url, last, files)
+    last = next(iter(files))
+    if _is_part(last):
+        files, _ = files_at(url.rpartition("/")[0])
+    return _standing(place, "model", files) / last
 
 
 def _standing(url: str, name: str, files: Mapping[str, Origin]) -> Path:

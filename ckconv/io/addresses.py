@@ -1,23 +1,36 @@
-"""What people call a file that another one stands in for."""
+"""Paths that may be addresses of files on another machine."""
 
 from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-#: An address, of which :class:`~pathlib.Path` may have made one slash of two; who asks, and what proves it, is nobody's
-#: business: ``USER:PASSWORD@``, ``?signature=...``.
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}(?:[^/@]*@(?=[^/]*/))?([^?]*).*", re.DOTALL)
+#: ``scheme:rest``; a letter and a colon is a drive.
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):(/*)(.+)", re.DOTALL | re.IGNORECASE)
 
-#: Directory of stand-ins -> the address of what they stand in for.
-ADDRESSES: dict[str, str] = {}
+if TYPE_CHECKING:
+    _Path = Path
+else:
+    _Path = type(Path())  # of Python 3.11, Path itself is none to build on
 
 
-def shown(path: str | os.PathLike[str]) -> str:
-    """A path as people know it: of a stand-in, the address of what it stands in for."""
-    text = os.fspath(path)
-    for directory, address in ADDRESSES.items():
-        if text == directory or text.startswith(directory + os.sep):
-            return address + text[len(directory) :]
-    found = _ADDRESS.fullmatch(text)
-    return f"{found[1]}://{found[2]}" if found else text
+class _Address(_Path):
+    """What :class:`~pathlib.Path` makes one slash of, or leaves out, is part of a name elsewhere."""
+
+    text = ""
+
+    def __str__(self) -> str:
+        return self.text or super().__str__()
+
+
+def as_path(given: str | os.PathLike[str]) -> Path:
+    """What somebody named, as a path; the text of an address stays as it is."""
+    if isinstance(given, _Address):
+        return given
+    if not ADDRESS.fullmatch(os.fspath(given)):
+        return Path(given)
+    path = _Address(given)
+    path.text = os.fspath(given)
+    return path

@@ -11,13 +11,12 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
-from ckconv.errors import CkconvError, OutputError
-from ckconv.io.addresses import ADDRESSES
+from ckconv.errors import ADDRESSES, OutputError, shown
 from ckconv.system import ELSEWHERE
 
 #: Bytes that are fetched at least: as long on their way as a request that asks for none.
@@ -36,6 +35,13 @@ class Origin(Protocol):
     @property
     def size(self) -> int:
         """Its bytes."""
+
+    @property
+    def whole(self) -> bool:
+        """A range of it costs as much as all of it."""
+
+    def taken(self) -> bytes:
+        """Its first bytes, as far as they came along with its size; once."""
 
     def fetch(self, offset: int, nbytes: int) -> bytes:
         """Bytes that are there, every one of them.
@@ -69,13 +75,14 @@ class Kept:
 
     def add(self, reader: int, start: int, nbytes: int, found: Future[bytes]) -> None:
         """Keep what is being fetched, and let go of what was not used for long."""
+        self.forget(reader, start)
         self._found[reader, start] = (nbytes, found)
         self._nbytes += nbytes
         while self._nbytes > KEPT and len(self._found) > 1:
             self._nbytes -= self._found.pop(next(iter(self._found)))[0]
 
     def forget(self, reader: int, start: int) -> None:
-        """What failed is fetched again if somebody asks again."""
+        """What failed is fetched again if somebody asks again; what there is anew is counted once."""
         nbytes, _ = self._found.pop((reader, start), (0, None))
         self._nbytes -= nbytes
 
@@ -89,6 +96,12 @@ class Reader:
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         self._end = -1
+        first = origin.taken()
+        if first:
+            found: Future[bytes] = Future()
+            found.set_result(first)
+            with _KEPT.lock:
+                _KEPT.add(id(self), 0, len(first), found)
 
     def read(self, offset: int, nbytes: int, *, in_order: bool) -> bytes:
         """Bytes from ``offset`` on, fewer at the end of the file.
@@ -103,7 +116,7 @@ class Reader:
                 start, found = self._piece(offset, nbytes, in_order)
             try:
                 part = found.result()[offset - start :][:nbytes]
-            except CkconvError:
+            except BaseException:
                 with _KEPT.lock:
                     _KEPT.forget(id(self), start)
                 raise
@@ -127,8 +140,11 @@ class Reader:
         known = _KEPT.holding(id(self), offset)
         if known is not None:
             return known
-        end = min(offset + nbytes, self._origin.size)
-        nbytes = _KEPT.until(id(self), offset, end) - offset
+        if self._origin.whole:
+            offset, nbytes = 0, self._origin.size
+        else:
+            end = min(offset + nbytes, self._origin.size)
+            nbytes = _KEPT.until(id(self), offset, end) - offset
         found = _begun(self._origin, offset, nbytes)
         _KEPT.add(id(self), offset, nbytes, found)
         return offset, nbytes, found
@@ -148,7 +164,7 @@ def _begun(origin: Origin, offset: int, nbytes: int) -> Future[bytes]:
     return found
 
 
-def stand_in(url: str, name: str, files: Mapping[str, Origin], folders: Iterable[str] = ()) -> Path:
+def stand_in(url: str, name: str, files: Mapping[str, Origin]) -> Path:
     """A directory of stand-ins, called ``name``, for ``files``: their paths in it, and what reads them.
 
     Args:
@@ -161,7 +177,7 @@ def stand_in(url: str, name: str, files: Mapping[str, Origin], folders: Iterable
         root = tempfile.mkdtemp(prefix="ckconv-")
         atexit.register(shutil.rmtree, root, ignore_errors=True)
         directory = Path(root, name)
-        for folder in ("", *folders, *(os.path.dirname(path) for path in files)):
+        for folder in ("", *(os.path.dirname(path) for path in files)):
             (directory / folder).mkdir(parents=True, exist_ok=True)
         for path, origin in files.items():
             with open(directory / path, "xb") as file:
@@ -171,5 +187,5 @@ def stand_in(url: str, name: str, files: Mapping[str, Origin], folders: Iterable
     except OSError as error:
         message = f"there is no place for temporary files: {error.strerror}"
         raise OutputError("output.write", message, path=error.filename) from error
-    ADDRESSES[str(directory)] = url.rstrip("/")
+    ADDRESSES[str(directory)] = shown(url).rstrip("/")
     return directory

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any
 
-from ckconv.errors import CkconvError, InputError, OutputError, UsageError
+from ckconv.errors import CkconvError, InputError, OutputError, UsageError, shown
 from ckconv.io.http import retried
 
 #: Entries of a directory that are looked at: a model has hundreds at most.
@@ -15,21 +17,46 @@ _MOST = 10_000
 _MARKS = ("ETag", "etag", "md5Hash", "generation", "version_id", "LastModified", "modified", "mtime", "created")
 
 
+@contextmanager
+def _asked(url: str) -> Iterator[None]:
+    """What the packages of the systems raise has one of these classes, or is a failure of theirs.
+
+    Raises:
+        OutputError: ``remote.read``.
+    """
+    try:
+        yield
+    except (CkconvError, OSError, EOFError):
+        raise
+    except Exception as error:
+        message = f"cannot be read: {type(error).__name__}: {str(error).replace(url, shown(url))}"
+        raise OutputError("remote.read", message, path=url) from error
+
+
 class FsspecFile:
     """One file of such a system."""
+
+    #: It gives ranges.
+    whole = False
 
     def __init__(self, system: Any, path: str, shown: str, info: dict[str, Any]) -> None:
         self._system, self._path, self._shown = system, path, shown
         self.size = int(info["size"])
         self._mark: tuple[object, ...] | None = None
 
+    def taken(self) -> bytes:
+        """See :class:`ckconv.io.elsewhere.Origin`."""
+        return b""
+
     def fetch(self, offset: int, nbytes: int) -> bytes:
         """See :class:`ckconv.io.elsewhere.Origin`."""
         return retried(lambda: self._read(offset, nbytes), self._shown)
 
     def _read(self, offset: int, nbytes: int) -> bytes:
-        data: bytes = self._system.cat_file(self._path, start=offset, end=offset + nbytes)
-        now = _mark(self._system.info(self._path, refresh=True))
+        with _asked(self._shown):
+            data: bytes = self._system.cat_file(self._path, start=offset, end=offset + nbytes)
+            self._system.invalidate_cache()  # what it says of the file is of now
+            now = _mark(self._system.info(self._path))
         self._mark = self._mark or now
         if now != self._mark or now[0] != self.size:
             message = "is not the file that it was: it changed while it was read"
@@ -52,14 +79,7 @@ def files_at(url: str) -> tuple[dict[str, FsspecFile], bool]:
         OutputError: ``remote.read``.
     """
     try:
-        from fsspec.core import url_to_fs
-
-        system, path = url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        hint = "pip install 'ckconv[remote]'"
-        raise UsageError("usage.remote", f"{url.partition(':')[0]}: is not read here: {error}", hint=hint) from error
-    try:
-        return retried(lambda: _found(system, path, url), url)
+        return retried(lambda: _found(url), url)
     except CkconvError as error:
         cause = error.__cause__
         if isinstance(cause, FileNotFoundError):
@@ -69,7 +89,20 @@ def files_at(url: str) -> tuple[dict[str, FsspecFile], bool]:
         raise
 
 
-def _found(system: Any, path: str, url: str) -> tuple[dict[str, FsspecFile], bool]:
+def _found(url: str) -> tuple[dict[str, FsspecFile], bool]:
+    with _asked(url):
+        try:
+            from fsspec.core import url_to_fs
+
+            system, path = url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            reason = str(error).replace(url, shown(url))
+            message = f"{url.partition(':')[0]}: is not read here: {reason}"
+            raise UsageError("usage.remote", message, hint="pip install 'ckconv[remote]'") from error
+        return _listed(system, path, url)
+
+
+def _listed(system: Any, path: str, url: str) -> tuple[dict[str, FsspecFile], bool]:
     info = system.info(path)
     if info["type"] == "file":
         name = PurePosixPath(path).name
@@ -79,5 +112,6 @@ def _found(system: Any, path: str, url: str) -> tuple[dict[str, FsspecFile], boo
         raise InputError("input.format", f"holds {len(found):,} files, which is no model", path=url)
     inside = {str(PurePosixPath(name).relative_to(system._strip_protocol(path))): name for name in found}
     return {
-        short: FsspecFile(system, name, f"{url.rstrip('/')}/{short}", found[name]) for short, name in inside.items()
+        short: FsspecFile(system, name, f"{shown(url).rstrip('/')}/{short}", found[name])
+        for short, name in inside.items()
     }, False

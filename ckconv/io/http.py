@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
+import re
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from email.message import Message
-from typing import TypeVar
+from functools import cache
+from typing import IO, TypeVar
+from urllib.parse import quote, unquote_to_bytes, urlsplit, urlunsplit
 
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError
@@ -28,6 +32,11 @@ WHOLE = 64 << 20
 _FOR_NOW = (408, 425, 429, 500, 502, 503, 504)
 _REFUSED = (401, 403)
 _MISSING = (404, 410)
+
+#: Bytes of a label of a host's name (RFC 1035).
+_LABEL = 63
+
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 #: What a connection that is cut, refused or slow raises; and what no further try makes better.
 _CUT = (OSError, http.client.HTTPException, EOFError)
@@ -52,6 +61,43 @@ def retried(work: Callable[[], T], url: str) -> T:
     raise AssertionError
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> urllib.request.Request | None:
+        """Where a server sends its readers: who they are goes along on the same one only."""
+        to = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+        if to is not None and (to.type, to.host) == (req.type, req.host):
+            to.unredirected_hdrs.update(req.unredirected_hdrs)
+        return to
+
+
+@cache
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_Redirects)
+
+
+def _sent(url: str) -> tuple[str, dict[str, str]]:
+    """An address as it is sent, every character escaped that must be, and the header of who asks.
+
+    Raises:
+        ValueError: it is none.
+    """
+    parts = urlsplit(url)
+    if parts.port is not None and not parts.hostname:
+        raise ValueError
+    user, at, host = parts.netloc.rpartition("@")
+    if not host.isascii():
+        host = host.encode("idna").decode("ascii")
+    if any(len(label) > _LABEL or not label for label in (parts.hostname or "").removesuffix(".").split(".")):
+        raise ValueError
+    path, query = (
+        quote(part, safe="%/:=&?~+!$,;'@()*[]", errors="surrogateescape") for part in (parts.path, parts.query)
+    )
+    header = {"Authorization": f"Basic {base64.b64encode(unquote_to_bytes(user)).decode()}"} if at else {}
+    return urlunsplit((parts.scheme, host, path, query, "")), header
+
+
 class HttpFile:
     """One file behind HTTP or HTTPS; its first bytes are fetched at once, with its size, unless that is known.
 
@@ -70,17 +116,26 @@ class HttpFile:
             headers: further ones, of the first server only: what it sends elsewhere needs no credentials.
             shown: what messages call it.
         """
-        self._url, self._shown, self._headers = url, shown or url, dict(headers or {})
+        self._shown = shown or url
+        try:
+            self._url, given = _sent(url)
+        except ValueError:
+            raise self._none() from None
+        self._headers = {**given, **(headers or {})}
         self._mark: str | None = None
         self._first = b""
         self.size = size or 0
+        self.whole = False
         if size is None:
             self._first = retried(lambda: self._get(0, 64 << 10, first=True), self._shown)
 
+    def taken(self) -> bytes:
+        """See :class:`ckconv.io.elsewhere.Origin`."""
+        first, self._first = self._first, b""
+        return first
+
     def fetch(self, offset: int, nbytes: int) -> bytes:
         """See :class:`ckconv.io.elsewhere.Origin`."""
-        if offset + nbytes <= len(self._first):
-            return self._first[offset : offset + nbytes]
         return retried(lambda: self._get(offset, nbytes), self._shown)
 
     def _get(self, offset: int, nbytes: int, *, first: bool = False) -> bytes:
@@ -91,39 +146,47 @@ class HttpFile:
         for name, value in self._headers.items():
             request.add_unredirected_header(name, value)
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                size, whole = self._checked(answer.status, answer.headers)
+            with _opener().open(request, timeout=TIMEOUT) as answer:
+                size, span = self._checked(answer.status, answer.headers)
                 if not first and size != self.size:
                     raise self._changed(f"has {size:,} bytes now, {self.size:,} before")
-                self.size = size
-                wanted = size if whole else min(nbytes, size - offset)
-                data: bytes = answer.read()
+                self.size, self.whole = size, span is None
+                wanted = size if span is None else min(nbytes, size - offset)
+                if span not in (None, (offset, offset + wanted - 1)):
+                    raise ConnectionError("the server gave another range than the one it was asked for")
+                data: bytes = answer.read(wanted + 1)
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 416 and first:
                 return b""  # of an empty file there is no range
             raise self._refusal(error) from error
+        except (http.client.InvalidURL, ValueError):
+            raise self._none() from None
         if len(data) != wanted:
             raise EOFError(f"{len(data):,} of {wanted:,} bytes came")
-        if not whole:
-            return data
-        self._first = data
-        return data[offset : offset + nbytes]
+        return data if span is not None or first else data[offset : offset + nbytes]
 
-    def _checked(self, status: int, headers: Message) -> tuple[int, bool]:
-        """The size of the file, and whether the answer is all of it; it must be the same file as the ones before."""
+    def _checked(self, status: int, headers: Message) -> tuple[int, tuple[int, int] | None]:
+        """The size of the file, and the range of the answer, ``None`` for all of it.
+
+        It must be the same file as the ones before.
+        """
         mark = headers.get("ETag") or headers.get("Last-Modified")
         if self._mark is not None and mark != self._mark:
             raise self._changed("is not the file that it was: its ETag is another one")
         self._mark = mark
-        if status == 206:
-            size = (headers.get("Content-Range") or "").rpartition("/")[2]
-        else:
-            size = headers.get("Content-Length") or ""
-        if not size.isdecimal() or (status != 206 and int(size) > WHOLE):
+        found = _RANGE.fullmatch((headers.get("Content-Range") or "").strip()) if status == 206 else None
+        if found:
+            start, end, size = map(int, found.groups())
+            return size, (start, end)
+        length = headers.get("Content-Length") or ""
+        if status == 206 or not length.isdecimal() or int(length) > WHOLE:
             hint = "download it first"
             raise UnsupportedError("remote.ranges", "the server gives no ranges of it", path=self._shown, hint=hint)
-        return int(size), status != 206
+        return int(length), None
+
+    def _none(self) -> InputError:
+        return InputError("input.missing", "is no address", path=self._shown)
 
     def _changed(self, what: str) -> OutputError:
         return OutputError("input.changed", f"{what}: it changed while it was read", path=self._shown)

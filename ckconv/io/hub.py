@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from huggingface_hub import HfApi, ModelInfo, constants, get_token, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from ckconv.errors import InputError
 from ckconv.io.http import HttpFile, retried
@@ -47,7 +47,9 @@ def _asked(name: str, revision: str | None, url: str) -> ModelInfo:
             hint = "hf auth login"
             raise InputError("input.unreadable", "is not there, or not open to you", path=url, hint=hint) from error
         raise ConnectionError(f"HTTP status {status}") from error
-    except (OSError, ValueError):
+    except HFValidationError as error:
+        raise InputError("input.missing", "is no name of a repository", path=url) from error
+    except OSError:
         raise
     except Exception as error:  # of the library that it asks with
         raise ConnectionError(str(error)) from error

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from ckconv.core.tensors import Identity, identity
-from ckconv.errors import InputError, OutputError, quoted, unreadable
+from ckconv.errors import InputError, OutputError, quoted, shown, unreadable
 from ckconv.system import CLOEXEC, NONBLOCK
 
 #: What was opened since :func:`remembered` began.
@@ -101,7 +101,7 @@ def _instead(path: Path) -> str | None:
         near = get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1, cutoff=0.8)
     except OSError:
         return None
-    return f"did you mean {quoted(str(path.with_name(near[0])))}?" if near else None
+    return f"did you mean {quoted(shown(path.with_name(near[0])))}?" if near else None
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def read_checkpoint_files(
         index_path, weights = _choose(root, names, follow_links)
     else:
         root, names = path.parent, ()
-        index_path, weights = (path, path) if path.name.endswith(INDEX_SUFFIX) else (None, path)
+        index_path, weights = _index_for(path), path
 
     if index_path is None:
         shards: tuple[SafetensorsFile, ...] = (_read(weights, read_pickle),)
@@ -177,6 +177,22 @@ def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> tuple[Pat
     if not regular_file(root, found[0], follow_links=follow_links):
         raise InputError("input.missing", "is a link to a file that is not there", path=chosen)
     return (chosen if indexes else None), chosen
+
+
+def _index_for(path: Path) -> Path | None:
+    """The index of the set that a file belongs to; ``None`` for a model of one file.
+
+    Raises:
+        InputError: ``index.missing``.
+    """
+    shard = parse_shard_name(path.name)
+    if path.name.endswith(INDEX_SUFFIX) or shard is None or shard[2] == 1 or not path.exists():
+        return path if path.name.endswith(INDEX_SUFFIX) else None
+    index = path.with_name(_index_of(path.name))
+    if not index.exists():
+        message = f"is one of {shard[2]:,} shards, and {index.name} is not beside it"
+        raise InputError("index.missing", message, path=path, found=1, allowed=shard[2], hint="fetch the missing files")
+    return index
 
 
 def _index_of(name: str) -> str:
