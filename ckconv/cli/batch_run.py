@@ -13,6 +13,7 @@ from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import Lines, as_error, error_facts, print_error
 from ckconv.cli.settings import Settings
 from ckconv.errors import CkconvError, Interrupted, shown
+from ckconv.io.addresses import as_path
 
 if TYPE_CHECKING:
     from ckconv.engine.settle import Written
@@ -106,7 +107,7 @@ class Batch:
         declare(None)  # what was true of the model before
         flags = self._flags
         plan, place = prepare(
-            model.source,
+            as_path(model.source),
             model.target,
             to=flags["to"],
             source_format=flags["source_format"],
