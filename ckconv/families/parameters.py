@@ -123,7 +123,8 @@ class Values(Mapping[str, Any]):
         stored: Any = self._source.numbers(cell.tensor) if tensor else self._source.value(cell.key)
         if stored is None:
             return None
-        for number in [] if tensor else stored if isinstance(stored, list) else [stored]:
+        of_document = [stored] if self._source.format == "hf" else []  # a GGUF may hold an infinity: Gemma 3n's does
+        for number in stored if of_document and isinstance(stored, list) else of_document:
             if isinstance(number, float) and not math.isfinite(number):
                 raise ParameterError(f"{cell.key} must be a finite number, got {number!r}")
         if cell.words:
