@@ -65,7 +65,8 @@ def class_of(config: Any) -> Any:
     """Which of transformers' automatic classes computes a model."""
     if config.is_encoder_decoder:
         return transformers.AutoModelForSeq2SeqLM
-    encoder = str((config.architectures or [""])[0]).endswith("Model")
+    name = str((config.architectures or [""])[0])
+    encoder = name.endswith("Model") and not name.endswith("LMHeadModel")
     return transformers.AutoModel if encoder else auto_class(config)
 
 
