@@ -20,6 +20,7 @@ from typing import Any
 
 import consumers
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ckconv.__main__ import run
 from ckconv.signals import ENDING
@@ -32,6 +33,10 @@ REQUIRED = os.environ.get("CKCONV_ORACLES") == "required"
 for _number in ENDING:
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+# How long a machine takes says nothing of what is right.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
