@@ -184,6 +184,12 @@ def test_sources_of_a_list(tmp_path: Path, ckconv) -> None:
     assert [line["source"] for line in lines(done.out)] == [str(LLAMA), str(QWEN2), str(GPT2)]
 
 
+def test_an_address_in_a_list_keeps_its_text(tmp_path: Path, ckconv) -> None:
+    (tmp_path / "list").write_text("memory://models//none.gguf\n")
+    done = ckconv("batch", "--from-file", tmp_path / "list", "--to", "mlx", "--into", tmp_path / "all")
+    assert (done.code, [line["source"] for line in lines(done.out)]) == (3, ["memory://models//none.gguf"])
+
+
 def test_nothing_to_convert_and_a_list_that_is_not_there(tmp_path: Path, ckconv) -> None:
     into = ["--to", "gguf", "--into", tmp_path / "all"]
     assert ckconv("batch", *into).code == 2

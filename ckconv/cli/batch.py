@@ -79,6 +79,7 @@ def command(
 
 def _listed(path: Path) -> Iterator[Path]:
     """The sources that a file names, one a line; empty lines count for nothing."""
+    from ckconv.io.addresses import as_path
     from ckconv.io.json import Document, read_document
 
     if str(path) == "-":
@@ -94,7 +95,7 @@ def _listed(path: Path) -> Iterator[Path]:
         data = read_document(path, Document("the list", "input.text", "input.text", _MAX_LIST))
     if b"\0" in data:
         raise InputError("input.text", "is no list of paths: it holds a NUL", path=path)
-    yield from (Path(os.fsdecode(line)) for line in data.splitlines() if line.strip())
+    yield from (as_path(os.fsdecode(line)) for line in data.splitlines() if line.strip())
 
 
 def _models(sources: Sequence[Path], into: Path) -> list[Model]:
@@ -134,8 +135,7 @@ def _name(source: Path) -> str:
     shard = parse_shard_name(name)
     if shard:
         return shard.stem
-    suffixes = {suffix for row in FORMATS for suffix in (row.suffix, *row.further) if suffix}
-    if os.path.lexists(source) or Path(name).suffix in suffixes:
+    if os.path.lexists(source) or any(Path(name).suffix in row.endings for row in FORMATS):
         return Path(name).stem or "model"
     return name.partition("@")[0].removeprefix("ollama:").replace(":", "-") or "model"
 

@@ -64,7 +64,6 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     from ckconv.cli.report import print_plan
     from ckconv.engine.late import side_files
     from ckconv.engine.run import outputs_of, run
-    from ckconv.engine.towers import check_beside, prepare_tower, without_hint
     from ckconv.families.catalogue import own_families
     from ckconv.formats.destination import STDOUT
     from ckconv.io.ahead import at_once
@@ -83,8 +82,11 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
             src, dst, to=flags["to"], source_format=flags["source_format"], adapters=adapters, options=options
         )
         beside, force = flags["mmproj"], flags["force"]
-        tower = prepare_tower(src, beside, options=options) if beside else None
-        plan = without_hint(plan) if tower else plan
+        tower = None
+        if beside:
+            from ckconv.engine.towers import check_beside, prepare_tower, without_hint
+
+            tower, plan = prepare_tower(src, beside, options=options), without_hint(plan)
         for each in (plan, *([tower[0]] if tower else [])):
             each.check()
         if flags["dry_run"]:

@@ -230,7 +230,7 @@ def describe(
         tensors: a glob over stored and canonical names.
         everywhere: judge every target, whose planners take a while to import; else those that are always judged.
     """
-    shown = index.stored if tensors is None else tuple(t for t in index.stored if _matches(t, index, tensors))
+    listed = index.stored if tensors is None else tuple(t for t in index.stored if _matches(t, index, tensors))
     targets: tuple[Target, ...] = ()
     if index.facts.get("kind", "model") == "model" and not format_of(index.format).keeps_source:
         source = SourceFacts(not piped and head_is_embedding(index))
@@ -238,7 +238,7 @@ def describe(
         targets = tuple(_target(index, output.name, output, source) for output in outputs)
     if index.adapter is not None:
         targets = tuple(_target(index, name, output, SourceFacts()) for name, output in adapter_outputs().items())
-    return Description(index, shown, targets, hashes, overview(index))
+    return Description(index, listed, targets, hashes, overview(index))
 
 
 def _target(index: TensorIndex, name: str, output: Output, source: SourceFacts) -> Target:
@@ -256,11 +256,11 @@ def _matches(tensor: StoredTensor, index: TensorIndex, glob: str) -> bool:
 def _text(value: object) -> str:
     if not isinstance(value, ArrayRef):
         return str(value)
-    shown = ", ".join(
+    first = ", ".join(
         repr(element) if isinstance(element, str) else str(element) for element in value.head(SHOWN_ELEMENTS)
     )
     more = f", ... {value.count:,} in all" if value.count > SHOWN_ELEMENTS else ""
-    return f"[{shown}{more}]"
+    return f"[{first}{more}]"
 
 
 def _json(item: object) -> object:

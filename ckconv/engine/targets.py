@@ -8,7 +8,6 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.errors import counted, listed
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
-from ckconv.families.towers import tower_of_document
 from ckconv.formats import Output, adapter_outputs, format_of, load, tower_format
 from ckconv.formats.applicable import check_options, check_version
 from ckconv.lazy import replace
@@ -120,6 +119,8 @@ def _parts_noted(plan: Plan) -> Plan:
     left = [item.name for item in plan.left_out if item.reason == BESIDE_TEXT] if config is not None else []
     if config is None or not left:
         return plan
+    from ckconv.families.towers import tower_of_document
+
     counts = Counter(beside_text(config.raw, name) for name in left)
     parts = ", ".join(f"{part} ({counted(count, 'tensor')})" for part, count in counts.items())
     known = plan.format == tower_format() and tower_of_document(config.raw) is not None

@@ -45,8 +45,7 @@ def prepare_tower(
     place = destination(os.fspath(target), tower_format())
     if place.parent is None:
         raise UsageError("usage.target", "a tower is a file beside the text model, not on stdout", hint="name a GGUF")
-    others = [format for format in FORMATS if format.name != place.format]
-    for ending in (ending for format in others for ending in (format.suffix, *format.further) if ending):
+    for ending in (ending for format in FORMATS if format.name != place.format for ending in format.endings):
         if place.file_name.lower().endswith(ending):
             message = f"{place.file_name!r} ends in {ending}, and a tower is a {format_of(place.format).suffix}"
             raise UsageError("usage.target", message)

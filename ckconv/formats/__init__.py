@@ -122,6 +122,11 @@ class Format(NamedTuple):
     widens: frozenset[str] = frozenset({"f32"})
     widens_vectors: frozenset[str] = frozenset({"f32"})
 
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """Of names of its files; a format that is a directory has none."""
+        return (self.suffix, *self.further) if self.suffix else ()
+
     def stores_float32(self, options: Options, tensor: Tensor) -> bool:
         """A tensor of floats becomes float32, whatever the type of the source is."""
         return options.dtype in (self.widens_vectors if len(tensor.shape) == 1 else self.widens)

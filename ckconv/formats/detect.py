@@ -44,7 +44,7 @@ def detect(path: Path, source: ByteSource) -> str:
         if format.head is not None and format.head.match(head):
             return format.name
     for format in FORMATS:
-        if format.suffix and name.endswith((format.suffix, *format.further)):
+        if name.endswith(format.endings):
             return format.name
     what = f"starts with {quoted(head[:8].decode('latin-1'))}, which" if head else "is empty, which"
     raise InputError(
