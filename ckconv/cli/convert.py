@@ -17,6 +17,7 @@ from ckconv.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from ckconv.engine.run import Report
+    from ckconv.options import Options
 
 #: Side file -> the flag that says where it goes.
 _PLACES = {"config.json": "config_out", "weights_manifest.json": "manifest"}
@@ -50,6 +51,11 @@ _EXAMPLES = {
     help="Write DST.ckconv.json (in a directory: ckconv.json; of a bump file: into DST.source.zip):"
     " options and digests, for ckconv verify.",
 )
+@click.option(
+    "--side-files-only",
+    is_flag=True,
+    help="Write configuration, tokenizer and template, and no weights: what vLLM and transformers need beside a GGUF.",
+)
 @writing_options
 @common_options
 @click.pass_context
@@ -78,6 +84,9 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     context.with_resource(own_families(options.families))
     context.with_resource(at_once(flags["jobs"]))
     with interruptible(last=True):
+        if flags["side_files_only"]:
+            _side_files(src, dst, options, flags, settings)
+            return
         plan, target = prepare(
             src, dst, to=flags["to"], source_format=flags["source_format"], adapters=adapters, options=options
         )
@@ -122,6 +131,15 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
             with deferred():
                 first, beside_it = (report, seen) if settings.json else (seen, None)
                 _print(first, beside_it, settings, err=dst == STDOUT)
+
+
+def _side_files(src: Path, dst: str, options: Options, flags: dict[str, Any], settings: Settings) -> None:
+    from ckconv.cli.side_files import check_flags, planned, write_side_files
+
+    check_flags(flags)
+    plan, place = planned(src, dst, to=flags["to"], source_format=flags["source_format"], options=options)
+    config, force, dry_run = flags["config_out"], flags["force"], flags["dry_run"]
+    write_side_files(plan, place, settings, config=config, force=force, dry_run=dry_run)
 
 
 def _print(report: Report, tower: Report | None, settings: Settings, *, err: bool) -> None:

@@ -19,7 +19,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "What lies beside": (
         "--template", "--config", "--config-out", "--manifest", "--map", "--mmproj", "--checksums", "--record",
-        "--no-source-record", "--follow-links",
+        "--no-source-record", "--side-files-only", "--follow-links",
     ),
     "The run": ("--from-file", "--into", "--jobs", "--weights", "--no-verify", "--dry-run", "--force"),
     "Every command": ("--quiet", "--verbose", "--json", "--no-color", "--progress", "--debug", "--help"),

@@ -96,6 +96,8 @@ class Format(NamedTuple):
         stores_alike: of a plan and an open output: it stores the same, where names, types and shapes do not say so.
         takes_along: of a plan and its directory: names of files there that loaders would read besides.
         place_beside: of an output file and the name of a side file: where that goes, if not beside it.
+        described_beside: the files beside its weights are of use without them: programs read them beside weights of
+            another format.
         widens: values of ``dtype`` with which matrices are stored as float32.
         widens_vectors: the same for tensors of one dimension.
     """
@@ -119,6 +121,7 @@ class Format(NamedTuple):
     stores_alike: Place | None = None
     takes_along: Place | None = None
     place_beside: Place | None = None
+    described_beside: bool = False
     widens: frozenset[str] = frozenset({"f32"})
     widens_vectors: frozenset[str] = frozenset({"f32"})
 
@@ -178,6 +181,7 @@ FORMATS: tuple[Format, ...] = (
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
         shown=("ckconv.formats.safetensors.content", "shown"),
         takes_along=("ckconv.formats.safetensors.shards", "takes_along"),
+        described_beside=True,
     ),
     Format(
         "mlx",
