@@ -20,6 +20,7 @@ test:
 # What transformers and peft compute now. Needs torch, transformers, peft and LLAMA_CPP_LIBRARY.
 oracles:
 	$(PYTHON) scripts/record_logits.py --check
+	$(PYTHON) scripts/record_embeddings.py --check
 	CKCONV_ORACLES=required $(PYTHON) -m pytest -m live
 
 # Every case of every family, computed anew and compared with what is recorded; then the page about it. Needs what

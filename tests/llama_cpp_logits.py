@@ -47,6 +47,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_decode": (ctypes.c_int32, [ctypes.c_void_p, Batch]),
     "llama_encode": (ctypes.c_int32, [ctypes.c_void_p, Batch]),
     "llama_model_has_encoder": (ctypes.c_bool, [ctypes.c_void_p]),
+    "llama_model_has_decoder": (ctypes.c_bool, [ctypes.c_void_p]),
     "llama_model_n_embd": (ctypes.c_int32, [ctypes.c_void_p]),
     "llama_model_meta_val_str": (
         ctypes.c_int32, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t],
@@ -115,15 +116,16 @@ def rows(llama: ctypes.CDLL, request: Request) -> np.ndarray:
         if request.adapter:
             use_adapter(llama, model, context, request.adapter)
         fill(batch, request.prompt)
-        if llama.llama_model_has_encoder(model) and llama.llama_encode(context, batch):
-            raise ValueError("llama.cpp does not encode")
         if embeds(llama, model):
             llama.llama_set_embeddings(context, True)
-            if llama.llama_decode(context, batch):
+            run = llama.llama_decode if llama.llama_model_has_decoder(model) else llama.llama_encode
+            if run(context, batch):
                 raise ValueError("llama.cpp does not embed")
             width = llama.llama_model_n_embd(model)
             found = (llama.llama_get_embeddings_ith(context, i) for i in range(count))
             return np.stack([np.ctypeslib.as_array(row, (width,)).copy() for row in found])
+        if llama.llama_model_has_encoder(model) and llama.llama_encode(context, batch):
+            raise ValueError("llama.cpp does not encode")
         if llama.llama_decode(context, batch):
             raise ValueError("llama.cpp does not decode")
         words = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
@@ -138,6 +140,8 @@ def rows(llama: ctypes.CDLL, request: Request) -> np.ndarray:
 
 def embeds(llama: ctypes.CDLL, model: int) -> bool:
     """The model is one of the encoders, which have no logits."""
+    if not llama.llama_model_has_decoder(model):
+        return True
     said = ctypes.create_string_buffer(64)
     llama.llama_model_meta_val_str(model, b"general.architecture", said, len(said))
     architecture = said.value

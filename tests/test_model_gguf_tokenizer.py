@@ -461,6 +461,16 @@ def test_a_unigram_model_goes_with_its_rules() -> None:
     assert made.notes == ()
 
 
+def test_special_ids_of_pieces_that_are_moved_by_one_are_those_behind_the_move() -> None:
+    data = model(*PIECES[:2], piece("</s>", 0.0, 3), PIECES[2], kind=1, fallback=0)
+
+    made = tokenizer_keys(TokenizerFiles(model=data, moved=True), 5)
+
+    assert value(made, "tokens") == array("str", ["<s>", "<pad>", "</s>", "<unk>", "▁a"])
+    names = ("bos", "padding", "eos", "unknown")
+    assert [value(made, f"{name}_token_id") for name in names] == [scalar("u32", n) for n in range(4)]
+
+
 def test_rules_that_llama_cpp_does_not_apply_are_noted() -> None:
     normalizer = field(1, b"nmt_nfkc") + field(2, b"rules") + PLAIN
 

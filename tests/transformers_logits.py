@@ -16,6 +16,10 @@ from consumers import Request, serve
 
 #: A configuration without its sizes describes a model of billions.
 MOST_PARAMETERS = 20_000_000
+#: Classes whose rows are logits; those of the others are hidden states.
+LANGUAGE = (
+    transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText, transformers.AutoModelForSeq2SeqLM,
+)  # fmt: skip
 
 
 def auto_class(config: transformers.PreTrainedConfig) -> type:
@@ -52,20 +56,21 @@ def rows(request: Request) -> np.ndarray:
 
         model = peft.PeftModel.from_pretrained(model, request.adapter)
     asked = {"input_ids": torch.tensor([request.prompt])}
-    asked |= {"decoder_input_ids": asked["input_ids"]} if config.is_encoder_decoder else {}
-    asked |= {} if loader is transformers.AutoModel else {"use_cache": False}
+    embeds = loader not in LANGUAGE
+    asked |= {"decoder_input_ids": asked["input_ids"]} if loader is transformers.AutoModelForSeq2SeqLM else {}
+    asked |= {} if embeds else {"use_cache": False}
     with torch.no_grad():
         found = model.eval()(**asked, return_dict=True)
-    return np.asarray(
-        (found.last_hidden_state if loader is transformers.AutoModel else found.logits)[0].float().numpy()
-    )
+    return np.asarray((found.last_hidden_state if embeds else found.logits)[0].float().numpy())
 
 
 def class_of(config: Any) -> Any:
     """Which of transformers' automatic classes computes a model."""
+    name = str((config.architectures or [""])[0])
+    if name.endswith("EncoderModel"):  # half of what the configuration describes
+        return transformers.AutoModelForTextEncoding
     if config.is_encoder_decoder:
         return transformers.AutoModelForSeq2SeqLM
-    name = str((config.architectures or [""])[0])
     encoder = name.endswith("Model") and not name.endswith("LMHeadModel")
     return transformers.AutoModel if encoder else auto_class(config)
 

@@ -69,7 +69,8 @@ def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
             else "has no pieces for bytes"
         )
         raise LeftOut(f"tokenizer.model {has}")
-    rows = _pieces(_moved(model) if files.moved else model, files, vocab_size)
+    model = _moved(model) if files.moved else model
+    rows = _pieces(model, files, vocab_size)
     prefix = files.settings.get("add_prefix_space")
     prefix = prefix if isinstance(prefix, bool) else model.add_dummy_prefix
     if unigram:
