@@ -12,7 +12,7 @@ from ckconv.cli.conversion import MAP_NAME, adapters_of, conversion_options, opt
 from ckconv.cli.format_name import FormatName
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.sections import Sections
-from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, page_option, settings_of
 from ckconv.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ _EXAMPLES = {
     is_flag=True,
     help="Write configuration, tokenizer and template, and no weights: what vLLM and transformers need beside a GGUF.",
 )
+@page_option("Write a page to FILE, which must be new: source and output, and how far each tensor is apart.")
 @writing_options
 @common_options
 @click.pass_context
@@ -80,6 +81,8 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         raise UsageError("usage.target", "refusing to write a model to a terminal", hint="pipe it somewhere")
     if dst == STDOUT and sys.__stdout__ is None:  # closed by the caller; what is there instead takes everything
         raise OutputError("output.write", "stdout is closed, and the model was to go there")
+    if flags["page"] is not None:
+        _check_page(flags["page"], dst, flags)
     options, adapters = options_of(flags), adapters_of(flags)
     context.with_resource(own_families(options.families))
     context.with_resource(at_once(flags["jobs"]))
@@ -121,6 +124,10 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
                 digests=settings.json or settings.verbose,
                 watcher=line,
             )
+        if flags["page"] is not None:
+            from ckconv.cli.pair_page import page_of_conversion
+
+            page_of_conversion(flags["page"], report, directory=target.directory, config=flags["config_out"])
         if not (tower and settings.json):  # that is one document
             with deferred():
                 _print(report, None, settings, err=dst == STDOUT)
@@ -131,6 +138,16 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
             with deferred():
                 first, beside_it = (report, seen) if settings.json else (seen, None)
                 _print(first, beside_it, settings, err=dst == STDOUT)
+
+
+def _check_page(page: Path, dst: str, flags: dict[str, Any]) -> None:
+    """Refuse a page that could not be written when the output is there."""
+    from ckconv.cli.page import check_new
+    from ckconv.formats.destination import STDOUT
+
+    if dst == STDOUT or flags["dry_run"] or flags["side_files_only"]:
+        raise UsageError("usage.flag", "--html shows an output: it excludes -, --dry-run and --side-files-only")
+    check_new(page)
 
 
 def _side_files(src: Path, dst: str, options: Options, flags: dict[str, Any], settings: Settings) -> None:

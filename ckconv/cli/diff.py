@@ -11,7 +11,7 @@ import click
 from ckconv.cli.conversion import flag
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import print_json, print_lines
-from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, page_option, settings_of
 from ckconv.errors import counted, shown
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _SHOWN = 20
 @flag("--follow-links")
 @flag("--family")
 @click.option("--weights", is_flag=True, help="Compare the tensors alone: no configuration, no tokenizer, no metadata.")
+@page_option("Write a page to FILE, which must be new: both models, and how far each tensor is apart.")
 @common_options
 @click.pass_context
 def command(
@@ -43,6 +44,7 @@ def command(
     follow_links: bool,
     family: tuple[Path, ...],
     weights: bool,
+    page: Path | None,
 ) -> int:
     """Compare two models of any formats, value by value. Exit 0 if they are the same model, 5 if not.
 
@@ -56,13 +58,22 @@ def command(
     from ckconv.signals import interruptible
 
     settings = settings_of(context)
+    if page is not None:
+        from ckconv.cli.page import check_new
+
+        check_new(page)
     context.with_resource(own_families(family))
     with interruptible():
         one, other = (open_index(path, base=base, follow_links=follow_links) for path in (a, b))
         require_comparable(one, other)
         with ProgressLine(settings, str(a)) as line:
             line.begin("comparing", one.nbytes)
-            found = diff(one, other, weights=weights, progress=line)
+            found = diff(one, other, weights=weights, spread=page is not None, progress=line)
+        if page is not None:
+            from ckconv.cli.pair_page import Side, write_pair
+
+            sides = [Side(shown(path), index) for path, index in ((a, one), (b, other))]
+            write_pair(page, f"{shown(a)} and {shown(b)}", [("verdict", _verdict(found))], sides, found)
     _print(found, a, b, settings)
     return 0 if found.same else 5
 

@@ -1,7 +1,8 @@
-"""What ``inspect`` knows as one page that needs nothing else: no script, no font, no request to anywhere."""
+"""Pages that need nothing else, no script, no font, no request to anywhere; and what ``inspect`` knows as one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -21,6 +22,15 @@ COLOURS = (
     ("#b5e3b0", "#1f5219"), ("#ffb9a8", "#7a2413"), ("#d3d3d3", "#4a4a4a"),
 )  # fmt: skip
 
+#: Grounds of differences, light and dark, from none to the largest; a cell has its number besides.
+SHADES = (
+    ("#f4f4f4", "#1e1e1e"), ("#e3eefa", "#1c2b36"), ("#cfe2f5", "#183648"), ("#b5d3f0", "#143f59"),
+    ("#9bc4ea", "#0f4768"), ("#82b4e4", "#0b4f76"),
+)  # fmt: skip
+
+#: How many there are.
+LEVELS = len(SHADES)
+
 _STYLE = """
 :root{color-scheme:light dark;--page:#fff;--ink:#1a1a1a;--line:#8a8a8a;--soft:#f2f2f2;LIGHT}
 @media (prefers-color-scheme:dark){:root{--page:#141414;--ink:#f0f0f0;--line:#8a8a8a;--soft:#242424;DARK}}
@@ -35,27 +45,46 @@ td{overflow-wrap:anywhere}td.n{text-align:right;white-space:nowrap}thead th{back
 .key{display:inline-block;font-family:ui-monospace,monospace;margin-right:.3rem;min-width:1.4rem;text-align:center}
 ul.keys{list-style:none;padding:0}ul.keys li{display:inline-block;margin-right:1.2rem}
 summary{cursor:pointer;font-size:1.2rem}
+.bar rect{fill:var(--ink)}
 """
+
+_REPLACES_NOTHING = "is there, and a page replaces nothing"
 
 #: No browser asks anybody for anything, whatever a model has in its metadata.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def write_page(path: Path, description: Description) -> None:
-    """Write the page to a new file.
+    """Write the page of a model to a new file; see :func:`write`."""
+    write(path, page(description))
+
+
+def check_new(path: Path) -> None:
+    """Refuse what :func:`write` would, before anything is done.
+
+    Raises:
+        UsageError, OutputError: see there.
+    """
+    if str(path) == STDOUT:
+        raise UsageError("usage.target", "a page goes to a file, not to stdout")
+    if os.path.lexists(path):
+        raise OutputError("output.exists", _REPLACES_NOTHING, path=path)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a page to a new file.
 
     Raises:
         UsageError: ``usage.target``, it is stdout.
         OutputError: ``output.exists``, ``output.write``, ``output.space``.
     """
-    if str(path) == STDOUT:
-        raise UsageError("usage.target", "a page goes to a file, not to stdout")
-    content = page(description).encode("utf-8", "backslashreplace")
+    check_new(path)
+    content = text.encode("utf-8", "backslashreplace")
     with failing(path):
         try:
             fd = create(path)
         except FileExistsError:
-            raise OutputError("output.exists", "is there, and a page replaces nothing", path=path) from None
+            raise OutputError("output.exists", _REPLACES_NOTHING, path=path) from None
         try:
             with open(fd, "wb", closefd=False) as file:
                 file.write(content)
@@ -66,55 +95,63 @@ def write_page(path: Path, description: Description) -> None:
 
 
 def page(description: Description) -> str:
-    """The whole page."""
-    return "\n".join(_parts(description)) + "\n"
+    """The whole page of a model."""
+    return framed(description.overview.name, _parts(description))
 
 
-def _parts(found: Description) -> Iterator[str]:
-    index = found.index
-    title = escape(found.overview.name)
+def framed(title: str, body: Iterable[str]) -> str:
+    """A whole page."""
+    return "\n".join([*_head(escape(title)), *body, "</main>\n</body>\n</html>"]) + "\n"
+
+
+def _head(title: str) -> Iterator[str]:
     style = _STYLE
+    grounds = {f"t{n}": pair for n, pair in enumerate(COLOURS)} | {f"e{n}": pair for n, pair in enumerate(SHADES)}
     for mode, word in enumerate(("LIGHT", "DARK")):
-        style = style.replace(word, ";".join(f"--t{n}:{pair[mode]}" for n, pair in enumerate(COLOURS)))
-    style += "".join(f".t{n}{{background:var(--t{n})}}" for n in range(len(COLOURS)))
+        style = style.replace(word, ";".join(f"--{name}:{pair[mode]}" for name, pair in grounds.items()))
+    style += "".join(f".{name}{{background:var(--{name})}}" for name in grounds)
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>"
+
+
+def _parts(found: Description) -> Iterator[str]:
+    index = found.index
     facts = [
         ("format", container(index.format, index.version)),
         ("architecture", index.architecture or ""),
         *as_rows(found.overview),
     ]
     facts += [("parameters", index.parameters), ("bytes", index.nbytes)]
-    yield from _table("What it is", ("fact", "value"), [row for row in facts if row[1] != ""], heading=True)
+    yield from table("What it is", ("fact", "value"), [row for row in facts if row[1] != ""], heading=True)
     if found.targets:
         rows = [
             (target.name, "no" if target.reasons else "yes", "; ".join(reason.text for reason in target.reasons))
             for target in found.targets
         ]
-        yield from _table("Where it can go", ("target", "converts", "reasons"), rows, heading=True)
-    yield from _map(layer_map(index.tensors))
-    yield from _table("Types", ("type", "tensors", "bytes"), found.types, heading=True)
+        yield from table("Where it can go", ("target", "converts", "reasons"), rows, heading=True)
+    yield from mapped(layer_map(index.tensors), "Types by layer", "map")
+    yield from table("Types", ("type", "tensors", "bytes"), found.types, heading=True)
     stored = [
         (t.name, found.canonical(t), t.dtype.name, " x ".join(map(str, t.shape)), t.extent.nbytes) for t in found.shown
     ]
-    yield from _folded(counted(len(stored), "tensor"), ("name", "canonical name", "type", "shape", "bytes"), stored)
+    yield from folded(counted(len(stored), "tensor"), ("name", "canonical name", "type", "shape", "bytes"), stored)
     metadata = list(found.metadata())
-    yield from _folded(counted(len(metadata), "metadata key"), ("key", "type", "value"), metadata)
-    yield "</main>\n</body>\n</html>"
+    yield from folded(counted(len(metadata), "metadata key"), ("key", "type", "value"), metadata)
 
 
-def _map(table: LayerMap) -> Iterator[str]:
+def mapped(table: LayerMap, title: str, anchor: str) -> Iterator[str]:
     """The types of roles by layer; a cell says its type to who cannot see its colour."""
+    label = escape(title)
     if not table.rows:
         return
     mark = marks(table.types)
     ground = {name: f"t{number % len(COLOURS)}" for number, name in enumerate(table.types)}
-    yield '<section aria-labelledby="map"><h2 id="map">Types by layer</h2>\n<ul class="keys">'
+    yield f'<section aria-labelledby="{anchor}"><h2 id="{anchor}">{label}</h2>\n<ul class="keys">'
     for name in table.types:
         yield f'<li><span class="key {ground[name]}" aria-hidden="true">{escape(mark[name])}</span>{escape(name)}</li>'
-    yield '</ul>\n<div class="wide" tabindex="0" role="region" aria-label="Types by layer">\n<table class="map">'
+    yield f'</ul>\n<div class="wide" tabindex="0" role="region" aria-label="{label}">\n<table class="map">'
     numbers = "".join(f'<th scope="col">{layer}</th>' for layer in table.layers)
     yield f'<thead><tr><th scope="col">role</th>{numbers}</tr></thead>\n<tbody>'
     for role, row in table.rows.items():
@@ -129,16 +166,15 @@ def _map(table: LayerMap) -> Iterator[str]:
     yield "</tbody></table></div></section>"
 
 
-def _folded(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+def folded(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
     """A long table that opens when it is asked for."""
     yield f"<details><summary>{escape(title)}</summary>"
-    yield from _table(title, head, rows)
+    yield from table(title, head, rows)
     yield "</details>"
 
 
-def _table(
-    title: str, head: Sequence[str], rows: Iterable[Sequence[object]], *, heading: bool = False
-) -> Iterator[str]:
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]], *, heading: bool = False) -> Iterator[str]:
+    """A table that scrolls where it is wider than the page."""
     label = escape(title)
     yield f"<h2>{label}</h2>" if heading else ""
     yield f'<div class="wide" tabindex="0" role="region" aria-label="{label}">\n<table><thead><tr>'

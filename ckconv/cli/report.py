@@ -75,7 +75,7 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
         f"{report.target}  {_format(plan)}  {size(plan.nbytes)}{_in_files(plan)}"
         f"  {counted(total, 'tensor')} from {plan.index.path.name}"
         f"{f' ({source})' if (source := _source(plan.index)) else ''}",
-        f"  {_summary(plan)}",
+        f"  {summary(plan)}",
         *rounded_lines(report, settings),
         *merged_lines(report, settings),
         *quantised_lines(plan),
@@ -244,7 +244,8 @@ _VERBS = {
 }
 
 
-def _summary(plan: Plan) -> str:
+def summary(plan: Plan) -> str:
+    """What is done to how many tensors, in one line."""
     counts = _counts(plan)
     parts = [f"copied {counts[Action.COPY]} byte for byte{_moved(plan, Action.COPY)}"]
     parts += [

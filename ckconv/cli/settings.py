@@ -83,3 +83,8 @@ class _Path(click.Path):
 
 #: click does not check the path: the reader does, so that the message is the same everywhere.
 PATH = _Path(path_type=Path, readable=False)
+
+
+def page_option(help: str) -> Callable[[Function], Function]:
+    """``--html FILE``: a page, besides what is printed."""
+    return click.option("--html", "page", metavar="FILE", type=PATH, help=help)

@@ -13,7 +13,7 @@ from ckconv.cli.format_name import FormatName
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import container, print_json, print_lines
 from ckconv.cli.sections import Sections
-from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
+from ckconv.cli.settings import CONTEXT, PATH, common_options, page_option, settings_of
 from ckconv.errors import InputError, VerifyError, counted, shown
 from ckconv.signals import interruptible
 
@@ -37,6 +37,7 @@ _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unread
     metavar="N",
     help="Compare N pieces of a tensor at once; by default as many as there are processors.",
 )
+@page_option("Write a page to FILE, which must be new: what was found, PATH, and SRC beside it.")
 @conversion_options
 @common_options
 @click.pass_context
@@ -59,6 +60,12 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     options, adapters = options_of(flags), adapters_of(flags)
     context.with_resource(own_families(options.families))
     context.with_resource(at_once(flags["jobs"]))
+    page = flags["page"]
+    if page is not None:
+        from ckconv.cli.page import check_new
+        from ckconv.cli.pair_page import page_of_verification
+
+        check_new(page)
     config, base = flags["config"], options.base
     opened = partial(open_index, base=base, follow_links=options.follow_links)
     source = opened(src, format=flags["source_format"]) if src else None
@@ -72,9 +79,16 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     named = {name: flags[flag] for name, flag in _PLACES.items() if flags[flag]}
     with ProgressLine(settings, str(path)) as line:
         line.begin("verifying", out.nbytes + (source.nbytes if source else 0))
-        checked = check_output(
-            path, out, source, options, adapters=adapters, weights=flags["weights"], named=named, progress=line
-        )
+        try:
+            checked = check_output(
+                path, out, source, options, adapters=adapters, weights=flags["weights"], named=named, progress=line
+            )
+        except VerifyError as error:
+            if page is not None:
+                page_of_verification(page, (shown(path), shown(src) if src else None), out, source, error)
+            raise
+    if page is not None:
+        page_of_verification(page, (shown(path), shown(src) if src else None), out, source, checked)
     found, record = checked.found, checked.source
     mapped = check_map(out)
     besides = [shown(item) for item in (checked.record, checked.sums) if item]

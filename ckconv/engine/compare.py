@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import field
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ class Difference(NamedTuple):
             between two NaNs of other bits, which are left out of both errors.
         relative_error: root of the sum of squared differences over that of squared values of the first model.
         reason: why the values were not compared, empty where they were.
+        spread: (n, values whose absolute difference is below 2**n and no less than half of that), if it was asked for.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Difference(NamedTuple):
     max_error: float
     relative_error: float
     reason: str = ""
+    spread: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +92,21 @@ class Comparison:
         return self.same_weights and not (self.config or self.facts or self.unknown)
 
 
-def diff(a: TensorIndex, b: TensorIndex, *, weights: bool = False, progress: Progress | None = None) -> Comparison:
+def diff(
+    a: TensorIndex,
+    b: TensorIndex,
+    *,
+    weights: bool = False,
+    spread: bool = False,
+    progress: Progress | None = None,
+) -> Comparison:
     """Compare two models: tensor by tensor, then everything else that they say, unless ``weights`` alone count.
 
     Tensors are matched by canonical name, or by their own where a file has no rules. Not counted as missing: a head
     that is the embedding, RoPE frequencies where the other model's configuration says the same, all-zero placeholders.
+
+    Args:
+        spread: count how far values are apart, power of two by power of two.
     """
     tell = progress or (lambda nbytes, name: None)
     with Files({**a.identities, **b.identities}) as files:
@@ -106,7 +119,7 @@ def diff(a: TensorIndex, b: TensorIndex, *, weights: bool = False, progress: Pro
         for name in [name for name in ours if name in theirs]:
             tell(0, name)
             shifts = (_shift(a, ours[name]), _shift(b, theirs[name]))
-            found = _compare(ours[name], theirs[name], shifts, files, tell)
+            found = _compare(ours[name], theirs[name], shifts, files, tell, spread=spread)
             if found is None:
                 equal.append((name, ours[name].dtype.name, theirs[name].dtype.name))
             else:
@@ -159,7 +172,7 @@ def _shift(index: TensorIndex, tensor: Tensor) -> int:
 
 
 def _compare(
-    one: Tensor, other: Tensor, shifts: tuple[int, int], files: Files, progress: Progress
+    one: Tensor, other: Tensor, shifts: tuple[int, int], files: Files, progress: Progress, *, spread: bool
 ) -> Difference | None:
     types = (one.dtype.name, other.dtype.name)
     one, other = same_rank(one, other, files)
@@ -167,7 +180,7 @@ def _compare(
         reason = f"shape {list(one.shape)} and {list(other.shape)}"
         return Difference(one.name, types, 0, one.elements, math.nan, math.nan, reason)
     left, right = RowReader(one, files), RowReader(other, files)
-    pair = _Pair(left, right, shifts)
+    pair = _Pair(left, right, shifts, Counter() if spread else None)
     if left.dtype is not right.dtype and not pair.comparable:
         return Difference(one.name, types, 0, one.elements, math.nan, math.nan, f"{types[0]} and {types[1]}")
     lead = left if left.piece >= right.piece else right
@@ -197,7 +210,8 @@ def _values(rows: Rows, reader: RowReader, shift: int) -> Floats:
 class _Pair:
     """Adds up the differences of two tensors, piece by piece."""
 
-    def __init__(self, one: RowReader, other: RowReader, shifts: tuple[int, int]) -> None:
+    def __init__(self, one: RowReader, other: RowReader, shifts: tuple[int, int], spread: Counter[int] | None) -> None:
+        self.spread = spread
         self.one, self.other, self.shifts = one, other, shifts
         self.comparable = convertible(one.dtype, F32) and convertible(other.dtype, F32)
         self.recipes = way_between(one.dtype, other.dtype), way_between(other.dtype, one.dtype)
@@ -233,6 +247,9 @@ class _Pair:
                 error = np.abs(a[wrong].astype(np.float64) - b[wrong])
                 self.max_error = float(np.fmax(self.max_error, np.fmax.reduce(error)))
                 self.squares += float(np.nansum(error * error))
+            if self.spread is not None:
+                powers, counts = np.unique(np.frexp(error[np.isfinite(error) & (error > 0)])[1], return_counts=True)
+                self.spread.update(dict(zip(powers.tolist(), counts.tolist(), strict=True)))
             self.values += int(np.count_nonzero(wrong))
 
     def result(self, types: tuple[str, str], power: Callable[[], float]) -> Difference | None:
@@ -244,7 +261,9 @@ class _Pair:
             reason = f"{rows}, and there is no decoder for {types[0]}"
             return Difference(self.one.tensor.name, types, 0, self.one.tensor.elements, math.nan, math.nan, reason)
         relative = _ratio(self.squares, power()) if not math.isnan(self.max_error) else math.nan
-        return Difference(self.one.tensor.name, types, self.values, self.one.tensor.elements, self.max_error, relative)
+        errors = self.max_error, relative
+        spread = tuple(sorted(self.spread.items())) if self.spread else ()
+        return Difference(self.one.tensor.name, types, self.values, self.one.tensor.elements, *errors, spread=spread)
 
 
 def _ratio(squares: float, power: float) -> float:

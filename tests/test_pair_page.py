@@ -1,0 +1,165 @@
+"""``--html`` of convert, diff and verify: both models, how far values are apart, and a browser that asks nobody."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Result
+from test_page import Page, brightness, requests
+
+from ckconv.cli import page
+
+Run = Callable[..., Result]
+SOURCE = "hf/qwen2-tied-bf16"
+FIRST = ["What came of it", "What they are"]
+
+
+@pytest.fixture
+def quantised(ckconv: Run, fixtures: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "out.gguf"
+    done = ckconv("convert", fixtures / SOURCE, out, "--quantize", "q8_0", "--html", tmp_path / "page.html")
+    assert (done.code, done.err) == (0, "")
+    return out
+
+
+def headings(place: Path) -> list[str]:
+    return [text for tag, text in Page(place.read_text("utf-8")).texts if tag in ("h2", "summary")]
+
+
+def rows(place: Path, heading: str) -> dict[str, list[str]]:
+    """First cell -> the others, of the table that has this label."""
+    table = rf'aria-label="{re.escape(heading)}">\n<table[^>]*><thead>.*?</thead>(.*?)</table>'
+    found = re.search(table, place.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    lines = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', found[1], re.DOTALL)
+    cells = {name: re.findall(r"<td.*?</td>", more, re.DOTALL) for name, more in lines}
+    return {name: [re.sub(r"<.*?>", "", cell).strip() for cell in row] for name, row in cells.items()}
+
+
+def test_a_conversion_shows_source_and_output_and_every_error(quantised: Path, tmp_path: Path) -> None:
+    place = tmp_path / "page.html"
+    seen = headings(place)
+    assert seen[:2] == FIRST
+    assert {"Largest difference by layer", "How far values are apart", "Configuration"} <= set(seen)
+    assert [name for name in seen if name.startswith("Types by layer")][1].endswith("out.gguf")
+    assert rows(place, "What came of it")["verified"] == ["26 tensors"]
+
+
+def test_the_errors_are_those_that_another_program_computes(quantised: Path, fixtures: Path, tmp_path: Path) -> None:
+    """The gguf package decodes the blocks, the safetensors package reads the source."""
+    gguf = pytest.importorskip("gguf")
+    name = "model.layers.1.mlp.down_proj.weight"
+    data = (fixtures / SOURCE / "model.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    begin, end = json.loads(data[8 : 8 + size])[name]["data_offsets"]
+    bits = np.frombuffer(data[8 + size + begin : 8 + size + end], "<u2").astype(np.uint32) << 16
+    tensor = next(t for t in gguf.GGUFReader(quantised).tensors if t.name == "blk.1.ffn_down.weight")
+    decoded = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(-1)
+    error = np.abs(bits.view(np.float32).astype(np.float64) - decoded)
+    cells = rows(tmp_path / "page.html", "15 tensors with other values")["layers.1.ffn.down.weight"]
+    assert cells[2:5] == [f"{np.count_nonzero(error):,}", f"{error.size:,}", f"{error.max():.3g}"]
+
+
+def test_the_histogram_counts_every_value_once(quantised: Path, tmp_path: Path) -> None:
+    place = tmp_path / "page.html"
+    apart = sum(int(cells[0].replace(",", "")) for cells in rows(place, "How far values are apart").values())
+    each = rows(place, "15 tensors with other values").values()
+    assert apart == sum(int(cells[2].replace(",", "")) for cells in each)
+    powers = [float(name) for name in rows(place, "How far values are apart")]
+    assert powers == sorted(powers)
+
+
+def test_a_diff_has_its_verdict_and_its_exit_status(
+    quantised: Path, fixtures: Path, tmp_path: Path, ckconv: Run
+) -> None:
+    done = ckconv("diff", fixtures / SOURCE, quantised, "--html", tmp_path / "diff.html")
+    assert (done.code, "not the same model" in done.out) == (5, True)
+    assert rows(tmp_path / "diff.html", "What came of it")["verdict"] == ["not the same model"]
+    assert ckconv("diff", quantised, quantised, "--html", tmp_path / "same.html").code == 0
+    assert "How far values are apart" not in headings(tmp_path / "same.html")
+    assert ckconv("diff", fixtures / SOURCE, quantised).out == done.out
+
+
+def test_a_verification_that_fails_names_every_fault(
+    quantised: Path, fixtures: Path, tmp_path: Path, ckconv: Run
+) -> None:
+    good = ckconv("verify", quantised, fixtures / SOURCE, "--quantize", "q8_0", "--html", tmp_path / "good.html")
+    assert "What is wrong" not in headings(tmp_path / "good.html"), good.err
+    data = bytearray(quantised.read_bytes())
+    data[-40] ^= 0x40
+    quantised.write_bytes(data)
+    done = ckconv("verify", quantised, fixtures / SOURCE, "--html", tmp_path / "bad.html")
+    assert done.code == 5
+    faults = rows(tmp_path / "bad.html", "What is wrong")
+    assert faults["1"][0] in done.err.replace("&", "&amp;")
+    assert ckconv("verify", quantised, "--html", tmp_path / "alone.html").code == 0
+    assert "Metadata" in str(headings(tmp_path / "alone.html")) + str(Page((tmp_path / "alone.html").read_text()).texts)
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "flags"),
+    [
+        ("hf/gpt2-hub-f32", "out.gguf", []),
+        ("gguf/llama-tied-bf16.auto.gguf", "out/", ["--to", "hf", "--max-shard-size", "20KB"]),
+        ("gguf/llama-tied-bf16.auto.gguf", "out.bump", ["--config-out", "CONFIG"]),
+        ("kquants/llama64.Q4_K_M.gguf", "out.gguf", ["--set-meta", "general.name=<b>&"]),
+        ("lora/gpt2-r4", "out/", ["--to", "mlx"]),
+    ],
+)
+def test_every_conversion_has_a_page(
+    fixtures: Path, tmp_path: Path, ckconv: Run, source: str, out: str, flags: list[str]
+) -> None:
+    flags = [flag.replace("CONFIG", str(tmp_path / "own.json")) for flag in flags]
+    done = ckconv("convert", fixtures / source, f"{tmp_path}/{out}", *flags, "--html", tmp_path / "page.html")
+    assert (done.code, done.err) == (0, "")
+    assert headings(tmp_path / "page.html")[0] == "What came of it"
+
+
+@pytest.mark.parametrize("flags", [["-"], ["out.gguf", "-n"], ["out/", "--to", "hf", "--side-files-only"]])
+def test_a_page_of_no_output_is_refused(fixtures: Path, tmp_path: Path, ckconv: Run, flags: list[str]) -> None:
+    target = flags[0] if flags[0] == "-" else f"{tmp_path}/{flags[0]}"
+    arguments = [target, *flags[1:], *(["--to", "gguf"] if target == "-" else [])]
+    assert ckconv("convert", fixtures / SOURCE, *arguments, "--html", tmp_path / "page.html").code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["convert", "diff", "verify"])
+def test_a_page_that_is_there_stops_the_work_before_it_begins(
+    fixtures: Path, tmp_path: Path, ckconv: Run, verb: str
+) -> None:
+    place = tmp_path / "page.html"
+    place.write_text("mine")
+    other = tmp_path / "out.gguf" if verb == "convert" else fixtures / SOURCE
+    done = ckconv(verb, fixtures / SOURCE, other, "--html", place)
+    assert (done.code, "error[output.exists]" in done.err) == (6, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_it_can_be_read_by_a_screen_reader_and_asks_nobody(quantised: Path, tmp_path: Path) -> None:
+    read = Page((tmp_path / "page.html").read_text("utf-8"))
+    assert all(cell.get("scope") in ("row", "col") for cell in read.of("th"))
+    assert all(element["tabindex"] == "0" for element in read.of("div") if element.get("class") == "wide")
+    assert all(element["aria-label"] for element in read.of("abbr"))
+    assert len({element["id"] for element in read.of("h2") if "id" in element}) == 4
+    assert not {"script", "link", "img", "iframe", "object", "form"} & {tag for tag, _ in read.elements}
+    assert not [name for _, attributes in read.elements for name in attributes if name in ("src", "href", "style")]
+
+
+@pytest.mark.needs("chromium")
+def test_a_browser_draws_it_and_opens_no_connection(quantised: Path, tmp_path: Path) -> None:
+    drawn, asked = requests(tmp_path / "page.html", tmp_path)
+    assert asked == []
+    assert Page(drawn).of("abbr") == Page((tmp_path / "page.html").read_text("utf-8")).of("abbr")
+    assert len(Page(drawn).of("rect")) == len(rows(tmp_path / "page.html", "How far values are apart"))
+
+
+@pytest.mark.parametrize("pair", page.SHADES)
+def test_numbers_stand_out_from_the_grounds_of_differences(pair: tuple[str, str]) -> None:
+    for ground, ink in zip(pair, ("#1a1a1a", "#f0f0f0"), strict=True):
+        darker, lighter = sorted((brightness(ground), brightness(ink)))
+        assert (lighter + 0.05) / (darker + 0.05) >= 7
