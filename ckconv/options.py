@@ -57,6 +57,7 @@ class Options:
         drop_meta: globs over keys of metadata that the output does not have.
         fuse: which tensors are stored as one where the target may: ``qkv``, ``gate-up``.
         names: naming scheme of a safetensors or MLX output: ``hf``, ``canonical``, ``gguf`` or ``max``.
+        pack: whose layout quantised matrices of a safetensors output have: ``compressed-tensors`` or ``modelopt``.
         tie: ``untie`` stores a tied head as its own tensor, ``tie`` leaves out a head that is the embedding,
             empty leaves it as it is.
         source_record: write the record that makes the source of a bump file again, and use the one that lies beside
@@ -88,6 +89,7 @@ class Options:
     tensor_scales: bool = False
     fuse: tuple[str, ...] = ()
     names: str = "hf"
+    pack: str = ""
     tie: str = ""
     source_record: bool = True
     base: Path | None = None
@@ -161,7 +163,7 @@ def _words(*words: str) -> dict[str, str]:
     return {word: word for word in words}
 
 
-_DEFAULTS = Options()
+_DEFAULTS, PACKED = Options(), _words("compressed-tensors", "modelopt")
 
 #: In the order of ``--help``.
 OPTIONS: tuple[Option, ...] = (
@@ -294,6 +296,7 @@ OPTIONS: tuple[Option, ...] = (
         words=_words("hf", "canonical", "gguf", "max"),
         limited=True,
     ),
+    Option("pack", "--pack", Takes.WORD, "Keep blocks, packed as this has them.", words=PACKED, limited=True),
     Option(
         "tie",
         "--untie",

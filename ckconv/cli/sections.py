@@ -15,7 +15,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "--adapter", "--base", "--context", "--drop", "--tie", "--untie", "--set-meta", "--drop-meta", "--family",
     ),
     "How tensors are stored": (
-        "--fuse", "--rope-layout", "--dtype-codes", "--tensor-scales", "--trainable", "--wrapped",
+        "--fuse", "--rope-layout", "--dtype-codes", "--tensor-scales", "--pack", "--trainable", "--wrapped",
     ),
     "What lies beside": (
         "--template", "--config", "--config-out", "--manifest", "--map", "--mmproj", "--checksums", "--record",

@@ -170,7 +170,7 @@ FORMATS: tuple[Format, ...] = (
             Output(
                 "safetensors",
                 ("ckconv.formats.huggingface.plan", "HuggingFacePlanner"),
-                options=_CHECKPOINTS,
+                options=_CHECKPOINTS | {"pack"},
                 general=True,
             ),
         ),

@@ -22,7 +22,8 @@ class Piece(NamedTuple):
         canonical: what it holds, for reports.
         shape: as stored, in elements.
         layout: how canonical rows lie in it.
-        source, conversion, runs: where its rows come from, as in :class:`ckconv.plan.steps.Step`; ``None`` for zeros.
+        source, conversion, runs: where its rows come from, as in :class:`ckconv.plan.steps.Step`; ``None`` for
+            ``content``, or for zeros.
         module: the block type of the quantised module that it is one array of, ``None`` where it stands for itself.
     """
 
@@ -35,6 +36,7 @@ class Piece(NamedTuple):
     conversion: Conversion | None
     runs: tuple[Run, ...] = ()
     module: DType | None = None
+    content: bytes | None = None
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +47,7 @@ class Piece(NamedTuple):
         """The piece at ``offset`` bytes into its file."""
         extent = Extent(Path(), offset, self.nbytes)
         target = Tensor(self.canonical, self.name, self.dtype, self.shape, (extent,), self.layout)
-        return Step(self.name, target, self.source, self.conversion, runs=self.runs)
+        return Step(self.name, target, self.source, self.conversion, self.content, self.runs)
 
 
 def apart(parts: Iterable[Tensor], layout: Layout | None, dtype: DType) -> str:

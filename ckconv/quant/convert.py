@@ -52,8 +52,8 @@ class Conversion(NamedTuple):
 
     Attributes:
         shift: the target's of :class:`ckconv.core.layouts.Layout` less the source's.
-        plane: of a target that is stored as several arrays (an MLX triple), the one that is written; ``None`` for all
-            of them side by side.
+        plane: of a target that is stored as several arrays (an MLX triple, a packed matrix), the one that is written;
+            ``None`` for all of them side by side.
         quantising: asks for values to be rounded to blocks, and says how; ``None`` where the types alone do.
         array: the type that this one array is stored as, where that is no word of MLX's: the bytes are the same.
     """
@@ -70,16 +70,16 @@ class Conversion(NamedTuple):
     def written(self) -> DType:
         """The type of the rows that come out: the target's, or that of the one array."""
         triple = triple_of(self.target)
-        if self.plane is None or triple is None:
+        if self.plane is None:
             return self.target
-        return self.array or plane_types(triple)[self.plane]
+        return self.array or (plane_types(triple)[self.plane] if triple else self.target)
 
     @property
     def action(self) -> Action:
         """The name of what happens, for reports."""
         if self.quantises:
             return Action.QUANTIZE
-        if way_between(self.source, self.target):
+        if way_between(self.source, self.target) or self._taken_apart:
             return Action.REPACK
         if self.source.kind is Kind.BLOCK and self.target is not self.source:
             return Action.DECODE
@@ -90,6 +90,11 @@ class Conversion(NamedTuple):
         if self.source is self.target:
             return Action.COPY
         return Action.WIDEN if self.target is F32 else Action.NARROW
+
+    @property
+    def _taken_apart(self) -> bool:
+        """One array is written of a matrix whose rows hold them all."""
+        return self.plane is not None and scheme_of(self.target) is not None
 
     @property
     def quantises(self) -> bool:
@@ -116,12 +121,14 @@ class Conversion(NamedTuple):
         triple = triple_of(self.target)
         if self.plane is not None and triple is not None and (way := way_between(self.source, self.target)):
             # Every group is judged once, with the codes.
-            packed = way(rows, codes=self.plane == 0)
-            return packed.planes[self.plane], 0 if self.plane else packed.inexact
+            repacked = way(rows, codes=self.plane == 0)
+            return repacked.planes[self.plane], 0 if self.plane else repacked.inexact
         if self.plane and triple is not None and self.quantises:
             floats, number = self._floats(rows)
             return planes_of(floats, triple, number, codes=False)[self.plane], 0
         made, changed = self._apply(rows)
+        if self.plane is not None and self._taken_apart:  # every group is judged once
+            return packed.planes(made, self.target)[self.plane], 0 if self.plane else changed
         if self.plane is None or triple is None:
             return made, changed
         return split_planes(made, triple)[self.plane], changed

@@ -1,21 +1,25 @@
 """NVFP4 with a scale of scales: into ggml's blocks, which it stands beside, and into MLX's, which have no place for it.
 
+The other way round blocks and triples have the scale of scales 1.
+
 A block of ggml has four scales of E4M3 and the codes of 64 elements. Its scales have no sign and are numbers, else a
 group does not fit. A group fits MLX's nvfp4 if its scale times the scale of scales is an E4M3 number without a sign:
-with that one the codes say the same. A divisor becomes a factor by one rounding, as llama.cpp's converter has it.
+with that one the codes say the same. A divisor becomes a factor by one rounding, as llama.cpp's converter has it; a
+factor becomes a divisor if it is a power of two, of which the inverse is exact.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import BF16, DTYPES, DType
 from ckconv.core.floats import e4m3
 from ckconv.quant.affine import Repacked
-from ckconv.quant.mlx import Quantization, Triple, pack
-from ckconv.quant.packed import E2M1, numbers, rows_of, scheme_of
-from ckconv.quant.triples import triple_of
+from ckconv.quant.mlx import Quantization, Triple, pack, unpack
+from ckconv.quant.packed import E2M1, Scheme, numbers, rows_of, scheme_of
+from ckconv.quant.triples import split_planes, triple_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +28,10 @@ if TYPE_CHECKING:
     from ckconv.quant.codec import Rows
 
 _NVFP4 = DTYPES["NVFP4"]
+
+#: With a factor for all scales, and with what divides them.
+FACTOR = Scheme(E2M1, 4, 16, DTYPES["F8_E4M3"], factor=True)
+DIVISOR = FACTOR._replace(divisor=True)
 
 #: What holds a matrix whose scales take up the scale of scales.
 TRIPLE = Triple(Quantization("nvfp4", 4, 16), BF16)
@@ -36,8 +44,12 @@ def is_scaled(dtype: DType) -> bool:
 
 
 def way_between(source: DType, target: DType) -> Callable[..., Repacked] | None:
-    """From rows of a scaled NVFP4 type, or ``None`` where there is none."""
+    """From or to rows of a scaled NVFP4 type, or ``None`` where there is none."""
     scheme, other = scheme_of(source), scheme_of(target)
+    if other in (FACTOR, DIVISOR) and (source is _NVFP4 or triple_of(source) == TRIPLE):
+        return partial(_with_one, dtype=source)
+    if scheme == FACTOR and other == DIVISOR:
+        return partial(_to_divisor, dtype=source)
     if scheme is None or not is_scaled(source):
         return None
     if target is _NVFP4:
@@ -92,3 +104,38 @@ def _to_factor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
     with np.errstate(all="ignore"):
         factors = (np.float32(1) / found.factors)[:, None].view(np.uint8)
     return Repacked((rows_of(found.codes, found.stored_scales, factors),), found.scales.size, 0)
+
+
+def inverse(factor: float) -> float | None:
+    """What divides by exactly as much as this number multiplies with; ``None`` where no float32 number does."""
+    mantissa, exponent = math.frexp(factor)
+    return 1 / factor if mantissa == 0.5 and -125 <= exponent <= 127 else None
+
+
+def _to_divisor(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+    import numpy as np
+
+    found = numbers(rows, dtype)
+    assert found.factors is not None
+    mantissas, exponents = np.frexp(found.factors)
+    exact = (mantissas == 0.5) & (exponents >= -125) & (exponents <= 127)
+    with np.errstate(all="ignore"):
+        divisors = (np.float32(1) / found.factors)[:, None].view(np.uint8)
+    made = rows_of(found.codes, found.stored_scales, divisors)
+    return Repacked((made,), found.scales.size, int((~exact).sum()) * found.scales.shape[1])
+
+
+def _with_one(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
+    import numpy as np
+
+    from ckconv.quant import ggml
+
+    if dtype is _NVFP4:
+        blocks = ggml.of_bytes(rows, _NVFP4)
+        found, scales = ggml.get_codes(blocks, _NVFP4), np.ascontiguousarray(blocks["d"]).reshape(len(rows), -1)
+    else:
+        weight, scales = split_planes(rows, TRIPLE)
+        found = unpack(weight, 4)
+    unfit = scales > np.uint8(0x7E)
+    ones = np.ones((len(rows), 1), np.float32).view(np.uint8)
+    return Repacked((rows_of(found, scales, ones),), unfit.size, int(unfit.sum()))

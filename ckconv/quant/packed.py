@@ -161,6 +161,14 @@ def rows_of(*parts: Rows) -> Rows:
     return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in parts], axis=1)
 
 
+def planes(rows: Rows, dtype: DType) -> tuple[Rows, Rows]:
+    """Codes, as one stream of bits a row with the lowest first, and scales of rows of a packed type."""
+    from ckconv.quant.mlx import pack
+
+    found = numbers(rows, dtype)
+    return pack(found.codes, found.scheme.bits), found.stored_scales
+
+
 def decode(rows: Rows, dtype: DType) -> Floats:
     """The values of rows of a packed type, float32 ``[n, columns]``."""
     import numpy as np

@@ -54,6 +54,10 @@ SCATTERED = "columns that share a scale lie anywhere in the row (desc_act), and 
 _OF_PACKED = tuple(DTYPES[name] for name in ("Q4_0", "Q4_1", "Q8_0"))
 
 
+#: GGUF blocks that are a scale and integers around zero -> the same numbers as other quantisers have them.
+INTEGERS = {DTYPES[name]: packed.Scheme(INT, bits, 32, F16) for name, bits in (("Q4_0", 4), ("Q8_0", 8))}
+
+
 @cache
 def numbers_of(dtype: DType) -> Numbers | None:
     """How the numbers of a type that only goes one way are read; ``None`` for any other type."""
@@ -88,6 +92,8 @@ def way_between(source: DType, target: DType) -> Way | None:
     triple, into = triple_of(source), triple_of(target)
     if source is target or (triple and into):
         return None
+    if nvfp4 := packed_ways.way_between(source, target):
+        return nvfp4
     if triple is not None:
         recipe = repack.find(triple.quantization, target)
         return partial(_to_blocks, recipe, triple) if recipe else None
@@ -95,8 +101,8 @@ def way_between(source: DType, target: DType) -> Way | None:
         return partial(recipe.to_triple, triple=into)
     if into is not None and into.quantization == _MXFP8 and is_fp8(source) and _whole(source, _MXFP8.group_size):
         return partial(_to_mxfp8, dtype=source)
-    if nvfp4 := packed_ways.way_between(source, target):
-        return nvfp4
+    if source in INTEGERS and scheme_of(target) == INTEGERS[source]:
+        return partial(_to_integers, block=source)
     numbers = numbers_of(source)
     if numbers is None:
         return None
@@ -157,6 +163,17 @@ def _to_mxfp8(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
     repeated = np.repeat(scales, found.shape[1] // scales.shape[1] // _MXFP8.group_size, axis=1)
     kept = found if codes else found[:, :0]
     return Repacked((kept, repeated), sound.size, int((~sound).sum()))
+
+
+def _to_integers(rows: Rows, *, block: DType, codes: bool = True) -> Repacked:
+    import numpy as np
+
+    from ckconv.quant import ggml
+
+    blocks = ggml.of_bytes(rows, block)
+    scales = np.ascontiguousarray(blocks["d"])
+    unfit = ~np.isfinite(scales)
+    return Repacked((packed.rows_of(ggml.get_codes(blocks, block), scales),), unfit.size, int(unfit.sum()))
 
 
 def scattered(dtype: DType) -> bool:

@@ -19,8 +19,8 @@ from ckconv.core.tensors import Array, Dropped, Extent, Packed, StoredTensor, Te
 from ckconv.families.canonical import Item, plain_item
 from ckconv.formats.gguf.entries import Entry, numbers_entry
 from ckconv.plan.decoding import DECODE
-from ckconv.quant.nvfp4 import is_scaled
-from ckconv.quant.packed import E2M1, Scheme, packed_type, rows_of
+from ckconv.quant.nvfp4 import FACTOR, is_scaled
+from ckconv.quant.packed import packed_type, rows_of
 from ckconv.quant.packings import NOT_WEIGHTS
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ckconv.quant.packings import Tile
 
 _NVFP4 = DTYPES["NVFP4"]
-_SCHEME = Scheme(E2M1, 4, 16, DTYPES["F8_E4M3"], factor=True)
 _WEIGHT, _SCALE, _INPUT = ".weight", ".scale", ".input_scale"
 
 #: What there may be, where nobody looked.
@@ -81,7 +80,7 @@ def _scaled(weight: StoredTensor, scale: StoredTensor) -> Tensor:
             Array(Tensor(scale.name, scale.name, F32, (1, 1), (factor,), plain(1, 1)), 0),
         )
         modules.append(Packed(rows, arrays, _unpack))
-    dtype = packed_type(_SCHEME, columns)
+    dtype = packed_type(FACTOR, columns)
     layout = plain(math.prod(weight.shape[:-1]), columns)
     return Tensor(weight.name, weight.name, dtype, weight.shape, (), layout, packed=tuple(modules))
 

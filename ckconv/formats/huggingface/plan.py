@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,14 +11,32 @@ from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor
 from ckconv.families.loaders import TRANSFORMERS
 from ckconv.families.names import HF, names_of
+from ckconv.formats.huggingface.packing import (
+    COMPRESSED,
+    MODELOPT,
+    arrays_of,
+    beside,
+    form_of,
+    misplaced,
+    packed_as,
+    quantization_of,
+)
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
-from ckconv.formats.safetensors.checkpoint_pieces import BLOCKS
-from ckconv.plan.pieces import Module
+from ckconv.formats.safetensors.checkpoint_names import Entry
+from ckconv.formats.safetensors.checkpoint_pieces import BLOCKS, module_of, places_of, planes
+from ckconv.plan.decoding import DECODE
+from ckconv.plan.pieces import Module, Piece
+from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.quant.mlx import Quantization, Triple
+from ckconv.quant.nvfp4 import DIVISOR, inverse, is_scaled
+from ckconv.quant.packed import scheme_of
 from ckconv.quant.triples import triple_type
 
 #: Blocks and scales of transformers' ``mxfp4``: the same numbers as ggml's and MLX's.
 _MXFP4 = Triple(Quantization("mxfp4", 4, 32), BF16)
+
+#: compressed-tensors 0.20 looks for the modules of a class, and transformers 5 has all experts of a layer as one.
+_EXPERTS = "experts are packed one by one, as vLLM loads them; transformers, which has them as one, does not"
 
 
 class HuggingFacePlanner(CheckpointPlanner):
@@ -30,17 +49,91 @@ class HuggingFacePlanner(CheckpointPlanner):
     always_index = False
     library = "transformers"
 
+    def _keeps_names(self) -> bool:
+        """What is laid out so already is copied."""
+        said = self.document.get("quantization_config")
+        method = said.get("quant_method") if isinstance(said, dict) else None
+        return super()._keeps_names() and self.options.pack in ("", method)
+
+    def _floats(self, pieces: Sequence[Piece]) -> frozenset[str]:
+        """compressed-tensors unpacks FP4 as bfloat16, and a model has one type of activations."""
+        found = super()._floats(pieces)
+        forms = [form_of(piece.module) for piece in pieces if piece.module is not None]
+        if self.options.pack != COMPRESSED or not any(form.scales for form in forms):
+            return found
+        if found - {BF16.name}:
+            others = "--dtype bf16 stores the others so, too"
+            self.notes.append(
+                f"transformers computes FP4 of {COMPRESSED} in bfloat16, which config.json says; {others}"
+            )
+        return frozenset({BF16.name})
+
+    def _types(self, entries: Sequence[Entry]) -> dict[str, DType]:
+        self._entries = {part: entry for entry in entries for part in entry.parts}
+        return super()._types(entries)
+
     def _block_type(self, tensor: Tensor) -> DType:
-        """Blocks of MXFP4 stay what they are where the family's class has them."""
-        return triple_type(_MXFP4) if self.in_blocks(tensor) else super()._block_type(tensor)
+        """Blocks of MXFP4 stay what they are where the family's class has them, others where a flag asks for it."""
+        if self.in_blocks(tensor):
+            return triple_type(_MXFP4)
+        if not self.options.pack:
+            return super()._block_type(tensor)
+        dtype = packed_as(self.options.pack, tensor, _MXFP4)
+        why = self._unpackable(tensor, dtype)
+        if why:
+            self._fault(*why, tensor.source)
+        return dtype if dtype is not None and not why else tensor.dtype
+
+    def _unpackable(self, tensor: Tensor, dtype: DType | None) -> tuple[str, str] | None:
+        """Why the layout that was asked for does not hold a matrix as it is, and what does."""
+        layout, entry = self.options.pack, self._entries.get(tensor.name)
+        if dtype is None:
+            elsewhere = layout != COMPRESSED and packed_as(COMPRESSED, tensor, _MXFP4) is not None
+            hint = f"--pack {COMPRESSED} keeps it; {DECODE}" if elsewhere else DECODE
+            return f"{layout} has no type for the numbers of {tensor.dtype}", hint
+        if tensor.name == EMBEDDING:
+            return f"{layout} packs linear layers, and this is the embedding", DECODE
+        if entry is not None and (why := misplaced(entry)):
+            return f"{layout} cannot pack it: {why}", DECODE
+        if wrong := self.unsound(tensor):
+            return wrong, DECODE
+        numbers = self._factors(tensor)
+        if entry is not None and any(self._factors(self.tensors[part]) != numbers for part in entry.parts):
+            return "matrices that are stored as one have scales of scales of their own", DECODE
+        inverted = scheme_of(dtype) == DIVISOR or (is_scaled(tensor.dtype) and tensor.dtype is not dtype)
+        if inverted and not all(inverse(number) for number in numbers):
+            does, better = ("divides", MODELOPT) if layout == COMPRESSED else ("multiplies", COMPRESSED)
+            hint = f"--pack {better} writes it as it is; {DECODE}"
+            return f"{layout} {does} by the scale of scales, and only a power of two has an exact inverse", hint
+        return None
+
+    def _factors(self, tensor: Tensor) -> list[float]:
+        """The scale of scales of a matrix, or of each of stacked ones."""
+        stacked = tensor.shape[0] if len(tensor.shape) > 2 else 1
+        return self.source.factors.get(tensor.name, [math.nan]) if is_scaled(tensor.dtype) else [1.0] * stacked
+
+    def _module(self, entry: Entry, parts: Sequence[Tensor], dtype: DType) -> Module:
+        """As of any checkpoint; in the layout of another quantiser where that is asked for."""
+        if not self.options.pack or dtype.block == 1 or entry.packed:
+            return module_of(entry, parts, dtype)
+        shape, layout = places_of(entry, parts, dtype)
+        made = planes(entry, parts, layout, dtype, arrays_of(entry.name, shape, dtype))
+        if entry.expert is not None and _EXPERTS not in self.notes:
+            self.notes.append(_EXPERTS)
+        return (*made, *beside(entry, shape, dtype, self._factors(parts[0])[entry.expert or 0]))
 
     def in_blocks(self, tensor: Tensor) -> bool:
         """The family's class has the tensor in blocks, and it is of that type."""
         assert self.family is not None
-        known = self.options.names == HF and parse(tensor.name).pattern in names_of(self.family, HF).packed
+        o, pattern = self.options, parse(tensor.name).pattern
+        known = o.names == HF and not o.pack and pattern in names_of(self.family, HF).packed
         return known and tensor.dtype in (triple_type(_MXFP4), DTYPES["MXFP4"]) and not self.decoded(tensor)
 
     def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
+        if self.options.pack:
+            assert self.family is not None
+            head = names_of(self.family, HF).written.get(HEAD)
+            return quantization_of(self.options.pack, modules, head.pattern if head and self.tied else "")
         packed = {module[0].name.removesuffix(BLOCKS[0]) for module in modules if module[0].module is not None}
         if not packed:
             return None

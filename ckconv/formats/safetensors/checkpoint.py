@@ -38,7 +38,7 @@ from ckconv.lazy import replace
 from ckconv.options import Options
 from ckconv.plan.checks import row_notes
 from ckconv.plan.decoding import DECODE
-from ckconv.plan.pieces import Module, apart
+from ckconv.plan.pieces import Module, Piece, apart
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.source_rules import surplus_reasons
@@ -154,7 +154,7 @@ class CheckpointPlanner(Planner):
             if why := apart(parts, entry.places[1] if entry.places else None, dtype):
                 self._fault(why, DECODE, entry.name)
             else:
-                modules.append(module_of(entry, parts, dtype))
+                modules.append(self._module(entry, parts, dtype))
         if self.options.names == "hf" and modules:
             dtype = self.types.get(EMBEDDING, F32)  # without one it is refused
             zeros = [*zeros_of(self.family, self.scheme, self.config.scope, dtype)]
@@ -245,6 +245,8 @@ class CheckpointPlanner(Planner):
             self._fault(f"{source} cannot become {target} exactly", "", name)
         return target
 
+    _module = staticmethod(module_of)
+
     def _block_type(self, tensor: Tensor) -> DType:
         what = f"matrices of {tensor.dtype}" if triple_of(tensor.dtype) else f"{tensor.dtype} type"
         self._fault(f"{self.format} has no {what}", DECODE, tensor.source)
@@ -278,8 +280,6 @@ class CheckpointPlanner(Planner):
             )
             length, tied = context or self.config.context_length, HEAD not in self.tensors
             self.notes += row_notes(self.config, self.loader, context=length, tied=tied)
-
-    # The plan
 
     def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:
         o = self.options
@@ -331,7 +331,7 @@ class CheckpointPlanner(Planner):
             kept=kept,
             unpacked=kept and self.unpacked,
             tied=self.tied,
-            floats=frozenset(piece.dtype.name for piece in pieces if piece.dtype.kind is Kind.FLOAT),
+            floats=self._floats(pieces),
             as_they_were=as_they_were,
             present=tuple(self.tensors),
             quantization=None if kept else self._quantization(modules),
@@ -339,6 +339,10 @@ class CheckpointPlanner(Planner):
             context=self.options.context,
         )
         return config_json(self.index, said)
+
+    def _floats(self, pieces: Sequence[Piece]) -> frozenset[str]:
+        """Names of the float types of what is written."""
+        return frozenset(p.dtype.name for p in pieces if p.dtype.kind is Kind.FLOAT and p.content is None)
 
     def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
         """MLX's object for ``config.json``; ``None`` where nothing is quantised."""

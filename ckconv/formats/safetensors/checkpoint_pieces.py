@@ -45,16 +45,16 @@ def module_of(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> Module:
         parts: the tensors of ``entry.parts``.
         dtype: of all of them in the output; an MLX triple's is written as one array a plane.
     """
-    shape, layout = _places(entry, parts, dtype)
+    shape, layout = places_of(entry, parts, dtype)
     layout = shifted(layout, entry.shift) if entry.shift else layout
     triple = triple_of(dtype)
     if triple is None:
         return (_dense(entry, parts, shape, layout, dtype),)
     arrays = _blocks if entry.packed else _triple
-    return _planes(entry, parts, layout, dtype, arrays(entry.name, shape, triple))
+    return planes(entry, parts, layout, dtype, arrays(entry.name, shape, triple))
 
 
-def _places(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> tuple[tuple[int, ...], Layout]:
+def places_of(entry: Entry, parts: Sequence[Tensor], dtype: DType) -> tuple[tuple[int, ...], Layout]:
     """The shape of the whole, and where the rows of the parts are in it."""
     if entry.places is not None:
         return entry.places
@@ -93,7 +93,7 @@ def zeros_of(family: Family, scheme: str, parameters: Mapping[str, Any], dtype: 
         yield (Piece(name, row.name, dtype, shape, layout, None, None),)
 
 
-class _Array(NamedTuple):
+class StoredArray(NamedTuple):
     """One of the arrays that a quantised module is stored as."""
 
     name: str
@@ -101,26 +101,29 @@ class _Array(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _triple(name: str, shape: tuple[int, ...], triple: Triple) -> list[_Array]:
+def _triple(name: str, shape: tuple[int, ...], triple: Triple) -> list[StoredArray]:
     """MLX's arrays of a matrix."""
     q, module = triple.quantization, name.removesuffix(".weight")
     widths = (q.row_bytes(shape[-1]) // 4, shape[-1] // q.group_size, shape[-1] // q.group_size)
     rows = zip(PLANES, plane_types(triple), widths, strict=False)
-    return [_Array(f"{module}.{kind}", dtype, (*shape[:-1], width)) for kind, dtype, width in rows]
+    return [StoredArray(f"{module}.{kind}", dtype, (*shape[:-1], width)) for kind, dtype, width in rows]
 
 
-def _blocks(name: str, shape: tuple[int, ...], triple: Triple) -> list[_Array]:
+def _blocks(name: str, shape: tuple[int, ...], triple: Triple) -> list[StoredArray]:
     """Those of transformers' ``mxfp4`` (``integrations/mxfp4.py``, 5.23): the codes of a group are an axis."""
     q, module = triple.quantization, name.removesuffix(BLOCKS[0])
     groups = (*shape[:-1], shape[-1] // q.group_size)
     shapes = ((*groups, q.row_bytes(q.group_size)), groups)
-    return [_Array(module + ending, DTYPES["U8"], own) for ending, own in zip(BLOCKS, shapes, strict=True)]
+    return [StoredArray(module + ending, DTYPES["U8"], own) for ending, own in zip(BLOCKS, shapes, strict=True)]
 
 
-def _planes(entry: Entry, parts: Sequence[Tensor], layout: Layout, dtype: DType, arrays: Sequence[_Array]) -> Module:
+def planes(
+    entry: Entry, parts: Sequence[Tensor], layout: Layout, dtype: DType, arrays: Sequence[StoredArray]
+) -> Module:
+    """The arrays of a quantised module; those of a triple that is one already are copied."""
     pieces = []
     for number, array in enumerate(arrays):
-        kept = [part.dtype is dtype for part in parts]
+        kept = [part.dtype is dtype and bool(part.planes) for part in parts]
         sources = [
             viewed(part.planes[number], array.dtype) if same else part for part, same in zip(parts, kept, strict=True)
         ]

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.documents import METADATA
+from ckconv.core.documents import METADATA, document_of
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.formats.safetensors.read import read_safetensors
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, PICKLE_METADATA, is_pickle
+from ckconv.options import PACKED
 from ckconv.plan.content import Content, numbered
 
 
@@ -46,7 +47,7 @@ _FUSED = {"qkv_proj": "qkv", "gate_up_proj": "gate-up"}
 
 
 def shown(source: TensorIndex, out: TensorIndex) -> dict[str, Any]:
-    """The naming scheme, and what was fused."""
+    """The naming scheme, what was fused, and how matrices are packed."""
     names = [stored.name for stored in out.stored]
     before = [stored.name for stored in source.stored]
     fused = (
@@ -54,4 +55,12 @@ def shown(source: TensorIndex, out: TensorIndex) -> dict[str, Any]:
         for part, word in _FUSED.items()
         if any(part in name for name in names) and not any(part in name for name in before)
     )
-    return {"names": str(out.metadata.get(f"{METADATA}.{NAMES_KEY}", "hf")), "fuse": tuple(fused)}
+    names_of = str(out.metadata.get(f"{METADATA}.{NAMES_KEY}", "hf"))
+    return {"names": names_of, "fuse": tuple(fused), "pack": _layout(out)}
+
+
+def _layout(out: TensorIndex) -> str:
+    """Whose layout its packed matrices have, as ``--pack`` calls it."""
+    said = document_of(out.metadata).get("quantization_config") if out.packed else None
+    method = said.get("quant_method") if isinstance(said, dict) else None
+    return str(method) if method in PACKED else ""

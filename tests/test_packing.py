@@ -1,0 +1,178 @@
+"""Blocks of a GGUF and triples of MLX as packed checkpoints: the arrays that the quantisers' own libraries wrote."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from packed_checkpoints import arrays_of, model
+from test_packed_floats import DECODER, MODELOPT, Made, compressed, mxfp4, nvfp4
+
+LIBRARY = {
+    "modelopt-nvfp4": ("modelopt", "input_scale"),
+    "ct-mxfp4": ("compressed-tensors", "?"),
+    "ct-w4-g32-sym": ("compressed-tensors", "?"),
+}
+
+
+def weights(directory: Path, besides: str = "input_scale") -> dict[str, Any]:
+    """The arrays of packed matrices."""
+    return {k: v for k, v in arrays_of(directory).items() if "_proj." in k and not k.endswith(besides)}
+
+
+def quantised(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "config.json").read_text())["quantization_config"]
+    return found
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_a_gguf_of_a_packed_checkpoint_becomes_the_arrays_that_its_library_wrote(
+    tmp_path: Path, ckconv, fixtures: Path, name: str
+) -> None:
+    layout, besides = LIBRARY[name]
+    source = fixtures / "quantised" / name
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--tensor-scales").code == 0
+    result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/back/", "--to", "hf", "--pack", layout)
+    assert result.code == 0, result.err
+
+    expected = weights(source, besides)
+    assert len(expected) >= 28
+    assert weights(tmp_path / "back") == expected
+    said, theirs = quantised(tmp_path / "back"), quantised(source)
+    assert said["quant_method"] == theirs["quant_method"]
+    assert (said.get("format"), said["ignore"]) == (theirs.get("format"), theirs["ignore"])
+    ours, other = (it["config_groups"]["group_0"]["weights"] for it in (said, theirs))
+    assert ours == other
+    assert ckconv("verify", tmp_path / "back", tmp_path / "m.gguf").code == 0
+
+
+@pytest.mark.parametrize(("quantiser", "layout"), [("nvfp4", "modelopt"), ("mxfp4", "compressed-tensors")])
+def test_mlx_and_packed_checkpoints_have_the_same_codes_and_scales(
+    tmp_path: Path, ckconv, fixtures: Path, quantiser: str, layout: str
+) -> None:
+    source = fixtures / "hf" / "qwen3-tied-bf16"
+    types = f"{quantiser},token_embedding.weight=bf16"
+    assert ckconv("convert", source, f"{tmp_path}/mlx/", "--to", "mlx", "--quantize", types).code == 0
+    result = ckconv("convert", tmp_path / "mlx", f"{tmp_path}/packed/", "--to", "hf", "--pack", layout)
+    assert result.code == 0, result.err
+    made, given = arrays_of(tmp_path / "packed"), arrays_of(tmp_path / "mlx")
+    codes = ".weight" if layout == "modelopt" else ".weight_packed"
+    modules = [name.removesuffix(".scales") for name in given if name.endswith(".scales")]
+    assert len(modules) == 14
+    for module in modules:
+        assert made[module + codes].data == given[f"{module}.weight"].data
+        assert made[f"{module}.weight_scale"].data == given[f"{module}.scales"].data
+    assert ckconv("diff", "--weights", tmp_path / "mlx", tmp_path / "packed").code == 0
+
+
+@pytest.mark.parametrize("factor", [1, 0.25, 2.0**40])
+def test_a_power_of_two_is_divided_by_as_exactly_as_it_is_multiplied_with(
+    tmp_path: Path, ckconv, factor: float
+) -> None:
+    model(tmp_path / "one", DECODER, partial(nvfp4, divided=False, factor=factor), MODELOPT)
+    model(
+        tmp_path / "other", DECODER, partial(nvfp4, divided=True, factor=1 / factor), compressed("nvfp4-pack-quantized")
+    )
+    one, other = weights(tmp_path / "one"), weights(tmp_path / "other", "input_global_scale")
+    assert ckconv("convert", tmp_path / "one", tmp_path / "m.gguf", "--tensor-scales").code == 0
+    for source, layout, expected in (("m.gguf", "modelopt", one), ("other", "modelopt", one), ("one", "ct", None)):
+        flag = "compressed-tensors" if layout == "ct" else layout
+        result = ckconv("convert", tmp_path / source, f"{tmp_path}/{source}.{layout}/", "--to", "hf", "--pack", flag)
+        assert result.code == 0, result.err
+        made = weights(tmp_path / f"{source}.{layout}")
+        if expected is not None and source == "m.gguf":
+            assert made == expected
+        scales = {name: raw.data for name, raw in made.items() if name.endswith(("scale_2", "global_scale"))}
+        wanted = np.float32(1 / factor if layout == "ct" else factor).tobytes()
+        assert set(scales.values()) == {wanted}
+    divided = weights(tmp_path / "one.ct")
+    names = {name for name in divided if not name.endswith(".weight_packed")}
+    assert {name for name in other if not name.endswith(".weight_packed")} == names
+    form = quantised(tmp_path / "one.ct")
+    assert (form["format"], form["ignore"]) == ("nvfp4-pack-quantized", ["lm_head"])
+
+
+def test_a_layout_that_a_checkpoint_has_already_is_copied(tmp_path: Path, ckconv, fixtures: Path) -> None:
+    source = fixtures / "quantised" / "ct-nvfp4"
+    result = ckconv("convert", source, f"{tmp_path}/copy/", "--to", "hf", "--pack", "compressed-tensors")
+    assert result.code == 0, result.err
+    assert arrays_of(tmp_path / "copy") == arrays_of(source)
+
+
+def test_scales_that_have_no_exact_inverse_are_refused_and_the_other_layout_named(
+    tmp_path: Path, ckconv, fixtures: Path
+) -> None:
+    source = fixtures / "quantised" / "ct-nvfp4"
+    refused = ckconv("convert", source, f"{tmp_path}/a/", "--to", "hf", "--pack", "modelopt")
+    assert (refused.code, "only a power of two has an exact inverse" in refused.err) == (4, True)
+    assert "and 13 more" in refused.err
+    assert "--pack compressed-tensors writes it as it is" in refused.err
+    model(tmp_path / "b", DECODER, partial(nvfp4, divided=False, factor=0.75), MODELOPT)
+    refused = ckconv("convert", tmp_path / "b", f"{tmp_path}/c/", "--to", "hf", "--pack", "compressed-tensors")
+    assert (refused.code, "--pack modelopt writes it as it is" in refused.err) == (4, True)
+
+
+def test_scales_that_ggml_reads_as_no_number_stop_it(tmp_path: Path, ckconv) -> None:
+    def spoiled(module: str, shape: tuple[int, int], seed: int) -> Made:
+        tensors, values = mxfp4(module, shape, seed)
+        scales = tensors[f"{module}.weight_scale"]
+        assert isinstance(scales, np.ndarray)
+        scales[0, 0] = 255
+        return tensors, values
+
+    model(tmp_path / "packed", DECODER, spoiled, compressed("mxfp4-pack-quantized"))
+    assert ckconv("convert", tmp_path / "packed", f"{tmp_path}/mlx/", "--to", "mlx").code == 4
+
+
+def test_what_a_layout_has_no_place_for_is_refused_with_the_flag_that_decodes_it(
+    tmp_path: Path, ckconv, fixtures: Path
+) -> None:
+    source = fixtures / "hf" / "qwen3-tied-bf16"
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--quantize", "q8_0").code == 0
+    pack = ("--to", "hf", "--pack", "compressed-tensors")
+    result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/a/", *pack)
+    assert (result.code, "packs linear layers, and this is the embedding: token_embd.weight" in result.err) == (4, True)
+    result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/a/", *pack, "--decode", "token_embd.weight")
+    assert result.code == 0, result.err
+    assert quantised(tmp_path / "a")["config_groups"]["group_0"]["weights"]["num_bits"] == 8
+    result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/b/", "--to", "hf", "--pack", "modelopt")
+    assert "modelopt has no type for the numbers of Q8_0" in result.err
+    assert "--pack compressed-tensors keeps it" in result.err
+
+    result = ckconv("convert", fixtures / "kquants" / "llama64.Q4_K_M.gguf", f"{tmp_path}/c/", *pack)
+    assert (result.code, "compressed-tensors has no type for the numbers of Q5_0" in result.err) == (4, True)
+    assert ckconv("convert", source, tmp_path / "n.gguf", "--pack", "modelopt").code == 2
+
+
+def test_types_of_several_kinds_are_groups_that_name_their_modules(tmp_path: Path, ckconv, fixtures: Path) -> None:
+    source, types = fixtures / "hf" / "qwen3-tied-bf16", "q8_0,*ffn*=mxfp4,token_embedding.weight=bf16"
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--quantize", types).code == 0
+    result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/packed/", "--to", "hf", "--pack", "compressed-tensors")
+    assert result.code == 0, result.err
+    said = quantised(tmp_path / "packed")
+    targets = {group["format"]: group["targets"] for group in said["config_groups"].values()}
+    assert said["format"] == "mixed-precision"
+    assert {form: len(modules) for form, modules in targets.items()} == {
+        "mxfp4-pack-quantized": 6,
+        "pack-quantized": 8,
+    }
+    assert "model.layers.1.mlp.up_proj" in targets["mxfp4-pack-quantized"]
+    assert ckconv("diff", "--weights", tmp_path / "m.gguf", tmp_path / "packed").code == 0
+
+
+@pytest.mark.parametrize("family", ["gpt2-hub-f32", "phi3-bf16"])
+def test_matrices_are_packed_where_the_class_has_linear_layers(
+    tmp_path: Path, ckconv, fixtures: Path, family: str
+) -> None:
+    source = fixtures / "hf" / family
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--quantize", "q8_0,token_embedding.weight=f32").code == 0
+    result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/packed/", "--to", "hf", "--pack", "compressed-tensors")
+    if family == "gpt2-hub-f32":
+        assert "its class stores it otherwise than as the matrix [out, in] of a linear layer" in result.err
+        return
+    assert result.code == 0, result.err
+    assert ckconv("diff", "--weights", tmp_path / "m.gguf", tmp_path / "packed").code == 0
