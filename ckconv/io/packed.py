@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckconv.io.ahead import made_at_once
 from ckconv.quant.packed import scheme_of
 from ckconv.quant.packings import Tile
 
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     Index = NDArray[np.int64]
 
 #: Bytes of rows that are made at once.
-_PIECE = 2 << 20
-#: Bytes that are kept of an array whose rows are columns of the file: they are read in strips as broad as that.
+_PIECE = 1 << 20
+#: Bytes that all threads keep of an array whose rows are columns of the file: they are read in strips as broad as that.
 _WINDOW = 8 << 20
+
+_NO_ROWS = np.empty((0, 0), np.uint8)
 
 #: As many times the rows that are wanted are made at once, rather than those alone one by one.
 _SPARSE = 4
@@ -83,11 +86,13 @@ class PackedRows:
         """Rows of an array; those that are there already are not read again."""
         if reader.layout.in_order and not keep:
             return reader.rows(low, high)
-        first, rows = self._windows.get(key, (0, np.empty((0, 0), np.uint8)))
+        first, rows = self._windows.get(key, (0, _NO_ROWS))
         if low < first or high > first + len(rows):
+            rows = _NO_ROWS  # what there was is gone before there is more
+            self._windows.pop(key, None)
             self._windows = {other: window for other, window in self._windows.items() if other[0] == key[0]}
-            first = low
-            rows = reader.rows(low, min(reader.layout.rows, max(high, low + _WINDOW // max(1, reader.row_bytes))))
+            first, many = low, _WINDOW // (1 + made_at_once()) // max(1, reader.row_bytes)
+            rows = reader.rows(low, min(reader.layout.rows, max(high, low + many)))
             self._windows[key] = first, rows
         return rows[low - first : high - first]
 

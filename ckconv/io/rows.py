@@ -109,7 +109,7 @@ class RowReader:
     def piece(self) -> int:
         """Bytes worth asking for at once: more where rows are put together out of many runs."""
         if self._packed:
-            return SCRATCH // 4
+            return SCRATCH // 8
         return CHUNK if self.layout.whole_rows or self.layout.run > 1 else SCRATCH
 
     def rows(self, start: int, stop: int) -> Rows:
