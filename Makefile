@@ -2,7 +2,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 
-.PHONY: check lint types test oracles families slow s3 bench fuzz edits faults flips dist man
+.PHONY: check lint types test oracles families slow s3 cluster bench fuzz edits faults flips dist man
 
 check: lint types test
 
@@ -30,11 +30,15 @@ families:
 	$(PYTHON) scripts/families_page.py
 
 # What takes long.
-slow: fuzz edits faults flips s3
+slow: fuzz edits faults flips s3 cluster
 
 # A source in S3: needs s3fs and moto[server].
 s3:
 	$(PYTHON) -m pytest -m s3
+
+# Clusters of Dask and Ray on this machine: needs distributed and ray[client].
+cluster:
+	$(PYTHON) -m pytest -m cluster
 
 # Ratios against openssl, cp and a plain loop, interleaved in one run, beside their targets.
 bench:

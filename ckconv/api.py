@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -10,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import TensorIndex
+from ckconv.engine.apart import Apart
 from ckconv.engine.late import side_files
 from ckconv.engine.model import Model
+from ckconv.engine.request import merged, requested
 from ckconv.engine.run import Report, run
 from ckconv.engine.targets import make_plan
-from ckconv.errors import UsageError, counted, quoted, shown
+from ckconv.errors import UsageError, counted, quoted
 from ckconv.families.catalogue import own_families
 from ckconv.formats import format_of, named, names
 from ckconv.formats.destination import Destination, destination, says_nothing
@@ -29,6 +30,8 @@ from ckconv.plan.steps import Plan
 from ckconv.record.schema import record_path
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from ckconv.engine.compare import Comparison
     from ckconv.engine.tensors import Progress
     from ckconv.engine.transfer import Watcher
@@ -77,7 +80,7 @@ def prepare(
     index = open_index(as_path(source), format=source_format, base=options.base, follow_links=options.follow_links)
     place = place or destination(target, _format_of_record(index, options))
     if adapters:
-        index = _merged(index, adapters, options, place.format)
+        index = merged(index, adapters, options, place.format)
     # Beside standard output there is no place for a record.
     record = options.source_record and (place.parent is not None or not format_of(place.format).keeps_source)
     options = replace(options, file_name=place.file_name, source_record=record)
@@ -90,20 +93,6 @@ def prepare(
             note = f"{stale.name} is there already, and does not belong to what is written: remove it"
             plan = replace(plan, notes=(*plan.notes, note))
     return plan, place
-
-
-def _merged(index: TensorIndex, adapters: Sequence[tuple[StrPath, float]], options: Options, to: str) -> TensorIndex:
-    """A model with adapters merged into it, for an output of the format ``to``."""
-    from ckconv.adapters.merged import Adapting, merge_adapters
-
-    base = index.path if index.config is not None else None
-    for path, weight in adapters:
-        if not math.isfinite(weight):
-            raise UsageError("usage", f"the weight of {shown(path)} is {weight}, which is no finite number")
-    links = options.follow_links
-    opened = [Adapting(open_index(as_path(path), base=base, follow_links=links), weight) for path, weight in adapters]
-    unrounded = partial(format_of(to).stores_float32, options)
-    return merge_adapters(index, opened, decoded=options.decodes, unrounded=unrounded)
 
 
 def _kept_blocks(plan: Plan) -> Iterator[str]:
@@ -136,6 +125,8 @@ def convert(
     checksums: bool = False,
     record: bool = False,
     jobs: int | None = None,
+    executor: Executor | None = None,
+    resume: bool = False,
     progress: Watcher | None = None,
 ) -> Report:
     """Convert a model; the output is complete and verified when this returns, or is not there.
@@ -152,6 +143,9 @@ def convert(
             the source record of a bump file.
         jobs: how many pieces of a tensor are converted and compared at once; ``None`` for the processors that the
             process may use. The bytes are the same, memory grows with it.
+        executor: its workers make the files of an output of several, each one at a time; they need source and target
+            under the same paths, and the same ckconv. A worker converts one piece of a tensor at once, or ``jobs``.
+        resume: finished files of an output of several stay where the work ends early, and are gone on with.
         progress: hears of phases and bytes.
 
     Raises:
@@ -170,7 +164,9 @@ def convert(
         if place.parent is None:
             raise UsageError("usage.target", "only the command line writes to standard output", hint="name a file")
         late = side_files(plan, place, checksums=checksums, record=record, adapters=adapters)
-        return run(plan, place, force=force, verify=verify, late=late, watcher=progress)
+        apart = Apart(requested(plan, source, source_format, adapters), executor, resume, jobs)
+        wanted = apart if executor is not None or resume else None
+        return run(plan, place, force=force, verify=verify, late=late, watcher=progress, apart=wanted)
 
 
 def edit(
@@ -290,7 +286,7 @@ def check_output(
         found = verify_alone(out, named, progress=progress)
         return Checked(found, beside.path, beside.sums, check_source_record(out))
     if adapters and source.adapter is None:
-        source = _merged(source, adapters, options, out.format)
+        source = merged(source, adapters, options, out.format)
     asked = Request(beside.options(options, adapters), weights, named, path.is_dir())
     found = verify_whole(out, source, asked, progress=progress)
     return Checked(found, beside.path, beside.sums, check_source_record(out))

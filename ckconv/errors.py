@@ -83,9 +83,19 @@ class CkconvError(Exception):
         self.hint = hint
         self.details = tuple(details)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process gets all of its facts."""
+        return _made_again, (type(self), self.args, self.__dict__)
+
     def __str__(self) -> str:
         place = f"{self.path}: " if self.path else ""
         return "\n  ".join([f"[{self.code}] {place}{self.message}", *self.details])
+
+
+def _made_again(kind: type[CkconvError], given: tuple[object, ...], facts: dict[str, object]) -> CkconvError:
+    error = kind.__new__(kind, *given)
+    error.__dict__.update(facts)
+    return error
 
 
 class UsageError(CkconvError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckconv.cli.conversion import adapters_of, conversion_options, options_of, writing_options
+from ckconv.cli.conversion import adapters_of, cluster_option, conversion_options, options_of, writing_options
 from ckconv.cli.format_name import FormatName
 from ckconv.cli.render import print_lines, size
 from ckconv.cli.sections import Sections
@@ -39,6 +39,7 @@ _EXAMPLES = {
 @click.option("--from", "source_format", type=FormatName(), help="Read every SRC as this format.")
 @click.option("--to", type=FormatName(), required=True, help="Write this format.")
 @conversion_options
+@cluster_option
 @writing_options
 @common_options
 @click.pass_context
@@ -52,6 +53,7 @@ def command(
     terminal a table of all stands at the end.
     """
     from ckconv.cli.batch_run import Batch
+    from ckconv.engine.cluster import connected
     from ckconv.families.catalogue import own_families
     from ckconv.io.ahead import at_once
     from ckconv.output.filesystem import failing
@@ -69,7 +71,12 @@ def command(
             with failing(into):  # it stays, whatever comes of it: another batch may have begun to use it
                 into.mkdir(exist_ok=True)
         try:
-            Batch(flags, options, adapters, settings).run(models)
+            batch = Batch(flags, options, adapters, settings)
+            if flags["cluster"]:
+                with connected(flags["cluster"]) as executor:
+                    batch.run_on(executor, models)
+            else:
+                batch.run(models)
         finally:
             if sys.stdout.isatty() and not (settings.json or settings.quiet):
                 print_lines(_table(models))

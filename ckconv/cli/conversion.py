@@ -110,6 +110,14 @@ _WRITING: tuple[Callable[[Function], Function], ...] = (
 )
 
 
+#: Of `convert` and `batch`.
+cluster_option = click.option(
+    "--cluster",
+    metavar="URL",
+    help="Have the workers of dask://HOST:PORT or ray://HOST:PORT do it; they see the files under the same paths.",
+)
+
+
 def writing_options(function: Function) -> Function:
     """Add those of `convert` and `batch` that say how an output is written."""
     for option in reversed(_WRITING):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckconv.cli.conversion import MAP_NAME, adapters_of, conversion_options, options_of, writing_options
+from ckconv.cli.conversion import MAP_NAME, adapters_of, cluster_option, conversion_options, options_of, writing_options
 from ckconv.cli.format_name import FormatName
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.sections import Sections
@@ -57,6 +57,12 @@ _EXAMPLES = {
     help="Write configuration, tokenizer and template, and no weights: what vLLM and transformers need beside a GGUF.",
 )
 @page_option("Write a page to FILE, which must be new: source and output, and how far each tensor is apart.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Keep finished shards when the conversion ends early, and go on with those of an earlier one.",
+)
+@cluster_option
 @writing_options
 @common_options
 @click.pass_context
@@ -69,7 +75,10 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     """
     from ckconv.api import prepare
     from ckconv.cli.report import print_plan
+    from ckconv.engine.apart import Apart
+    from ckconv.engine.cluster import connected
     from ckconv.engine.late import side_files
+    from ckconv.engine.request import requested
     from ckconv.engine.run import outputs_of, run
     from ckconv.families.catalogue import own_families
     from ckconv.formats.destination import STDOUT
@@ -111,6 +120,13 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         if tower:
             outputs = outputs_of(plan, target, places=places, on_request=wanted, late=late)
             check_beside(tower, outputs, late_of_tower, force=force)
+        apart = None
+        if flags["resume"] or flags["cluster"]:
+            if dst == STDOUT:
+                raise UsageError("usage.target", "--resume and --cluster make files, and DST is stdout")
+            executor = context.with_resource(connected(flags["cluster"])) if flags["cluster"] else None
+            request = requested(plan, src, flags["source_format"], adapters)
+            apart = Apart(request, executor, flags["resume"], flags["jobs"])
         with ProgressLine(settings, dst) as line:
             report = run(
                 plan,
@@ -123,6 +139,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
                 stdout=sys.stdout.fileno() if dst == STDOUT else None,
                 digests=settings.json or settings.verbose,
                 watcher=line,
+                apart=apart,
             )
         if flags["page"] is not None:
             from ckconv.cli.pair_page import page_of_conversion

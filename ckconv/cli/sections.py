@@ -21,7 +21,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "--template", "--config", "--config-out", "--manifest", "--map", "--mmproj", "--checksums", "--record",
         "--no-source-record", "--side-files-only", "--follow-links",
     ),
-    "The run": ("--from-file", "--into", "--jobs", "--weights", "--html", "--no-verify", "--dry-run", "--force"),
+    "The run": (
+        "--from-file", "--into", "--resume", "--cluster", "--jobs", "--weights", "--html", "--no-verify", "--dry-run",
+        "--force",
+    ),
     "Every command": ("--quiet", "--verbose", "--json", "--no-color", "--progress", "--debug", "--help"),
 }  # fmt: skip
 

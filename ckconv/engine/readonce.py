@@ -93,14 +93,15 @@ class ReadOnce(Files):
         growing: Growing | None = None,
         *,
         hashed: Iterable[Extent] = (),
+        moved: Mapping[Path, Path] | None = None,
     ) -> None:
         """Open nothing yet.
 
         Args:
-            known, growing: see :class:`ckconv.io.files.Files`.
+            known, growing, moved: see :class:`ckconv.io.files.Files`.
             hashed: extents whose digests are wanted.
         """
-        super().__init__(known, growing)
+        super().__init__(known, growing, moved)
         read = super().read_into
         self._readings = {extent: Reading(extent, read) for extent in hashed}
         self._of_path: dict[Path, list[Reading]] = {}

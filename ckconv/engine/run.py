@@ -8,6 +8,7 @@ from dataclasses import field
 from functools import partial
 from pathlib import Path
 
+from ckconv.engine.apart import Apart, Assembly, is_apart
 from ckconv.engine.leftovers import check_leftovers, stale_lists
 from ckconv.engine.pipeline import SMALLEST_HOLE
 from ckconv.engine.reread import Soundness
@@ -75,6 +76,7 @@ def run(
     stdout: int | None = None,
     digests: bool = True,
     watcher: Watcher | None = None,
+    apart: Apart | None = None,
 ) -> Report:
     """Write the output of ``plan`` to ``target``.
 
@@ -87,6 +89,7 @@ def run(
         late: further files.
         stdout: the descriptor that ``-`` means.
         digests: of whole files are wanted, even where a header holds that of its payload, which is computed anyway.
+        apart: how each of several files is made apart from the others.
 
     Raises:
         UsageError: a side file was asked for that the target does not have.
@@ -126,23 +129,35 @@ def run(
             )
         paths = [target.parent / file.name for file in plan.files]
         rooms = _rooms_of_late(late, paths, plan, side)
-        rooms |= {path: Room(file.nbytes, tuple(_holes(file))) for path, file in zip(paths, plan.files, strict=True)}
+        assembly = Assembly(plan, container, apart, verify=verify) if apart is not None and is_apart(plan) else None
+        if apart is not None and assembly is None and (apart.resume or apart.executor):
+            plan = replace(plan, notes=(*plan.notes, "one file is written, or several that are one piece: at once"))
+        rooms |= {
+            path: Room(file.nbytes, tuple(_holes(file)), apart=assembly is not None)
+            for path, file in zip(paths, plan.files, strict=True)
+        }
         _check_apart([*side, *(item.path for item in late)], paths)
         plan = replace(plan, notes=(*plan.notes, *stale_lists(target, [*rooms, *side])))
         last = entry(plan, paths, side)
         inputs = () if in_place else _inputs(plan)
-        with Outputs(rooms, side, directory=target.directory, force=force, inputs=inputs, last=last) as outputs:
+        kept = assembly.kept if assembly else None
+        with Outputs(
+            rooms, side, directory=target.directory, force=force, inputs=inputs, last=last, kept=kept
+        ) as outputs:
             look = partial(check_leftovers, plan, target.parent, [*rooms, *side])
             look()
             if not plan.restores or not verify:  # else it is verified whole
                 source.begin()
-            staged = Staged(plan, container, target, paths, outputs, verify=verify)
             with failing(Path(target.name)):  # a reader raises its own error
-                write_frames(plan, container, (outputs.fds[path] for path in paths), Path(target.name))
-                with staged.following:
-                    losses = write_files(plan, container, files, staged.unwritten, staged.growth, watcher)
-                    named = digests or any(item.names_digests for item in late)
-                    files_written, verified = staged.settle(whole=named)
+                if assembly is not None:
+                    losses, files_written, verified = assembly.run(outputs, paths, target, watcher)
+                else:
+                    staged = Staged(plan, container, target, paths, outputs, verify=verify)
+                    write_frames(plan, container, (outputs.fds[path] for path in paths), Path(target.name))
+                    with staged.following:
+                        losses = write_files(plan, container, files, staged.unwritten, staged.growth, watcher)
+                        named = digests or any(item.names_digests for item in late)
+                        files_written, verified = staged.settle(whole=named)
             if not plan.restores or not verify:
                 source.check()
             written = [*files_written, *_written(side)]

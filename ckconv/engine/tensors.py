@@ -91,15 +91,20 @@ def compare_tensors(
     progress: Progress | None = None,
     importance: Mapping[str, Floats] | None = None,
     tiles: Tiles | None = None,
+    only: Callable[[Tensor], bool] | None = None,
+    absent: bool = True,
 ) -> Compared:
     """Everything that :func:`verify_index` finds by looking at tensors, those of ``out`` in the order of its files.
 
     Args:
         tiles: rows that were decoded to be written, which need not be decoded again to be compared.
+        only: which tensors of ``out`` are looked at; all of them.
+        absent: look at the configuration too, and for what is in the source alone.
     """
     comparison = _Comparison(out, source, files, left_out, progress or (lambda n, name: None))
     comparison.configuration = configuration
     comparison.importance, comparison.tiles = importance or {}, tiles
+    comparison.only, comparison.absent = only, absent
     return comparison.run()
 
 
@@ -118,6 +123,8 @@ class _Comparison:
         self.configuration = True
         self.importance: Mapping[str, Floats] = {}
         self.tiles: Tiles | None = None
+        self.only: Callable[[Tensor], bool] | None = None
+        self.absent = True
 
     def run(self) -> Compared:
         """Look at everything."""
@@ -125,6 +132,8 @@ class _Comparison:
         zero_filled = 0
         theirs = _every_tensor(self.source) if self.source else {}
         for key, tensor in sorted(_every_tensor(self.out).items(), key=self._place):
+            if self.only is not None and not self.only(tensor):
+                continue
             self.progress(0, tensor.name)
             faults += self._padding(tensor)
             twin = theirs.get(key)
@@ -144,7 +153,8 @@ class _Comparison:
                     faults.append(Fault("verify.tensor", text, tensor.source))
                 else:
                     faults.append(Fault("verify.tensor", f"{_label(tensor)} is not in the source", tensor.source))
-        faults = [*self._config(), *self._absent(), *faults]
+        if self.absent:
+            faults = [*self._config(), *self._absent(), *faults]
         count = len(self.out.tensors) + len(self.out.unknown) - zero_filled
         return Compared(faults, count, zero_filled, self.rounded)
 

@@ -70,13 +70,20 @@ class Files:
     At most ``MAX_OPEN`` are open at a time: the one used longest ago is closed, and opened again when it is needed.
     """
 
-    def __init__(self, known: Mapping[Path, Identity] | None = None, growing: Growing | None = None) -> None:
+    def __init__(
+        self,
+        known: Mapping[Path, Identity] | None = None,
+        growing: Growing | None = None,
+        moved: Mapping[Path, Path] | None = None,
+    ) -> None:
         """Open nothing yet.
 
         Args:
             known: what the files were when their headers were read.
             growing: files that this process writes meanwhile.
+            moved: where the bytes of a file are, if not there.
         """
+        self._moved = moved or {}
         self._known = dict(known or {})
         self._growing = growing
         #: Path -> descriptor, the one used longest ago first.
@@ -113,7 +120,7 @@ class Files:
 
     def _opened(self, path: Path) -> tuple[int, os.stat_result]:
         try:
-            return open_regular(path)
+            return open_regular(self._moved.get(path, path))
         except InputError as error:
             if path not in self._known or error.code == "input.unreadable":
                 raise

@@ -28,6 +28,11 @@ class Descriptors(Mapping[Path, int]):
         self._places[output], self._open[output] = place, fd
         self._make_room(MAX_OPEN)
 
+    def forget(self, output: Path) -> None:
+        """Close the descriptor of what another file takes the place of; it is opened again when it is asked for."""
+        if output in self._open:
+            close_written(self._open.pop(output))
+
     def __getitem__(self, output: Path) -> int:
         if output not in self._open:
             place = self._places[output]
@@ -52,7 +57,7 @@ class Descriptors(Mapping[Path, int]):
         some_are_closed = len(self._places) > MAX_OPEN
         for output, place in list(self._places.items()):
             with failing(output):
-                if some_are_closed:
+                if some_are_closed or output not in self._open:
                     sync_file(place)
                 else:
                     sync(self._open[output])

@@ -16,6 +16,7 @@ from types import TracebackType
 from ckconv.errors import CkconvError, Interrupted, OutputError
 from ckconv.output.descriptors import Descriptors
 from ckconv.output.filesystem import failing, through_link, write_code
+from ckconv.output.kept import FINISHED, UNFINISHED, Kept, lasting_name, remove_folder
 from ckconv.output.locks import Locked
 from ckconv.output.naming import Naming, keep_mode, replace
 from ckconv.output.places import check_apart, check_directory, check_links, check_room, check_target
@@ -47,6 +48,7 @@ class Outputs:
         force: bool = False,
         inputs: Iterable[Path] = (),
         last: Sequence[Path] = (),
+        kept: Kept | None = None,
     ) -> None:
         """Describe what is going to be written; nothing is touched before :meth:`__enter__`.
 
@@ -57,6 +59,7 @@ class Outputs:
             force: replace what is there.
             inputs: files that must not be overwritten whatever the flags say.
             last: what loaders begin with; these files get their names after the others, in this order.
+            kept: finished files stay where the output is not completed, and those of an earlier run are taken over.
         """
         self._directory = through_link(directory) if directory else None
         outputs: list[tuple[Path, str, Room | Small]] = [(path, what.name, what) for path, what in small.items()]
@@ -69,6 +72,7 @@ class Outputs:
         self._inputs = tuple(inputs)
         self._last = [path for path in last if path in self._files]
         self._links = [path for path in (directory, *large, *small) if path is not None]
+        self._kept = kept
         self._naming = Naming()
         self._staging = Staging()
         self._complete = False
@@ -121,7 +125,9 @@ class Outputs:
         parents = {file.target.parent for file in self._files.values() if not file.inside}
         if self._directory is not None:
             parents |= {self._directory.parent, self._directory}
-        self._recovered = recover(sorted(parents))
+        places = [self._directory, *(file.target for file in self._files.values() if isinstance(file.what, Room))]
+        abandoned = {lasting_name(place) for place in places if place is not None} if self._kept is None else set()
+        self._recovered = recover(sorted(parents), abandoned)
 
     def _check(self) -> None:
         if self._directory is not None and not check_directory(self._directory, force=self._force):
@@ -139,6 +145,8 @@ class Outputs:
         if self._directory is not None:
             return self._directory
         large = [file for file in self._files.values() if isinstance(file.what, Room)]
+        if large and self._kept is not None:
+            return large[0].target
         if large:
             return max(large, key=lambda file: file.nbytes).target
         return next((file.target for file in self._files.values() if not file.is_there), None)
@@ -147,11 +155,17 @@ class Outputs:
         files = self._files.values()
         with failing(place):
             apart = [file.content is None and file.is_apart(place.parent) for file in files]
+            if self._kept is not None:
+                self._staging.make(place, whole=self._directory is not None, kept=self._kept)
+                self._kept.begin(self.staging)
+            done = self._kept.files if self._kept is not None else {}
             check_room(
                 (file.target.parent if elsewhere else place.parent, file.target, file.nbytes)
                 for file, elsewhere in zip(files, apart, strict=True)
+                if file.name not in done
             )
-            self._staging.make(place, whole=self._directory is not None)
+            if self._kept is None:
+                self._staging.make(place, whole=self._directory is not None)
         for path, file in self._files.items():
             with failing(file.target):
                 if isinstance(file.what, Small):
@@ -160,6 +174,26 @@ class Outputs:
                     fd = self._staging.add_large(file, file.what)
                     assert file.temp is not None
                     self.fds.add(path, fd, file.temp)
+
+    def unfinished(self) -> Path:
+        """The directory for files that are made apart."""
+        place = self.staging / UNFINISHED
+        place.mkdir(exist_ok=True)
+        return place
+
+    def take(self, path: Path, made: Path) -> None:
+        """Put what was made apart in the place of a large file.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        file = self._files[path]
+        assert file.temp is not None
+        self.fds.forget(path)
+        if file.temp.parent.samefile(self.staging):
+            made.replace(file.temp)
+        else:
+            raise OutputError("output.write", "a shard that is a link to elsewhere is not written apart", path=path)
 
     def sync(self) -> None:
         """Bring all files to the disk.
@@ -264,6 +298,8 @@ class Outputs:
         if self._directory is not None:
             self._sync_if_taken(parents)
             with failing(self._directory):
+                for folder in (FINISHED, UNFINISHED):
+                    remove_folder(self.staging / folder)
                 self._staging.become(self._directory, self._files.values())
 
     def _sync_if_taken(self, parents: Iterable[Path]) -> None:
@@ -280,6 +316,16 @@ class Outputs:
     def _clean_up(self, error: BaseException | None) -> None:
         """Remove everything that has no business to stay, whatever signal comes meanwhile, and say what stays."""
         with deferred():
+            if self._kept is not None and not self._complete and self._kept.stays(error):
+                self.fds.close()
+                self._left = [*self._staging.leave(self._kept), self._kept.sentence]
+                declare(f"interrupted; {self._kept.sentence}")
+                if isinstance(error, Interrupted):
+                    error.message = f"interrupted; {self._kept.sentence}"
+                    self._left.pop()
+                if isinstance(error, CkconvError):
+                    error.details = (*error.details, *self.notes)
+                return
             self._left = self._remove_temporary()
             if not self._complete and (self._stuck or self._left or self._locked.left):
                 declare(LEFT)

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from ckconv.errors import OutputError
 from ckconv.lazy import dataclass
 from ckconv.output.filesystem import TEMPORARY
+from ckconv.output.kept import FINISHED, UNFINISHED, is_lasting
 from ckconv.output.locks import Locked
 from ckconv.output.regular import close_unwritten
-from ckconv.output.staging import KEPT, remove_directory
+from ckconv.output.removal import KEPT, remove_directory, remove_kept
 from ckconv.system import CLOEXEC, DIRECTORY, NOFOLLOW, is_own, try_lock
 
 _STAGING = re.compile(TEMPORARY, re.DOTALL)
 
 
-def recover(directories: Iterable[Path]) -> list[str]:
-    """Undo and remove what dead runs of this user left in these directories.
+def recover(directories: Iterable[Path], abandoned: Collection[Path] = ()) -> list[str]:
+    """Undo and remove what dead runs of this user left in these directories; finished files that are kept stay.
+
+    Args:
+        abandoned: staging directories of which nothing is kept.
 
     Returns:
         sentences about what was brought back, and about what is still there.
@@ -37,7 +41,7 @@ def recover(directories: Iterable[Path]) -> list[str]:
         with suppress(OutputError), Locked([directory]):
             for path in list(_leftovers(directory)):
                 with suppress(OSError):
-                    told += _recover_if_dead(path)
+                    told += _recover_if_dead(path, lasting=path not in abandoned and is_lasting(path))
     return told
 
 
@@ -50,10 +54,12 @@ def _leftovers(directory: Path) -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def _recover_if_dead(path: Path) -> list[str]:
+def _recover_if_dead(path: Path, *, lasting: bool) -> list[str]:
     fd = os.open(path, os.O_RDONLY | DIRECTORY | NOFOLLOW | CLOEXEC)
     try:
-        return _Dead(path).recover() if try_lock(fd) else []  # OSError: no locks here, then nobody can know
+        return (
+            _Dead(path).recover(lasting=lasting) if try_lock(fd) else []
+        )  # OSError: no locks here, then nobody can know
     finally:
         close_unwritten(fd)
 
@@ -75,25 +81,32 @@ class _Dead:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        entries = [entry for entry in path.iterdir() if entry.name != KEPT]
+        entries = [entry for entry in path.iterdir() if entry.name not in (KEPT, FINISHED, UNFINISHED)]
         #: Files that were written for other directories, beside their places.
         self._elsewhere = [entry.readlink() for entry in entries if entry.is_symlink()]
         self._staged = [entry for entry in entries if not entry.is_symlink()] + self._elsewhere
 
-    def recover(self) -> list[str]:
+    def recover(self, *, lasting: bool) -> list[str]:
         told: list[str] = []
-        if (self._path / KEPT).is_dir() and self._is_unfinished():
+        naming = (self._path / KEPT).is_dir()
+        if lasting and not naming:
+            return []
+        if naming and self._is_unfinished():
             taken = [found for found in self._taken() if found.is_there]
             given = self._given([found.target for found in taken])
             if any(os.path.lexists(found.target) and found.target not in given for found in taken):
                 return [f"{self._path} holds files that a killed run replaced; others stand in their places now"]
             told = _undo(taken, given)
         else:
+            lasting = False
             for found in self._taken():
                 found.kept.unlink(missing_ok=True)
         for temp in self._elsewhere:
             if _STAGING.fullmatch(temp.name):
                 temp.unlink(missing_ok=True)
+        if lasting:
+            remove_kept(self._path / KEPT)
+            return told
         return [*told, *remove_directory(self._path)]
 
     def _is_unfinished(self) -> bool:

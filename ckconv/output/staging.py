@@ -14,14 +14,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckconv.errors import OutputError
 from ckconv.output.filesystem import create, failing, holds, made_meanwhile, removed, temporary_name, write_file
+from ckconv.output.kept import Kept, clear, lasting_name
 from ckconv.output.locks import Locked
 from ckconv.output.regular import close_unwritten
+from ckconv.output.removal import KEPT, remove_directory
 from ckconv.output.streamed import SideFile
-from ckconv.system import CLOEXEC, DIRECTORY, allocate, become_directory, sync_directory, sync_file, try_lock
-
-#: Where in the directory the replaced files are kept while others get their names, each in a directory of its own.
-KEPT = ".old"
+from ckconv.system import (
+    CLOEXEC,
+    DIRECTORY,
+    NO_LOCKS,
+    NOFOLLOW,
+    allocate,
+    become_directory,
+    is_own,
+    sync_directory,
+    sync_file,
+    try_lock,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +42,12 @@ class Room:
     Attributes:
         nbytes: its exact size.
         holes: (offset, bytes) in it that are zeros and take no space, in order.
+        apart: its bytes are written to another file, which then takes its place.
     """
 
     nbytes: int
     holes: tuple[tuple[int, int], ...] = ()
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,29 +122,50 @@ class Staging:
         assert self.path is not None
         return self.path
 
-    def make(self, place: Path, *, whole: bool) -> None:
+    def make(self, place: Path, *, whole: bool, kept: Kept | None = None) -> None:
         """Make the directory beside ``place``.
 
         Args:
             whole: it is going to be ``place``, and gets the mode bits of an empty directory that is there.
+            kept: what is finished in it stays, and one that is there already is gone on with.
+
+        Raises:
+            OutputError: ``output.busy``, somebody else is at work in it.
         """
         with Locked([place.parent]) as locked:  # nobody may find it before it is locked itself
-            self.path = temporary_name(place.parent, place.name)  # before it is there: a signal may come any time
+            # Before it is there: a signal may come any time.
+            self.path = lasting_name(place) if kept else temporary_name(place.parent, place.name)
             try:
                 self.path.mkdir()
             except FileExistsError:
-                self.path = None
-                raise
-            with suppress(OSError):  # no locks here, then nobody will take it for a dead one's
-                self._lock = os.open(self.path, os.O_RDONLY | DIRECTORY | CLOEXEC)
-                try_lock(self._lock)
+                path, self.path = self.path, None
+                if kept is None:
+                    raise
+                self._adopt(path)
+            else:
+                with suppress(OSError):  # no locks here, then nobody will take it for a dead one's
+                    self._lock = os.open(self.path, os.O_RDONLY | DIRECTORY | CLOEXEC)
+                    try_lock(self._lock)
         self._left = locked.left
-        mode = stat.S_IMODE(self.path.stat().st_mode)
+        made = self._made
+        mode = stat.S_IMODE(made.stat().st_mode)
         if mode & stat.S_IRWXU != stat.S_IRWXU:  # the user's mask may forbid what making files in it needs
-            self.path.chmod(mode | stat.S_IRWXU)
+            made.chmod(mode | stat.S_IRWXU)
         if whole:
             with suppress(FileNotFoundError):
-                self.path.chmod(stat.S_IMODE(place.stat().st_mode))
+                made.chmod(stat.S_IMODE(place.stat().st_mode))
+
+    def _adopt(self, path: Path) -> None:
+        """Go on in a directory that an earlier run left."""
+        fd = os.open(path, os.O_RDONLY | DIRECTORY | NOFOLLOW | CLOEXEC)
+        try:
+            free = is_own(os.fstat(fd)) and try_lock(fd)
+        except OSError as error:
+            free = error.errno in NO_LOCKS  # nobody can know
+        if not free:
+            close_unwritten(fd)
+            raise OutputError("output.busy", "another run of ckconv is writing it", path=path, hint="wait for it")
+        self.path, self._lock = path, fd
 
     def add_small(self, file: File, what: Small) -> None:
         """Write a side file, and once more where it goes if a rename does not lead there."""
@@ -161,6 +195,8 @@ class Staging:
             if _links_to(file.temp, staged):  # else readers find it under its temporary name
                 file.staged = staged
         fd = create(file.temp)
+        if what.apart:
+            return fd
         try:
             allocate(fd, what.nbytes, what.holes)
         except BaseException:
@@ -186,6 +222,22 @@ class Staging:
             with failing(file.target):
                 sync_file(file.temp)
             self._unsynced.pop()
+
+    def leave(self, kept: Kept) -> list[str]:
+        """Remove everything but finished files, and let go of the directory.
+
+        Returns:
+            sentences about what is still there.
+        """
+        left, self._left = self._left, []
+        while self._temps:
+            left += removed(self._temps.pop())
+        if self.path is not None:
+            kept.put_back(self.path)
+            left += clear(self.path)
+            self.path = None
+        self._let_go()
+        return left
 
     def begin_naming(self, others: Iterable[Path | None]) -> None:
         """From now on, until all of its files have a second name, the names that a dead run gave are to be undone.
@@ -255,41 +307,13 @@ class Staging:
             left += remove_directory(self.path)
             if not left:
                 self.path = None
+        self._let_go()
+        return left
+
+    def _let_go(self) -> None:
         if self._lock >= 0:
             close_unwritten(self._lock)
             self._lock = -1
-        return left
-
-
-def remove_directory(path: Path) -> list[str]:
-    """Remove a staging directory, but no file that is kept in it.
-
-    Returns:
-        sentences about what is still there.
-    """
-    try:
-        found = list(path.iterdir())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        return [_left(path, error)]
-    for entry in found:
-        if entry.name == KEPT:
-            with suppress(OSError):
-                for own in sorted(entry.iterdir(), reverse=True):
-                    for link in own.iterdir():
-                        if link.is_symlink() and not link.exists():
-                            link.unlink()
-                    own.rmdir()
-                entry.rmdir()
-        else:
-            with suppress(OSError):
-                entry.unlink()
-    try:
-        path.rmdir()
-    except OSError as error:
-        return [_left(path, error)]
-    return []
 
 
 def _links_to(temp: Path, link: Path) -> bool:
@@ -299,7 +323,3 @@ def _links_to(temp: Path, link: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _left(path: Path, error: OSError) -> str:
-    return f"{path} is left over; it could not be removed: {error.strerror}"

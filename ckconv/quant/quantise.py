@@ -7,7 +7,7 @@ some. Blocks of a row depend on nothing outside of the row, so rows may be quant
 from __future__ import annotations
 
 import _thread
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib.util import find_spec
@@ -100,6 +100,16 @@ class Errors:
     def _note(self, name: str, count: int, largest: float, square: float) -> None:
         values, most, squares = self._sums.get(name, (0, 0.0, 0.0))
         self._sums[name] = values + count, max(most, largest), squares + square
+
+    def taken(self) -> dict[str, tuple[int, float, float]]:
+        """What was noted until now, and no more counts."""
+        found, self._sums = self._sums, {}
+        return found
+
+    def join(self, found: Mapping[str, Sequence[float]]) -> None:
+        """Note what was :meth:`taken` elsewhere."""
+        for name, (values, largest, squares) in found.items():
+            self._note(name, int(values), largest, squares)
 
     @property
     def of_types(self) -> dict[str, Error]:

@@ -1,0 +1,78 @@
+"""Clusters by their addresses, as executors: ``dask://HOST:PORT`` and ``ray://HOST:PORT``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from typing import Any
+
+from ckconv.errors import CkconvError, OutputError, UsageError
+
+_ADDRESS = re.compile(r"(dask|ray)://([^/\s]+:\d+)")
+
+#: Seconds in which a cluster answers.
+_PATIENCE = 30
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Executor]:
+    """The workers of a cluster.
+
+    Raises:
+        UsageError: ``usage.cluster``, it is no address of one, or what speaks to it is not installed.
+        OutputError: ``cluster.worker``, nobody answers there.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise UsageError("usage.cluster", f"--cluster {address!r}: dask://HOST:PORT or ray://HOST:PORT expected")
+    scheme, place = found.groups()
+    try:
+        opened = _OPENING[scheme](place)
+        executor, close = next(opened)
+    except ImportError as error:
+        message = f"{scheme}: is not spoken to from here: {error}"
+        raise UsageError("usage.cluster", message, hint="pip install 'ckconv[cluster]'") from error
+    except CkconvError:
+        raise
+    except Exception as error:
+        message = f"nobody answers at {address}: {type(error).__name__}"
+        raise OutputError("cluster.worker", message, hint="start the scheduler and its workers first") from error
+    try:
+        yield executor
+    finally:
+        close()
+
+
+_Opened = Iterator[tuple[Executor, Callable[[], object]]]
+
+
+def _dask(place: str) -> _Opened:
+    from distributed import Client
+
+    client = Client(f"tcp://{place}", timeout=_PATIENCE, set_as_default=False)
+    yield client.get_executor(pure=False), client.close
+
+
+def _ray(place: str) -> _Opened:
+    import ray
+
+    session = ray.init(f"ray://{place}", allow_multiple=True, logging_level="ERROR", log_to_driver=False)
+    yield _Ray(ray, session), session.disconnect
+
+
+class _Ray(Executor):
+    """Ray's tasks as futures."""
+
+    def __init__(self, ray: Any, session: Any) -> None:
+        self._ray, self._session = ray, session
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Begin; Ray does it again by itself where a worker dies, a few times."""
+        with self._session:
+            found: Future[Any] = self._ray.remote(fn).remote(*args, **kwargs).future()
+        return found
+
+
+_OPENING: dict[str, Callable[[str], _Opened]] = {"dask": _dask, "ray": _ray}

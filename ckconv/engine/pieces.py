@@ -1,0 +1,259 @@
+"""One file of an output, written and verified by whoever has the description of it: this process or another one.
+
+The output's other files are there with everything but their tensors, so that the format's own reader finds the model
+whole. The file itself is made under a name of its own, which nobody else knows: it takes its place when it is finished,
+and somebody who was taken for dead and lives writes to a file that is no more.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ckconv.core.tensors import Extent, Tensor
+from ckconv.engine.following import AbandonedError, Following, Growth
+from ckconv.engine.pipeline import SMALLEST_HOLE
+from ckconv.engine.readback import check_frame
+from ckconv.engine.readonce import ReadOnce
+from ckconv.engine.request import Fingerprint, Request, fingerprint
+from ckconv.engine.tensors import compare_tensors
+from ckconv.engine.transfer import Watcher, payload, write_files, write_frames
+from ckconv.errors import InputError, OutputError, VerifyError
+from ckconv.families.catalogue import own_families
+from ckconv.formats.detect import open_index
+from ckconv.io.ahead import at_once
+from ckconv.io.files import Files
+from ckconv.io.tiles import Tiles
+from ckconv.lazy import NamedTuple, dataclass, replace
+from ckconv.output.filesystem import close_written, create, failing, temporary_name
+from ckconv.output.kept import UNFINISHED
+from ckconv.output.regular import close_unwritten, growing
+from ckconv.plan.container import Container
+from ckconv.plan.steps import Plan, Step
+from ckconv.quant.convert import Action
+from ckconv.system import allocate, sync
+
+#: Seconds between two looks whether the file that is written is still wanted.
+_PATIENCE = 2.0
+
+
+class Piece(NamedTuple):
+    """One file of an output: all that another process needs to make it.
+
+    Attributes:
+        number: of the file in the plan.
+        staging: the directory where the output grows.
+        opened: what a reader of the format opens there.
+        places: where every file of tensors is going to be there, in order.
+        target: what the user calls the output.
+        verify: compare the tensors with their source.
+        jobs: how many pieces of a tensor are converted at once.
+    """
+
+    request: Request
+    fingerprint: Fingerprint
+    number: int
+    staging: str
+    opened: str
+    places: tuple[str, ...]
+    target: str
+    verify: bool
+    jobs: int | None
+
+
+class Made(NamedTuple):
+    """A finished file, on the disk.
+
+    Attributes:
+        number: of the file in the plan.
+        place: where it is.
+        compared: its tensors were compared; not where a reader needs what is in other files.
+        zero_filled, rounded: see :class:`ckconv.engine.tensors.Compared`.
+        changed, merged, errors: what values lost: see :class:`ckconv.engine.losses.Losses`.
+    """
+
+    number: int
+    place: str
+    nbytes: int
+    sha256: str
+    compared: bool
+    zero_filled: int
+    rounded: int
+    changed: Mapping[str, int]
+    merged: Mapping[str, float]
+    errors: Mapping[str, Any]
+
+
+def make(piece: Piece) -> Made:
+    """Make one file in a process that knows nothing of it yet.
+
+    Raises:
+        CkconvError: as a conversion.
+        OutputError: ``cluster.version``; ``cluster.place``, the directory is not there.
+    """
+    if not Path(piece.staging).is_dir():
+        message = "is not there for a worker: workers need the files under the same path"
+        raise OutputError("cluster.place", message, path=piece.staging)
+    with own_families(piece.request.options.families), at_once(piece.jobs):
+        plan, container, found = _planned(piece.request, piece.verify)
+        piece.fingerprint.check(found)
+        return write_piece(plan, container, piece)
+
+
+@lru_cache(maxsize=1)
+def _planned(request: Request, verify: bool) -> tuple[Plan, Container, Fingerprint]:
+    plan = request.planned()
+    plan.check()
+    container = plan.contents()
+    return plan, container, fingerprint(plan, container, request, verify=verify)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A watcher who ends the work when the file is taken away."""
+
+    place: Path
+    told: Watcher | None
+    looked: list[float]
+
+    def begin(self, phase: str, total: int) -> None:
+        """Of all files the caller speaks."""
+
+    def __call__(self, nbytes: int, name: str) -> None:
+        """``nbytes`` more are done."""
+        if self.told is not None:
+            self.told(nbytes, name)
+        now = time.monotonic()
+        if now - self.looked[0] > _PATIENCE:
+            self.looked[0] = now
+            if not self.place.exists():
+                raise OutputError("output.write", "was taken away: nobody waits for it", path=self.place)
+
+
+def write_piece(plan: Plan, container: Container, piece: Piece, watcher: Watcher | None = None) -> Made:
+    """Write one file of a plan, compare it with the source, and bring it to the disk.
+
+    Raises:
+        CkconvError: as a conversion.
+    """
+    file, frame = plan.files[piece.number], container.frames[piece.number]
+    staged, folder = Path(piece.places[piece.number]), Path(piece.staging, UNFINISHED)
+    alone, around = replace(plan, files=(file,)), container._replace(frames=(frame,))
+    place = temporary_name(folder, staged.name)
+    if plan.errors is not None:
+        plan.errors.taken()
+    with failing(staged):
+        fd = create(place)
+    done = False
+    try:
+        with failing(Path(piece.target)):
+            holes = [(s.offset, s.nbytes) for s in file.steps if s.zero_filled and s.nbytes >= SMALLEST_HOLE]
+            allocate(fd, file.nbytes, holes)
+            write_frames(alone, around, [fd], staged)
+            tiles = Tiles(1) if piece.verify and any(map(_decodes, file.steps)) else None
+            growth = Growth([payload(file, frame, staged)], tiles)
+            reading = _Reading(plan, container, piece, growth, place)
+            wanted = _Wanted(place, watcher, [time.monotonic()])
+            with Files(plan.index.identities) as files, Following(growth, reading.read) as following:
+                losses = write_files(alone, around, files, [(fd, staged)], growth, wanted)
+                found = following.result()
+                files.check_unchanged()
+            check_frame(file, frame, b"", fd, staged)
+            sync(fd)
+            container.check(place)
+        close_written(fd)
+        done = True
+    finally:
+        if not done:
+            close_unwritten(fd)
+            place.unlink(missing_ok=True)
+    errors = plan.errors.taken() if plan.errors is not None else {}
+    return Made(piece.number, str(place), file.nbytes, *found, losses.changed, losses.merged, errors)
+
+
+def _decodes(step: Step) -> bool:
+    return step.action is Action.DECODE
+
+
+class _Reading:
+    """Reads a file behind whoever writes it, as a part of the output that it is going to be of."""
+
+    def __init__(self, plan: Plan, container: Container, piece: Piece, growth: Growth, place: Path) -> None:
+        self._plan, self._piece, self._growth, self._place = plan, piece, growth, place
+        self._staged = Path(piece.places[piece.number])
+        parts = zip(plan.files, container.frames, piece.places, strict=True)
+        self._payloads = {Path(name): payload(file, frame, Path(name)).offset for file, frame, name in parts}
+
+    def read(self) -> tuple[str, bool, int, int]:
+        """Digest, whether it was compared, and what that found.
+
+        Raises:
+            VerifyError: a tensor is not what the source holds.
+        """
+        plan, whole = self._plan, Extent(self._staged, 0, self._plan.files[self._piece.number].nbytes)
+        moved = {self._staged: self._place}
+        with ReadOnce(plan.index.identities, self._growth, hashed=[whole], moved=moved) as files:
+            compared, zero_filled, rounded = False, 0, 0
+            if self._piece.verify:
+                with as_output(self._piece):
+                    compared, zero_filled, rounded = self._compared(files)
+            digest = files.digest(whole).hex()
+            files.check_unchanged()
+        return digest, compared, zero_filled, rounded
+
+    def _compared(self, files: ReadOnce) -> tuple[bool, int, int]:
+        plan = self._plan
+        try:
+            with growing(self._not_yet):
+                out = open_index(Path(self._piece.opened), base=plan.options.base, follow_links=True)
+        except AbandonedError:  # it needs values that stand in other files
+            return False, 0, 0
+        found = compare_tensors(
+            out,
+            plan.index,
+            files,
+            left_out=[left.name for left in plan.left_out],
+            importance=plan.importance,
+            tiles=self._growth.tiles,
+            only=within([self._staged]),
+            absent=False,
+        )
+        found.check(plan.index.path, (), {})
+        return True, found.zero_filled, found.rounded
+
+    def _not_yet(self, path: Path, until: int) -> None:
+        if until > self._payloads.get(path, until):
+            raise AbandonedError
+
+
+def within(paths: list[Path]) -> Callable[[Tensor], bool]:
+    """Tensors of which every byte is in one of these files."""
+    known = {os.fspath(path) for path in paths}
+
+    def looked_at(tensor: Tensor) -> bool:
+        places = {os.fspath(extent.path) for array in tensor.arrays for extent in array.extents}
+        return len(places) == 1 and places <= known
+
+    return looked_at
+
+
+class as_output:  # noqa: N801 - used as a statement
+    """Within the block, an error about what is staged is one about the target."""
+
+    def __init__(self, piece: Piece) -> None:
+        self._piece = piece
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, VerifyError):
+            error.path = self._piece.target
+        elif isinstance(error, InputError) and error.path and Path(error.path).is_relative_to(self._piece.staging):
+            found = VerifyError.of(error)
+            found.path, found.message = self._piece.target, f"what was written cannot be read: {error.message}"
+            raise found from error

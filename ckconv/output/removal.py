@@ -1,0 +1,53 @@
+"""A staging directory is removed with everything in it that is nobody's."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from ckconv.output.kept import FINISHED, UNFINISHED, remove_folder
+
+#: Where in the directory the replaced files are kept while others get their names, each in a directory of its own.
+KEPT = ".old"
+
+
+def remove_directory(path: Path) -> list[str]:
+    """Remove a staging directory, but no file that is kept in it.
+
+    Returns:
+        sentences about what is still there.
+    """
+    try:
+        found = list(path.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [_left(path, error)]
+    for entry in found:
+        if entry.name == KEPT:
+            remove_kept(entry)
+        elif entry.name in (FINISHED, UNFINISHED):
+            remove_folder(entry)
+        else:
+            with suppress(OSError):
+                entry.unlink()
+    try:
+        path.rmdir()
+    except OSError as error:
+        return [_left(path, error)]
+    return []
+
+
+def remove_kept(kept: Path) -> None:
+    """Remove the directory of what was replaced, if nothing is in it."""
+    with suppress(OSError):
+        for own in sorted(kept.iterdir(), reverse=True):
+            for link in own.iterdir():
+                if link.is_symlink() and not link.exists():
+                    link.unlink()
+            own.rmdir()
+        kept.rmdir()
+
+
+def _left(path: Path, error: OSError) -> str:
+    return f"{path} is left over; it could not be removed: {error.strerror}"

@@ -1,0 +1,240 @@
+"""Files of an output made by other processes: the bytes of one process, and nothing half-written where one dies."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FIXTURES, Result
+
+import ckconv
+from ckconv.engine import cluster, pieces
+from ckconv.errors import OutputError, UnsupportedError, VerifyError
+from ckconv.options import Options
+
+QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
+GGUF = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
+
+
+@pytest.fixture
+def ckconv_run(ckconv: Callable[..., Result]) -> Callable[..., Result]:
+    return ckconv
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in place.iterdir()}
+
+
+def die_once(marks: str) -> None:
+    """In a worker: for each file that is there, one of them dies in the middle of a piece."""
+    real = pieces.write_files
+
+    def write(*given: Any) -> Any:
+        found = real(*given)
+        for mark in Path(marks).iterdir():
+            try:
+                mark.unlink()
+            except FileNotFoundError:
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    pieces.write_files = write
+
+
+def die_once_at_a_model(marks: str) -> None:
+    """In a worker: the same while a model of a batch is written."""
+    from ckconv.engine import run
+
+    die_once(marks)
+    run.write_files = pieces.write_files
+
+
+def other_version() -> None:
+    from ckconv.engine import request
+
+    request.__version__ = "0.0.0"
+
+
+def flip() -> None:
+    """In a worker: a byte of what is written is another one."""
+    real = pieces.write_frames
+
+    def write(plan: Any, container: Any, fds: Any, path: Path) -> None:
+        (fd,) = fds
+        real(plan, container, [fd], path)
+        os.pwrite(fd, b"\xff", plan.files[0].nbytes - 1)
+
+    real_files = pieces.write_files
+
+    def write_files(plan: Any, container: Any, files: Any, outputs: Any, growth: Any, watcher: Any) -> Any:
+        ((fd, place),) = outputs
+        tell = growth.tell
+        last = plan.files[0].nbytes
+
+        def telling(path: Path, until: int) -> None:
+            if until == last:
+                os.pwrite(fd, b"\xff", until - 1)
+            tell(path, until)
+
+        growth.tell = telling
+        return real_files(plan, container, files, [(fd, place)], growth, watcher)
+
+    pieces.write_frames, pieces.write_files = write, write_files
+
+
+def pool(workers: int = 2, arm: Callable[..., None] | None = None, *given: object) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, context, arm, given)
+
+
+OPTIONS = Options(max_shard_bytes=50_000)
+
+
+@pytest.mark.parametrize(
+    ("target", "to", "options"),
+    [
+        ("m/", "safetensors", OPTIONS),
+        ("m.gguf", None, OPTIONS),
+        ("m/", "mlx", Options(max_shard_bytes=50_000, dtype="f32")),
+        ("m.gguf", None, Options(max_shard_bytes=30_000, quantize="q8_0")),
+    ],
+)
+def test_workers_write_what_one_process_does(
+    target: str, to: str | None, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one = ckconv.convert(QWEN2, f"{tmp_path}/one/{target}", to=to, options=options, checksums=True)
+    monkeypatch.chdir(tmp_path / "two")  # workers are elsewhere
+    with pool() as executor:
+        two = ckconv.convert(QWEN2, target, to=to, options=options, checksums=True, executor=executor)
+    places = [tmp_path / name / ("m" if target == "m/" else "") for name in ("one", "two")]
+    assert contents(places[0]) == contents(places[1])
+    assert len(one.files) > 2
+    assert [(f.nbytes, f.sha256) for f in one.files] == [(f.nbytes, f.sha256) for f in two.files]
+    assert (one.verified, one.changed) == (two.verified, two.changed)
+    errors = [report.plan.errors and report.plan.errors.of_types for report in (one, two)]
+    assert (errors[0] is None) == (errors[1] is None)
+    for name, error in (errors[0] or {}).items():
+        assert error == pytest.approx((errors[1] or {})[name])
+
+
+@pytest.mark.needs("posix")
+@pytest.mark.parametrize(("deaths", "resume"), [(1, False), (3, True)])
+def test_what_a_worker_dies_over_is_made_again(deaths: int, resume: bool, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    for number in range(deaths):
+        (marks / str(number)).touch()
+    ckconv.convert(QWEN2, f"{tmp_path}/one/", to="safetensors", options=OPTIONS)
+    with pool(2, die_once, str(marks)) as executor:
+        done = ckconv.convert(
+            QWEN2, f"{tmp_path}/two/", to="safetensors", options=OPTIONS, executor=executor, resume=resume
+        )
+    assert list(marks.iterdir()) == []
+    assert done.verified == 26
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["marks", "one", "two"]
+
+
+@pytest.mark.needs("posix")
+def test_work_that_all_die_over_is_given_up(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    for number in range(30):
+        (marks / str(number)).touch()
+    with pool(2, die_once, str(marks)) as executor, pytest.raises(OutputError, match="workers died") as error:
+        ckconv.convert(QWEN2, f"{tmp_path}/m/", to="safetensors", options=OPTIONS, executor=executor)
+    assert error.value.code == "cluster.worker"
+    assert [path.name for path in tmp_path.iterdir()] == ["marks"]
+
+
+def test_a_worker_with_another_version_is_refused(tmp_path: Path) -> None:
+    with pool(1, other_version) as executor, pytest.raises(OutputError) as error:
+        ckconv.convert(QWEN2, f"{tmp_path}/m/", to="safetensors", options=OPTIONS, executor=executor)
+    assert error.value.code == "cluster.version"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_worker_writes_wrongly_is_not_published(tmp_path: Path) -> None:
+    with pool(1, flip) as executor, pytest.raises(VerifyError) as error:
+        ckconv.convert(QWEN2, f"{tmp_path}/m/", to="safetensors", options=OPTIONS, executor=executor)
+    assert error.value.path == f"{tmp_path}/m/"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_values_lose_is_refused_with_the_tensor(tmp_path: Path) -> None:
+    options = Options(max_shard_bytes=50_000, dtype="f16")
+    raised = []
+    for executor in (None, pool(1)):
+        with pytest.raises(UnsupportedError) as error:
+            ckconv.convert(QWEN2, f"{tmp_path}/m/", to="safetensors", options=options, executor=executor)
+        raised.append((error.value.code, error.value.hint))
+        if executor is not None:
+            executor.shutdown()
+    assert raised[0] == raised[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+class Elsewhere(Executor):
+    """Does what it is told where the files are not."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        (piece,) = args
+        found: Future[Any] = Future()
+        try:
+            found.set_result(fn(piece._replace(staging="/nowhere/at/all")))
+        except OutputError as error:
+            found.set_exception(error)
+        return found
+
+
+def test_a_worker_without_the_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError) as error:
+        ckconv.convert(QWEN2, f"{tmp_path}/m/", to="safetensors", options=OPTIONS, executor=Elsewhere())
+    assert error.value.code == "cluster.place"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.needs("posix")
+def test_a_batch_whose_workers_die(
+    tmp_path: Path, ckconv_run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    (marks / "0").touch()
+
+    @contextmanager
+    def crew(address: str) -> Iterator[Executor]:
+        assert address == "dask://here:1"
+        with pool(2, die_once_at_a_model, str(marks)) as executor:
+            yield executor
+
+    monkeypatch.setattr(cluster, "connected", crew)
+    sources = [QWEN2, GGUF, FIXTURES / "hf" / "none"]
+    for into, flags in (("one", []), ("two", ["--cluster", "dask://here:1"])):
+        done = ckconv_run("batch", *sources, "--to", "mlx", "--into", tmp_path / into, *flags)
+        assert done.code == 3
+        found = sorted((line["status"], Path(line["source"]).name) for line in map(json.loads, done.out.splitlines()))
+        assert found == [("converted", GGUF.name), ("converted", QWEN2.name), ("failed", "none")]
+        assert done.err.count("error[") == 1
+    for name in (QWEN2.name, GGUF.stem):
+        assert contents(tmp_path / "one" / name) == contents(tmp_path / "two" / name)
+    again = ckconv_run("batch", *sources[:2], "--to", "mlx", "--into", tmp_path / "two", "--cluster", "dask://here:1")
+    assert [json.loads(line)["status"] for line in again.out.splitlines()] == ["there", "there"]
+    assert list(marks.iterdir()) == []
+
+
+def test_what_is_no_cluster_is_refused(ckconv_run: Callable[..., Result], tmp_path: Path) -> None:
+    for address in ("spark://here:1", "dask://here", "dask://"):
+        done = ckconv_run("convert", QWEN2, f"{tmp_path}/m/", "--to", "mlx", "--cluster", address)
+        assert (done.code, "error[usage.cluster]" in done.err) == (2, True)

@@ -1,0 +1,220 @@
+"""A conversion into several files that ends early and goes on: what is finished and fits is kept, the rest made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import FIXTURES, Result
+
+from ckconv.output.kept import FINISHED
+
+Ckconv = Callable[..., Result]
+
+QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
+SHARDS = 5
+
+#: Converts, and sends itself a signal when it has begun to write the n-th file that it makes; says how many it made.
+CHILD = """
+import os, sys
+from ckconv import __main__
+from ckconv.engine import apart, pieces
+number, at, arguments = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+real, count = pieces.write_files, 0
+
+def counted(*given):
+    global count
+    count += 1
+    found = real(*given)
+    if count == at:
+        os.kill(os.getpid(), number)
+    return found
+
+pieces.write_files = counted
+code = __main__.run(arguments)
+print(f"made {count}")
+sys.exit(code)
+"""
+
+
+def convert(source: Path, target: str, *flags: str, number: int = 0, at: int = 0) -> Result:
+    command = [sys.executable, "-c", CHILD, str(number), str(at), "convert", str(source), target, "--max-shard-size"]
+    done = subprocess.run([*command, "50KB", "-q", *flags], capture_output=True, text=True, check=False)
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in place.iterdir()}
+
+
+def staging(place: Path) -> list[Path]:
+    return [path for path in place.iterdir() if path.name.startswith(".")]
+
+
+def finished(place: Path) -> list[str]:
+    (found,) = staging(place)
+    return sorted(path.name for path in (found / FINISHED).iterdir() if not path.name.startswith("."))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(QWEN2, tmp_path / "qwen2-tied-bf16"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+def whole(source: Path, tmp_path: Path, target: list[str]) -> dict[str, bytes]:
+    """What it is to be, of a conversion that does all at once."""
+    (tmp_path / "whole").mkdir()
+    name, *flags = target
+    assert convert(source, f"{tmp_path}/whole/{name}", *flags).code == 0
+    found = tmp_path / "whole"
+    return contents(found / "m" if name == "m/" else found)
+
+
+def published(place: Path, target: list[str]) -> dict[str, bytes]:
+    assert staging(place) == []
+    return contents(place / "m" if target[0] == "m/" else place)
+
+
+@pytest.mark.needs("posix")
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        ("SIGKILL", "m/ --to safetensors --checksums"),
+        ("SIGTERM", "m.gguf"),
+        ("SIGINT", "m/ --to mlx --record"),
+    ],
+)
+def test_an_interrupted_conversion_goes_on(name: str, output: str, source: Path, place: Path) -> None:
+    target = output.split()
+    number = signal.Signals[name].value
+    goal, *flags = f"{place}/{target[0]}", *target[1:], "--resume"
+    ended = convert(source, goal, *flags, number=number, at=3)
+    assert ended.code == (-number if name == "SIGKILL" else 128 + number)
+    if name != "SIGKILL":
+        assert "interrupted; 2 files of 5 are finished and stay: --resume goes on" in ended.err
+    assert len(finished(place)) == 2
+    assert [path for path in place.iterdir() if path not in staging(place)] == []
+    again = convert(source, goal, *flags)
+    assert (again.code, again.out) == (0, f"made {SHARDS - 2}\n")
+    assert published(place, target) == whole(source, place.parent, target)
+
+
+@pytest.fixture
+def begun(source: Path, place: Path) -> Path:
+    """The staging directory of a conversion to ``m/`` of which three files are finished."""
+    assert convert(source, f"{place}/m/", "--to", "mlx", "--resume", number=signal.SIGTERM, at=4).code == 143
+    (found,) = staging(place)
+    return found
+
+
+def resumed(source: Path, place: Path, *flags: str) -> Result:
+    return convert(source, f"{place}/m/", "--to", "mlx", "--resume", *flags)
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+@pytest.mark.needs("posix")
+@pytest.mark.parametrize("damage", [flipped, cut_off, Path.unlink])
+def test_a_finished_file_that_does_not_fit_is_made_again(
+    damage: Callable[[Path], None], begun: Path, source: Path, place: Path
+) -> None:
+    damage(sorted((begun / FINISHED).glob("*.safetensors"))[1])
+    again = resumed(source, place)
+    assert (again.code, again.out) == (0, "made 3\n")
+    assert convert(source, f"{place}/n/", "--to", "mlx").code == 0
+    assert contents(place / "m") == contents(place / "n")
+
+
+@pytest.mark.needs("posix")
+def test_nothing_is_kept_of_another_conversion(begun: Path, source: Path, place: Path) -> None:
+    saved = Path(shutil.copytree(begun, place.parent / "saved"))
+    weights = source / "model.safetensors"
+    shards = [FINISHED, "model-00001-of-00005.safetensors"]
+
+    def made(*flags: str) -> str:
+        shutil.rmtree(begun, ignore_errors=True)
+        shutil.rmtree(place / "m", ignore_errors=True)
+        shutil.copytree(saved, begun)
+        assert begun.joinpath(*shards).is_file()
+        found = resumed(source, place, *flags)
+        assert found.code == 0, found.err
+        return found.out
+
+    assert made() == "made 2\n"
+    assert made("--dtype", "f32") == "made 9\n"
+    assert made("--no-verify") == "made 5\n"
+    before = weights.stat()
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert made() == "made 5\n"
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert made() == "made 2\n"
+    list_of = saved / FINISHED / ".list"
+    lines = list_of.read_bytes().splitlines(keepends=True)
+    list_of.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])  # cut off while it was written
+    assert made() == "made 3\n"
+    first = json.loads(lines[0])
+    list_of.write_bytes(b"".join([json.dumps({**first, "fingerprint": "0"}).encode() + b"\n", *lines[1:]]))
+    assert made() == "made 5\n"
+    list_of.write_bytes(b"\xff[]")
+    assert made() == "made 5\n"
+
+
+@pytest.mark.needs("posix")
+def test_without_resume_nothing_is_kept_and_nothing_stays(begun: Path, source: Path, place: Path) -> None:
+    assert convert(source, f"{place}/other/", "--to", "mlx").code == 0
+    assert begun.is_dir()  # it is of another output
+    assert convert(source, f"{place}/m/", "--to", "mlx", number=signal.SIGTERM, at=1).code == 0  # not piece by piece
+    assert staging(place) == []
+
+
+@pytest.mark.needs("posix")
+def test_a_source_that_changes_meanwhile_leaves_nothing(source: Path, place: Path) -> None:
+    change = f"import os; os.utime({str(source / 'model.safetensors')!r}, ns=(1, 1))"
+    code = CHILD.replace("os.kill(os.getpid(), number)", change)
+    command = [sys.executable, "-c", code, "0", "3", "convert", str(source), f"{place}/m/", "--to", "mlx"]
+    done = subprocess.run([*command, "--max-shard-size", "50KB", "--resume"], capture_output=True, text=True)
+    assert (done.returncode, "error[input.changed]" in done.stderr) == (6, True)
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.needs("posix")
+def test_what_another_run_is_writing_is_left_to_it(begun: Path, source: Path, place: Path) -> None:
+    from ckconv.system import try_lock
+
+    fd = os.open(begun, os.O_RDONLY)
+    try:
+        assert try_lock(fd)
+        refused = resumed(source, place)
+    finally:
+        os.close(fd)
+    assert (refused.code, "error[output.busy]" in refused.err) == (6, True)
+    assert resumed(source, place).out == "made 2\n"
+
+
+def test_one_file_is_made_at_once(source: Path, place: Path, ckconv: Ckconv) -> None:
+    done = ckconv("convert", source, f"{place}/m.gguf", "--resume", "--json")
+    assert (done.code, staging(place)) == (0, [])
+    assert "one file is written" in " ".join(done.json["notes"])
+    refused = ckconv("convert", source, "-", "--to", "gguf", "--resume")
+    assert (refused.code, "error[usage.target]" in refused.err) == (2, True)
