@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from conftest import FIXTURES
 from gguf_builder import pair
 from remote_servers import Server, hub, serving
 
+import ckconv as ckconv_package
 from ckconv import errors
 from ckconv.io import elsewhere, http
 
@@ -255,15 +258,52 @@ def test_what_failed_is_fetched_again(server: Server) -> None:
     assert reader.read(0, 4, in_order=False) == b"GGUF"
 
 
-def test_one_file_of_a_checkpoint_is_no_model(server: Server, tmp_path: Path, ckconv) -> None:
+def test_a_checkpoint_whose_index_names_its_files(server: Server, tmp_path: Path, ckconv) -> None:
+    place = tmp_path / "model"
+    assert ckconv("convert", QWEN2, f"{place}/", "--to", "safetensors", "--max-shard-size", "100KB").code == 0
+    shard = sorted(place.glob("*.safetensors"))[0].name
+    index = "model.safetensors.index.json"
+    server.files = {f"/model/{path.name}": path.read_bytes() for path in place.iterdir()}
+    assert ckconv("convert", place, tmp_path / "near.gguf", "--record").code == 0
+    for name in (shard, index):
+        url = f"{server.url}/model/{name}"
+        assert ckconv("convert", url, tmp_path / "far.gguf", "--force", "--record").code == 0
+        assert (tmp_path / "far.gguf").read_bytes() == (tmp_path / "near.gguf").read_bytes()
+        assert ckconv("diff", f"{url}?signature=SECRET", place).code == 0
+    weights = json.loads(server.files[f"/model/{index}"])
+    for other in ("../etc/passwd", "/etc/passwd", "a?b", 5):
+        named = {**weights, "weight_map": {**weights["weight_map"], "x": other}}
+        server.files[f"/model/{index}"] = json.dumps(named).encode()
+        done = ckconv("inspect", f"{server.url}/model/{shard}?signature=SECRET")
+        assert (done.code, "error[index.path]" in done.err, "SECRET" in done.err) == (3, True, False)
+    del server.files[f"/model/{index}"]
+    done = ckconv("inspect", f"{server.url}/model/{shard}")
+    assert (done.code, "error[index.missing]" in done.err, "hint: hf://" in done.err) == (3, True, True)
+
+
+def test_workers_and_later_runs_see_whether_a_remote_source_is_the_same(server: Server, tmp_path: Path) -> None:
+    def of_file() -> int:
+        place = elsewhere.stand_in("x", "m", {"m.gguf": http.HttpFile(f"{server.url}/m.gguf")})
+        return (place / "m.gguf").stat().st_mtime_ns
+
+    options = ckconv_package.Options(max_shard_bytes=50_000)
+    ckconv_package.convert(f"{server.url}/m.gguf", f"{tmp_path}/near/", to="mlx", options=options)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        ckconv_package.convert(
+            f"{server.url}/m.gguf", f"{tmp_path}/far/", to="mlx", options=options, executor=executor, resume=True
+        )
+    assert contents(tmp_path / "far") == contents(tmp_path / "near")
+    before = of_file()
+    assert of_file() == before
+    server.files["/m.gguf"] = server.files["/m.gguf"][:-1] + b"x"
+    assert of_file() != before
+
+
+def test_one_file_of_a_checkpoint_is_no_model(tmp_path: Path, ckconv) -> None:
     place = tmp_path / "shards"
     assert ckconv("convert", QWEN2, f"{place}/", "--to", "safetensors", "--max-shard-size", "100KB").code == 0
     shard = sorted(place.glob("*.safetensors"))[0]
     index = place / "model.safetensors.index.json"
-    server.files = {f"/{path.name}": path.read_bytes() for path in place.iterdir()}
-    for name in (shard.name, index.name):
-        done = ckconv("inspect", f"{server.url}/{name}")
-        assert (done.code, "error[index.missing]" in done.err, "hint: hf://" in done.err) == (3, True, True)
     whole = ckconv("convert", place, tmp_path / "whole.gguf")
     assert (ckconv("convert", shard, tmp_path / "part.gguf").code, whole.code) == (0, 0)
     assert (tmp_path / "part.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()

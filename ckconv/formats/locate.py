@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ckconv.errors import InputError, UsageError, quoted, shown
 from ckconv.formats.gguf.spec import parse_shard_name
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX, MAX_JSON
 from ckconv.formats.safetensors.spec import parse_shard_name as parse_part_name
 from ckconv.io.addresses import ADDRESS
 from ckconv.io.elsewhere import Origin, stand_in
@@ -24,6 +24,17 @@ _REPOSITORY = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?")
 
 _MANIFEST = Document("the manifest", "ollama.manifest", "ollama.manifest", 1 << 20)
 _MODEL, _ADAPTER = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "adapter"))
+
+_INDEX = Document("the index", "index.json", "index.json", MAX_JSON)
+
+#: What may lie beside the weights of a checkpoint, where nobody lists that.
+_BESIDE = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
+    *("chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json"),
+    *("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quanto_qmap.json", "normalizer.json"),
+    *("tekken.json", "params.json", "modules.json", "sentence_bert_config.json", "README.md"),
+)
 
 #: Files of a repository that no reader of a model opens, and that do not go along with one.
 _NOT_READ = (".gitattributes", ".png", ".jpg", ".msgpack", ".h5", ".onnx", ".ot", ".tflite")
@@ -129,24 +140,55 @@ def _hub(_: str, rest: str) -> Path:
 
 
 def _web(scheme: str, rest: str) -> Path:
-    """One file behind HTTP; of a GGUF, with the other shards of its set."""
+    """One file behind HTTP; of a GGUF, with the other shards of its set; of a checkpoint, what its index names."""
     from ckconv.io.http import HttpFile
 
     url = f"{scheme}://{rest}"
     place, _, last = url.partition("?")[0].rpartition("/")
     query = url[len(place) + 1 + len(last) :]
-    shard = parse_shard_name(last)
     public = shown(place)
-    names = [str(replace(shard, number=n)) for n in range(1, shard.count + 1)] if shard else [last]
     if not last or "/" not in rest:
         hint = "name a file; a repository of the hub is hf://OWNER/NAME"
         raise InputError("input.directory", "is a directory, which HTTP does not list", path=public, hint=hint)
+
+    def file(name: str) -> Origin:
+        return HttpFile(f"{place}/{name}{query}", shown=f"{public}/{name}")
+
     if _is_part(last):
+        return _standing(public, "model", _checkpoint(last, f"{public}/{last}", file)) / last
+    shard = parse_shard_name(last)
+    names = [str(replace(shard, number=n)) for n in range(1, shard.count + 1)] if shard else [last]
+    return _standing(public, "model", {name: file(name) for name in names}) / last
+
+
+def _checkpoint(named: str, url: str, file: Callable[[str], Origin]) -> Mapping[str, Origin]:
+    """The files of a checkpoint of several: its index, what that names, and what else is there of what lies beside."""
+    part = parse_part_name(named)
+    name = f"{part[0]}.safetensors{INDEX_SUFFIX}" if part else named
+    index = _if_there(name, file)
+    if index is None:
         hint = "hf://OWNER/NAME reads a repository of the hub; else download the directory"
-        message = "is a part of a checkpoint, whose other files HTTP does not list"
+        message = f"is a part of a checkpoint, whose other files only its index names, and there is no {name}"
         raise InputError("index.missing", message, path=url, hint=hint)
-    files = {name: HttpFile(f"{place}/{name}{query}", shown=f"{public}/{name}") for name in names}
-    return _standing(public, "model", files) / last
+    if index.size > MAX_JSON:
+        raise InputError("index.json", f"the index has {index.size:,} bytes", path=url, allowed=MAX_JSON)
+    document = parse_object(index.fetch(0, index.size), _INDEX, Path(name))
+    shards = document.get("weight_map")
+    names = {*shards.values()} if isinstance(shards, dict) else set()
+    for other in names:
+        if not isinstance(other, str) or not re.fullmatch(r"[\w.+-]+", other):
+            raise InputError("index.path", f"names {quoted(str(other))}, which is no file beside it", path=url)
+    beside = {other: found for other in _BESIDE if (found := _if_there(other, file)) is not None}
+    return {name: index, **{other: file(other) for other in sorted(names)}, **beside}
+
+
+def _if_there(name: str, file: Callable[[str], Origin]) -> Origin | None:
+    try:
+        return file(name)
+    except InputError as error:
+        if error.code != "input.missing":
+            raise
+        return None
 
 
 def _is_part(name: str) -> bool:

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
@@ -39,6 +40,10 @@ class Origin(Protocol):
     @property
     def whole(self) -> bool:
         """A range of it costs as much as all of it."""
+
+    @property
+    def state(self) -> str:
+        """What is another text when its bytes are others; empty where nobody says."""
 
     def taken(self) -> bytes:
         """Its first bytes, as far as they came along with its size; once."""
@@ -182,6 +187,9 @@ def stand_in(url: str, name: str, files: Mapping[str, Origin]) -> Path:
         for path, origin in files.items():
             with open(directory / path, "xb") as file:
                 file.truncate(origin.size)
+                if origin.state:  # whoever opens it here and elsewhere, or once more, sees whether it is the same
+                    when = int.from_bytes(sha256(origin.state.encode()).digest()[:7])
+                    os.utime(file.fileno(), ns=(when, when))
                 status = os.fstat(file.fileno())
                 ELSEWHERE[status.st_dev, status.st_ino] = Reader(origin).read
     except OSError as error:

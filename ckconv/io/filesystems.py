@@ -43,6 +43,7 @@ class FsspecFile:
         self._system, self._path, self._shown = system, path, shown
         self.size = int(info["size"])
         self._mark: tuple[object, ...] | None = None
+        self.state = str(_mark(info)[1])
 
     def taken(self) -> bytes:
         """See :class:`ckconv.io.elsewhere.Origin`."""

@@ -108,14 +108,22 @@ class HttpFile:
     """
 
     def __init__(
-        self, url: str, headers: Mapping[str, str] | None = None, *, shown: str = "", size: int | None = None
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        shown: str = "",
+        size: int | None = None,
+        state: str = "",
     ) -> None:
         """Ask for the size, unless it is known.
 
         Args:
             headers: further ones, of the first server only: what it sends elsewhere needs no credentials.
             shown: what messages call it.
+            state: see :class:`ckconv.io.elsewhere.Origin`, where the server need not be asked.
         """
+        self._state = state
         self._shown = shown or url
         try:
             self._url, given = _sent(url)
@@ -128,6 +136,11 @@ class HttpFile:
         self.whole = False
         if size is None:
             self._first = retried(lambda: self._get(0, 64 << 10, first=True), self._shown)
+
+    @property
+    def state(self) -> str:
+        """See :class:`ckconv.io.elsewhere.Origin`."""
+        return self._state or self._mark or ""
 
     def taken(self) -> bytes:
         """See :class:`ckconv.io.elsewhere.Origin`."""

@@ -31,6 +31,7 @@ def repository(name: str, revision: str | None) -> dict[str, HttpFile]:
             headers,
             shown=f"hf://{name}/{file.rfilename}",
             size=file.size,
+            state=f"{info.sha} {file.rfilename}",
         )
         for file in info.siblings or ()
     }
