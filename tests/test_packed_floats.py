@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder, Raw, Tensors
-from packed_checkpoints import fp8_values, model
+from packed_checkpoints import fp8_values, model, rewritten
 from safetensors import safe_open
 
 DECODER = Decoder(layers=1, hidden=64, ffn=128)
@@ -307,6 +307,46 @@ def test_llama_cpp_multiplies_by_the_scale_of_scales(tmp_path: Path, ckconv, lla
     assert np.linalg.norm(blocks - dense) < 0.1 * np.linalg.norm(dense)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "mixtral", "qwen3", "qwen3_moe"])
+def test_llama_cpp_multiplies_by_the_scale_of_scales_of_every_matrix_and_the_head(
+    tmp_path: Path, ckconv, llama_cpp: consumers.Consumer, model_type: str
+) -> None:
+    """Twice the scales and half the scale of scales are the same numbers, to the last bit of the logits."""
+    experts = {"experts": 4} if model_type in ("mixtral", "qwen3_moe") else {}
+    decoder = Decoder(layers=1, hidden=64, ffn=64, qk_norm=model_type.startswith("qwen3"), **experts)
+    settings = {**MODELOPT, "ignore": []}
+    special = {"norm_topk_prob": True} if model_type == "qwen3_moe" else {}
+    rows = []
+    for step, factor in ((0, 1 / 8192), (8, 1 / 16384), (8, 1 / 8192)):
+        named = tmp_path / f"{step}-{factor}"
+
+        def pack(module: str, shape: tuple[int, int], seed: int, step: int = step, factor: float = factor) -> Made:
+            tensors, values = nvfp4(module, shape, seed, divided=False, factor=factor)
+            raw = tensors[f"{module}.weight_scale"]
+            assert isinstance(raw, Raw)
+            scales = np.frombuffer(raw.data, np.uint8).clip(16, 0x70) + np.uint8(step)
+            tensors[f"{module}.weight_scale"] = Raw(raw.dtype, raw.shape, scales.tobytes())
+            return tensors, values
+
+        def head(tensors: Tensors, config: dict[str, Any], pack: Pack = pack) -> None:
+            shape = tensors.pop("lm_head.weight").shape
+            tensors |= pack("lm_head", (shape[0], shape[1]), 99)[0]
+            if model_type == "mixtral":
+                for name in [name for name in tensors if ".mlp." in name]:
+                    own = name.replace(".mlp.", ".block_sparse_moe.").replace("gate_proj", "w1")
+                    tensors[own.replace("up_proj", "w3").replace("down_proj", "w2")] = tensors.pop(name)
+
+        model(named, decoder, pack, settings, model_type=model_type, **special)
+        rewritten(named, head)
+        result = ckconv("convert", named, f"{named}.gguf", "--tensor-scales")
+        assert result.code == 0, result.err
+        rows.append(llama_cpp.logits(Path(f"{named}.gguf"), (1, 5, 9, 3)))
+    names = {tensor.name for tensor in gguf.GGUFReader(f"{named}.gguf").tensors}
+    assert "output.scale" in names
+    assert np.array_equal(rows[0], rows[1])
+    assert np.abs(rows[0] - rows[2]).max() > 0.01
+
+
 def test_llama_cpp_multiplies_every_expert_by_its_own_scale_of_scales(
     tmp_path: Path, ckconv, llama_cpp: consumers.Consumer
 ) -> None:
@@ -417,7 +457,7 @@ def test_a_matrix_whose_scale_of_scales_is_one_has_none_in_a_gguf(tmp_path: Path
 
 
 def test_nvfp4_of_a_family_that_was_not_measured_is_refused(tmp_path: Path, ckconv) -> None:
-    model(tmp_path / "packed", DECODER, partial(nvfp4, divided=False), MODELOPT, model_type="mistral")
+    model(tmp_path / "packed", DECODER, partial(nvfp4, divided=False), MODELOPT, model_type="qwen2")
     result = ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf")
     assert result.code == 4
     assert "it is not known that llama.cpp multiplies NVFP4 by its scale" in result.err

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ckconv.core.dtypes import BF16, F16, F32, DType, Kind
+from ckconv.core.dtypes import BF16, F16, F32, GGML_BLOCKS, DType, Kind
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError, counted
 from ckconv.families.catalogue import FAMILIES
@@ -79,7 +79,9 @@ def parsed(text: str) -> Asked:
     for word in (asked.word, *(word for _, word in rules)):
         if not (word in GGML_TYPES or word in FLOATS or word in recipes.names() or word.partition(":")[0] in MODES):
             hint = f"for a GGUF or a bump file {_GGML_WORDS}; for MLX {_MLX_WORDS}"
-            raise UsageError("usage.quantize", f"--quantize {text}: there is no type {word!r}", hint=hint)
+            made = f"nothing makes {word.upper()} of floats as llama-quantize does"
+            why = made if word.upper() in GGML_BLOCKS else f"there is no type {word!r}"
+            raise UsageError("usage.quantize", f"--quantize {text}: {why}", hint=hint)
     if asked.word in FLOATS:
         raise UsageError("usage.quantize", f"--quantize {text}: --dtype {asked.word} makes all tensors {asked.word}")
     return asked
