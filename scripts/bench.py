@@ -2,7 +2,7 @@
 
 Every output carries a checksum, so hashing is the floor. Times depend on the machine and its mood; ratios of runs
 that stand next to each other do not. Each round runs every case once, in turn; the first round only warms up. What is
-left to write back is written between the timed regions, not in them. Needs about six times ``--size`` of disk.
+left to write back is written between the timed regions, not in them. Needs about eight times ``--size`` of disk.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import bench_converters
 from bench_inputs import BLOCKS, FLOATS, HEADER, MANY, QUANTISED, WIDENED, many_gguf, many_safetensors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -116,9 +117,11 @@ def cases(place: Path) -> list[Case]:
         Case("FP32: verify OUT SRC", [*CKCONV, "verify", "-q", str(wide), widened], hash_wide),
         *_decoding(place),
         *_sharded(place),
+        *_beside_others(place),
         Case(bare, BARE, bare, short=True),
         Case("inspect of 152k tokens", [*CKCONV, "inspect", header], bare, 150, 90, short=True),
         *_many(place),
+        Case("convert --dry-run", [*CKCONV, *CONVERT, "--dry-run", quantised, out], bare, short=True),
         Case("--help", [*CKCONV, "--help"], bare, 80, 50, short=True),
         Case("--version", [*CKCONV, "--version"], bare, 80, 50, short=True),
     ]
@@ -154,6 +157,16 @@ def _sharded(place: Path) -> list[Case]:
     ]
 
 
+def _beside_others(place: Path) -> list[Case]:
+    """The share that ckconv takes of another converter's time."""
+    found, new = [], place / "new"
+    for rival in bench_converters.rivals(place, CKCONV):
+        found.append(Case(rival.name, rival.command, rival.name, makes=new))
+        share = (1 / rival.target, 1 / rival.stretch)
+        found.append(Case(f"convert / {rival.name}", rival.ours, rival.name, *share, new))
+    return found
+
+
 def _many(place: Path) -> list[Case]:
     """Ten times the tensors should take ten times as long."""
     found = []
@@ -175,6 +188,7 @@ def prepare(place: Path, gigabytes: float) -> None:
         (place / directory).mkdir()
         subprocess.run([*CKCONV, *CONVERT, "--no-verify", place / source, place / directory / "out.bump"], check=True)
     subprocess.run([*CKCONV, *DECODE, "--no-verify", place / BLOCKS, f"{place / 'decoded'}/"], check=True)
+    bench_converters.prepare(place, gigabytes * 2 / 3, CKCONV)
     os.sync()
 
 

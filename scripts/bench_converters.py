@@ -1,0 +1,84 @@
+"""The converters that people would use instead, beside ckconv: what ``bench.py`` measures where they are installed.
+
+llama.cpp's is found by ``LLAMA_CPP_SOURCES``, the folder of ``convert_hf_to_gguf.py``. What ckconv writes is
+verified and synced, what the others write is neither.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from bench_inputs import quantised_shape, write_gguf
+
+NUMBERS, CHECKPOINT = "numbers.gguf", "checkpoint"
+_TOKENIZER = Path(__file__).resolve().parent.parent / "fixtures" / "hf" / "llama-tied-bf16"
+#: The tokenizer is none that llama.cpp knows by its hash.
+_LLAMA_CPP = """import importlib, sys
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
+del sys.argv[1]
+importlib.import_module("conversion.base").TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+importlib.import_module("convert_hf_to_gguf").main()
+"""
+
+
+class Rival(NamedTuple):
+    """Another converter, and ckconv doing the same.
+
+    Attributes:
+        target, stretch: how many times as fast ckconv should be.
+    """
+
+    name: str
+    command: list[str]
+    ours: list[str]
+    target: float
+    stretch: float
+
+
+def rivals(place: Path, ckconv: Sequence[str]) -> Iterator[Rival]:
+    """Those that are installed; the others are named on stderr."""
+    numbers, checkpoint, new = (str(place / name) for name in (NUMBERS, CHECKPOINT, "new"))
+    gguf, folder = f"{new}/out.gguf", f"{new}/out"
+    sources = os.environ.get("LLAMA_CPP_SOURCES", "")
+    if sources:
+        theirs = [sys.executable, "-c", _LLAMA_CPP, sources, checkpoint, "--outfile", gguf, "--outtype", "bf16"]
+        yield Rival("llama.cpp's converter", theirs, [*ckconv, "convert", "-q", checkpoint, gguf], 9, 10)
+    else:
+        _absent("llama.cpp's converter", "LLAMA_CPP_SOURCES is not set")
+    if find_spec("mlx_lm"):
+        theirs = [sys.executable, "-m", "mlx_lm", "convert", "--hf-path", checkpoint, "--mlx-path", folder]
+        ours = [*ckconv, "convert", "-q", checkpoint, f"{folder}/", "--to", "mlx"]
+        yield Rival("mlx_lm.convert", theirs, ours, 6, 6.8)
+    else:
+        _absent("mlx_lm.convert", "mlx-lm is not installed")
+    if find_spec("gguf2mlx"):
+        theirs = [sys.executable, "-m", "gguf2mlx", "--input", numbers, "--output", folder]
+        yield Rival("gguf2mlx", theirs, [*ckconv, "convert", "-q", numbers, f"{folder}/", "--to", "mlx"], 12, 14)
+    else:
+        _absent("gguf2mlx", "it is not installed")
+
+
+def _absent(name: str, why: str) -> None:
+    print(f"{name} is left out: {why}", file=sys.stderr)
+
+
+def prepare(place: Path, gigabytes: float, ckconv: Sequence[str]) -> None:
+    """Make a checkpoint of BF16 with a tokenizer, and the same as GGUF."""
+    plain, checkpoint = place / "plain.gguf", place / CHECKPOINT
+    write_gguf(plain, quantised_shape(gigabytes / 4), lambda _, shape: "BF16" if len(shape) > 1 else "F32", [])
+    subprocess.run([*ckconv, "convert", "-q", str(plain), f"{checkpoint}/", "--to", "hf", "--no-verify"], check=True)
+    plain.unlink()
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(_TOKENIZER / name, checkpoint)
+    config = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    (checkpoint / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}), "utf-8")
+    command = [*ckconv, "convert", "-q", str(checkpoint), str(place / NUMBERS), "--no-verify"]
+    subprocess.run(command, check=True)
