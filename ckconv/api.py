@@ -124,6 +124,7 @@ def convert(
     verify: bool = True,
     checksums: bool = False,
     record: bool = False,
+    attest: StrPath | None = None,
     jobs: int | None = None,
     executor: Executor | None = None,
     resume: bool = False,
@@ -141,6 +142,7 @@ def convert(
         checksums: write a file for ``sha256sum -c`` beside it.
         record: write a conversion record, from which :func:`verify` knows the options: beside the output, or into
             the source record of a bump file.
+        attest: write the same there as a statement of in-toto.
         jobs: how many pieces of a tensor are converted and compared at once; ``None`` for the processors that the
             process may use. The bytes are the same, memory grows with it.
         executor: its workers make the files of an output of several, each one at a time; they need source and target
@@ -163,7 +165,8 @@ def convert(
         )
         if place.parent is None:
             raise UsageError("usage.target", "only the command line writes to standard output", hint="name a file")
-        late = side_files(plan, place, checksums=checksums, record=record, adapters=adapters)
+        statement = Path(attest) if attest is not None else None
+        late = side_files(plan, place, checksums=checksums, record=record, attest=statement, adapters=adapters)
         apart = Apart(requested(plan, source, source_format, adapters), executor, resume, jobs)
         wanted = apart if executor is not None or resume else None
         return run(plan, place, force=force, verify=verify, late=late, watcher=progress, apart=wanted)

@@ -72,6 +72,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "mount": can_mount,
     "posix": lambda: MOVES_OPEN,
     "chromium": lambda: shutil.which("chromium") is not None,
+    "model_signing": lambda: shutil.which("model_signing") is not None and shutil.which("openssl") is not None,
     "groff": lambda: shutil.which("groff") is not None,
 }
 

@@ -52,6 +52,12 @@ _EXAMPLES = {
     " options and digests, for ckconv verify.",
 )
 @click.option(
+    "--attest",
+    type=PATH,
+    metavar="FILE",
+    help="Write the same to FILE as a statement of in-toto with SLSA's provenance, unsigned.",
+)
+@click.option(
     "--side-files-only",
     is_flag=True,
     help="Write configuration, tokenizer and template, and no weights: what vLLM and transformers need beside a GGUF.",
@@ -115,7 +121,8 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
             return
         places = {name: flags[key] for name, key in _PLACES.items() if flags[key]}
         wanted = [MAP_NAME] if flags["with_map"] else []
-        late = side_files(plan, target, checksums=flags["checksums"], record=flags["record"], adapters=adapters)
+        named = {"checksums": flags["checksums"], "record": flags["record"], "attest": flags["attest"]}
+        late = side_files(plan, target, adapters=adapters, **named)
         late_of_tower = side_files(*tower, checksums=flags["checksums"]) if tower else ()
         if tower:
             outputs = outputs_of(plan, target, places=places, on_request=wanted, late=late)

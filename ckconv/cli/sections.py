@@ -19,11 +19,11 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "What lies beside": (
         "--template", "--config", "--config-out", "--manifest", "--map", "--mmproj", "--checksums", "--record",
-        "--no-source-record", "--side-files-only", "--follow-links",
+        "--attest", "--no-source-record", "--side-files-only", "--follow-links",
     ),
     "The run": (
-        "--from-file", "--into", "--resume", "--cluster", "--jobs", "--weights", "--html", "--no-verify", "--dry-run",
-        "--force",
+        "--from-file", "--into", "--resume", "--cluster", "--jobs", "--weights", "--rebuild", "--html", "--no-verify",
+        "--dry-run", "--force",
     ),
     "Every command": ("--quiet", "--verbose", "--json", "--no-color", "--progress", "--debug", "--help"),
 }  # fmt: skip

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 #: Flags about weights, and about files that tell of them.
 _ABOUT_WEIGHTS = (
-    "adapters", "bump_version", "checksums", "decode", "dequantize", "drop", "imatrix", "manifest", "max_shard_size",
-    "mmproj", "no_verify", "quantize", "record", "tensor_scales", "tie", "trainable", "untie", "with_map", "wrapped",
+    "adapters", "attest", "bump_version", "checksums", "decode", "dequantize", "drop", "imatrix", "manifest",
+    "max_shard_size", "mmproj", "no_verify", "quantize", "record", "tensor_scales", "tie", "trainable", "untie",
+    "with_map", "wrapped",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,8 +14,16 @@ from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import container, print_json, print_lines
 from ckconv.cli.sections import Sections
 from ckconv.cli.settings import CONTEXT, PATH, common_options, page_option, settings_of
-from ckconv.errors import InputError, VerifyError, counted, shown
+from ckconv.errors import InputError, UsageError, VerifyError, counted, shown
 from ckconv.signals import interruptible
+
+if TYPE_CHECKING:
+    from ckconv.cli.settings import Settings
+    from ckconv.core.tensors import TensorIndex
+    from ckconv.engine.rebuild import Rebuilt
+    from ckconv.formats.destination import Destination
+    from ckconv.options import Options
+    from ckconv.plan.steps import Plan
 
 #: Side file -> the flag that says where it is.
 _PLACES = {"config.json": "config", "weights_manifest.json": "manifest"}
@@ -37,6 +45,7 @@ _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unread
     metavar="N",
     help="Compare N pieces of a tensor at once; by default as many as there are processors.",
 )
+@click.option("--rebuild", is_flag=True, help="Convert SRC again as the record says, and compare every byte.")
 @page_option("Write a page to FILE, which must be new: what was found, PATH, and SRC beside it.")
 @conversion_options
 @common_options
@@ -77,6 +86,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
         # Held against its source, a file that cannot even be read is a failed verification.
         raise VerifyError.of(error) from error
     named = {name: flags[flag] for name, flag in _PLACES.items() if flags[flag]}
+    rebuilt = _rebuilt(path, src, out, flags, named, settings) if flags["rebuild"] else None
     with ProgressLine(settings, str(path)) as line:
         line.begin("verifying", out.nbytes + (source.nbytes if source else 0))
         try:
@@ -111,6 +121,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
                 "source_record": shown(record.path) if record else None,
                 "conversion_record": shown(checked.record) if checked.record else None,
                 "checksums": shown(checked.sums) if checked.sums else None,
+                "rebuilt": rebuilt._asdict() if rebuilt else None,
                 "notes": notes,
             },
             schema=2,
@@ -136,8 +147,36 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
         f"{shown(path)}  {container(out.format, out.version, 'v')}  {against}{rounded}{zero_filled}",
         f"  {checks}",
     ]
+    if rebuilt:
+        lines.append(
+            f"  made again of the source: {counted(rebuilt.files, 'file')}, {rebuilt.nbytes:,} bytes, all equal"
+        )
     lines += [f"  note: {note}" for note in notes]
     lines += [f"  every file is as {Path(item).name} lists it" for item in besides]
     if record:
         lines.append(f"  {record.path.name} belongs to it: {record.record.source} ({record.record.format})")
     print_lines(lines)
+
+
+def _rebuilt(
+    path: Path, src: Path | None, out: TensorIndex, flags: dict[str, Any], named: dict[str, Path], settings: Settings
+) -> Rebuilt:
+    """Every byte of the output, and what it is made of."""
+    from ckconv.api import prepare
+    from ckconv.engine.rebuild import rebuild
+    from ckconv.engine.towers import prepare_tower
+    from ckconv.engine.whole import Beside
+
+    if src is None:
+        raise UsageError("usage.flag", "--rebuild makes the output again: name SRC")
+    options, adapters = options_of(flags), adapters_of(flags)
+
+    def again(target: str, to: str, asked: Options) -> tuple[Plan, Destination]:
+        if out.facts.get("kind") == "mmproj":
+            return prepare_tower(src, target, options=asked)
+        return prepare(src, target, to=to, source_format=flags["source_format"], adapters=adapters, options=asked)
+
+    with ProgressLine(settings, str(path)) as line:
+        return rebuild(
+            out, path, lambda record: Beside(record, None).options(options, adapters), again, named=named, watcher=line
+        )

@@ -1,10 +1,12 @@
-"""The bytes of a conversion record: what an output was made of, with which options, and every file of it."""
+"""What an output was made of, with which options, and every file of it: as a conversion record, and for in-toto."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.version import __version__
@@ -18,6 +20,10 @@ from ckconv.options import Records, asked
 from ckconv.plan.steps import Plan
 from ckconv.record.conversion import IN_DIRECTORY, SCHEMA, SUFFIX, sealed
 
+#: What a statement is about, and who makes it.
+BUILD_TYPE = "https://github.com/ckconv/ckconv/convert/v1"
+BUILDER = "https://github.com/ckconv/ckconv"
+
 #: The record, told the files that are written before it. Its size does not depend on their digests.
 Recorded = Callable[[Sequence[Written]], bytes]
 
@@ -30,37 +36,77 @@ def recorded(plan: Plan, place: Destination, adapters: Sequence[tuple[Path, floa
     """
     if place.parent is None:
         raise UsageError("usage.side-file", "--record writes a file beside the model, and stdout has no place for it")
-    parent, digests, options = place.parent, FileDigests(), plan.options
-    families = [{"name": name, "sha256": digest} for name, digest in own_files().digests.items()]
+    parent, facts = place.parent, _Facts(plan, adapters)
 
     def content(files: Sequence[Written]) -> bytes:
-        return sealed(
-            {
-                "schema": SCHEMA,
-                "ckconv": __version__,
-                "format": plan.format,
-                "version": plan.version,
-                "options": {
-                    given.option.name: given.value
-                    for given in asked(options)
-                    if given.option.records is not Records.NEITHER
-                },
-                **({"engines": list(plan.engines)} if plan.engines else {}),
-                "template": options.template.name if options.template else None,
-                **({"imatrix": options.imatrix.name} if options.imatrix else {}),
-                **({"families": families} if families else {}),
-                "adapters": [{"name": path.name, "weight": weight} for path, weight in adapters],
-                "sources": [
-                    {"name": path.name, "bytes": _size(path), "sha256": digests.of(path)}
-                    for path in _sources(plan.index)
-                ],
-                "outputs": [
-                    {"name": _beside(file.path, parent), "bytes": file.nbytes, "sha256": file.sha256} for file in files
-                ],
-            }
-        )
+        outputs = [{"name": _beside(file.path, parent), "bytes": file.nbytes, "sha256": file.sha256} for file in files]
+        made = {"schema": SCHEMA, "ckconv": __version__, **facts.asked, "sources": facts.sources, "outputs": outputs}
+        return sealed(made)
 
     return content
+
+
+def attested(plan: Plan, place: Destination, path: Path, adapters: Sequence[tuple[Path, float]]) -> Late:
+    """The same as a statement of in-toto with SLSA's provenance, both version 1, to be signed by whoever wants to.
+
+    Raises:
+        UsageError: ``usage.side-file``, standard output has no place beside it.
+    """
+    if place.parent is None:
+        raise UsageError("usage.side-file", "--attest names files beside the model, and stdout has none")
+    parent, facts = place.parent, _Facts(plan, adapters)
+
+    def content(files: Sequence[Written]) -> bytes:
+        sources = [{"name": file["name"], "digest": {"sha256": file["sha256"]}} for file in facts.sources]
+        statement = {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"name": _beside(file.path, parent), "digest": {"sha256": file.sha256}} for file in files],
+            "predicateType": "https://slsa.dev/provenance/v1",
+            "predicate": {
+                "buildDefinition": {
+                    "buildType": BUILD_TYPE,
+                    "externalParameters": facts.asked,
+                    "resolvedDependencies": sources,
+                },
+                "runDetails": {"builder": {"id": BUILDER, "version": {"ckconv": __version__}}},
+            },
+        }
+        return (json.dumps(statement, indent=2) + "\n").encode()
+
+    return Late(path, lambda files: len(content(files)), lambda files: [content(files)])
+
+
+class _Facts:
+    """What a conversion was asked for, and of what it is made; a source is hashed once."""
+
+    def __init__(self, plan: Plan, adapters: Sequence[tuple[Path, float]]) -> None:
+        self._plan, self._adapters, self._digests = plan, adapters, FileDigests()
+        self._families = [{"name": name, "sha256": digest} for name, digest in own_files().digests.items()]
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Format, options, and the files that were named."""
+        plan, options = self._plan, self._plan.options
+        return {
+            "format": plan.format,
+            "version": plan.version,
+            "options": {
+                given.option.name: given.value
+                for given in asked(options)
+                if given.option.records is not Records.NEITHER
+            },
+            **({"engines": list(plan.engines)} if plan.engines else {}),
+            "template": options.template.name if options.template else None,
+            **({"imatrix": options.imatrix.name} if options.imatrix else {}),
+            **({"families": self._families} if self._families else {}),
+            "adapters": [{"name": path.name, "weight": weight} for path, weight in self._adapters],
+        }
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """Every file that was read, by name."""
+        paths = _sources(self._plan.index)
+        return [{"name": path.name, "bytes": _size(path), "sha256": self._digests.of(path)} for path in paths]
 
 
 def record_file(place: Destination, content: Recorded) -> Late:

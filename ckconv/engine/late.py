@@ -23,17 +23,23 @@ def side_files(
     *,
     checksums: bool = False,
     record: bool = False,
+    attest: Path | None = None,
     adapters: Sequence[tuple[str | os.PathLike[str], float]] = (),
 ) -> Sequence[Late]:
-    """The files beside the model whose content follows from what is written."""
+    """The files beside the model whose content follows from what is written.
+
+    Args:
+        attest: where the statement for in-toto goes.
+    """
     from ckconv.engine.checksums import checksum_file
 
     plan.check()
     content: Recorded | None = None
+    merged = [(Path(path), weight) for path, weight in adapters]
     if record:
         from ckconv.engine.conversion_record import recorded
 
-        content = recorded(plan, place, [(Path(path), weight) for path, weight in adapters])
+        content = recorded(plan, place, merged)
     late = []
     if plan.record:
         late.append(_source_record(plan.record, plan, place, content))
@@ -41,6 +47,10 @@ def side_files(
         from ckconv.engine.conversion_record import record_file
 
         late.append(record_file(place, content))
+    if attest:
+        from ckconv.engine.conversion_record import attested
+
+        late.append(attested(plan, place, attest, merged))
     return [*late, checksum_file(place)] if checksums else late
 
 

@@ -31,7 +31,7 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
         directory: the output is a directory, and its files have the names that readers look for.
     """
     to = out.format.partition(" ")[0]
-    options = replace(options, file_name="" if directory else _file_name(out))
+    options = replace(options, file_name="" if directory else file_name_of(out))
     first: Plan | None = None
     for candidate in _candidates(source, out, options):
         plan = make_plan(source, to, candidate)
@@ -45,7 +45,7 @@ def plan_again(source: TensorIndex, out: TensorIndex, options: Options, *, direc
 
 def restoring_again(source: TensorIndex, out: TensorIndex, options: Options, *, directory: bool) -> Plan:
     """The plan that makes the source of a bump file again out of the record beside it, or another where it does not."""
-    options = replace(options, source_record=True, file_name="" if directory else _file_name(out))
+    options = replace(options, source_record=True, file_name="" if directory else file_name_of(out))
     return make_plan(source, out.format, options)
 
 
@@ -60,7 +60,8 @@ def stores_alike(plan: Plan, out: TensorIndex) -> bool:
     return meant == {stored.name: (stored.dtype.name, tuple(stored.shape)) for stored in out.stored}
 
 
-def _file_name(out: TensorIndex) -> str:
+def file_name_of(out: TensorIndex) -> str:
+    """What a user calls an output that is one file, or several that are named after one."""
     name = out.path.name
     if name.endswith(INDEX_SUFFIX):
         return name.removesuffix(INDEX_SUFFIX)

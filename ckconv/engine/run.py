@@ -105,7 +105,7 @@ def run(
     plan = replace(plan, notes=(*plan.notes, *container.notes))
     if target.parent is None and plan.index.adapter is not None and container.side_files:
         raise UsageError("usage.target", "an adapter is two files, stdout holds one", hint="name a directory")
-    side = _side_files(plan, container, target, places or {}, on_request)
+    side = side_places(plan, container, target, places or {}, on_request)
     plan = replace(plan, notes=(*plan.notes, *_own_names(side, target)))
     if target.file is not None:
         check_parent(target.file)
@@ -186,7 +186,7 @@ def outputs_of(
     Raises:
         UsageError: as :func:`run`.
     """
-    side = _side_files(plan, plan.contents(), target, places, on_request)
+    side = side_places(plan, plan.contents(), target, places, on_request)
     files = [target.parent / file.name for file in plan.files] if target.parent is not None else []
     return [*([target.directory] if target.directory else []), *files, *side, *(item.path for item in late)]
 
@@ -213,7 +213,7 @@ def _rooms_of_late(
     return rooms
 
 
-def _side_files(
+def side_places(
     plan: Plan, container: Container, target: Destination, places: Mapping[str, Path], on_request: Sequence[str]
 ) -> dict[Path, Small]:
     """Where each side file goes. A model on standard output has no place beside it."""

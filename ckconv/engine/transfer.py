@@ -23,6 +23,8 @@ from ckconv.quant.convert import Action, Conversion
 from ckconv.system import read_at, write_at
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from ckconv.core.tensors import Tensor
     from ckconv.io.tiles import Tiles
 
@@ -51,7 +53,33 @@ class Unwatched:
         """Ignored."""
 
 
-class _Told:
+class Sink(Protocol):
+    """What steps append bytes to: :class:`ckconv.engine.pipeline.Pipeline`, or what holds them against a file.
+
+    Attributes:
+        to_file: they stay where they are written, and what :func:`write_frames` wrote is there.
+    """
+
+    to_file: bool
+
+    @property
+    def position(self) -> int:
+        """Bytes appended so far."""
+
+    def put(self, data: Buffer) -> None:
+        """Append the bytes of a buffer."""
+
+    def copy(self, fd: int, offset: int, nbytes: int, *, path: Path, tensor: str = "") -> None:
+        """Append bytes of another file."""
+
+    def zeros(self, nbytes: int) -> None:
+        """Append zeros."""
+
+    def skip(self, nbytes: int) -> None:
+        """Leave bytes of a file as they are."""
+
+
+class Told:
     """Tells a watcher of bytes, and of the tensor that they belong to."""
 
     def __init__(self, watcher: Watcher) -> None:
@@ -59,24 +87,26 @@ class _Told:
         self._name = ""
 
     def begin(self, name: str) -> None:
+        """What comes next belongs to this tensor."""
         self._name = name
         self._watcher(0, name)
 
     def __call__(self, nbytes: int) -> None:
+        """So many bytes more are done."""
         self._watcher(nbytes, self._name)
 
 
-def _stream(
+def stream(
     file: OutputFile,
     frame: Frame,
     begin: int,
     files: Files,
-    pipeline: Pipeline,
-    told: _Told,
+    pipeline: Sink,
+    told: Told,
     losses: Losses,
     tiles: Tiles | None = None,
 ) -> None:
-    """Run every step of a file, of which the stream begins at byte ``begin``."""
+    """Append all of a file from byte ``begin`` on, what stands behind its tensors left out."""
     following = iter(file.steps[1:])
     for step in file.steps:
         for tensor in _stored(next(following, None)):
@@ -93,7 +123,7 @@ def _stored(step: Step | None) -> Iterator[Tensor]:
         yield from tensor.arrays
 
 
-def _fill(pipeline: Pipeline, until: int, what: str) -> None:
+def _fill(pipeline: Sink, until: int, what: str) -> None:
     """Zeros up to where the next run of bytes begins."""
     gap = until - pipeline.position
     if gap < 0:
@@ -102,7 +132,7 @@ def _fill(pipeline: Pipeline, until: int, what: str) -> None:
         pipeline.zeros(gap)
 
 
-def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses, tiles: Tiles | None) -> None:
+def _run_step(step: Step, files: Files, pipeline: Sink, losses: Losses, tiles: Tiles | None) -> None:
     """Append the step's bytes and count what they could not keep."""
     if step.content is not None:
         if pipeline.to_file:  # it is there already
@@ -128,7 +158,7 @@ def _run_step(step: Step, files: Files, pipeline: Pipeline, losses: Losses, tile
     _convert(step, files, pipeline, losses, tiles)
 
 
-def _convert(step: Step, files: Files, pipeline: Pipeline, losses: Losses, tiles: Tiles | None) -> None:
+def _convert(step: Step, files: Files, pipeline: Sink, losses: Losses, tiles: Tiles | None) -> None:
     """Append rows that are put together or converted, several pieces at once."""
     from ckconv.io.ahead import SideBySide, is_light
     from ckconv.io.joined import JoinedRows
@@ -210,13 +240,13 @@ def write_files(
         growth: hears how far they are.
     """
     watcher.begin("quantising" if plan.errors else "writing", plan.nbytes)
-    told, losses = _Told(watcher), Losses(plan)
+    told, losses = Told(watcher), Losses(plan)
     for file, frame, (fd, place) in zip(plan.files, container.frames, outputs, strict=True):
         begin = payload(file, frame, place).offset
         followers = (WriteBehind(fd), Telling(growth, place, begin))
         told(begin + len(frame.epilogue))
         with Pipeline(fd, offset=begin, progress=told, followers=followers) as pipeline:
-            _stream(file, frame, begin, files, pipeline, told, losses, growth.tiles)
+            stream(file, frame, begin, files, pipeline, told, losses, growth.tiles)
             pipeline.finish()
     losses.check()
     return losses
@@ -232,14 +262,14 @@ def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watche
         raise UsageError("usage.target", f"{len(plan.files)} files cannot go to stdout", hint=hint)
     file, frame = plan.files[0], container.frames[0]
     begin = frame.header_bytes
-    told = _Told(watcher)
+    told = Told(watcher)
     losses = counted = Losses(plan)
     digest = b""
     if frame.header or any(_may_lose(step) for step in file.steps):
         watcher.begin("hashing", plan.nbytes)
         with Pipeline(None, progress=told) as pipeline:
             pipeline.put(frame.prologue)
-            _stream(file, frame, begin, files, pipeline, told, losses)
+            stream(file, frame, begin, files, pipeline, told, losses)
             digest = pipeline.finish()
         losses.check()
         counted = Losses(plan)
@@ -249,7 +279,7 @@ def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watche
             _write_all(fd, frame.header(digest))
         with Pipeline(fd, seekable=False, progress=told) as pipeline:
             pipeline.put(frame.prologue)
-            _stream(file, frame, begin, files, pipeline, told, counted)
+            stream(file, frame, begin, files, pipeline, told, counted)
             again = pipeline.finish()
         if digest and again != digest:
             raise OutputError("input.changed", "the input changed between two passes over it", path=plan.index.path)

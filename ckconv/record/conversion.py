@@ -39,6 +39,7 @@ class ConversionRecord(NamedTuple):
         options: of the conversion.
         sources, outputs: (name, SHA-256).
         families: (name, SHA-256) of family files that the user brought.
+        version: of ckconv, that wrote it.
         besides: flags whose files have to be named again: their names are not where they are.
     """
 
@@ -47,6 +48,7 @@ class ConversionRecord(NamedTuple):
     sources: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
     families: tuple[tuple[str, str], ...]
+    version: str
     besides: tuple[str, ...]
 
 
@@ -131,13 +133,13 @@ def _parsed(data: bytes, path: Path) -> ConversionRecord:
     try:
         options = options_of(document["options"])
         sources, outputs = (_listed(document[key]) for key in ("sources", "outputs"))
-        families = _listed(document.get("families", []))
+        families, version = _listed(document.get("families", [])), _text(document["ckconv"])
         besides = [f"--template {_text(document['template'])}"] if document["template"] else []
         besides += [f"--imatrix {_text(document['imatrix'])}"] if document.get("imatrix") else []
         besides += [f"--adapter {_text(item['name'])}" for item in document["adapters"]]
     except (KeyError, TypeError, AttributeError, ValueError, UsageError) as error:
         raise InputError(CODE, f"lacks what a record has: {error}", path=path) from error
-    return ConversionRecord(path, options, sources, outputs, families, tuple(besides))
+    return ConversionRecord(path, options, sources, outputs, families, version, tuple(besides))
 
 
 def options_of(found: Mapping[str, Any]) -> Options:
