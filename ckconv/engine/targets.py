@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import counted, listed
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
@@ -15,6 +15,8 @@ from ckconv.options import Options
 from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
 from ckconv.plan.steps import Plan, Reason
+
+CONFIG_NAME = "config.json"
 
 #: What the note of a text model ends in, where its tower is known.
 TOWER_HINT = "--mmproj FILE writes them for llama.cpp"
@@ -55,6 +57,10 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
     plan = _plan_model(index, to, options)
     if plan.refusals or not options.source_record or options.trainable:  # training is to change it
         return plan
+    names = [file.name for file in index.side_files]
+    if index.config is not None and index.metadata_kind is MetadataKind.DOCUMENT and CONFIG_NAME not in names:
+        note = f"no source record is written: the source has no {CONFIG_NAME}, by which one is read"
+        return replace(plan, notes=(*plan.notes, note))
     from ckconv.record.keep import with_record
 
     return with_record(plan)

@@ -14,6 +14,7 @@ from ckconv.core.names import GATE_UP, PARTS, QKV
 from ckconv.families import axes as shapes
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import GGUF, HF, MLX, Names, Part, Stored, names_of
+from ckconv.families.reference import REFERENCE, reference_names
 from ckconv.families.schema import FAMILIES_KEPT, Family, load
 from ckconv.lazy import replace
 
@@ -71,6 +72,8 @@ def scheme_names(family: Family, scheme: str) -> Names:
     """The names of a family's checkpoints as ``hf`` or ``mlx`` have them, or in one of :data:`OTHER_SCHEMES`."""
     if scheme in (HF, MLX):
         return names_of(family, scheme)
+    if scheme == REFERENCE:
+        return reference_names(family)
     own = names_of(family, HF)
     if scheme == "max":
         return Names(

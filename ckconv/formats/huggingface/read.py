@@ -13,6 +13,7 @@ from ckconv.families.huggingface_config import huggingface_config, huggingface_f
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.kinds import has_transposed
 from ckconv.families.naming_schemes import NAMES_KEY, NESTED, OTHER_SCHEMES, scheme_names
+from ckconv.families.reference import REFERENCE
 from ckconv.families.words import said, said_of
 from ckconv.formats.huggingface.packed import Found, packed_items
 from ckconv.formats.safetensors.files import CheckpointFiles
@@ -54,7 +55,7 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
         canonical = canonicalise(
             found.items or map(plain_item, checkpoint.tensors),
             family,
-            scheme_names(family, scheme if scheme in OTHER_SCHEMES else "mlx" if mlx else "hf"),
+            scheme_names(family, scheme if scheme in (*OTHER_SCHEMES, REFERENCE) else "mlx" if mlx else "hf"),
             model,
             said_of(model),
             path=path,
@@ -111,6 +112,8 @@ def _facts(checkpoint: CheckpointFiles, config: dict[str, Any] | None, quantizer
         facts["side_files"] = ", ".join(side.name for side in checkpoint.side_files)
     if quantizer:
         facts["quantizer"] = quantizer
-    if config is None:
+    if checkpoint.note:
+        facts["note" if config is None else "assumed"] = checkpoint.note
+    elif config is None:
         facts["note"] = "no config.json: tensors keep the names of the file"
     return facts

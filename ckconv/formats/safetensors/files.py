@@ -19,6 +19,8 @@ from typing import Any
 
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import Faults, InputError, counted, quoted, unreadable
+from ckconv.families.naming_schemes import NAMES_KEY
+from ckconv.families.reference import PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
 from ckconv.formats.safetensors.read import SafetensorsFile, pickle_refusal, read_safetensors
 from ckconv.formats.safetensors.shardindex import check_against_shards, read_shard_index
 from ckconv.formats.safetensors.spec import (
@@ -34,6 +36,7 @@ from ckconv.io.json import Document, read_object
 from ckconv.lazy import NamedTuple
 
 CONFIG_NAME = "config.json"
+_TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 #: transformers 4 writes what Mamba 2 does not clamp as Infinity.
 CONFIG_DOCUMENT = Document("configuration", "model.config", "model.config", MAX_JSON, lax=True)
 
@@ -77,6 +80,7 @@ class CheckpointFiles(NamedTuple):
         tensors: the tensors of all shards, in the order of their data.
         config: the parsed ``config.json``, ``None`` where there is none.
         side_files: configuration, tokenizer and documentation files, by name; they are not opened.
+        note: what there is to say of the configuration.
     """
 
     root: Path
@@ -85,6 +89,7 @@ class CheckpointFiles(NamedTuple):
     tensors: tuple[StoredTensor, ...]
     config: dict[str, Any] | None
     side_files: tuple[Path, ...]
+    note: str = ""
 
 
 def read_checkpoint_files(
@@ -119,10 +124,27 @@ def read_checkpoint_files(
     config = None
     if CONFIG_NAME in names and regular_file(root, CONFIG_NAME, follow_links=follow_links):
         config = read_object(root / CONFIG_NAME, CONFIG_DOCUMENT)
+    note = ""
+    if config is None and path.is_dir() and shards[0].path.name.startswith(WEIGHTS) and PARAMS_NAME in names:
+        config, note, shards = _reference(root, shards, follow_links)
     tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
     belong = path.is_dir() or config is not None
     side_files = _side_files(root, names, follow_links) if belong else ()
-    return CheckpointFiles(root, index_path, shards, tensors, config, side_files)
+    return CheckpointFiles(root, index_path, shards, tensors, config, side_files, note)
+
+
+def _reference(
+    root: Path, shards: tuple[SafetensorsFile, ...], follow_links: bool
+) -> tuple[dict[str, Any] | None, str, tuple[SafetensorsFile, ...]]:
+    """The configuration of another implementation in the words of ``config.json``; the tensors have its names."""
+    if not regular_file(root, PARAMS_NAME, follow_links=follow_links):
+        return None, "", shards
+    config, note = reference_config(read_object(root / PARAMS_NAME, CONFIG_DOCUMENT))
+    if config is None:
+        return None, f"{note}: tensors keep the names of the file", shards
+    dtype = next((tensor.dtype.name for tensor in shards[0].tensors), "")
+    config |= {key: _TORCH_NAMES[dtype] for key in ("dtype", "torch_dtype") if dtype in _TORCH_NAMES}
+    return config, note, tuple(shard._replace(metadata={**shard.metadata, NAMES_KEY: REFERENCE}) for shard in shards)
 
 
 def regular_file(root: Path, name: str, *, follow_links: bool) -> Path | None:

@@ -1,0 +1,112 @@
+"""Mistral's own checkpoints: ``params.json``, and tensors under the names of its reference implementation.
+
+Rows of Q and K are in the order of llama.cpp, neighbours turning together, so a tensor is what it is in a GGUF under
+another name. Source: ``convert_mistral_weights_to_hf.py`` of transformers (names, ``permute_for_rope``, keys);
+``TransformerArgs`` of mistral-inference. Keys beyond those are of models that are more than this decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from ckconv.families.names import GGUF, Names, Stored, names_of
+from ckconv.families.schema import FAMILIES_KEPT, Family
+from ckconv.lazy import replace
+
+#: What the scheme of these names is called.
+REFERENCE = "reference"
+
+PARAMS_NAME = "params.json"
+
+#: How the files of weights are called.
+WEIGHTS = "consolidated"
+
+_BLOCK = "layers.{n}."
+_NAMES = {
+    "token_embd": "tok_embeddings",
+    "output_norm": "norm",
+    "output": "output",
+    **{
+        f"blk.{{n}}.{ours}": _BLOCK + theirs
+        for ours, theirs in (
+            ("attn_norm", "attention_norm"),
+            ("ffn_norm", "ffn_norm"),
+            ("attn_q", "attention.wq"),
+            ("attn_k", "attention.wk"),
+            ("attn_v", "attention.wv"),
+            ("attn_output", "attention.wo"),
+            ("ffn_gate", "feed_forward.w1"),
+            ("ffn_down", "feed_forward.w2"),
+            ("ffn_up", "feed_forward.w3"),
+        )
+    },
+}
+
+#: Keys of ``params.json`` -> those of ``config.json``; all of them have to be there.
+_NEEDED = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "hidden_dim": "intermediate_size",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "norm_eps": "rms_norm_eps",
+    "vocab_size": "vocab_size",
+}
+_OPTIONAL = {
+    "rope_theta": "rope_theta",
+    "sliding_window": "sliding_window",
+    "_sliding_window": "sliding_window",
+    "max_seq_len": "max_position_embeddings",
+    "max_position_embeddings": "max_position_embeddings",
+    "tied_embeddings": "tie_word_embeddings",
+}
+_IDLE: Mapping[str, tuple[Any, ...]] = {"use_biases": (False,), "model_type": ("transformer",), "causal": (True,)}
+
+#: Where nothing says it: the converter's ``--max_position_embeddings``, and ``rope_theta`` of its ``convert_config``.
+_DEFAULTS = {"rope_theta": 10000.0, "max_position_embeddings": 32768, "sliding_window": None}
+
+#: What there is to say of a context that is the converter's default.
+CONTEXT_NOTE = (
+    f"{PARAMS_NAME} names no context length: 32,768 as transformers' converter has it; --context N says another"
+)
+
+
+def reference_config(params: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """``config.json`` of a model, and what there is to say; ``None`` and why where there is none."""
+    given = {key: value for key, value in params.items() if value is not None}
+    missing = [key for key in _NEEDED if key not in given]
+    if missing:
+        return None, f"{PARAMS_NAME} has no {missing[0]}"
+    known = {**_NEEDED, **_OPTIONAL}
+    more = [key for key, value in given.items() if key not in known and value not in _IDLE.get(key, ())]
+    if more:
+        return None, f"{PARAMS_NAME} says {more[0]}, which is no part of a dense decoder of Mistral's"
+    said = {known[key]: value for key, value in given.items() if key in known}
+    if isinstance(said.get("sliding_window"), str) and said["sliding_window"].isdecimal():
+        said["sliding_window"] = int(said["sliding_window"])
+    config = {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        **_DEFAULTS,
+        **said,
+    }
+    return config, "" if "max_position_embeddings" in said else CONTEXT_NOTE
+
+
+@lru_cache(maxsize=FAMILIES_KEPT)
+def reference_names(family: Family) -> Names:
+    """The names of a family's tensors there."""
+    own = names_of(family, GGUF)
+    stored = {called: replace(found, pattern=called) for found in own.stored.values() if (called := _called(found))}
+    written = {name: stored[called] for name, found in own.written.items() if (called := _called(found))}
+    return Names(stored, written, {})
+
+
+def _called(found: Stored) -> str:
+    module = found.pattern.removesuffix(".weight")
+    return f"{_NAMES[module]}.weight" if module in _NAMES and module != found.pattern else ""
