@@ -15,6 +15,8 @@ from ckconv.engine.model import Model
 from ckconv.engine.request import merged, requested
 from ckconv.engine.run import Report, run
 from ckconv.engine.targets import make_plan
+from ckconv.engine.transfer import Unwatched
+from ckconv.engine.upload import uploading
 from ckconv.errors import UsageError, counted, quoted
 from ckconv.families.catalogue import own_families
 from ckconv.formats import format_of, named, names
@@ -133,7 +135,8 @@ def convert(
     """Convert a model; the output is complete and verified when this returns, or is not there.
 
     Args:
-        target: a file whose name says its format, or a directory (ending in ``/``, or with ``to``).
+        target: a file whose name says its format, or a directory (ending in ``/``, or with ``to``); or the address of
+            one, of a system that fsspec knows.
         to: the format to write: ``bump``, ``gguf``, ``safetensors`` or ``mlx``.
         adapters: (path, weight) of each adapter that is merged into the model, in order.
         options: everything that changes what is written.
@@ -159,17 +162,25 @@ def convert(
     """
     options = options or Options()
     check_values(options)
-    with own_families(options.families), at_once(jobs):
+    lasting = resume or executor is not None
+    elsewhere = uploading(os.fspath(target), replacing=force, lasting=lasting)
+    with own_families(options.families), at_once(jobs), elsewhere as upload:
         plan, place = prepare(
-            source, os.fspath(target), to=to, source_format=source_format, adapters=adapters, options=options
+            source,
+            upload.local if upload else os.fspath(target),
+            to=to,
+            source_format=source_format,
+            adapters=adapters,
+            options=options,
         )
         if place.parent is None:
             raise UsageError("usage.target", "only the command line writes to standard output", hint="name a file")
         statement = Path(attest) if attest is not None else None
         late = side_files(plan, place, checksums=checksums, record=record, attest=statement, adapters=adapters)
         apart = Apart(requested(plan, source, source_format, adapters), executor, resume, jobs)
-        wanted = apart if executor is not None or resume else None
-        return run(plan, place, force=force, verify=verify, late=late, watcher=progress, apart=wanted)
+        wanted = apart if lasting else None
+        report = run(plan, place, force=force, verify=verify, late=late, watcher=progress, apart=wanted)
+        return upload.publish(report, progress or Unwatched()) if upload else report
 
 
 def edit(

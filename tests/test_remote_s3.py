@@ -2,13 +2,64 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from test_remote import LLAMA, QWEN2, contents
 
+from ckconv.io import http, uploads
+
 pytestmark = pytest.mark.s3
+
+
+@dataclass
+class Line:
+    """What is between this process and a server.
+
+    Attributes:
+        waits: seconds before each piece of what is sent.
+        cuts: so many connections are cut in the middle of a large request; all others go on.
+    """
+
+    port: int
+    waits: float = 0.0
+    cuts: int = 0
+    was_cut: int = 0
+
+    def __post_init__(self) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self.listening.accept()
+                far = socket.create_connection(("127.0.0.1", self.port))
+                threading.Thread(target=self._carry, args=(near, far, True), daemon=True).start()
+                threading.Thread(target=self._carry, args=(far, near, False), daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket, sending: bool) -> None:
+        nbytes = 0
+        with suppress(OSError):
+            while data := one.recv(8 << 10):
+                time.sleep(self.waits)
+                nbytes += len(data)
+                if sending and self.cuts and nbytes > 24 << 10:
+                    self.cuts, self.was_cut = self.cuts - 1, self.was_cut + 1
+                    break
+                other.sendall(data)
+        for end in (one, other):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
@@ -40,3 +91,53 @@ def test_a_directory_and_a_file_in_s3(bucket: str, tmp_path: Path, ckconv) -> No
     done = ckconv("inspect", f"{bucket}/none.gguf")
     assert (done.code, f"error[input.missing]: {bucket}/none.gguf" in done.err) == (3, True)
     assert "of-the-test" not in done.err
+
+
+@pytest.fixture
+def line(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+    import s3fs
+
+    found = Line(urlsplit(os.environ["AWS_ENDPOINT_URL"]).port or 0)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", found.url)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(http, "PAUSES", (0.1, 0.1))
+    monkeypatch.setattr(uploads, "_PART", 5 << 20)
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield found
+    s3fs.S3FileSystem.clear_instance_cache()
+    found.listening.close()
+
+
+def stored(bucket: str) -> dict[str, bytes]:
+    import s3fs
+
+    system = s3fs.S3FileSystem(skip_instance_cache=True)
+    return {name.rpartition("/")[2]: system.cat_file(name) for name in system.find(f"{bucket}/out")}
+
+
+def unfinished(bucket: str) -> int:
+    import s3fs
+
+    system = s3fs.S3FileSystem(skip_instance_cache=True)
+    return len(system.call_s3("list_multipart_uploads", Bucket=bucket.removeprefix("s3://")).get("Uploads", []))
+
+
+SHARDS = ("--to", "safetensors", "--max-shard-size", "50KB", "--checksums")
+
+
+@pytest.mark.parametrize(("waits", "cuts"), [(0.0, 0), (0.002, 0), (0.0, 2)], ids=["fast", "slow", "dropping"])
+def test_an_output_in_s3(waits: float, cuts: int, line: Line, bucket: str, tmp_path: Path, ckconv) -> None:
+    line.waits, line.cuts = waits, cuts
+    assert ckconv("convert", QWEN2, f"{tmp_path}/out/", *SHARDS).code == 0
+    done = ckconv("convert", QWEN2, f"{bucket}/out/", *SHARDS)
+    assert (done.code, done.err) == (0, "")
+    assert line.was_cut == cuts
+    assert (stored(bucket), unfinished(bucket)) == (contents(tmp_path / "out"), 0)
+
+
+def test_what_a_dropping_s3_takes_no_more_leaves_nothing(line: Line, bucket: str, ckconv) -> None:
+    line.cuts = 10_000
+    done = ckconv("convert", QWEN2, f"{bucket}/out/", *SHARDS)
+    assert (done.code, "error[remote.write]" in done.err, "of-the-test" in done.err) == (6, True, False)
+    line.cuts = 0
+    assert (stored(bucket), unfinished(bucket)) == ({}, 0)

@@ -86,6 +86,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     from ckconv.engine.late import side_files
     from ckconv.engine.request import requested
     from ckconv.engine.run import outputs_of, run
+    from ckconv.engine.upload import uploading
     from ckconv.families.catalogue import own_families
     from ckconv.formats.destination import STDOUT
     from ckconv.io.ahead import at_once
@@ -105,6 +106,9 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         if flags["side_files_only"]:
             _side_files(src, dst, options, flags, settings)
             return
+        lasting = flags["resume"] or flags["cluster"] is not None
+        upload = context.with_resource(uploading(dst, replacing=flags["force"], lasting=lasting))
+        dst = upload.local if upload else dst
         plan, target = prepare(
             src, dst, to=flags["to"], source_format=flags["source_format"], adapters=adapters, options=options
         )
@@ -148,6 +152,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
                 watcher=line,
                 apart=apart,
             )
+            report = upload.publish(report, line) if upload else report
         if flags["page"] is not None:
             from ckconv.cli.pair_page import page_of_conversion
 

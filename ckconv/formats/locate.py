@@ -212,7 +212,7 @@ def _elsewhere(url: str) -> Path:
     if not alone:
         return _standing(url, last, files)
     last = next(iter(files))
-    if _is_part(last):
+    if _is_part(last) or parse_shard_name(last):
         files, _ = files_at(url.rpartition("/")[0])
     return _standing(place, "model", files) / last
 

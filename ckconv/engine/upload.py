@@ -1,0 +1,108 @@
+"""An output on another machine: made and verified here, sent in parts, published there by its last step."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ckconv.engine.run import Report
+from ckconv.engine.transfer import Watcher
+from ckconv.errors import ADDRESSES, CkconvError, OutputError, UsageError, shown
+from ckconv.formats import format_of
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+from ckconv.io.addresses import ADDRESS
+from ckconv.lazy import replace
+from ckconv.output.kept import digest_of
+from ckconv.output.regular import opened_regular
+from ckconv.signals import check
+
+#: What takes no files by itself.
+_READ_ONLY = ("http", "https", "hf", "ollama")
+
+
+class Upload:
+    """One output.
+
+    Attributes:
+        local: what it is called while it is made.
+    """
+
+    def __init__(self, url: str, folder: Path) -> None:
+        """Find out whether it can go there.
+
+        Raises:
+            UsageError, OutputError: it cannot.
+        """
+        from ckconv.io.uploads import Uploads
+
+        place, _, name = url.rstrip("/").rpartition("/")
+        directory = url.endswith("/")
+        self._url, self._folder = url, folder
+        self._uploads = Uploads(url if directory else place)
+        self._uploads.check_free([] if directory else [name])
+        self.local = f"{folder / name}/" if directory else str(folder / name)
+        ADDRESSES[str(folder)] = shown(place)
+
+    def publish(self, report: Report, watcher: Watcher) -> Report:
+        """Send all files, then give them their names; what loaders begin with comes last.
+
+        Raises:
+            CkconvError: nothing of it is there.
+        """
+        single = format_of(report.plan.format).single
+        weights = [file.path for file in report.files]
+        index = [path for path in report.side_files if path.name.endswith(INDEX_SUFFIX)]
+        first = [path for path in report.side_files if path not in index and path.is_relative_to(self._folder)]
+        paths = [*first, *(reversed(weights) if single else weights), *index]
+        self._uploads.check_free([path.name for path in paths])
+        digests = []
+        watcher.begin("sending", sum(path.stat().st_size for path in paths))
+        try:
+            for path in paths:
+                check()
+                with opened_regular(path) as fd:
+                    digests.append((path.name, digest_of(fd)))
+                self._uploads.send(path, lambda n, name=path.name: watcher(n, name))  # type: ignore[misc]
+            check()
+            self._uploads.publish(digests)
+        except BaseException as error:
+            left = self._uploads.remove()
+            if isinstance(error, CkconvError):
+                error.details = (*error.details, *left)
+            raise
+        return replace(report, target=shown(self._url))
+
+
+@contextmanager
+def uploading(target: str, *, replacing: bool = False, lasting: bool = False) -> Iterator[Upload | None]:
+    """Where an output is made that goes elsewhere; ``None`` for a path of this machine.
+
+    Args:
+        replacing, lasting: what an output elsewhere cannot be asked for.
+
+    Raises:
+        UsageError: ``usage.target`` or ``usage.remote``.
+        OutputError: ``output.exists``; ``remote.write``.
+    """
+    found = ADDRESS.fullmatch(target)
+    if found is None or "://" not in target:
+        yield None
+        return
+    if found[1].lower() in _READ_ONLY:
+        raise UsageError("usage.target", f"{found[1]}: is only read", hint="copy it there afterwards")
+    if replacing or lasting:
+        raise UsageError("usage.target", "--force, --resume and --cluster are for outputs on this machine")
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="ckconv-"))
+    except OSError as error:
+        raise OutputError("output.write", f"there is no place for temporary files: {error.strerror}") from error
+    try:
+        yield Upload(target, folder)
+    except CkconvError as error:
+        error.path = shown(error.path) if error.path else None
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,149 @@
+"""Files that go to another machine: sent in parts, there when the last step says so, and read back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ckconv.errors import CkconvError, InputError, OutputError, UsageError, VerifyError, shown
+from ckconv.io import http
+
+T = TypeVar("T")
+
+#: Bytes of a part: S3 takes ten thousand of them, so a file may have 640 GB.
+_PART = 64 << 20
+
+#: What no further try makes better.
+_FINAL = (PermissionError, FileNotFoundError, FileExistsError)
+
+
+class Uploads:
+    """Files on their way to one directory elsewhere.
+
+    Attributes:
+        url: of the directory.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Find what speaks to that system.
+
+        Raises:
+            UsageError: ``usage.remote``, it is not installed.
+        """
+        self.url = url.rstrip("/")
+        try:
+            from fsspec.core import url_to_fs
+
+            self._system, self._place = url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            message = f"{url.partition(':')[0]}: is not written from here: {str(error).replace(url, shown(url))}"
+            raise UsageError("usage.remote", message, hint="pip install 'ckconv[remote]'") from error
+        #: Files that are sent and not there yet, in order, and names that are there.
+        self._sent: list[tuple[str, Any]] = []
+        self._there: list[str] = []
+
+    def check_free(self, names: Sequence[str]) -> None:
+        """Nothing has these names; where there are none, the directory holds nothing.
+
+        Raises:
+            OutputError: ``output.exists``; ``remote.write``.
+        """
+        self._system.invalidate_cache()
+        for name in names:
+            if self._tried(lambda name=name: self._system.exists(self._path(name)), name):  # type: ignore[misc]
+                raise OutputError("output.exists", "exists already", path=f"{self.url}/{name}", hint="remove it first")
+        if not names and self._tried(lambda: self._system.exists(self._place) and self._system.ls(self._place), ""):
+            raise OutputError("output.exists", "holds something already", path=self.url, hint="name another place")
+
+    def send(self, path: Path, told: Callable[[int], None]) -> None:
+        """Send a file; it is not there before :meth:`publish`, where the system can hold that back.
+
+        Raises:
+            OutputError: ``remote.write``, after several tries.
+        """
+
+        def work() -> Any:
+            to = self._system.open(self._path(path.name), "wb", block_size=_PART, autocommit=False)
+            try:
+                with open(path, "rb") as file:
+                    while data := file.read(4 << 20):
+                        to.write(data)
+                        told(len(data))
+                to.close()
+            except BaseException:
+                _discard(to)
+                raise
+            return to
+
+        self._there.append(path.name)  # some systems show it from the first byte on
+        self._sent.append((path.name, self._tried(work, path.name)))
+
+    def publish(self, digests: Sequence[tuple[str, str]]) -> None:
+        """Give what was sent its name, one after the other, each read back before the next.
+
+        Args:
+            digests: name and SHA-256 of each, in the order of :meth:`send`.
+
+        Raises:
+            VerifyError: ``verify.file``, it holds something else.
+            OutputError: ``remote.write``, ``remote.read``.
+        """
+        for (name, to), (_, digest) in zip(self._sent, digests, strict=True):
+            self._tried(to.commit, name)
+            self._system.invalidate_cache()
+            if self._tried(lambda name=name: self._digest(name), name) != digest:  # type: ignore[misc]
+                raise VerifyError("verify.file", "is not what was sent", path=f"{self.url}/{name}")
+
+    def remove(self) -> list[str]:
+        """Take back everything.
+
+        Returns:
+            sentences about what is still there.
+        """
+        left = []
+        for _, to in self._sent:
+            _discard(to)
+        self._system.invalidate_cache()
+        for name in reversed(self._there):
+            try:
+                if self._system.exists(self._path(name)):
+                    self._system.rm_file(self._path(name))
+            except Exception:
+                left.append(f"{shown(self.url)}/{name} may be left over: its server does not answer")
+        return left
+
+    def _digest(self, name: str) -> str:
+        digest = sha256()
+        with self._system.open(self._path(name), "rb", block_size=4 << 20) as file:
+            while data := file.read(4 << 20):
+                digest.update(data)
+        return digest.hexdigest()
+
+    def _path(self, name: str) -> str:
+        return f"{self._place.rstrip('/')}/{name}"
+
+    def _tried(self, work: Callable[[], T], name: str) -> T:
+        for pause in (*http.PAUSES, None):
+            try:
+                return work()
+            except CkconvError:
+                raise
+            except Exception as error:
+                url = f"{self.url}/{name}" if name else self.url
+                if isinstance(error, PermissionError):
+                    raise InputError("input.unreadable", "is not open to you", path=url) from error
+                if pause is None or isinstance(error, _FINAL):
+                    message = f"cannot be written, after {len(http.PAUSES) + 1} tries: {type(error).__name__}"
+                    raise OutputError("remote.write", message, path=url, hint="try again later") from error
+                time.sleep(pause)
+        raise AssertionError
+
+
+def _discard(to: Any) -> None:
+    try:
+        to.discard()
+    except Exception:  # it was not begun, or there is nobody to tell
+        return

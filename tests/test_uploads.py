@@ -1,0 +1,122 @@
+"""Outputs on another machine: the bytes of the local ones, published by the last step, or nothing is there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FIXTURES, Result
+
+import ckconv as library
+from ckconv.io import http, uploads
+
+Ckconv = Callable[..., Result]
+
+QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
+SHARDS = ("--max-shard-size", "50KB")
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(http, "PAUSES", (0.0, 0.0))
+    system = pytest.importorskip("fsspec").filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
+def there(memory: Any) -> dict[str, bytes]:
+    return {name.rpartition("/")[2]: memory.cat_file(name) for name in memory.find("/")}
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in place.iterdir()}
+
+
+@pytest.mark.parametrize("flags", ["m/ --to safetensors --checksums", "m/ --to mlx --record", "m/m.gguf"])
+def test_an_output_elsewhere_is_the_local_one(flags: str, memory: Any, tmp_path: Path, ckconv: Ckconv) -> None:
+    name, *further = flags.split()
+    (tmp_path / "m").mkdir()
+    local = f"{tmp_path}/{name}"
+    assert ckconv("convert", QWEN2, local, *SHARDS, *further).code == 0
+    done = ckconv("convert", QWEN2, f"memory://zoo/{name}", *SHARDS, *further)
+    assert (done.code, done.err) == (0, "")
+    assert f"memory://zoo/{name}" in done.out
+    assert there(memory) == contents(tmp_path / "m")
+    assert ckconv("diff", "memory://zoo/m" if name == "m/" else "memory://zoo/m/m-00001-of-00005.gguf", QWEN2).code == 0
+    again = ckconv("convert", QWEN2, f"memory://zoo/{name}", *SHARDS, *further)
+    assert (again.code, "error[output.exists]" in again.err) == (6, True)
+    assert there(memory) == contents(tmp_path / "m")
+
+
+class Faulty:
+    """A system some of whose calls fail, and that notes what is opened to be written, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
+        self.fails: list[str] = []
+        self.flips = ""
+        self.opened: list[str] = []
+        real = memory.open
+
+        def opened(path: str, mode: str = "rb", **flags: Any) -> Any:
+            name = path.rpartition("/")[2]
+            if mode == "wb":
+                self.opened.append(name)
+                if name in self.fails:
+                    self.fails.remove(name)
+                    real(path, mode, **flags).write(b"half")
+                    raise ConnectionResetError("secret of the address")
+            elif name == self.flips:
+                memory.store[memory._strip_protocol(path)].write(b"x")
+            return real(path, mode, **flags)
+
+        monkeypatch.setattr(memory, "open", opened)
+
+
+def test_what_is_cut_off_is_sent_again_and_then_given_up(
+    memory: Any, tmp_path: Path, ckconv: Ckconv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = Faulty(monkeypatch, memory)
+    arguments = ("convert", QWEN2, "memory://zoo/m/", "--to", "safetensors", *SHARDS)
+    system.fails = ["model-00003-of-00005.safetensors"] * 3
+    done = ckconv(*arguments)
+    assert (done.code, "error[remote.write]" in done.err, "secret" in done.err) == (6, True, False)
+    assert there(memory) == {}
+    system.fails, system.opened = ["model-00003-of-00005.safetensors"] * 2, []
+    assert ckconv(*arguments).code == 0
+    assert system.opened[-1] == "model.safetensors.index.json"
+    assert ckconv("convert", QWEN2, f"{tmp_path}/m/", "--to", "safetensors", *SHARDS).code == 0
+    assert there(memory) == contents(tmp_path / "m")
+
+
+def test_what_arrives_otherwise_is_not_published(memory: Any, ckconv: Ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
+    Faulty(monkeypatch, memory).flips = "model-00002-of-00005.safetensors"
+    done = ckconv("convert", QWEN2, "memory://zoo/m/", "--to", "safetensors", *SHARDS)
+    assert (done.code, "error[verify.file]" in done.err) == (5, True)
+    assert there(memory) == {}
+
+
+def test_a_signal_leaves_nothing(memory: Any, ckconv: Ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads.Uploads, "publish", lambda self, digests: os.kill(os.getpid(), signal.SIGTERM))
+    done = ckconv("convert", QWEN2, "memory://zoo/m/", "--to", "safetensors", *SHARDS)
+    assert (done.code, there(memory)) == (143, {})
+
+
+def test_what_cannot_be_asked_of_an_output_elsewhere(memory: Any, ckconv: Ckconv) -> None:
+    for flag in ("--force", "--resume"):
+        done = ckconv("convert", QWEN2, "memory://zoo/m/", "--to", "mlx", flag)
+        assert (done.code, "error[usage.target]" in done.err) == (2, True)
+    for address in ("https://host/m/", "hf://owner/m/"):
+        done = ckconv("convert", QWEN2, address, "--to", "mlx")
+        assert (done.code, "is only read" in done.err) == (2, True)
+    done = ckconv("convert", QWEN2, "nosuchsystem://zoo/m/", "--to", "mlx")
+    assert (done.code, "error[usage.remote]" in done.err) == (2, True)
+    report = library.convert(QWEN2, "memory://zoo/m/", to="mlx")
+    assert (report.target, report.verified) == ("memory://zoo/m/", 26)
+    assert "config.json" in there(memory)
