@@ -117,6 +117,8 @@ def test_what_cannot_be_asked_of_an_output_elsewhere(memory: Any, ckconv: Ckconv
         assert (done.code, "is only read" in done.err) == (2, True)
     done = ckconv("convert", QWEN2, "nosuchsystem://zoo/m/", "--to", "mlx")
     assert (done.code, "error[usage.remote]" in done.err) == (2, True)
+    said = ckconv("convert", QWEN2, "memory://zoo/n/", "--to", "mlx", "--json").json
+    assert [file["path"] for file in said["files"]] == ["memory://zoo/n/model.safetensors"]
     report = library.convert(QWEN2, "memory://zoo/m/", to="mlx")
     assert (report.target, report.verified) == ("memory://zoo/m/", 26)
     assert "config.json" in there(memory)

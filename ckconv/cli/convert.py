@@ -152,11 +152,11 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
                 watcher=line,
                 apart=apart,
             )
-            report = upload.publish(report, line) if upload else report
+            made, report = report, upload.publish(report, line) if upload else report
         if flags["page"] is not None:
             from ckconv.cli.pair_page import page_of_conversion
 
-            page_of_conversion(flags["page"], report, directory=target.directory, config=flags["config_out"])
+            page_of_conversion(flags["page"], made, directory=target.directory, config=flags["config_out"])
         if not (tower and settings.json):  # that is one document
             with deferred():
                 _print(report, None, settings, err=dst == STDOUT)

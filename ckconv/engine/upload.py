@@ -13,7 +13,7 @@ from ckconv.engine.transfer import Watcher
 from ckconv.errors import ADDRESSES, CkconvError, OutputError, UsageError, shown
 from ckconv.formats import format_of
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
-from ckconv.io.addresses import ADDRESS
+from ckconv.io.addresses import ADDRESS, as_path
 from ckconv.lazy import replace
 from ckconv.output.kept import digest_of
 from ckconv.output.regular import opened_regular
@@ -73,7 +73,15 @@ class Upload:
             if isinstance(error, CkconvError):
                 error.details = (*error.details, *left)
             raise
-        return replace(report, target=shown(self._url))
+        place = shown(self._uploads.url)
+
+        def there(path: Path) -> Path:
+            return as_path(f"{place}/{path.name}") if path.is_relative_to(self._folder) else path
+
+        files = tuple(file._replace(path=there(file.path)) for file in report.files)
+        return replace(
+            report, target=shown(self._url), files=files, side_files=tuple(there(path) for path in report.side_files)
+        )
 
 
 @contextmanager
