@@ -2,7 +2,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 
-.PHONY: check lint types test oracles families slow s3 cluster bench fuzz edits faults flips dist man
+.PHONY: check lint types test oracles families slow s3 cluster bench fuzz edits faults flips dist man pyodide
 
 check: lint types test
 
@@ -30,7 +30,7 @@ families:
 	$(PYTHON) scripts/families_page.py
 
 # What takes long.
-slow: fuzz edits faults flips s3 cluster
+slow: fuzz edits faults flips s3 pyodide cluster
 
 # A source in S3: needs s3fs and moto[server].
 s3:
@@ -39,6 +39,11 @@ s3:
 # Clusters of Dask and Ray on this machine: needs distributed and ray[client].
 cluster:
 	$(PYTHON) -m pytest -m cluster
+
+# ckconv under Node: npm's pyodide is fetched beside.
+pyodide:
+	npm install --silent --no-save --prefix .pyodide pyodide
+	PYODIDE=$$PWD/.pyodide/node_modules/pyodide $(PYTHON) -m pytest tests/test_pyodide.py
 
 # Ratios against openssl, cp and a plain loop, interleaved in one run, beside their targets.
 bench:

@@ -32,6 +32,9 @@ def _has(*names: str) -> bool:
 #: A file that is open can be renamed and removed, as everywhere but on Windows.
 MOVES_OPEN = _has("fork")
 
+#: Threads can be started: not where Python is WebAssembly. The tests name the variable to have everything done without.
+THREADS = sys.platform not in ("emscripten", "wasi") and "CKCONV_NO_THREADS" not in os.environ
+
 #: Flags for opening: no child inherits the descriptor, and bytes stay as they are (Windows would change ends of lines);
 #: a FIFO does not wait; a link is an error; so is no directory.
 CLOEXEC: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
@@ -200,6 +203,17 @@ else:
 # The disk
 
 
+def link(path: Path, other: Path) -> None:
+    """Give a file another name.
+
+    Raises:
+        OSError: ``ENOSYS`` where the system has no such call; what else it says.
+    """
+    if not hasattr(os, "link"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    os.link(path, other)
+
+
 def sync(fd: int) -> None:
     """Bring a file to the disk."""
     os.fsync(fd)
@@ -273,9 +287,11 @@ if TYPE_CHECKING or MOVES_OPEN:
         return status.st_uid == os.geteuid()
 
     def peak_memory() -> int:
-        """Bytes that this process held at most."""
-        import resource
-
+        """Bytes that this process held at most; 0 where the system does not say."""
+        try:
+            import resource
+        except ImportError:  # WebAssembly
+            return 0
         with suppress(OSError, ValueError, StopIteration):  # ru_maxrss begins with what the caller held before its exec
             lines = Path("/proc/self/status").read_text("utf-8").splitlines()
             return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024

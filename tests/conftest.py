@@ -73,6 +73,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "posix": lambda: MOVES_OPEN,
     "chromium": lambda: shutil.which("chromium") is not None,
     "model_signing": lambda: shutil.which("model_signing") is not None and shutil.which("openssl") is not None,
+    "pyodide": lambda: shutil.which("node") is not None and "PYODIDE" in os.environ,
     "groff": lambda: shutil.which("groff") is not None,
 }
 

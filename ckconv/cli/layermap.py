@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from ckconv.cli.render import printable
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor
 from ckconv.lazy import NamedTuple
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 #: Colours that can be told apart on a light and on a dark ground, also by who does not see red and green apart.
 _COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "red", "bright_black")
@@ -70,6 +72,8 @@ def marks(types: Sequence[str]) -> dict[str, str]:
 
 def lines(table: LayerMap, width: int) -> Iterator[Text]:
     """The map as text, in as many parts as the width asks for, and what its characters mean."""
+    from rich.text import Text
+
     if not table.rows or len(table.layers) < 2:
         return
     mark = marks(table.types)

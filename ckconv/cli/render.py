@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from ckconv.cli.settings import Settings
-from ckconv.errors import CkconvError, OutputError
+from ckconv.errors import CkconvError, OutputError, UnsupportedError
 
 #: The version of every JSON document's shape.
 SCHEMA = 1
@@ -66,6 +66,8 @@ def as_error(error: Exception) -> CkconvError:
         return OutputError("system", error.strerror or str(error), path=error.filename)
     if isinstance(error, MemoryError):
         return OutputError("system", "there is not enough memory")
+    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "ckconv").partition(".")[0]) != "ckconv":
+        return UnsupportedError("system.package", f"this needs the package {package}, and Python has none here")
     return CkconvError(
         "internal",
         f"{type(error).__name__}: {error}",

@@ -20,6 +20,7 @@ from ckconv.core.tensors import Extent
 from ckconv.engine.workers import Stage
 from ckconv.errors import Interrupted
 from ckconv.signals import deferred, settling
+from ckconv.system import THREADS
 
 if TYPE_CHECKING:
     from ckconv.io.tiles import Tiles
@@ -168,6 +169,8 @@ class Following(Generic[T]):
     def __enter__(self) -> Following[T]:
         self._stage.jobs.put(0)
         self._stage.jobs.put(None)
+        if not THREADS:  # what is written is read when all of it is
+            return self
         try:
             with deferred():
                 self._stage.start()
@@ -182,6 +185,8 @@ class Following(Generic[T]):
         Raises:
             Exception: what ``work`` raised.
         """
+        if not THREADS:
+            self._stage.start()
         self._stage.wait()
         if self._stage.error is not None:
             raise self._stage.error

@@ -1,12 +1,17 @@
-"""A thread that does jobs in order, and that a signal can neither break nor leave behind."""
+"""A thread that does jobs in order, and that a signal can neither break nor leave behind.
+
+Where no thread can be started, a job is done by whoever hands it over.
+"""
 
 from __future__ import annotations
 
 import _thread
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 from ckconv.errors import OutputError
+from ckconv.system import THREADS
 
 #: A buffer's filled part, or a number of zero bytes that nobody stores, or the end.
 Job = memoryview | int | None
@@ -21,7 +26,8 @@ class Stage:
 
     def __init__(self, work: Callable[[memoryview | int, int], None], buffers: int) -> None:
         self.work = work
-        self.jobs: SimpleQueue[Job] = SimpleQueue()
+        self.jobs: Any = SimpleQueue()
+        self._position = 0
         self.done: SimpleQueue[None] = SimpleQueue()
         for _ in range(buffers):
             self.done.put(None)
@@ -36,6 +42,11 @@ class Stage:
         Raises:
             OutputError: ``system``, the user may have no more threads.
         """
+        if not THREADS:
+            waiting, self.jobs, self.started = self.jobs, _AtOnce(self), True
+            while not waiting.empty():
+                self.jobs.put(waiting.get())
+            return
         try:
             _thread.start_new_thread(self._run, ())
         except RuntimeError as error:
@@ -48,17 +59,38 @@ class Stage:
             self._running.acquire()
 
     def _run(self) -> None:
-        position = 0
         while (job := self.jobs.get()) is not None:
-            try:
-                if self.error is None:
-                    self.work(job, position)
-            except BaseException as error:
-                self.error = error
-            if isinstance(job, int):
-                position += job
-            else:
-                position += len(job)
-                self.done.put(None)
+            self.do(job)
+        self.end()
+
+    def do(self, job: memoryview | int) -> None:
+        """One job."""
+        try:
+            if self.error is None:
+                self.work(job, self._position)
+        except BaseException as error:
+            self.error = error
+        if isinstance(job, int):
+            self._position += job
+        else:
+            self._position += len(job)
+            self.done.put(None)
+
+    def end(self) -> None:
+        """There is no other job."""
         self.over = True
         self._running.release()
+
+
+class _AtOnce:
+    """A queue whose jobs are done as they are put into it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def put(self, job: Job) -> None:
+        """Do it."""
+        if job is None:
+            self._stage.end()
+        else:
+            self._stage.do(job)

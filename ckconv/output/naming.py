@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckconv.output.filesystem import NO_LINKS, close_written, create, made_meanwhile, removed
+from ckconv.system import link
 
 
 class Naming:
@@ -48,7 +49,7 @@ class Naming:
             OSError: the system refuses.
         """
         try:
-            os.link(temp, target)
+            link(temp, target)
         except FileExistsError:
             raise made_meanwhile(target) from None
         except OSError as error:
