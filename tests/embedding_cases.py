@@ -27,6 +27,9 @@ PIECES = {
     "t5_encoder": {"spiece.model": "tokenizers/sentencepiece-t5.model"},
 }
 
+#: Of the embeddings of all these models.
+WIDTH = 24
+
 PACKAGE = "sentence_transformers.models."
 
 
@@ -84,7 +87,7 @@ def with_modules(root: Path, pooling: Mapping[str, Any] | None, *more: str) -> P
     (root / "modules.json").write_text(json.dumps(modules))
     if pooling is not None:
         (root / "1_Pooling").mkdir()
-        (root / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+        (root / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": WIDTH, **pooling}))
     return root
 
 

@@ -632,13 +632,13 @@ def test_files_that_make_the_model_what_it_is_are_carried_and_directories_named(
     carried = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
     for name in (*carried, "modeling_own.py", "tekken.json", "params.json"):
         (source / name).write_text("{}")
-    (source / "1_Pooling").mkdir()
-    (source / "1_Pooling" / "config.json").write_text("{}")
+    (source / "onnx").mkdir()
+    (source / "onnx" / "config.json").write_text("{}")
     report = ckconv.convert(source, f"{tmp_path / 'out'}/", to="safetensors")
 
     there = {path.name for path in (tmp_path / "out").iterdir()}
     assert there >= {*carried, "modeling_own.py", "tekken.json", "params.json"}
-    assert any("1_Pooling/ of the source" in note for note in report.plan.notes)
+    assert any("onnx/ of the source" in note for note in report.plan.notes)
 
 
 def test_the_template_of_a_bump_manifest_is_the_one_that_transformers_takes(tmp_path: Path) -> None:

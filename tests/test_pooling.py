@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
+from embedding_cases import with_modules
 from family_cases import cases, checkpoint
 
 import ckconv
+from ckconv.errors import InputError, UnsupportedError, VerifyError
 
 CASE = next(cases("bert"))
-PACKAGE = "sentence_transformers.models."
 
 
 def source(root: Path, pooling: dict[str, Any] | None, *more: str) -> Path:
     """A BERT with the files of sentence-transformers."""
-    checkpoint(CASE.recorded, root, CASE.tokenizer)
-    names = ["Transformer", *(["Pooling"] if pooling is not None else []), *more]
-    modules = [{"idx": n, "path": f"{n}_{name}" if n else "", "type": PACKAGE + name} for n, name in enumerate(names)]
-    (root / "modules.json").write_text(json.dumps(modules))
-    if pooling is not None:
-        (root / "1_Pooling").mkdir()
-        (root / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    return root
+    return with_modules(checkpoint(CASE.recorded, root, CASE.tokenizer), pooling, *more)
 
 
 def pooled(path: Path) -> int | None:
@@ -49,11 +44,10 @@ def test_the_pooling_of_sentence_transformers_is_llama_cpps_key(said: Any, numbe
 
 
 def test_a_pooling_that_llama_cpp_does_not_have_is_no_key_and_said(tmp_path: Path) -> None:
-    report = ckconv.convert(source(tmp_path / "hf", {"pooling_mode_max_tokens": True}, "Dense"), tmp_path / "m.gguf")
+    report = ckconv.convert(source(tmp_path / "hf", {"pooling_mode_max_tokens": True}), tmp_path / "m.gguf")
 
     assert pooled(tmp_path / "m.gguf") is None
     assert any("1_Pooling/config.json pools as llama.cpp does not" in note for note in report.plan.notes)
-    assert any("no Dense behind what it pools" in note for note in report.plan.notes)
 
 
 def test_a_checkpoint_by_itself_says_nothing_of_pooling(tmp_path: Path) -> None:
@@ -82,9 +76,79 @@ def test_a_pooler_is_zeros_where_a_gguf_has_none(tmp_path: Path) -> None:
     assert not found["pooler.dense.bias"].any()
 
 
-def test_what_a_gguf_says_of_pooling_is_a_note_where_a_checkpoint_is_written(tmp_path: Path) -> None:
+def test_modules_with_weights_are_refused_for_a_gguf_and_copied_for_a_checkpoint(tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", {"pooling_mode": "mean"}, "Dense", "Normalize")
+    files = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_model.bin": b"pickle"}
+    (root / "2_Dense").mkdir()
+    for name, content in files.items():
+        (root / "2_Dense" / name).write_bytes(content)
+
+    with pytest.raises(UnsupportedError, match="no Dense behind what it pools") as refused:
+        ckconv.convert(root, tmp_path / "m.gguf")
+    report = ckconv.convert(root, f"{tmp_path / 'copy'}/", to="safetensors", checksums=True, record=True)
+
+    assert refused.value.hint == "take it out of modules.json for the embeddings before it"
+    assert {path.name: path.read_bytes() for path in (tmp_path / "copy" / "2_Dense").iterdir()} == files
+    same = ("modules.json", "1_Pooling/config.json")
+    assert all((root / name).read_bytes() == (tmp_path / "copy" / name).read_bytes() for name in same)
+    sums = dict(line.split("  ")[::-1] for line in (tmp_path / "copy" / "SHA256SUMS").read_text().splitlines())
+    assert sums["2_Dense/model.safetensors"] == hashlib.sha256(b"weights").hexdigest()
+    assert not [note for note in report.plan.notes if "not copied" in note]
+    assert ckconv.verify(tmp_path / "copy", root)
+
+
+def test_a_copy_whose_modules_changed_does_not_verify(tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", {"pooling_mode": "mean"})
+    ckconv.convert(root, f"{tmp_path / 'copy'}/", to="safetensors")
+    (tmp_path / "copy" / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+
+    with pytest.raises(VerifyError, match=r"1_Pooling/config\.json"):
+        ckconv.verify(tmp_path / "copy", root)
+
+
+def test_a_module_behind_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", {"pooling_mode": "mean"})
+    (root / "1_Pooling").rename(tmp_path / "elsewhere")
+    (root / "1_Pooling").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(InputError, match="outside the model directory"):
+        ckconv.convert(root, f"{tmp_path / 'copy'}/", to="safetensors")
+
+
+@pytest.mark.parametrize("path", ["../1_Pooling", "/etc", "a/b", "..", "."])
+def test_a_module_is_a_directory_of_the_model(path: str, tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", None)
+    (root / "modules.json").write_text(json.dumps([{"path": path, "type": "sentence_transformers.models.Pooling"}]))
+
+    ckconv.convert(root, f"{tmp_path / 'copy'}/", to="safetensors")
+
+    assert not [entry for entry in (tmp_path / "copy").iterdir() if entry.is_dir()]
+
+
+@pytest.mark.parametrize("word", ["mean", "cls", "lasttoken"])
+def test_the_files_of_sentence_transformers_come_back_from_a_gguf(word: str, tmp_path: Path) -> None:
+    ckconv.convert(source(tmp_path / "hf", {"pooling_mode": word}), tmp_path / "m.gguf")
+
+    report = ckconv.convert(tmp_path / "m.gguf", f"{tmp_path / 'back'}/", to="safetensors")
+    ckconv.convert(tmp_path / "back", tmp_path / "again.gguf")
+
+    said = json.loads((tmp_path / "back" / "1_Pooling" / "config.json").read_text())
+    key = {"mean": "mean_tokens", "cls": "cls_token"}.get(word, word)
+    assert [name for name, value in said.items() if value is True] == [f"pooling_mode_{key}", "include_prompt"]
+    assert said["word_embedding_dimension"] == 24
+    modules = json.loads((tmp_path / "back" / "modules.json").read_text())
+    assert [(one["path"], one["type"].rpartition(".")[2]) for one in modules] == [
+        ("", "Transformer"),
+        ("1_Pooling", "Pooling"),
+    ]
+    assert json.loads((tmp_path / "back" / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
+    assert pooled(tmp_path / "again.gguf") == pooled(tmp_path / "m.gguf")
+    assert any("whether they are normalised behind that, a GGUF does not say" in note for note in report.plan.notes)
+
+
+def test_a_single_file_of_tensors_has_no_place_for_them(tmp_path: Path) -> None:
     ckconv.convert(source(tmp_path / "hf", {"pooling_mode": "mean"}), tmp_path / "m.gguf")
 
-    report = ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
+    report = ckconv.convert(tmp_path / "m.gguf", tmp_path / "back.safetensors")
 
     assert any("embeddings are pooled by their mean (pooling_type)" in note for note in report.plan.notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ckconv.cli.settings import Settings
@@ -46,3 +46,10 @@ def quantised_lines(plan: Plan) -> list[str]:
     return [
         f"  {name}: largest error {error.largest:.3g}, RMS {error.rms:.3g}" for name, error in errors_of(plan).items()
     ]
+
+
+def names_beside(report: Report) -> Iterator[str]:
+    """Names as they lie beside the model, with their directories where those are inside."""
+    place = report.files[0].path.parent
+    for path in report.side_files:
+        yield path.relative_to(place).as_posix() if place in path.parents else path.name

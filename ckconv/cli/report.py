@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ckconv.cli.changes import errors_of, merged_lines, quantised_lines, rounded_lines
+from ckconv.cli.changes import errors_of, merged_lines, names_beside, quantised_lines, rounded_lines
 from ckconv.cli.render import SCHEMA, count, print_json, print_lines, size
 from ckconv.cli.settings import Settings
 from ckconv.core.dtypes import F32
@@ -87,7 +87,7 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
     if len(report.files) > 1:
         lines.insert(1, f"  {report.files[0].path.name} to {report.files[-1].path.name}")
     if report.side_files:
-        lines.insert(-1, f"  beside it: {', '.join(path.name for path in report.side_files)}")
+        lines.insert(-1, f"  beside it: {', '.join(names_beside(report))}")
     if settings.verbose:
         lines += [_step_line(step) for step in plan.steps]
     print_lines(lines, err=err)

@@ -253,9 +253,8 @@ class TensorIndex:
         unknown: stored tensors without a rule; any of them stops a conversion across naming families.
         metadata_kind: what ``metadata`` is.
         metadata: the format's own key/value pairs, lazily decoded where they are long.
-        facts: what `inspect` prints about the container, in order.
-        checksums: what the file says about its own bytes, for `verify`.
-        side_files: configuration, tokenizer and documentation files that belong to the model, in order.
+        facts, checksums: what `inspect` prints about the container, in order; what the file says of its own bytes.
+        side_files, part_files: what belongs to the model: files beside it, by name, and in directories there.
         shard_index: the file that names the shards of a checkpoint, if there is one.
         merged: the adapters that were merged into it, for people; what the files say is then not what the model is.
         packed: stored name of an array -> the matrix that it is part of, under its own name, of any architecture.
@@ -282,6 +281,7 @@ class TensorIndex:
     facts: Mapping[str, Any] = field(default_factory=dict)
     checksums: tuple[Checksum, ...] = ()
     side_files: tuple[Path, ...] = ()
+    part_files: tuple[Path, ...] = ()
     shard_index: Path | None = None
     merged: tuple[str, ...] = ()
     packed: Mapping[str, Tensor] = field(default_factory=dict)

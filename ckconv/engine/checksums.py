@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from ckconv.core.beside import beside
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.reread import FileHash
 from ckconv.engine.settle import Late, Written
@@ -107,7 +108,7 @@ def check_sums(index: TensorIndex, opened: Path, digests: FileDigests, records: 
     for path in _lists(index, opened):
         pairs = list(_pairs(path, opened))
         if path.name == IN_DIRECTORY and not opened.is_dir():  # it may be about other models too
-            mine = {*records, *(file.name for file in (*index.files, *index.side_files))}
+            mine = {*records, *(file.name for file in index.files), *beside(index)}
             pairs = [pair for pair in pairs if pair[0] in mine]
         if not pairs:
             continue

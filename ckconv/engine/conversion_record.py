@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.beside import beside
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.version import __version__
 from ckconv.engine.checksums import FileDigests
@@ -105,8 +106,8 @@ class _Facts:
     @property
     def sources(self) -> list[dict[str, Any]]:
         """Every file that was read, by name."""
-        paths = _sources(self._plan.index)
-        return [{"name": path.name, "bytes": _size(path), "sha256": self._digests.of(path)} for path in paths]
+        paths = _sources(self._plan.index).items()
+        return [{"name": name, "bytes": _size(path), "sha256": self._digests.of(path)} for name, path in paths]
 
 
 def record_file(place: Destination, content: Recorded) -> Late:
@@ -121,8 +122,8 @@ def _size(path: Path) -> int:
         return path.stat().st_size
 
 
-def _sources(index: TensorIndex) -> Iterator[Path]:
-    yield from dict.fromkeys((*index.files, *index.side_files))
+def _sources(index: TensorIndex) -> dict[str, Path]:
+    return {path.name: path for path in index.files} | beside(index)
 
 
 def _beside(path: Path, parent: Path) -> str:

@@ -8,6 +8,7 @@ from dataclasses import field
 from functools import partial
 from pathlib import Path
 
+from ckconv.core.beside import beside
 from ckconv.engine.apart import Apart, Assembly, is_apart
 from ckconv.engine.leftovers import check_leftovers, stale_lists
 from ckconv.engine.pipeline import SMALLEST_HOLE
@@ -192,7 +193,7 @@ def outputs_of(
 
 
 def _inputs(plan: Plan) -> tuple[Path, ...]:
-    return (*plan.index.files, *plan.index.side_files)
+    return (*plan.index.files, *beside(plan.index).values())
 
 
 def _written(side: Mapping[Path, Small]) -> list[Written]:

@@ -8,6 +8,7 @@ from dataclasses import field
 from itertools import islice
 from pathlib import Path
 
+from ckconv.core.beside import beside
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.checksums import FileDigests, check_listed, check_sums
 from ckconv.engine.content import content_of_index, content_of_plan
@@ -113,7 +114,7 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
     for record in records:
         faults = check_listed(record.path, record.outputs, digests)
         if source is not None:
-            there = {path.name: path for path in (*source.files, *source.side_files)}
+            there = {path.name: path for path in source.files} | beside(source)
             faults += [
                 f"{name} is not the file that was converted: its SHA-256 is {digests.of(there[name])}, {digest} was"
                 for name, digest in record.sources

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.beside import beside
 from ckconv.core.tensors import Identity, TensorIndex, identity
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, quoted, shown
 from ckconv.formats import FORMATS, Reader, format_of, load, named, names
@@ -90,7 +91,7 @@ def open_index(
             index = _open(path, format, source, config_path, base, follow_links)
         if source is not None:
             return index
-        return replace(index, identities=_identities([*index.files, *index.side_files], opened))
+        return replace(index, identities=_identities([*index.files, *beside(index).values()], opened))
     except CkconvError as error:
         error.path = error.path or shown(path)  # rules about tensors know no files
         raise

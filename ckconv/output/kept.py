@@ -161,7 +161,8 @@ def clear(staging: Path) -> list[str]:
     """
     left: list[str] = []
     for entry in [*staging.iterdir()]:
-        if entry.name == UNFINISHED:
+        folder = entry.is_dir() and not entry.is_symlink() and not entry.name.startswith(".")
+        if folder or entry.name == UNFINISHED:  # a directory of the output, or of files that are not finished
             left += remove_folder(entry)
         elif not entry.is_dir() or entry.is_symlink():
             left += removed(entry)

@@ -16,6 +16,7 @@ from types import TracebackType
 from ckconv.errors import CkconvError, Interrupted, OutputError
 from ckconv.output.descriptors import Descriptors
 from ckconv.output.filesystem import failing, through_link, write_code
+from ckconv.output.folders import Folders
 from ckconv.output.kept import FINISHED, UNFINISHED, Kept, lasting_name, remove_folder
 from ckconv.output.locks import Locked
 from ckconv.output.naming import Naming, keep_mode, replace
@@ -55,7 +56,7 @@ class Outputs:
         Args:
             large: the last one gets its name last.
             small: may be beside the others or anywhere else.
-            directory: a directory that holds all of it, to be made anew; its files are directly inside.
+            directory: a directory that holds all of it, to be made anew, with the directories that its files are in.
             force: replace what is there.
             inputs: files that must not be overwritten whatever the flags say.
             last: what loaders begin with; these files get their names after the others, in this order.
@@ -65,9 +66,14 @@ class Outputs:
         outputs: list[tuple[Path, str, Room | Small]] = [(path, what.name, what) for path, what in small.items()]
         outputs += [(path, path.name, room) for path, room in large.items()]
         self._files = {
-            path: File(through_link(path), name, what, inside=directory is not None and path.parent == directory)
+            path: File(through_link(path), name, what, inside=directory is not None and directory in path.parents)
             for path, name, what in outputs
         }
+        for path, file in self._files.items():
+            if directory is not None and directory in path.parents:
+                file.place = path.relative_to(directory)
+        #: Directories inside that files go to; made first where the directory itself is there already.
+        self._folders = Folders({path.parent for path in small if directory in path.parents[1:]})
         self._force = force
         self._inputs = tuple(inputs)
         self._last = [path for path in last if path in self._files]
@@ -134,9 +140,11 @@ class Outputs:
             self._directory = None
             for file in self._files.values():
                 file.inside = False
+            self._folders.check()
         outside = [file for file in self._files.values() if not file.inside]
         for file in outside:
-            check_target(file.target, file.content, force=self._force, inputs=self._inputs)
+            if not self._folders.is_made(file.target.parent):
+                check_target(file.target, file.content, force=self._force, inputs=self._inputs)
         check_apart(file.target for file in outside)
         check_links(self._links, force=self._force)
 
@@ -164,6 +172,8 @@ class Outputs:
                 for file, elsewhere in zip(files, apart, strict=True)
                 if file.name not in done
             )
+            if self._directory is None:
+                self._folders.make()
             if self._kept is None:
                 self._staging.make(place, whole=self._directory is not None)
         for path, file in self._files.items():
@@ -336,4 +346,5 @@ class Outputs:
 
     def _remove_temporary(self) -> list[str]:
         self.fds.close()
-        return self._staging.remove()
+        left = self._staging.remove()
+        return left if self._complete else [*left, *self._folders.remove()]

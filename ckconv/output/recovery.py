@@ -81,7 +81,13 @@ class _Dead:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        entries = [entry for entry in path.iterdir() if entry.name not in (KEPT, FINISHED, UNFINISHED)]
+        found = [entry for entry in path.iterdir() if entry.name not in (KEPT, FINISHED, UNFINISHED)]
+        folders = [entry for entry in found if entry.is_dir() and not entry.is_symlink()]
+        entries = [entry for entry in found if entry not in folders]
+        entries += [entry for folder in folders for entry in folder.iterdir()]
+        #: Directories beside it that it gave names in; of one that was to be the output itself there are none.
+        places = [path.parent / folder.name for folder in folders if (path / KEPT).is_dir()]
+        self._folders = [place for place in places if place.is_dir()]
         #: Files that were written for other directories, beside their places.
         self._elsewhere = [entry.readlink() for entry in entries if entry.is_symlink()]
         self._staged = [entry for entry in entries if not entry.is_symlink()] + self._elsewhere
@@ -104,6 +110,9 @@ class _Dead:
         for temp in self._elsewhere:
             if _STAGING.fullmatch(temp.name):
                 temp.unlink(missing_ok=True)
+        for folder in self._folders:
+            with suppress(OSError):  # it was there before, with files in it
+                folder.rmdir()
         if lasting:
             remove_kept(self._path / KEPT)
             return told
@@ -126,7 +135,8 @@ class _Dead:
     def _given(self, targets: Iterable[Path]) -> set[Path]:
         """The names that staged files got."""
         staged = {(s.st_dev, s.st_ino) for s in (path.stat() for path in self._staged if path.exists())}
-        near = {path for parent in {p.parent for p in (self._path, *self._elsewhere)} for path in parent.iterdir()}
+        parents = {*self._folders, *(p.parent for p in (self._path, *self._elsewhere))}
+        near = {path for parent in parents for path in parent.iterdir()}
         return {path for path in near | set(targets) if _identity(path) in staged and not _is_temporary(path)}
 
 

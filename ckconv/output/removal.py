@@ -26,7 +26,7 @@ def remove_directory(path: Path) -> list[str]:
     for entry in found:
         if entry.name == KEPT:
             remove_kept(entry)
-        elif entry.name in (FINISHED, UNFINISHED):
+        elif entry.name in (FINISHED, UNFINISHED) or (entry.is_dir() and not entry.is_symlink()):
             remove_folder(entry)
         else:
             with suppress(OSError):

@@ -55,7 +55,8 @@ class Small:
     """A side file.
 
     Attributes:
-        name: what readers of the format look for, whatever the file is called in the end (``config.json``).
+        name: what readers of the format look for, whatever the file is called in the end (``config.json``); it may
+            lie in a directory (``1_Pooling/config.json``).
     """
 
     name: str
@@ -71,6 +72,7 @@ class File:
         name: what it is called in the staging directory.
         what: its content, or the room for it.
         inside: it comes with the directory that is made for it.
+        place: where in that directory, or in the one that is there.
         staged: where readers find it meanwhile.
         temp: what is going to be renamed; not in the staging directory if it goes elsewhere.
     """
@@ -79,6 +81,7 @@ class File:
     name: str
     what: Room | Small
     inside: bool
+    place: Path | None = None
     staged: Path | None = None
     temp: Path | None = None
 
@@ -96,7 +99,13 @@ class File:
 
     def is_apart(self, parent: Path) -> bool:
         """It goes to another directory than ``parent``, perhaps on another file system: no rename leads there."""
-        return not self.inside and not self.target.parent.samefile(parent)
+        near = self.target.parent.parent if self.in_folder else self.target.parent
+        return not self.inside and not near.samefile(parent)
+
+    @property
+    def in_folder(self) -> bool:
+        """It goes to a directory inside the output's."""
+        return self.place is not None and len(self.place.parts) > 1
 
     @property
     def is_there(self) -> bool:
@@ -207,7 +216,9 @@ class Staging:
     def _free_name(self, name: str) -> Path:
         """``name`` in the directory, unless another file has it there."""
         path = self._made / name
-        return temporary_name(self._made, name) if os.path.lexists(path) else path
+        if path.parent != self._made:
+            path.parent.mkdir(exist_ok=True)
+        return temporary_name(path.parent, path.name) if os.path.lexists(path) else path
 
     def _temporary(self, target: Path) -> Path:
         temp = temporary_name(target.parent, target.name)
@@ -270,6 +281,8 @@ class Staging:
             OutputError: ``output.exists``, there is something meanwhile.
         """
         self._arrange(files)
+        for folder in sorted({file.place.parent for file in files if file.in_folder and file.place is not None}):
+            sync_directory(self._made / folder)
         sync_directory(self._made)
         try:
             become_directory(self._made, directory)
@@ -286,8 +299,8 @@ class Staging:
             assert file.staged is not None
             if not file.inside:
                 file.staged.unlink(missing_ok=True)
-            elif file.staged.name != file.target.name:
-                moves.append((file.staged, self._made / file.target.name))
+            elif file.place is not None and file.staged != self._made / file.place:
+                moves.append((file.staged, self._made / file.place))
         # In two steps: a name may be free only when another file has moved.
         between = [(old, temporary_name(self._made, place.name)) for old, place in moves]
         after = [(temp, place) for (_, temp), (_, place) in zip(between, moves, strict=True)]

@@ -33,7 +33,7 @@ class Container(NamedTuple):
 
     Attributes:
         frames: one for each file of the plan, in the plan's order.
-        side_files: name -> content of what is published beside the model; a name, not a path.
+        side_files: name -> content of what is published beside the model; a name, or one in a directory there.
         on_request: names of side files that are only written where they are asked for.
         keys: what the files say besides, header fields and metadata, by name; two values that are equal say the same.
         inside: documents within the files, by what a person is told they are.

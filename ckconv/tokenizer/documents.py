@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.beside import root_of
 from ckconv.core.documents import document_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
@@ -35,7 +36,7 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     """
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return TokenizerFiles()
-    root = index.path if index.path.is_dir() else index.path.parent
+    root = root_of(index)
     settings = {**(_json(root / "special_tokens_map.json") or {}), **(_json(root / "tokenizer_config.json") or {})}
     config = document_of(index.metadata)
     nested = config.get("text_config")

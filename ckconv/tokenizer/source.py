@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.beside import root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.json import Document, read_object
@@ -82,7 +83,7 @@ def _default_template(index: TensorIndex) -> object:
     settings = _beside(index, _SETTINGS_FILE) or {}
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return None
-    template = chat_template(index.path if index.path.is_dir() else index.path.parent, settings)
+    template = chat_template(root_of(index), settings)
     named = template if isinstance(template, list) else []
     default = (item.get("template") for item in named if isinstance(item, dict) and item.get("name") == "default")
     return template if isinstance(template, str) else next(default, None)
@@ -101,7 +102,7 @@ def _beside(index: TensorIndex, name: str) -> Mapping[str, Any] | None:
     """A JSON document of a checkpoint, if it is there."""
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return None
-    root = index.path if index.path.is_dir() else index.path.parent
+    root = root_of(index)
     return _read(root / name)
 
 

@@ -33,7 +33,7 @@ from ckconv.formats.gguf.entries import (
 )
 from ckconv.formats.gguf.keys import card_keys, copied, edited
 from ckconv.formats.gguf.layer_keys import keys_of_tensors
-from ckconv.formats.gguf.pooling import pooling_keys
+from ckconv.formats.gguf.pooling import module_reasons, pooling_keys
 from ckconv.formats.gguf.rules import engine_reasons
 from ckconv.formats.gguf.scales import scale_entries
 from ckconv.formats.gguf.spec import (
@@ -167,7 +167,7 @@ class GgufPlanner(Planner):
         tied = all(entry.name != HEAD for entry in entries)
         self.reasons += engine_reasons(config, self._context, rope_dropped=rope_dropped, tied=tied)
         self.notes += row_notes(config, LLAMA_CPP, context=self._context, tied=tied)
-        self.reasons += surplus_reasons(self.index, self.dropped)
+        self.reasons += [*module_reasons(self.index), *surplus_reasons(self.index, self.dropped)]
         if config.rope_scaling and starts_behind(config.rope_scaling, config, self._context):
             self.notes.append(behind_note(config))
         self._check_head(config)

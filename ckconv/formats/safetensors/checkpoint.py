@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+from ckconv.core.beside import beside
 from ckconv.core.card import text_of_card
 from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
@@ -28,7 +29,7 @@ from ckconv.formats.safetensors.checkpoint_metadata import metadata_of
 from ckconv.formats.safetensors.checkpoint_names import Entry, Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import module_of, zeros_of
 from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
-from ckconv.formats.safetensors.checkpoint_tokenizer import pooling_notes, tokenizer_plan
+from ckconv.formats.safetensors.checkpoint_tokenizer import pooling_of_source, tokenizer_plan
 from ckconv.formats.safetensors.files import parts_beside
 from ckconv.formats.safetensors.rope_factors import scaling_of
 from ckconv.formats.safetensors.shards import lay_out, single_name
@@ -293,16 +294,16 @@ class CheckpointPlanner(Planner):
         document = self._document(modules, kept)
         self.notes += unfit_notes(self.index, self.format)
         left = {CONFIG_NAME} if kept and not self.unpacked else {CONFIG_NAME, *QUANTIZER_NAMES}
-        carried = () if o.file_name else tuple(path for path in self.index.side_files if path.name not in left)
+        carried = {} if o.file_name else {name: path for name, path in beside(self.index).items() if name not in left}
         if o.fuse or o.names in ("canonical", "gguf"):
             who = self.loader.name
             self.notes.append(f"{who} loads tensors under the names of --names hf, fused as its classes are")
         self.note_unread()
-        if parts := parts_beside(self.index.path) if carried else ():
+        if parts := parts_beside(self.index.path, carried):
             names = ", ".join(f"{name}/" for name in parts[:5])
             self.notes.append(f"{names} of the source, part of the model, is not copied: copy it beside the tensors")
-        tokenizer = tokenizer_plan(self.index, o)
-        self.notes += (*tokenizer.notes, *pooling_notes(self.index))
+        tokenizer, (pooling, pooling_notes) = tokenizer_plan(self.index, o), pooling_of_source(self.index, o)
+        self.notes += (*tokenizer.notes, *pooling_notes)
         typed = self.index.metadata_kind is MetadataKind.TYPED and not o.file_name
         card = text_of_card(card_of(self.index), {"library_name": self.library}) if typed else ""
         absent = {item.name for item in self.left_out}
@@ -316,7 +317,7 @@ class CheckpointPlanner(Planner):
             tuple(self.left_out),
             notes=tuple(self.notes),
             rope_layout="split" if self.family and self.family.rope else "",
-            contents=partial(container, Checkpoint(shards, document, parameters, carried, tokenizer, card)),
+            contents=partial(container, Checkpoint(shards, document, parameters, carried, tokenizer, card, pooling)),
         )
 
     def _document(self, modules: Sequence[Module], kept: bool) -> bytes:

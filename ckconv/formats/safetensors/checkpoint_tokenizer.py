@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
+from ckconv.formats.safetensors.modules import pooled, pooling_files
 from ckconv.lazy import dataclass
 from ckconv.options import Options
 from ckconv.tokenizer.settings import generation_config
@@ -59,16 +60,22 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
     return TokenizerPlan(found, context, generation, tuple(notes))
 
 
-#: ``pooling_type`` of a GGUF, in words.
-_POOLED = {1: "by their mean", 2: "by the first token", 3: "by the last token"}
-
-
-def pooling_notes(index: TensorIndex) -> tuple[str, ...]:
-    """What the source says of pooling, for which sentence-transformers has files of its own."""
-    found = index.metadata.get(f"{index.architecture}.pooling_type")
-    how = _POOLED.get(getattr(found, "value", None) or 0)
-    text = f"embeddings are pooled {how} (pooling_type); files of sentence-transformers, which say so, are not written"
-    return (text,) if how else ()
+def pooling_of_source(index: TensorIndex, options: Options) -> tuple[Mapping[str, bytes], tuple[str, ...]]:
+    """The files of sentence-transformers for a GGUF that says how embeddings are pooled, and what it does not say."""
+    if index.metadata_kind is not MetadataKind.TYPED or index.config is None:
+        return {}, ()
+    number = getattr(index.metadata.get(f"{index.architecture}.pooling_type"), "value", None)
+    how = pooled(number)
+    if not how:
+        return {}, ()
+    if options.file_name:
+        note = f"embeddings are pooled {how} (pooling_type); DST is a single file without the files that say so"
+        return {}, (note,)
+    files = pooling_files(
+        int(number or 0), index.config.hidden_size, options.context or index.config.context_length or 0
+    )
+    note = f"embeddings are pooled {how} (modules.json); whether they are normalised behind that, a GGUF does not say"
+    return files, (note,)
 
 
 def left_out(reason: object) -> str:

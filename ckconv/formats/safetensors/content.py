@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.beside import beside
 from ckconv.core.documents import METADATA, document_of
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.naming_schemes import NAMES_KEY
@@ -20,8 +21,7 @@ def content(index: TensorIndex, _: Mapping[str, Path]) -> Content:
     keys = _header_keys(
         PICKLE_METADATA if is_pickle(path.name) else read_safetensors(path).metadata for path in index.files
     )
-    paths = {path.name: path for path in index.side_files}
-    return Content(keys, paths={**paths, **_beside(index)})
+    return Content(keys, paths={**beside(index), **_beside(index)})
 
 
 def _header_keys(headers: Iterable[Mapping[str, str]]) -> dict[str, Any]:

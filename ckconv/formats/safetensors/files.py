@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ckconv.core.tensors import StoredTensor
 from ckconv.errors import Faults, InputError, counted, quoted, unreadable
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.families.reference import PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
+from ckconv.formats.safetensors.modules import folders_of
 from ckconv.formats.safetensors.read import SafetensorsFile, pickle_refusal, read_safetensors
 from ckconv.formats.safetensors.shardindex import check_against_shards, read_shard_index
 from ckconv.formats.safetensors.spec import (
@@ -49,6 +50,9 @@ SIDE_FILES = (
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "*.py", "README.md",
     "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*", "CITATION*",
 )  # fmt: skip
+
+#: Where transformers has chat templates by name.
+TEMPLATES = "additional_chat_templates"
 
 #: Files by which a directory inside is known to be part of the model.
 _PARTS = (CONFIG_NAME, "*.jinja", "*.py")
@@ -81,6 +85,7 @@ class CheckpointFiles(NamedTuple):
         config: the parsed ``config.json``, ``None`` where there is none.
         side_files: configuration, tokenizer and documentation files, by name; they are not opened.
         note: what there is to say of the configuration.
+        part_files: those in directories of the model.
     """
 
     root: Path
@@ -90,6 +95,7 @@ class CheckpointFiles(NamedTuple):
     config: dict[str, Any] | None
     side_files: tuple[Path, ...]
     note: str = ""
+    part_files: tuple[Path, ...] = ()
 
 
 def read_checkpoint_files(
@@ -130,7 +136,8 @@ def read_checkpoint_files(
     tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
     belong = path.is_dir() or config is not None
     side_files = _side_files(root, names, follow_links) if belong else ()
-    return CheckpointFiles(root, index_path, shards, tensors, config, side_files, note)
+    part_files = _part_files(root, follow_links) if belong else ()
+    return CheckpointFiles(root, index_path, shards, tensors, config, side_files, note, part_files)
 
 
 def _reference(
@@ -288,7 +295,8 @@ def _is_there(root: Path, name: str, who: str, follow_links: bool) -> bool:
     """
     path = root / name
     try:
-        if path.is_symlink() and not follow_links:
+        linked = path.is_symlink() or (path.parent != root and path.parent.is_symlink())
+        if linked and not follow_links:
             target = os.path.realpath(path)
             if not _is_inside(target, os.path.realpath(root)):
                 message = f"{who} {quoted(name)}, a link to {quoted(target)}, outside the model directory"
@@ -329,16 +337,26 @@ def _side_files(root: Path, names: tuple[str, ...], follow_links: bool) -> tuple
     return tuple(root / name for name in files if regular_file(root, name, follow_links=follow_links))
 
 
-def parts_beside(path: Path) -> tuple[str, ...]:
-    """Directories in a checkpoint's that are part of the model: modules of sentence-transformers, named templates."""
-    if not path.is_dir():
+def _part_files(root: Path, follow_links: bool) -> tuple[Path, ...]:
+    """The files of sentence-transformers' modules, each in a directory of its own, and templates by name."""
+    folders = [*folders_of(root), *([TEMPLATES] if (root / TEMPLATES).is_dir() else [])]
+    names = [f"{folder}/{name}" for folder in dict.fromkeys(folders) for name in _names(root / folder)]
+    files = [name for name in names if not (root / name).is_dir() and not Path(name).name.startswith(".")]
+    return tuple(root / name for name in files if regular_file(root, name, follow_links=follow_links))
+
+
+def parts_beside(path: Path, carried: Collection[str]) -> tuple[str, ...]:
+    """Directories in a checkpoint's that look like part of a model, but for those that files are carried of."""
+    if not path.is_dir() or not carried:
         return ()
+    own = {name.partition("/")[0] for name in carried if "/" in name}
     try:
         folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         return tuple(
             folder.name
             for folder in folders
-            if any(fnmatchcase(entry.name, pattern) for entry in folder.iterdir() for pattern in _PARTS)
+            if folder.name not in own
+            and any(fnmatchcase(entry.name, pattern) for entry in folder.iterdir() for pattern in _PARTS)
         )
     except OSError:  # whoever reads them will say so
         return ()

@@ -25,17 +25,19 @@ class Checkpoint(NamedTuple):
     Attributes:
         config_json: the bytes of ``config.json``; empty for none.
         parameters: elements of all tensors.
-        carried: files of the source that are copied.
+        carried: files of the source that are copied, by the names that they keep.
         tokenizer: what is made of the tokenizer of a source that has no such files.
         card: the README.md of a source that has none beside it; empty where it says nothing for one.
+        pooling: files that say how embeddings are pooled, where the source has none.
     """
 
     shards: Shards
     config_json: bytes
     parameters: int
-    carried: tuple[Path, ...]
+    carried: Mapping[str, Path]
     tokenizer: TokenizerPlan
     card: str = ""
+    pooling: Mapping[str, bytes] = {}
 
 
 def container(checkpoint: Checkpoint) -> Container:
@@ -45,9 +47,9 @@ def container(checkpoint: Checkpoint) -> Container:
         InputError: a file of the source that is carried cannot be read.
         OutputError: ``input.changed``, the source is not what it was.
     """
-    side = {path.name: _carried(path) for path in checkpoint.carried}
+    side = {name: _carried(path) for name, path in checkpoint.carried.items()}
     made, notes = tokenizer_files(checkpoint.tokenizer)
-    side |= made
+    side |= made | dict(checkpoint.pooling)
     if checkpoint.card:
         side[CARD_NAME] = checkpoint.card.encode()
     if checkpoint.config_json:

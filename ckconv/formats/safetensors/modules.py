@@ -1,0 +1,101 @@
+"""What sentence-transformers keeps beside a checkpoint: ``modules.json``, and a directory for each further module.
+
+Source: ``SentenceTransformer._load_sbert_model`` and ``Pooling`` of sentence-transformers; ``_try_set_pooling_type`` of
+llama.cpp's converter, ``enum llama_pooling_type`` of its ``include/llama.h``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ckconv.io.json import Document, parse_object, read_document, read_object
+from ckconv.lazy import NamedTuple
+
+MODULES = "modules.json"
+#: Modules that other programs than sentence-transformers compute, too, or that change no direction.
+PLAIN = ("Transformer", "Pooling", "Normalize")
+_POOLING, _PLACE = "Pooling", "1_Pooling"
+_PACKAGE = "sentence_transformers.models."
+
+#: How embeddings are pooled: the word of new files, the key of old ones, the number in a GGUF, and in words.
+_KINDS = (
+    ("mean", "pooling_mode_mean_tokens", 1, "by their mean"),
+    ("cls", "pooling_mode_cls_token", 2, "by the first token"),
+    ("lasttoken", "pooling_mode_lasttoken", 3, "by the last token"),
+)
+#: Keys of old files that ckconv never writes as true.
+_OTHERS = ("pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens")
+_DOCUMENT = Document("description", "model.config", "model.config", 1 << 20)
+
+
+class Module(NamedTuple):
+    """One of the list: its class without the package, and its directory."""
+
+    kind: str
+    path: str
+
+
+def modules_of(root: Path) -> list[Module]:
+    """What ``modules.json`` lists; nothing where there is none.
+
+    Raises:
+        InputError: ``model.config``, it is malformed.
+    """
+    path = root / MODULES
+    if not path.is_file():
+        return []
+    found = parse_object(b'{"modules": %s}' % read_document(path, _DOCUMENT), _DOCUMENT, path)["modules"]
+    listed = [module for module in (found if isinstance(found, list) else ()) if isinstance(module, dict)]
+    return [Module(str(one.get("type")).rpartition(".")[2], str(one.get("path") or "")) for one in listed]
+
+
+def folders_of(root: Path) -> Iterator[str]:
+    """The directories of modules that lie beside the model.
+
+    Raises:
+        InputError: ``model.config``, ``modules.json`` is malformed.
+    """
+    for module in modules_of(root):
+        is_plain = Path(module.path).name == module.path and not module.path.startswith(".")
+        if module.path and is_plain and (root / module.path).is_dir():
+            yield module.path
+
+
+def pooling_of(root: Path, modules: list[Module]) -> tuple[int, str]:
+    """GGUF's number, 0 where there is none, and the file that says so.
+
+    Raises:
+        InputError: ``model.config``, the file is malformed.
+    """
+    place = next((module.path for module in modules if module.kind == _POOLING), "")
+    if not place or Path(place).name != place or not (root / place / "config.json").is_file():
+        return 0, ""
+    said = read_object(root / place / "config.json", _DOCUMENT)
+    number = next((number for _, key, number, _ in _KINDS if said.get(key) is True), 0)
+    words = {word: number for word, _, number, _ in _KINDS}
+    return number or words.get(str(said.get("pooling_mode")), 0), f"{place}/config.json"
+
+
+def pooled(number: object) -> str:
+    """How, in words; empty for another number."""
+    return next((words for _, _, own, words in _KINDS if own == number), "")
+
+
+def pooling_files(number: int, width: int, context: int) -> Mapping[str, bytes]:
+    """The files of sentence-transformers that pool so, old ones and new ones read them.
+
+    Args:
+        width: of an embedding.
+        context: tokens that the model takes, 0 where nobody knows.
+    """
+    modules = [
+        {"idx": n, "name": str(n), "path": path, "type": _PACKAGE + kind}
+        for n, (path, kind) in enumerate([("", PLAIN[0]), (_PLACE, _POOLING)])
+    ]
+    switches = {key: own == number for _, key, own, _ in _KINDS} | dict.fromkeys(_OTHERS, False)
+    pooling = {"word_embedding_dimension": width, **switches, "include_prompt": True}
+    said = {MODULES: modules, f"{_PLACE}/config.json": pooling}
+    said |= {"sentence_bert_config.json": {"max_seq_length": context, "do_lower_case": False}} if context else {}
+    return {name: (json.dumps(document, indent=2) + "\n").encode() for name, document in said.items()}
