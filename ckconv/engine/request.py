@@ -177,7 +177,7 @@ def _files(plan: Plan, request: Request) -> Iterator[str]:
         path, offset, _ = stored.extent
         begins[path] = min(begins.get(path, offset), offset)
     with Files(index.identities) as files:
-        for path in dict.fromkeys((*index.files, *index.side_files)):
+        for path in dict.fromkeys((*index.files, *index.side_files, *index.part_files)):
             files.fd(path)  # it is the file that was planned
             with readable(path):
                 status = path.stat()

@@ -118,6 +118,12 @@ def canonical_pattern(family: Family, row: str, kind: str) -> str:
     return f"{row}.{kind}" if kind else row
 
 
+#: A norm, and what its weight and bias are called in checkpoints that were made of TensorFlow's; transformers renames
+#: them in whatever it loads (``conversion_mapping.py`` of 5).
+_NORM = "LayerNorm"
+_OLDER = {"weight": "gamma", "bias": "beta"}
+
+
 class _Compiler:
     def __init__(self, family: Family, format: str) -> None:
         self.family, self.format = family, format
@@ -133,6 +139,9 @@ class _Compiler:
         for row in self.family.tensors.values():
             if (reason := row.dropped.get(self.format)) is not None:
                 spelled = self._spelled(row, reason.name)
+                spelled += [
+                    f"{older}{_OLDER[kind]}" for older, kind in map(_halves, spelled) if older.endswith(f"{_NORM}.")
+                ]
                 self.dropped |= dict.fromkeys(spelled, reason.why)
                 self.copied |= {*spelled} if reason.copied else set()
                 if reason.zeros:
@@ -142,6 +151,8 @@ class _Compiler:
                     into = self.packed if cell.packed else self.written
                     for pattern in self._spelled(row, cell.name):
                         self._add(self._stored(row, cell, _full(pattern, cell, kind), kind), into)
+                        if self.format == "hf" and pattern.endswith(_NORM):
+                            self._add(self._stored(row, cell, f"{pattern}.{_OLDER[kind]}", kind))
                 for cell in self._others(row):
                     for pattern in self._spelled(row, cell.name):
                         self._add(self._stored(row, cell, _full(pattern, cell, kind), kind))
@@ -228,6 +239,12 @@ class _Compiler:
     def _prefixes(self) -> list[tuple[str, str]]:
         prefixes, other = self.family.prefixes, _ALSO.get(self.format, "")
         return [*(prefixes.get(self.format) or prefixes["hf"]), *prefixes.get(other, ())]
+
+
+def _halves(name: str) -> tuple[str, str]:
+    """The module with its dot, and weight or bias."""
+    module, dot, kind = name.rpartition(".")
+    return module + dot, kind
 
 
 def has_bias(row: TensorRow) -> bool:
