@@ -10,10 +10,12 @@ from ckconv.formats.huggingface.read import index_checkpoint
 from ckconv.formats.mlx.read import is_mlx, mlx_items
 from ckconv.formats.pytorch.read import read_pytorch
 from ckconv.formats.safetensors.files import CONFIG_DOCUMENT, CheckpointFiles, read_checkpoint_files
+from ckconv.formats.safetensors.parts import part_files
 from ckconv.formats.safetensors.read import read_safetensors
 from ckconv.formats.safetensors.spec import is_pickle
 from ckconv.io.bytesource import ByteSource
 from ckconv.io.json import parse_object
+from ckconv.lazy import replace
 
 
 def open_mlx(path: Path, *, source: ByteSource | None = None, follow_links: bool = False) -> TensorIndex:
@@ -38,10 +40,10 @@ def open_checkpoint(
     """
     if source is not None:
         file = read_safetensors(path, source=source)
-        checkpoint = CheckpointFiles(path.parent, None, (file,), file.tensors, None, ())
-    else:
-        checkpoint = read_checkpoint_files(path, follow_links=follow_links, read_pickle=read_pytorch)
-    return index_of(path, checkpoint, mlx=mlx)
+        return index_of(path, CheckpointFiles(path.parent, None, (file,), file.tensors, None, ()), mlx=mlx)
+    checkpoint = read_checkpoint_files(path, follow_links=follow_links, read_pickle=read_pytorch)
+    parts = part_files(checkpoint.root, follow_links=follow_links) if checkpoint.side_files else ()
+    return replace(index_of(path, checkpoint, mlx=mlx), part_files=parts)
 
 
 def index_of(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = False) -> TensorIndex:

@@ -80,7 +80,6 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
         packed=found.packed,
         quantizer=found.unread,
         side_files=checkpoint.side_files,
-        part_files=checkpoint.part_files,
         shard_index=checkpoint.index_path,
     )
 

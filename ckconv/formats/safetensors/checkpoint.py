@@ -30,7 +30,7 @@ from ckconv.formats.safetensors.checkpoint_names import Entry, Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import module_of, zeros_of
 from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
 from ckconv.formats.safetensors.checkpoint_tokenizer import pooling_of_source, tokenizer_plan
-from ckconv.formats.safetensors.files import parts_beside
+from ckconv.formats.safetensors.parts import parts_beside
 from ckconv.formats.safetensors.rope_factors import scaling_of
 from ckconv.formats.safetensors.shards import lay_out, single_name
 from ckconv.formats.safetensors.write import Checkpoint, container

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from ckconv.core.tensors import StoredTensor
 from ckconv.errors import Faults, InputError, counted, quoted, unreadable
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.families.reference import PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
-from ckconv.formats.safetensors.modules import folders_of
 from ckconv.formats.safetensors.read import SafetensorsFile, pickle_refusal, read_safetensors
 from ckconv.formats.safetensors.shardindex import check_against_shards, read_shard_index
 from ckconv.formats.safetensors.spec import (
@@ -51,12 +50,6 @@ SIDE_FILES = (
     "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*", "CITATION*",
 )  # fmt: skip
 
-#: Where transformers has chat templates by name.
-TEMPLATES = "additional_chat_templates"
-
-#: Files by which a directory inside is known to be part of the model.
-_PARTS = (CONFIG_NAME, "*.jinja", "*.py")
-
 _KINDS = (
     (stat.S_ISDIR, "directory"),
     (stat.S_ISFIFO, "FIFO"),
@@ -85,7 +78,6 @@ class CheckpointFiles(NamedTuple):
         config: the parsed ``config.json``, ``None`` where there is none.
         side_files: configuration, tokenizer and documentation files, by name; they are not opened.
         note: what there is to say of the configuration.
-        part_files: those in directories of the model.
     """
 
     root: Path
@@ -95,7 +87,6 @@ class CheckpointFiles(NamedTuple):
     config: dict[str, Any] | None
     side_files: tuple[Path, ...]
     note: str = ""
-    part_files: tuple[Path, ...] = ()
 
 
 def read_checkpoint_files(
@@ -116,7 +107,7 @@ def read_checkpoint_files(
     """
     path = Path(path)
     if path.is_dir():
-        root, names = path, _names(path)
+        root, names = path, names_in(path)
         index_path, weights = _choose(root, names, follow_links)
     else:
         root, names = path.parent, ()
@@ -126,7 +117,7 @@ def read_checkpoint_files(
         shards: tuple[SafetensorsFile, ...] = (_read(weights, read_pickle),)
     else:
         shards = _read_shards(root, index_path, names, follow_links, read_pickle)
-    names = names or _names(root)
+    names = names or names_in(root)
     config = None
     if CONFIG_NAME in names and regular_file(root, CONFIG_NAME, follow_links=follow_links):
         config = read_object(root / CONFIG_NAME, CONFIG_DOCUMENT)
@@ -136,8 +127,7 @@ def read_checkpoint_files(
     tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
     belong = path.is_dir() or config is not None
     side_files = _side_files(root, names, follow_links) if belong else ()
-    part_files = _part_files(root, follow_links) if belong else ()
-    return CheckpointFiles(root, index_path, shards, tensors, config, side_files, note, part_files)
+    return CheckpointFiles(root, index_path, shards, tensors, config, side_files, note)
 
 
 def _reference(
@@ -163,7 +153,7 @@ def regular_file(root: Path, name: str, *, follow_links: bool) -> Path | None:
     return root / name if _is_there(root, name, "the directory holds", follow_links) else None
 
 
-def _names(root: Path) -> tuple[str, ...]:
+def names_in(root: Path) -> tuple[str, ...]:
     """The names in a directory, sorted."""
     try:
         return tuple(sorted(entry.name for entry in root.iterdir()))
@@ -335,28 +325,3 @@ def _side_files(root: Path, names: tuple[str, ...], follow_links: bool) -> tuple
     matching = [name for name in names if any(fnmatchcase(name, pattern) for pattern in SIDE_FILES)]
     files = [name for name in matching if not (root / name).is_dir()]
     return tuple(root / name for name in files if regular_file(root, name, follow_links=follow_links))
-
-
-def _part_files(root: Path, follow_links: bool) -> tuple[Path, ...]:
-    """The files of sentence-transformers' modules, each in a directory of its own, and templates by name."""
-    folders = [*folders_of(root), *([TEMPLATES] if (root / TEMPLATES).is_dir() else [])]
-    names = [f"{folder}/{name}" for folder in dict.fromkeys(folders) for name in _names(root / folder)]
-    files = [name for name in names if not (root / name).is_dir() and not Path(name).name.startswith(".")]
-    return tuple(root / name for name in files if regular_file(root, name, follow_links=follow_links))
-
-
-def parts_beside(path: Path, carried: Collection[str]) -> tuple[str, ...]:
-    """Directories in a checkpoint's that look like part of a model, but for those that files are carried of."""
-    if not path.is_dir() or not carried:
-        return ()
-    own = {name.partition("/")[0] for name in carried if "/" in name}
-    try:
-        folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-        return tuple(
-            folder.name
-            for folder in folders
-            if folder.name not in own
-            and any(fnmatchcase(entry.name, pattern) for entry in folder.iterdir() for pattern in _PARTS)
-        )
-    except OSError:  # whoever reads them will say so
-        return ()
