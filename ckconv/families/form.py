@@ -117,6 +117,7 @@ _CELL_FIELDS: dict[str, Form] = {
     **dict.fromkeys(("axes", "value", "dropped", "key"), _text),
     "name": _name,
     "packed": _flag,
+    "memory": _flag,
     "zeros": _flag,
     "copied": _flag,
 }

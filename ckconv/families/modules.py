@@ -180,6 +180,13 @@ def _paths(family: Family, format: str) -> dict[str, str]:
     paths = {name: found.pattern for name, found in names.written.items() if len(found.parts) == 1}
     fused = (*names.always_fused, *wholes.values())
     paths |= {found.canonical: found.pattern for found in fused if has_module(found)}
+    in_memory = {
+        found.canonical: found.pattern
+        for found in reversed([*names.stored.values()])  # of several prefixes the first is written
+        for cell in found.parts[0].row.cells[format]
+        if cell.memory and found.pattern.endswith(f"{cell.name[1:]}{_WEIGHT}")
+    }
+    paths |= in_memory if format == HF else {}
     for root, _ in family.prefixes.get(_MEMORY, ()) if format == HF else ():
         own = family.prefixes[HF][0][0]
         paths = {ours: root + theirs.removeprefix(own) for ours, theirs in paths.items() if theirs.startswith(own)}

@@ -40,6 +40,7 @@ class Cell(NamedTuple):
         value: the operation on values, "" for none.
         packed: the form is that of values in blocks, which are stored in another order and under another name.
         by: what a stored value is multiplied with; ``None`` for 1.
+        memory: the class calls it so in memory, where its files have the first form; adapters are made there.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Cell(NamedTuple):
     value: str = ""
     packed: bool = False
     by: Expression | None = None
+    memory: bool = False
 
     @property
     def stack(self) -> str:
@@ -191,7 +193,7 @@ class TensorRows(Fields):
 
     def _cell(self, form: object, axes: shapes.Shape, fused: shapes.Shape, format: str) -> Cell:
         known = frozenset(
-            {"name", "axes", "value", "packed", "part", "parts", *(["by"] if format in _FACTORED else [])}
+            {"name", "axes", "value", "packed", "memory", "part", "parts", *(["by"] if format in _FACTORED else [])}
         )
         row = self.fields({"name": form} if isinstance(form, str) else form, known)
         value = row.get("value", "")
@@ -211,6 +213,7 @@ class TensorRows(Fields):
             value,
             row.get("packed", False),
             self.expression(row.get("by")) if format == _CANONICAL else None,
+            row.get("memory", False),
         )
         self._check_cell(cell, axes, format)
         return cell
