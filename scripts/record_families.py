@@ -207,7 +207,7 @@ def same(ours: Any, theirs: Any) -> bool:
     """Whether two recorded parts are alike, but for exponentials, whose last bits are another machine's."""
     if not (ours and theirs and "tensors" in ours and "tensors" in theirs):
         return bool(ours == theirs)
-    return ours["keys"] == theirs["keys"] and rounded(ours["tensors"], theirs["tensors"]) == theirs["tensors"]
+    return bool(ours["keys"] == theirs["keys"] and rounded(ours["tensors"], theirs["tensors"]) == theirs["tensors"])
 
 
 def moved(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:

@@ -78,7 +78,7 @@ def sentence(tmp_path: Path, text: str) -> str:
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = { name = "L.x", when = "tied" }, gguf = "L.x" }',
-            "tensors.L.x: there is no field 'when' (known: axes, by, name, packed, part, parts, value)",
+            "tensors.L.x: there is no field 'when' (known: axes, by, memory, name, packed, part, parts, value)",
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = '
