@@ -80,6 +80,7 @@ UNREAD = {
         "embedding_length_per_layer_input", "final_logit_softcapping",
     },
     "gpt_oss": {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"},
+    "granite4": {"ssm.conv_kernel", "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank"},
     "granitemoe": {"deepstack_mapping"},
     "hunyuan_v1_moe": {"expert_shared_count"},
     "modernbert": {"attention.layer_norm_rms_epsilon"},
