@@ -14,12 +14,13 @@ from ckconv.engine.late import side_files
 from ckconv.engine.model import Model
 from ckconv.engine.request import merged, requested
 from ckconv.engine.run import Report, run
+from ckconv.engine.sides import check_alone, seen_as, with_mmproj
 from ckconv.engine.targets import make_plan
 from ckconv.engine.transfer import Unwatched
 from ckconv.engine.upload import uploading
 from ckconv.errors import UsageError, counted, quoted
 from ckconv.families.catalogue import own_families
-from ckconv.formats import format_of, named, names
+from ckconv.formats import format_of, named, names, whole_format
 from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
 from ckconv.io.addresses import as_path
@@ -68,19 +69,28 @@ def prepare(
     to: str | None = None,
     source_format: str | None = None,
     adapters: Sequence[tuple[StrPath, float]] = (),
+    mmproj: StrPath | None = None,
     options: Options,
 ) -> tuple[Plan, Destination]:
     """The plan of a conversion and where its output goes; nothing is written. The plan may hold reasons to refuse.
 
-    A directory without ``to`` gets what a bump file was made from, where its source record says that.
+    A directory without ``to`` gets what a bump file was made from, where its source record says that, and a
+    checkpoint of a text model and its tower.
     """
     check_values(options)
     to = named(to) if to else None
     if to is not None and to not in names():
         raise UsageError("usage", f"to is {quoted(to)}, one of {', '.join(names())} expected")
+    if mmproj is not None and to is None and says_nothing(target):
+        to = whole_format()
     place = destination(target, to) if to or not says_nothing(target) else None
     index = open_index(as_path(source), format=source_format, base=options.base, follow_links=options.follow_links)
+    if mmproj is not None:
+        index = with_mmproj(index, mmproj)
     place = place or destination(target, _format_of_record(index, options))
+    if mmproj is not None and not format_of(place.format).holds_towers:
+        message = f"a {place.format} has no place for a text model and a tower"
+        raise UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")
     if adapters:
         index = merged(index, adapters, options, place.format)
     # Beside standard output there is no place for a record.
@@ -121,6 +131,7 @@ def convert(
     to: str | None = None,
     source_format: str | None = None,
     adapters: Sequence[tuple[StrPath, float]] = (),
+    mmproj: StrPath | None = None,
     options: Options | None = None,
     force: bool = False,
     verify: bool = True,
@@ -139,6 +150,7 @@ def convert(
             one, of a system that fsspec knows.
         to: the format to write: ``bump``, ``gguf``, ``safetensors`` or ``mlx``.
         adapters: (path, weight) of each adapter that is merged into the model, in order.
+        mmproj: the tower of the source, a text model in a GGUF: the output is a checkpoint of both.
         options: everything that changes what is written.
         force: replace what is there.
         verify: read the output again and compare every tensor with its source before it gets its name.
@@ -162,6 +174,7 @@ def convert(
     """
     options = options or Options()
     check_values(options)
+    check_alone({"resume": resume, "executor": executor} if mmproj is not None else {})
     lasting = resume or executor is not None
     elsewhere = uploading(os.fspath(target), replacing=force, lasting=lasting)
     with own_families(options.families), at_once(jobs), elsewhere as upload:
@@ -171,6 +184,7 @@ def convert(
             to=to,
             source_format=source_format,
             adapters=adapters,
+            mmproj=mmproj,
             options=options,
         )
         if place.parent is None:
@@ -220,6 +234,7 @@ def verify(
     path: StrPath,
     source: StrPath | None = None,
     *,
+    mmproj: StrPath | None = None,
     left_out: Sequence[str] = (),
     options: Options | None = None,
     adapters: Sequence[tuple[StrPath, float]] = (),
@@ -230,6 +245,7 @@ def verify(
     """Check a file's structure, padding and checksums; with ``source``, everything that it holds against it.
 
     Args:
+        mmproj: the tower of ``source``, where ``path`` is a checkpoint of both.
         left_out: names or globs of source tensors that are not in the file on purpose.
         options: with which it was converted, as far as no conversion record says that; how values are
             stored is read off the file.
@@ -250,6 +266,7 @@ def verify(
     with own_families(options.families), at_once(jobs):
         out = opened(as_path(path))
         theirs = opened(as_path(source)) if source is not None else None
+        theirs = with_mmproj(theirs, mmproj) if theirs is not None and mmproj is not None else theirs
         checked = check_output(
             as_path(path), out, theirs, options, adapters=adapters, weights=weights, progress=progress
         )
@@ -291,10 +308,8 @@ def check_output(
     """
     from ckconv.engine.whole import Request, check_beside, check_source_record, verify_alone, verify_whole
 
-    if source is not None and out.facts.get("kind") == "mmproj" and not format_of(source.format).single:
-        from ckconv.formats.huggingface.tower import tower_index
-
-        source = tower_index(source)
+    if source is not None:
+        out, source = seen_as(source, out), seen_as(out, source)
     beside = check_beside(path, out, source)
     if source is None:
         found = verify_alone(out, named, progress=progress)
@@ -330,5 +345,6 @@ def diff(
 
     with own_families([Path(file) for file in families]):
         one, other = (open_index(as_path(path), follow_links=follow_links) for path in (a, b))
+        one, other = seen_as(other, one), seen_as(one, other)
         require_comparable(one, other)
         return compare(one, other, weights=weights, progress=progress)

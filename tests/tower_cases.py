@@ -23,3 +23,36 @@ def checkpoint(recorded: Mapping[str, Any], root: Path) -> Path:
     plain_checkpoint(recorded, root)
     (root / "preprocessor_config.json").write_text(json.dumps(recorded["prepared"]))
     return root
+
+
+def with_tokens(recorded: Mapping[str, Any], root: Path) -> Path:
+    """The same with a tokenizer that has the tokens of pictures, and their numbers in config.json."""
+    recorded = json.loads(json.dumps(recorded))
+    config = recorded["config"]
+    tokens = _TOKENS["gemma3" if config["model_type"] == "gemma3" else "qwen"]
+    plain_checkpoint(recorded, root)
+    document = json.loads((root / "tokenizer.json").read_text())
+    first = 1 + max([*document["model"]["vocab"].values(), *(added["id"] for added in document["added_tokens"])])
+    shared = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    for number, (key, text) in enumerate(tokens.items(), first):
+        document["added_tokens"].append({"id": number, "content": text, **shared})
+        config[key] = number
+    (root / "tokenizer.json").write_text(json.dumps(document))
+    (root / "config.json").write_text(json.dumps(config))
+    (root / "preprocessor_config.json").write_text(json.dumps(recorded["prepared"]))
+    return root
+
+
+_TOKENS = {
+    "gemma3": {
+        "image_token_index": "<image_soft_token>",
+        "boi_token_index": "<start_of_image>",
+        "eoi_token_index": "<end_of_image>",
+    },
+    "qwen": {
+        "image_token_id": "<|image_pad|>",
+        "video_token_id": "<|video_pad|>",
+        "vision_start_token_id": "<|vision_start|>",
+        "vision_end_token_id": "<|vision_end|>",
+    },
+}

@@ -178,6 +178,18 @@ def _adapter(text: str) -> tuple[Path, float]:
     return as_path(path), number
 
 
+def one_or_two(sources: Sequence[Path]) -> tuple[Path, Path | None]:
+    """A source, and the tower beside it where there are two.
+
+    Raises:
+        UsageError: there are more.
+    """
+    if len(sources) > 2:
+        message = f"{len(sources)} sources: one model expected, or a text model and its tower (mmproj)"
+        raise UsageError("usage", message, hint="ckconv batch converts many models")
+    return sources[0], sources[1] if len(sources) == 2 else None
+
+
 def pairs_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Keys and values of ``KEY=VALUE`` and ``KEY=@FILE``.
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckconv.cli.conversion import MAP_NAME, adapters_of, cluster_option, conversion_options, options_of, writing_options
+from ckconv.cli.conversion import (
+    MAP_NAME,
+    adapters_of,
+    cluster_option,
+    conversion_options,
+    one_or_two,
+    options_of,
+    writing_options,
+)
 from ckconv.cli.format_name import FormatName
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.sections import Sections
@@ -22,16 +30,20 @@ if TYPE_CHECKING:
 #: Side file -> the flag that says where it goes.
 _PLACES = {"config.json": "config_out", "weights_manifest.json": "manifest"}
 
+#: Flags of a source that is one model by itself.
+_OF_ONE_FILE = ("mmproj", "side_files_only", "resume", "cluster")
+
 _EXAMPLES = {
     "ckconv convert model.gguf model.bump": "for C-Kernel-Engine; every tensor is verified",
     "ckconv convert model/ model.gguf --quantize q4_k_m": "a checkpoint of Hugging Face for llama.cpp, quantised",
     "ckconv convert model.gguf model/ --to hf --dequantize": "back to a checkpoint; the blocks' own values in FP32",
+    "ckconv convert model.gguf mmproj.gguf model/ --to hf": "text model and tower, one checkpoint again",
     "ckconv convert model/ mlx/ --to mlx --dry-run": "the plan with exact sizes; nothing is written",
 }
 
 
 @click.command("convert", cls=Sections, examples=_EXAMPLES, context_settings=CONTEXT)
-@click.argument("src", type=PATH)
+@click.argument("sources", metavar="SRC [MMPROJ]", nargs=-1, required=True, type=PATH)
 @click.argument("dst")
 @click.option("--from", "source_format", type=FormatName(), help="Read SRC as this format.")
 @click.option("--to", type=FormatName(), help="Write this format, whatever DST is called.")
@@ -72,12 +84,13 @@ _EXAMPLES = {
 @writing_options
 @common_options
 @click.pass_context
-def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> None:
+def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **flags: Any) -> None:
     """Convert SRC to DST; DST's format from its name, or --to.
 
     Quantised blocks are never decoded unless --dequantize or --decode says so; F16 and BF16 widen to FP32 exactly where
     the target's engine wants that. What the target cannot hold exactly is refused (exit 4) before anything is written.
-    DST may be - for stdout, or end in / for a directory.
+    DST may be - for stdout, or end in / for a directory. With MMPROJ, the tower beside a text model in a GGUF, DST is a
+    checkpoint of both.
     """
     from ckconv.api import prepare
     from ckconv.cli.report import print_plan
@@ -86,6 +99,7 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     from ckconv.engine.late import side_files
     from ckconv.engine.request import requested
     from ckconv.engine.run import outputs_of, run
+    from ckconv.engine.sides import check_alone
     from ckconv.engine.upload import uploading
     from ckconv.families.catalogue import own_families
     from ckconv.formats.destination import STDOUT
@@ -93,10 +107,13 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
     from ckconv.signals import deferred, interruptible
 
     settings = settings_of(context)
+    src, seen = one_or_two(sources)
     if dst == STDOUT and sys.stdout.isatty():
         raise UsageError("usage.target", "refusing to write a model to a terminal", hint="pipe it somewhere")
     if dst == STDOUT and sys.__stdout__ is None:  # closed by the caller; what is there instead takes everything
         raise OutputError("output.write", "stdout is closed, and the model was to go there")
+    if seen is not None:
+        check_alone({f"--{name.replace('_', '-')}": flags[name] for name in _OF_ONE_FILE} | {"--html": flags["page"]})
     if flags["page"] is not None:
         _check_page(flags["page"], dst, flags)
     options, adapters = options_of(flags), adapters_of(flags)
@@ -110,7 +127,13 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         upload = context.with_resource(uploading(dst, replacing=flags["force"], lasting=lasting))
         dst = upload.local if upload else dst
         plan, target = prepare(
-            src, dst, to=flags["to"], source_format=flags["source_format"], adapters=adapters, options=options
+            src,
+            dst,
+            to=flags["to"],
+            source_format=flags["source_format"],
+            adapters=adapters,
+            mmproj=seen,
+            options=options,
         )
         beside, force = flags["mmproj"], flags["force"]
         tower = None
@@ -163,9 +186,9 @@ def command(context: click.Context, /, src: Path, dst: str, **flags: Any) -> Non
         if tower:
             with ProgressLine(settings, str(beside)) as line:
                 checked = not flags["no_verify"]
-                seen = run(*tower, force=force, verify=checked, late=late_of_tower, watcher=line)
+                done = run(*tower, force=force, verify=checked, late=late_of_tower, watcher=line)
             with deferred():
-                first, beside_it = (report, seen) if settings.json else (seen, None)
+                first, beside_it = (report, done) if settings.json else (done, None)
                 _print(first, beside_it, settings, err=dst == STDOUT)
 
 

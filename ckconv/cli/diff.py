@@ -53,6 +53,7 @@ def command(
     changed their type without changing a value are equal.
     """
     from ckconv.engine.compare import diff, require_comparable
+    from ckconv.engine.sides import seen_as
     from ckconv.families.catalogue import own_families
     from ckconv.formats.detect import open_index
     from ckconv.signals import interruptible
@@ -65,6 +66,7 @@ def command(
     context.with_resource(own_families(family))
     with interruptible():
         one, other = (open_index(path, base=base, follow_links=follow_links) for path in (a, b))
+        one, other = seen_as(other, one), seen_as(one, other)
         require_comparable(one, other)
         with ProgressLine(settings, str(a)) as line:
             line.begin("comparing", one.nbytes)

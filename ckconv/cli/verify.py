@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckconv.cli.conversion import adapters_of, conversion_options, options_of
+from ckconv.cli.conversion import adapters_of, conversion_options, one_or_two, options_of
 from ckconv.cli.format_name import FormatName
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.render import container, print_json, print_lines
@@ -34,7 +34,7 @@ _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unread
 
 @click.command("verify", cls=Sections, context_settings=CONTEXT)
 @click.argument("path", type=PATH)
-@click.argument("src", type=PATH, required=False)
+@click.argument("sources", metavar="[SRC [MMPROJ]]", nargs=-1, type=PATH)
 @click.option("--from", "source_format", type=FormatName(), help="Read SRC as this format.")
 @click.option("--config", type=PATH, help="The config.json of a bump file, if not beside it.")
 @click.option("--manifest", type=PATH, help="The weights_manifest.json of a bump file, if not beside it.")
@@ -51,14 +51,16 @@ _NOT_THERE = ("input.missing", "input.directory", "input.special", "input.unread
 @common_options
 @click.pass_context
 @interruptible(last=True)
-def command(context: click.Context, /, path: Path, src: Path | None, **flags: Any) -> None:
+def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **flags: Any) -> None:
     """Check a file's structure and checksums; with SRC, everything in and beside it against what SRC makes.
 
     SRC is planned again as it was converted: repeat the options that changed what the output says (--context,
     --set-meta, --drop), unless a conversion record (convert --record) comes with it. How values are stored is read
-    off the output. Exit 5 if anything is not what it should be, with everything at fault named.
+    off the output. Of a checkpoint that sees, MMPROJ is the tower that SRC, its text model, has beside it. Exit 5 if
+    anything is not what it should be, with everything at fault named.
     """
     from ckconv.api import check_output
+    from ckconv.engine.sides import with_mmproj
     from ckconv.families.catalogue import own_families
     from ckconv.formats.bump.map import MAP_NAME, check_map
     from ckconv.formats.detect import open_index
@@ -66,6 +68,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     from ckconv.plan.probe import numberless
 
     settings = settings_of(context)
+    src, tower = one_or_two(sources) if sources else (None, None)
     options, adapters = options_of(flags), adapters_of(flags)
     context.with_resource(own_families(options.families))
     context.with_resource(at_once(flags["jobs"]))
@@ -78,6 +81,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     config, base = flags["config"], options.base
     opened = partial(open_index, base=base, follow_links=options.follow_links)
     source = opened(src, format=flags["source_format"]) if src else None
+    source = with_mmproj(source, tower) if source and tower else source
     try:
         out = opened(path, config_path=config)
     except InputError as error:
@@ -109,6 +113,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
             {
                 "path": shown(path),
                 "source": shown(src) if src else None,
+                "mmproj": shown(tower) if tower else None,
                 "format": out.format,
                 "version": out.version or None,
                 "tensors": found.tensors,
@@ -130,7 +135,7 @@ def command(context: click.Context, /, path: Path, src: Path | None, **flags: An
     if settings.quiet:
         return
     tensors = counted(found.tensors, "tensor")
-    against = f"verified {found.tensors:,}/{tensors} against {shown(src)}" if src else tensors
+    against = f"verified {found.tensors:,}/{tensors} against {' and '.join(map(shown, sources))}" if src else tensors
     rounded = f", {found.rounded:,} of them rounded" if found.rounded else ""
     zero_filled = (
         f", {counted(found.zero_filled, 'zero-filled entry', 'zero-filled entries')}" if found.zero_filled else ""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckconv.lazy import NamedTuple
+from ckconv.lazy import NamedTuple, replace
+
+if TYPE_CHECKING:
+    from ckconv.core.tensors import Tensor, TensorIndex
 
 
 class Tower(NamedTuple):
@@ -22,3 +25,33 @@ class Tower(NamedTuple):
     parameters: Mapping[str, Any]
     modifiers: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+
+
+#: What stands before the names of a tower's tensors in the index of a model that has both.
+PREFIX = "tower."
+
+
+def joined(text: TensorIndex, tower: TensorIndex) -> TensorIndex:
+    """The index of a text model and of the tower beside it, of two files or of one checkpoint."""
+    own = {f"{PREFIX}{name}": replace(tensor, name=f"{PREFIX}{name}") for name, tensor in tower.tensors.items()}
+    seen = {name: tuple(f"{PREFIX}{each}" for each in names) for name, names in tower.canonical_of.items()}
+    known = {*tower.canonical_of, *(item.stored.name for item in tower.dropped)}
+    beside = () if text.path == tower.path else tower.unknown
+    return replace(
+        text,
+        files=tuple(dict.fromkeys((*text.files, *tower.files))),
+        stored=tuple(dict.fromkeys((*text.stored, *tower.stored))),
+        tensors={**text.tensors, **own},
+        canonical_of={**text.canonical_of, **seen},
+        dropped=(*text.dropped, *tower.dropped),
+        unknown=(*(stored for stored in text.unknown if stored.name not in known), *beside),
+        identities={**text.identities, **tower.identities},
+        tower=tower.tower,
+    )
+
+
+def parted(index: TensorIndex) -> tuple[TensorIndex, dict[str, Tensor]]:
+    """The text model of :func:`joined`, and the tensors of the tower by the names that its rows have for them."""
+    seen = {name.removeprefix(PREFIX): one for name, one in index.tensors.items() if name.startswith(PREFIX)}
+    text = {name: tensor for name, tensor in index.tensors.items() if not name.startswith(PREFIX)}
+    return replace(index, tensors=text, tower=None), seen

@@ -15,11 +15,13 @@ from ckconv.core.dtypes import F32
 from ckconv.core.names import is_bias
 from ckconv.core.rope import llama3_factors, same_factors
 from ckconv.core.tensors import Tensor, TensorIndex, require_tensors
+from ckconv.core.towers import PREFIX
 from ckconv.engine.configs import parameter_differences
 from ckconv.engine.factdiff import Facts, compare_facts
 from ckconv.errors import UnsupportedError, counted
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.names import shift_of
+from ckconv.families.towers import tower_family
 from ckconv.io.files import Files, runs
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.io.tied import head_is_embedding
@@ -166,9 +168,10 @@ def _drop_derived(has: dict[str, Tensor], lacks: dict[str, Tensor], other: Tenso
 
 def _shift(index: TensorIndex, tensor: Tensor) -> int:
     """What has to be added to the stored values to hold them against another file's: gemma norms as 1 + w."""
-    if index.config is None:
-        return 0
-    return shift_of(FAMILIES[index.config.family], tensor.name) - tensor.layout.shift
+    family, name = FAMILIES[index.config.family] if index.config else None, tensor.name
+    if index.tower is not None and (family is None or name.startswith(PREFIX)):
+        family, name = tower_family(index.tower.family), name.removeprefix(PREFIX)
+    return shift_of(family, name) - tensor.layout.shift if family is not None else 0
 
 
 def _compare(

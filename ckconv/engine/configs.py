@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from ckconv.core.config import config_differences
 from ckconv.core.tensors import TensorIndex
+from ckconv.core.towers import PREFIX, Tower
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
+from ckconv.families.parameters import differ
 from ckconv.families.words import without_noted
 from ckconv.lazy import replace
 
 
 def parameter_differences(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
     """Hyper-parameters in which two models differ, as far as the format of each can say -> both values."""
+    return {**_of_towers(a.tower, b.tower), **_of_texts(a, b)}
+
+
+def _of_towers(one: Tower | None, other: Tower | None) -> dict[str, tuple[object, object]]:
+    """Of what a picture is seen with; of a text model alone nothing is known of it."""
+    if one is None or other is None:
+        return {}
+    names = dict.fromkeys(("family", *one.parameters, *other.parameters))
+    mine, theirs = ({"family": each.family, **each.parameters} for each in (one, other))
+    pairs = {name: (mine.get(name), theirs.get(name)) for name in names}
+    return {f"{PREFIX}{name}": pair for name, pair in pairs.items() if differ(*pair)}
+
+
+def _of_texts(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
     if a.config is None or b.config is None:
         return {}
     ours, theirs, same_words = a.config, b.config, a.same_words_as(b)

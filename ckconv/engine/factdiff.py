@@ -60,7 +60,8 @@ def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
     """
     if a.adapter is not None or b.adapter is not None:  # their scales are in their tensors
         return Facts()
-    if (a.config is None or b.config is None) and a.architecture != b.architecture:
+    towers = a.tower is not None and b.tower is not None
+    if (a.config is None or b.config is None) and a.architecture != b.architecture and not towers:
         return Facts((Fact("architecture", a.architecture, b.architecture),))
     if a.format == b.format and (format_of(a.format).choose is None or a.version == b.version):
         one, other = content_of_index(a), content_of_index(b)

@@ -11,6 +11,7 @@ from ckconv.engine.following import Following, Growth
 from ckconv.engine.readback import Meant, check_frame, check_kept
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.reread import FileHash
+from ckconv.engine.sides import seen_as
 from ckconv.engine.tensors import Compared, compare_tensors
 from ckconv.engine.transfer import payload
 from ckconv.engine.workers import Stage
@@ -211,7 +212,8 @@ class Staged:
         """What a reader of the format finds; what goes elsewhere is a link in the staging directory."""
         from ckconv.formats.detect import open_index
 
-        return open_index(self._opened(), base=self._plan.options.base, follow_links=True)
+        index = open_index(self._opened(), base=self._plan.options.base, follow_links=True)
+        return seen_as(self._plan.index, index)
 
     def _as_output(self, look: Callable[[], T]) -> T:
         """Look at what is staged; an error about it is one about the target."""

@@ -168,7 +168,7 @@ class _Comparison:
 
         So is what the target's engine imposes on every model of the format, where the plan was asked to allow that.
         """
-        if not self.configuration or self.source is None or self.out.config is None or self.source.config is None:
+        if not self.configuration or self.source is None:
             return
         chosen = {"context_length", *str(self.out.facts.get("imposed", "")).split()}
         if self.out.metadata_kind is MetadataKind.OWN and self.out.metadata.keys() <= {"model_type"}:

@@ -186,7 +186,15 @@ _FORMS: dict[str, Form] = {
     "extends": _many(_text),
     "without": _list(_text),
     "gguf": _table({"arch": _many(_text), "match": _scalar}),
-    "huggingface": _table({"model_type": _many(_text), "class": _many(_text), "match": _scalar}),
+    "huggingface": _table(
+        {
+            "model_type": _many(_text),
+            "class": _many(_text),
+            "match": _scalar,
+            "text": _table({"of": _many(_text), "prefix": _text}),
+            "tokens": _table_of(_text),
+        }
+    ),
     "prefix": _table_of(_many(_layer)),
     "axes": _table_of(_scalar),
     "layers": _table_of(_scalar),

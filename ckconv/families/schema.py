@@ -30,11 +30,19 @@ _SECTIONS = {"hf": "huggingface", "gguf": "gguf"}
 
 
 class Match(NamedTuple):
-    """Which models are the family's: architectures or model types, the classes, and a condition over the metadata."""
+    """Which models are the family's: architectures or model types, the classes, and a condition over the metadata.
+
+    Attributes:
+        text: of a tower: families of text models that see with it, any where there are none, and what stands in a
+            checkpoint before the names of their tensors.
+        tokens: of a tower: key of ``config.json`` -> the token whose id it is.
+    """
 
     names: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     condition: Expression | None = None
+    text: tuple[tuple[str, ...], str] = ((), "")
+    tokens: Mapping[str, str] = {}
 
 
 class Fusion(NamedTuple):
@@ -183,8 +191,15 @@ class _Reader(Fields):
 
     def _match(self, section: str, word: str) -> Match:
         self.where = section
-        row = self.fields(self.table.get(section, {}), frozenset({word, "class", "match"}))
-        return Match(texts(row.get(word)), texts(row.get("class")), self._condition(row.get("match")))
+        row = self.fields(self.table.get(section, {}), frozenset({word, "class", "match", "text", "tokens"}))
+        text = self.fields(row.get("text", {}), frozenset({"of", "prefix"}))
+        return Match(
+            texts(row.get(word)),
+            texts(row.get("class")),
+            self._condition(row.get("match")),
+            (texts(text.get("of")), str(text.get("prefix", ""))),
+            row.get("tokens", {}),
+        )
 
     def _condition(self, text: object) -> Expression | None:
         return self.expression(text, self.where, "match")

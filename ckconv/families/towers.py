@@ -26,6 +26,9 @@ _TOWERS = FOLDER / "towers"
 #: The table of a configuration that is the tower's.
 _VISION = "vision_config"
 
+#: What the rows call the document beside it that says how pictures are prepared.
+PREPROCESSOR = "preprocessor"
+
 #: What may stand before every name of a checkpoint: the class with a head has the model as ``model``.
 _NESTED = (("model.", ""),)
 

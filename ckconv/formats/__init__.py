@@ -55,7 +55,7 @@ class Output(NamedTuple):
         needs_config: it holds no model whose hyper-parameters are not known.
         judged: `inspect` says of every model whether it can become this.
         general: it says so on a terminal, and where more detail is asked for.
-        apart: of an index, the planner of what is no text model; ``None`` from it for one that is.
+        apart: of an index, the planner of what is no text model, or not that alone; ``None`` from it for one that is.
     """
 
     name: str
@@ -98,6 +98,7 @@ class Format(NamedTuple):
         place_beside: of an output file and the name of a side file: where that goes, if not beside it.
         described_beside: the files beside its weights are of use without them: programs read them beside weights of
             another format.
+        holds_towers: one model of it may be a text model and a tower, which other formats hold in two files.
         widens: values of ``dtype`` with which matrices are stored as float32.
         widens_vectors: the same for tensors of one dimension.
     """
@@ -122,6 +123,7 @@ class Format(NamedTuple):
     takes_along: Place | None = None
     place_beside: Place | None = None
     described_beside: bool = False
+    holds_towers: bool = False
     widens: frozenset[str] = frozenset({"f32"})
     widens_vectors: frozenset[str] = frozenset({"f32"})
 
@@ -172,6 +174,7 @@ FORMATS: tuple[Format, ...] = (
                 ("ckconv.formats.huggingface.plan", "HuggingFacePlanner"),
                 options=_CHECKPOINTS | {"pack"},
                 general=True,
+                apart=("ckconv.formats.huggingface.apart", "planner_of"),
             ),
         ),
         read=Reader(("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "follow_links"})),
@@ -179,6 +182,7 @@ FORMATS: tuple[Format, ...] = (
         suffix=".safetensors",
         further=(".index.json", *PICKLE_SUFFIXES),
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
+        holds_towers=True,
         shown=("ckconv.formats.safetensors.content", "shown"),
         takes_along=("ckconv.formats.safetensors.shards", "takes_along"),
         described_beside=True,
@@ -304,6 +308,11 @@ def adapter_outputs() -> dict[str, Output]:
 def tower_format() -> str:
     """The format in which a tower is a file of its own."""
     return next(format.name for format in FORMATS for output in format.outputs if output.apart)
+
+
+def whole_format() -> str:
+    """The format in which a text model and its tower are one model."""
+    return next(format.name for format in FORMATS if format.holds_towers)
 
 
 def load(place: Place) -> Any:

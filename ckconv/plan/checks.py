@@ -31,17 +31,21 @@ def engine_of(family: Family, loader: Loader) -> Engine | None:
     return family.engines.get(loader.row)
 
 
-def row_reasons(config: ModelConfig, loader: Loader, *, context: int, tied: bool, format: str = "") -> Iterator[Reason]:
+def row_reasons(
+    config: ModelConfig, loader: Loader, *, context: int, tied: bool, format: str = "", within: str = ""
+) -> Iterator[Reason]:
     """Why the engine would compute something else than the model.
 
     Args:
         context: context length in the output.
         tied: the output has no head of its own.
         format: the source's.
+        within: ``model_type`` of the document of which the model's is the text part: a tower's file names the families
+            that its class has within it.
     """
     family = FAMILIES[config.family]
     row = engine_of(family, loader)
-    if row is None or row.absent:
+    if row is None or (row.absent and not within):
         yield Reason(_unknown(family, loader, row))
         return
     if row.no_head and not tied:

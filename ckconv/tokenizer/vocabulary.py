@@ -5,7 +5,8 @@ Source: ``llama_vocab::impl::load`` of llama.cpp's ``src/llama-vocab.cpp``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ckconv.lazy import dataclass
@@ -171,6 +172,15 @@ def special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     found = _SPECIAL.get(_text(metadata, "tokenizer.ggml.model"), {})
     said = {name: _number(metadata, key) for name, key in SPECIAL.items()}
     return found | {name: number for name, number in said.items() if number is not None}
+
+
+def token_ids(metadata: Mapping[str, Any], texts: Iterable[str]) -> dict[str, int]:
+    """Text of a token -> its number, of those that the vocabulary has."""
+    with suppress(NotFaithful):
+        wanted = {*texts}
+        tokens = _array(metadata, "tokens", "str", 1)
+        return {text: number for number, text in enumerate(tokens.decode()) if text in wanted}
+    return {}
 
 
 def ending_ids(metadata: Mapping[str, Any]) -> list[int]:

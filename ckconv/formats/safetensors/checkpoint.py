@@ -27,7 +27,7 @@ from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAM
 from ckconv.formats.safetensors.checkpoint_kept import kept_modules, left_by_rules, unpacks
 from ckconv.formats.safetensors.checkpoint_metadata import metadata_of
 from ckconv.formats.safetensors.checkpoint_names import Entry, Spelling
-from ckconv.formats.safetensors.checkpoint_pieces import module_of, zeros_of
+from ckconv.formats.safetensors.checkpoint_pieces import floats_of, module_of, zeros_of
 from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
 from ckconv.formats.safetensors.checkpoint_tokenizer import pooling_of_source, tokenizer_plan
 from ckconv.formats.safetensors.parts import parts_beside
@@ -60,6 +60,7 @@ class CheckpointPlanner(Planner):
         written_by: the value of ``format`` in the files' metadata.
         always_index: a single file has an index, too.
         library: what a model card calls the library that loads it.
+        within: ``model_type`` of the document around the text model's; empty where that stands alone.
     """
 
     loader: Loader
@@ -67,15 +68,16 @@ class CheckpointPlanner(Planner):
     written_by: str
     always_index: bool
     library: str
+    within: str = ""
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         super().__init__(index, options, source)
         self.config = index.config
         self.family: Family | None = FAMILIES[self.config.family] if self.config else None
         self.document = source_document(index)
-        self.tensors: dict[str, Tensor] = {}
-        self.types: dict[str, DType] = {}
+        self.tensors, self.types = dict[str, Tensor](), dict[str, DType]()
         self.tied = True
+        self.whole, self.beside = index, dict[str, bytes]()  # with what stands beside the text model, if anything does
         self.rope_scaling: Mapping[str, Any] | None = None
         self._type_faults: dict[tuple[str, str], list[str]] = {}
         self._counts: Counter[str] = Counter()
@@ -275,12 +277,10 @@ class CheckpointPlanner(Planner):
             for modifier in self.config.modifiers:
                 self.refuse(f"{modifier} changes the computation; {self.loader.name} does not know it")
         if self.options.names not in ("canonical", "gguf"):
-            context, built = self.options.context, not self.document
-            self.reasons += loader_reasons(
-                self.index, self.config, self.tensors, self.loader, target=self.format, built=built, context=context
-            )
-            length, tied = context or self.config.context_length, HEAD not in self.tensors
-            self.notes += row_notes(self.config, self.loader, context=length, tied=tied)
+            context, built, tied = self.options.context, not self.document, HEAD not in self.tensors
+            model = self.index, self.config, self.tensors, self.loader
+            self.reasons += loader_reasons(*model, target=self.format, built=built, context=context, within=self.within)
+            self.notes += row_notes(self.config, self.loader, context=context or self.config.context_length, tied=tied)
 
     def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:
         o = self.options
@@ -307,9 +307,10 @@ class CheckpointPlanner(Planner):
         typed = self.index.metadata_kind is MetadataKind.TYPED and not o.file_name
         card = text_of_card(card_of(self.index), {"library_name": self.library}) if typed else ""
         absent = {item.name for item in self.left_out}
-        parameters = sum(tensor.elements for name, tensor in self.index.everything.items() if name not in absent)
+        parameters = sum(tensor.elements for name, tensor in self.whole.everything.items() if name not in absent)
+        stands = Checkpoint(shards, document, parameters, carried, tokenizer, card, {**pooling, **self.beside})
         return Plan(
-            self.index,
+            self.whole,
             self.format,
             0,
             o,
@@ -317,7 +318,7 @@ class CheckpointPlanner(Planner):
             tuple(self.left_out),
             notes=tuple(self.notes),
             rope_layout="split" if self.family and self.family.rope else "",
-            contents=partial(container, Checkpoint(shards, document, parameters, carried, tokenizer, card, pooling)),
+            contents=partial(container, stands),
         )
 
     def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
@@ -343,7 +344,7 @@ class CheckpointPlanner(Planner):
 
     def _floats(self, pieces: Sequence[Piece]) -> frozenset[str]:
         """Names of the float types of what is written."""
-        return frozenset(p.dtype.name for p in pieces if p.dtype.kind is Kind.FLOAT and p.content is None)
+        return floats_of(pieces)
 
     def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:
         """MLX's object for ``config.json``; ``None`` where nothing is quantised."""

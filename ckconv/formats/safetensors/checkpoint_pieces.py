@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ckconv.core.dtypes import DTYPES, DType
+from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
 from ckconv.core.tensors import StoredTensor, Tensor, matrix_of, plain_tensor
 from ckconv.families.naming_schemes import scheme_names
@@ -31,6 +31,11 @@ def copied_piece(canonical: str, stored: StoredTensor, dtype: DType) -> Piece:
     tensor = plain_tensor(canonical, stored)
     conversion = Conversion(stored.dtype, dtype)
     return Piece(stored.name, canonical, dtype, stored.shape, tensor.layout, tensor, conversion)
+
+
+def floats_of(pieces: Sequence[Piece]) -> frozenset[str]:
+    """Names of the float types of what is written."""
+    return frozenset(piece.dtype.name for piece in pieces if piece.dtype.kind is Kind.FLOAT and piece.content is None)
 
 
 def decoded_piece(canonical: str, tensor: Tensor, dtype: DType) -> Piece:

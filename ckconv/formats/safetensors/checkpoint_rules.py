@@ -54,6 +54,7 @@ def loader_reasons(
     target: str,
     built: bool,
     context: int,
+    within: str = "",
 ) -> Iterator[Reason]:
     """Why the loader would make another model of the tensors, or none.
 
@@ -62,12 +63,13 @@ def loader_reasons(
         target: format; a source of the same one was loaded as it is.
         built: the configuration is made out of hyper-parameters, so that they all have to be there.
         context: context length that is asked for, 0 for the source's.
+        within: as :func:`ckconv.plan.checks.row_reasons`.
     """
     present = [name for name in tensors if name != HEAD]
     yield from class_reasons(index.format, config, present, loader.name, built=built, context=context)
     if index.format != target:
         length, tied = context or config.context_length, HEAD not in tensors
-        yield from row_reasons(config, loader, context=length, tied=tied, format=index.format)
+        yield from row_reasons(config, loader, context=length, tied=tied, format=index.format, within=within)
 
 
 def class_reasons(

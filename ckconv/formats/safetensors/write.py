@@ -28,7 +28,7 @@ class Checkpoint(NamedTuple):
         carried: files of the source that are copied, by the names that they keep.
         tokenizer: what is made of the tokenizer of a source that has no such files.
         card: the README.md of a source that has none beside it; empty where it says nothing for one.
-        pooling: files that say how embeddings are pooled, where the source has none.
+        further: other documents beside it: how embeddings are pooled, how pictures are prepared.
     """
 
     shards: Shards
@@ -37,7 +37,7 @@ class Checkpoint(NamedTuple):
     carried: Mapping[str, Path]
     tokenizer: TokenizerPlan
     card: str = ""
-    pooling: Mapping[str, bytes] = {}
+    further: Mapping[str, bytes] = {}
 
 
 def container(checkpoint: Checkpoint) -> Container:
@@ -49,11 +49,12 @@ def container(checkpoint: Checkpoint) -> Container:
     """
     side = {name: _carried(path) for name, path in checkpoint.carried.items()}
     made, notes = tokenizer_files(checkpoint.tokenizer)
-    side |= made | dict(checkpoint.pooling)
+    side |= made
     if checkpoint.card:
         side[CARD_NAME] = checkpoint.card.encode()
     if checkpoint.config_json:
         side["config.json"] = checkpoint.config_json
+    side |= checkpoint.further
     shards = checkpoint.shards
     if shards.index_name:
         metadata = {"total_parameters": checkpoint.parameters, "total_size": shards.nbytes}

@@ -1,0 +1,60 @@
+"""Which part of a checkpoint that sees is meant, by what it is held against: its text model, its tower, or both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ckconv.core.tensors import TensorIndex
+from ckconv.errors import UsageError, shown
+from ckconv.formats import format_of
+from ckconv.formats.detect import open_index
+from ckconv.io.addresses import as_path
+
+
+def seen_as(other: TensorIndex, index: TensorIndex) -> TensorIndex:
+    """The part of ``index`` that ``other`` is.
+
+    Raises:
+        UnsupportedError: ``tower.unknown``, ``other`` has a tower, and ``index`` none that is known.
+        InputError: ``model.config``.
+    """
+    tower = other.facts.get("kind") == "mmproj"
+    if not (tower or other.tower) or index.tower is not None or not format_of(index.format).holds_towers:
+        return index
+    from ckconv.core.towers import joined
+    from ckconv.formats.huggingface.tower import tower_index
+
+    found = tower_index(index)
+    return found if tower else joined(index, found)
+
+
+def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorIndex:
+    """A text model, and the tower that is a file of its own.
+
+    Raises:
+        UsageError: ``usage``, one of the two is something else.
+    """
+    from ckconv.core.towers import joined
+
+    tower = open_index(as_path(mmproj))
+    if tower.tower is None or tower.config is not None:
+        known = "a tower that is not known" if tower.facts.get("kind") == "mmproj" else "no tower"
+        raise UsageError("usage", f"{shown(mmproj)} is {known}, and the second of two sources is one (mmproj)")
+    if index.config is None or not format_of(index.format).single:
+        raise UsageError("usage", f"{shown(index.path)} is no text model in a file beside which a tower is one")
+    return joined(index, tower)
+
+
+def check_alone(asked: Mapping[str, object]) -> None:
+    """Refuse what works on one source alone, where a text model and its tower are two.
+
+    Args:
+        asked: what it is called -> whether it is asked for.
+
+    Raises:
+        UsageError: ``usage.flag``.
+    """
+    for name, wanted in asked.items():
+        if wanted:
+            raise UsageError("usage.flag", f"{name} is for one source, and a text model and its tower are two")

@@ -1,0 +1,249 @@
+"""A text model and its tower, two GGUFs: one checkpoint of transformers again, and each compared with its own part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Result
+from safetensors import deserialize
+from tower_cases import recordings, with_tokens
+
+from ckconv.api import convert, diff, verify
+from ckconv.engine.towers import convert_tower
+from ckconv.errors import CkconvError
+
+RECORDED = recordings()
+
+#: Models that see, of which both halves are known.
+WHOLE = [name for name in RECORDED if not name.startswith("qwen2_5_vl")]
+
+#: Keys of a document that a GGUF does not say: how weights were drawn and dropped, who wrote it, how values are stored.
+UNSAID = {
+    "_sliding_window_pattern", "attention_dropout", "dtype", "initializer_range", "mrope_interleaved",
+    "transformers_version", "use_bidirectional_attention",
+}  # fmt: skip
+
+#: Those that the tokenizer of the fixture says otherwise than the configuration.
+SPECIAL = {"bos_token_id", "eos_token_id", "pad_token_id"}
+
+
+def halves(name: str, root: Path, **config: object) -> tuple[Path, Path, Path]:
+    """A checkpoint, its text model and its tower."""
+    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded["config"] |= config
+    source = with_tokens(recorded, root / "source")
+    convert(source, root / "text.gguf")
+    convert_tower(source, root / "mmproj.gguf")
+    return source, root / "text.gguf", root / "mmproj.gguf"
+
+
+def whole(name: str, root: Path) -> tuple[Path, Path, Path, Path]:
+    """The three, and what is made of the two files."""
+    source, text, mmproj = halves(name, root)
+    convert(text, f"{root}/out/", mmproj=mmproj)
+    return source, text, mmproj, root / "out"
+
+
+def arrays(root: Path) -> dict[str, np.ndarray]:
+    """Every tensor as float32, read by the library of the format."""
+    found = {}
+    for name, tensor in deserialize((root / "model.safetensors").read_bytes()):
+        if tensor["dtype"] == "BF16":
+            array = (np.frombuffer(tensor["data"], "<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            array = np.frombuffer(tensor["data"], {"F16": "<f2", "F32": "<f4"}[tensor["dtype"]]).astype(np.float32)
+        found[name] = array.reshape(tensor["shape"])
+    return found
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_tensor_comes_back_under_its_own_name(name: str, tmp_path: Path) -> None:
+    source, _, _, out = whole(name, tmp_path)
+
+    wanted, made = arrays(source), arrays(out)
+    assert made.keys() == wanted.keys()
+    assert [name for name, array in wanted.items() if not np.array_equal(array, made[name])] == []
+
+
+def said(document: dict[str, Any], path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        found |= said(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
+    return {key: value for key, value in found.items() if key.rpartition(".")[2] not in UNSAID | SPECIAL}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_configuration_of_the_whole_says_what_the_originals_said(name: str, tmp_path: Path) -> None:
+    source, _, _, out = whole(name, tmp_path)
+
+    wanted, made = (said(json.loads((root / "config.json").read_text())) for root in (source, out))
+    axial = {key: value for key, value in wanted.items() if key.startswith("vision_config.rope_parameters.")}
+    assert {**made, **axial} == {**made, **wanted}
+    prepared = json.loads((out / "preprocessor_config.json").read_text())
+    assert {**prepared, **RECORDED[name]["prepared"]} == prepared
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_two_files_are_the_checkpoints_two_halves(name: str, ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source, text, mmproj = halves(name, tmp_path)
+
+    done = ckconv("convert", text, mmproj, f"{tmp_path}/out/")
+
+    assert done.code == 0, done.err
+    assert "the class" in done.out
+    checked = ckconv("verify", "--json", tmp_path / "out", text, mmproj)
+    halved = not name.startswith("gemma3")  # a kernel over two pictures is two tensors
+    assert (checked.code, checked.json["mmproj"]) == (0, str(mmproj))
+    assert checked.json["tensors"] == len(arrays(source)) + halved
+    assert ckconv("verify", tmp_path / "out", mmproj, "--weights").code == 0
+    assert verify(tmp_path / "out", text, mmproj=mmproj).compared
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_tower_is_compared_with_the_tower_of_a_checkpoint(
+    name: str, ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    source = with_tokens(RECORDED[name], tmp_path / "source")
+    convert_tower(source, tmp_path / "mmproj.gguf")
+
+    for one, other in ((tmp_path / "mmproj.gguf", source), (source, tmp_path / "mmproj.gguf")):
+        found = diff(one, other)
+        assert (found.same, found.equal > 30, found.config, found.facts) == (True, True, {}, ())
+        assert ckconv("diff", one, other).code == 0
+
+
+def test_a_tower_of_other_values_is_another_one(tmp_path: Path) -> None:
+    source = with_tokens(RECORDED["gemma3-f16"], tmp_path / "source")
+    convert_tower(source, tmp_path / "mmproj.gguf")
+    document = json.loads((source / "config.json").read_text())
+    document["vision_config"]["layer_norm_eps"] = 1e-5
+    (source / "config.json").write_text(json.dumps(document))
+
+    found = diff(tmp_path / "mmproj.gguf", source)
+
+    assert found.config == {"tower.norm_eps": (1e-6, 1e-5)}
+    assert not found.same
+
+
+def test_a_flipped_bit_of_the_tower_is_found(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    _, text, mmproj, out = whole("gemma3-f16", tmp_path)
+    data = bytearray(mmproj.read_bytes())
+    data[-40] ^= 1
+    mmproj.write_bytes(data)
+
+    done = ckconv("verify", out, text, mmproj)
+
+    assert (done.code, "error[verify.tensor]" in done.err) == (5, True), done.err
+
+
+REFUSED: list[tuple[str, str, str, str]] = [
+    ("qwen3_vl-f16", "gemma3-f16", "plan.refused", "the tower is of a gemma3, and the text model is a qwen3_vl"),
+    ("qwen3_vl-f16", "qwen3_vl-bf16", "plan.refused", "1 layers of the tower are seen by the text model, which says 2"),
+]
+
+
+@pytest.mark.parametrize(("text", "tower", "code", "why"), REFUSED)
+def test_halves_of_two_models_are_refused(text: str, tower: str, code: str, why: str, tmp_path: Path) -> None:
+    _, model, _ = halves(text, tmp_path / "text")
+    _, _, mmproj = halves(tower, tmp_path / "tower")
+
+    with pytest.raises(CkconvError) as caught:
+        convert(model, f"{tmp_path}/out/", mmproj=mmproj)
+
+    assert caught.value.code == code
+    assert why in f"{caught.value.message} {caught.value.details}"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_vocabulary_without_the_tokens_of_pictures_is_refused(tmp_path: Path) -> None:
+    source, _, mmproj = halves("gemma3-f16", tmp_path)
+    document = json.loads((source / "tokenizer.json").read_text())
+    document["added_tokens"] = [one for one in document["added_tokens"] if "image" not in one["content"]]
+    (source / "tokenizer.json").write_text(json.dumps(document))
+    convert(source, tmp_path / "blind.gguf")
+
+    with pytest.raises(
+        CkconvError, match=r"the vocabulary has no <image_soft_token>, <start_of_image>, <end_of_image>"
+    ):
+        convert(tmp_path / "blind.gguf", f"{tmp_path}/out/", mmproj=mmproj)
+
+
+def test_a_tower_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
+    from ckconv import Options
+
+    _, text, mmproj = halves("gemma3-f16", tmp_path)
+    options = Options(drop=("tower.projector.norm",))
+
+    with pytest.raises(CkconvError, match=r"no tensor for projector\.norm"):
+        convert(text, f"{tmp_path}/out/", mmproj=mmproj, options=options)
+
+
+@pytest.mark.parametrize(
+    ("sources", "target", "code", "why"),
+    [
+        (["text.gguf", "mmproj.gguf"], "whole.gguf", "usage.target", "no place for a text model and a tower"),
+        (["mmproj.gguf", "text.gguf"], "out/", "usage", "text.gguf is no tower"),
+        (["source", "mmproj.gguf"], "out/", "usage", "source is no text model in a file"),
+        (["text.gguf", "mmproj.gguf", "text.gguf"], "out/", "usage", "3 sources: one model expected"),
+        (["text.gguf", "mmproj.gguf"], "out/", "plan.refused", "--names and --fuse are for text models"),
+    ],
+)
+def test_what_is_no_model_and_its_tower_is_refused(
+    sources: list[str], target: str, code: str, why: str, ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    halves("gemma3-f16", tmp_path)
+    more = ["--names", "gguf"] if code == "plan.refused" else []
+
+    done = ckconv("convert", *(tmp_path / name for name in sources), f"{tmp_path}/{target}", *more)
+
+    assert (done.code, f"error[{code}]" in done.err, why in done.err) == (4 if more else 2, True, True), done.err
+    assert not (tmp_path / target).exists()
+
+
+@pytest.mark.parametrize("flags", [["--resume"], ["--side-files-only"], ["--mmproj", "x.gguf"], ["--html", "x.html"]])
+def test_what_is_for_one_source_is_refused_for_two(
+    flags: list[str], ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    done = ckconv("convert", tmp_path / "text.gguf", tmp_path / "mmproj.gguf", f"{tmp_path}/out/", *flags)
+
+    assert (done.code, f"{flags[0]} is for one source" in done.err) == (2, True), done.err
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", ["gemma3-f16", "gemma3-bf16", "qwen3_vl-f16"])
+def test_transformers_sees_the_same_in_both(name: str, tmp_path: Path) -> None:
+    source, _, _, out = whole(name, tmp_path)
+
+    wanted, made = seen(source), seen(out)
+
+    assert wanted.std() > 0.1
+    assert np.abs(wanted - made).max() == 0
+
+
+def seen(root: Path) -> np.ndarray:
+    """Logits of a text with a picture in it, as transformers computes them."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    document = json.loads((root / "config.json").read_text())
+    loader = getattr(transformers, document["architectures"][0])
+    model = loader.from_pretrained(root, dtype=torch.float32).eval()
+    vision, draw = document["vision_config"], torch.Generator().manual_seed(1)
+    if document["model_type"] == "gemma3":
+        token, count = document["image_token_index"], document["mm_tokens_per_image"]
+        pixels = torch.randn(1, 3, vision["image_size"], vision["image_size"], generator=draw)
+        more: dict[str, Any] = {}
+    else:
+        token, count = document["image_token_id"], 6
+        pixels = torch.randn(4 * count, 3 * 2 * vision["patch_size"] ** 2, generator=draw)
+        more = {"image_grid_thw": torch.tensor([[1, 4, count]])}
+    around = [document[key] for key in ("vision_start_token_id", "vision_end_token_id") if key in document]
+    ids = torch.tensor([[5, 9, *around[:1], *[token] * count, *around[1:], 8, 11]])
+    kinds = {"token_type_ids" if not more else "mm_token_type_ids": (ids == token).long()}
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels, **more, **kinds).logits
+    found: np.ndarray = logits.numpy()
+    return found
