@@ -117,8 +117,7 @@ class CheckpointPlanner(Planner):
             return (same or not self._quantised()) and not (decodes and source.quantizer)
         spelled = source.metadata.get(f"{METADATA}.{NAMES_KEY}", "hf")
         decoding = any(triple_of(t.dtype) and self.decoded(t) for t in source.tensors.values())
-        alike = source.format == self.format and spelled == "hf" and self._fused_as_its_class()
-        return alike and not decoding
+        return not decoding and source.format == self.format and spelled == "hf" and self._fused_as_its_class()
 
     def _fused_as_its_class(self) -> bool:
         """What the source stores as one tensor is what the family's class stores so."""
