@@ -55,7 +55,7 @@ FAMILIES_RUN = {
 #: Families with none of what the templates compute, of which nothing is to be said but that; others need a sentence.
 WITHOUT_A_SENTENCE = {
     "bert", "falcon_h1", "falcon_mamba", "granite4", "granitehybrid", "granitemoehybrid", "jamba", "kimi_linear",
-    "mamba", "mamba2", "minimax_m2", "modernbert", "nomic_bert", "roberta", "t5", "xlm_roberta",
+    "mamba", "mamba2", "minimax_m2", "modernbert", "nomic_bert", "roberta", "t5", "t5_encoder", "xlm_roberta",
 }  # fmt: skip
 
 

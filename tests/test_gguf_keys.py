@@ -85,6 +85,7 @@ UNREAD = {
     "hunyuan_v1_moe": {"expert_shared_count"},
     "modernbert": {"attention.layer_norm_rms_epsilon"},
     "t5": {"attention.layer_norm_epsilon"},
+    "t5_encoder": {"attention.layer_norm_epsilon"},
 }  # fmt: skip
 
 
