@@ -284,6 +284,8 @@ def test_nvfp4_goes_to_a_gguf_with_its_scale_of_scales_beside_it(
     result = ckconv("convert", source, tmp_path / "m.gguf", "--tensor-scales")
     assert result.code == 0, result.err
     assert "verified 12/12" in result.out
+    assert ("inverted: rounded once, to float32" in result.out) == divided
+    assert ckconv("verify", tmp_path / "m.gguf", source).code == 0
 
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
     with safe_open(source / "model.safetensors", "numpy") as file:
@@ -382,7 +384,7 @@ def test_nvfp4_of_a_gguf_is_decoded_with_its_scale(tmp_path: Path, ckconv) -> No
     assert result.code == 0, result.err
     for key, values in floats(tmp_path / "dense").items():
         assert np.array_equal(values, expected[key].astype(np.float32)), key
-    assert ckconv("verify", tmp_path / "m.gguf", tmp_path / "packed", "--tensor-scales").code == 0
+    assert ckconv("verify", tmp_path / "m.gguf", tmp_path / "packed").code == 0
     assert ckconv("convert", tmp_path / "m.gguf", tmp_path / "copy.gguf").code == 0
     one, other = ({t.name: t.data.tobytes() for t in gguf.GGUFReader(tmp_path / f"{name}.gguf").tensors}
                   for name in ("m", "copy"))  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoints import Decoder, save
 from packed_checkpoints import arrays_of, model
 from test_packed_floats import DECODER, MODELOPT, Made, compressed, mxfp4, nvfp4
 
@@ -67,6 +68,22 @@ def test_mlx_and_packed_checkpoints_have_the_same_codes_and_scales(
         assert made[module + codes].data == given[f"{module}.weight"].data
         assert made[f"{module}.weight_scale"].data == given[f"{module}.scales"].data
     assert ckconv("diff", "--weights", tmp_path / "mlx", tmp_path / "packed").code == 0
+
+
+@pytest.mark.parametrize("decoded", [[], ["--decode", "*_exps*"]])
+def test_experts_one_by_one_are_no_part_of_a_packed_checkpoint(tmp_path: Path, ckconv, decoded: list[str]) -> None:
+    """transformers 5.23 with compressed-tensors 0.20 loads neither packed experts nor those that are floats."""
+    made = Decoder(layers=1, hidden=64, ffn=64, experts=4, qk_norm=True)
+    source = save(tmp_path / "hf", made.config("qwen3_moe", norm_topk_prob=True), made.tensors())
+    types = "q8_0,token_embedding.weight=f32,output.weight=f32"
+    assert ckconv("convert", source, tmp_path / "m.gguf", "--quantize", types).code == 0
+    pack = ["--to", "hf", "--pack", "compressed-tensors", *decoded]
+    result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/packed/", *pack)
+    assert result.code == 4
+    assert (
+        "transformers makes one tensor of a layer's experts, and does not in a checkpoint that is packed" in result.err
+    )
+    assert ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/dense/", "--to", "hf", "--dequantize").code == 0
 
 
 @pytest.mark.parametrize("factor", [1, 0.25, 2.0**40])

@@ -71,6 +71,8 @@ def test_the_tensors_are_those_of_the_model_that_transformers_saves(tmp_path: Pa
             config = json.loads((out / "config.json").read_text())
             assert (config["model_type"], config["hidden_size"]) == ("mistral", 64)
             assert (config["max_position_embeddings"], config["rope_theta"]) == (128, 10000.0)
+            assert not (out / "params.json").exists()
+            assert (source is own) == ("params.json is left out" in result.out)
     if target == "hf":  # a copy of what transformers saved keeps the order of its file
         made[0] = {"": (tmp_path / "own-hf" / "model.safetensors").read_bytes()}
         assert ckconv("diff", "--weights", theirs, tmp_path / "own-hf").code == 0
@@ -84,6 +86,16 @@ def test_a_context_that_nothing_says_is_noted(tmp_path: Path, ckconv) -> None:
     assert "params.json names no context length: 32,768" in result.out
     field = gguf.GGUFReader(tmp_path / "m.gguf").fields["llama.context_length"]
     assert field.contents() == 32768
+
+
+def test_a_base_of_rope_that_two_readers_take_for_two_numbers_is_asked_for(tmp_path: Path, ckconv) -> None:
+    """mistral-inference: 1,000,000; transformers' converter: 10,000. Beside a window both had 10,000."""
+    _, own = written(tmp_path, rope_theta=None)
+    assert "params.json has no rope_theta" in ckconv("inspect", own).out
+    assert ckconv("convert", own, tmp_path / "m.gguf").code == 4
+    (own / "params.json").write_text(json.dumps({**PARAMS, "rope_theta": None, "sliding_window": 32}))
+    assert ckconv("convert", own, tmp_path / "m.gguf", "--context", "32").code == 0
+    assert gguf.GGUFReader(tmp_path / "m.gguf").fields["llama.rope.freq_base"].contents() == 10000.0
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_the_norms_of_qwen_take_the_epsilon_of_their_class(name: str, tmp_path: 
 
     said = gguf.GGUFReader(tmp_path / "mmproj.gguf").fields["clip.vision.attention.layer_norm_epsilon"].contents()
     assert np.float32(said) == np.float32(1e-6)
-    assert any("read these keys of config.json: vision_config.layer_norm_eps" in note for note in report.plan.notes)
+    assert any("reads these keys of config.json: vision_config.layer_norm_eps" in note for note in report.plan.notes)
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -277,9 +277,7 @@ def test_every_key_of_a_vision_config_that_transformers_writes_is_known(name: st
 
 def test_a_key_of_a_vision_config_that_nobody_is_known_to_read_is_named(tmp_path: Path) -> None:
     report = convert_tower(edited("gemma3-f16", tmp_path / "source", logit_cap=30.0), tmp_path / "mmproj.gguf")
-    assert report.plan.notes == (
-        "no class of gemma3 is known to read these keys of config.json: vision_config.logit_cap",
-    )
+    assert report.plan.notes == ("no known class of gemma3 reads these keys of config.json: vision_config.logit_cap",)
 
 
 #: Recording, and what stands at the beginning of its names -> what other releases of the classes have there.

@@ -68,6 +68,9 @@ _IDLE: Mapping[str, tuple[Any, ...]] = {"use_biases": (False,), "model_type": ("
 #: Where nothing says it: the converter's ``--max_position_embeddings``, and ``rope_theta`` of its ``convert_config``.
 _DEFAULTS = {"rope_theta": 10000.0, "max_position_embeddings": 32768, "sliding_window": None}
 
+#: ``freqs_cis`` of mistral-inference's ``transformer.py``; its older ones had 10,000 beside a window, as the converter.
+_THETAS = "mistral-inference then takes for 1,000,000, transformers' converter for 10,000"
+
 #: What there is to say of a context that is the converter's default.
 CONTEXT_NOTE = (
     f"{PARAMS_NAME} names no context length: 32,768 as transformers' converter has it; --context N says another"
@@ -81,6 +84,8 @@ def reference_config(params: Mapping[str, Any]) -> tuple[dict[str, Any] | None, 
     if missing:
         return None, f"{PARAMS_NAME} has no {missing[0]}"
     known = {**_NEEDED, **_OPTIONAL}
+    if "rope_theta" not in given and not {"sliding_window", "_sliding_window"} & given.keys():
+        return None, f"{PARAMS_NAME} has no rope_theta, which {_THETAS}"
     more = [key for key, value in given.items() if key not in known and value not in _IDLE.get(key, ())]
     if more:
         return None, f"{PARAMS_NAME} says {more[0]}, which is no part of a dense decoder of Mistral's"

@@ -162,6 +162,7 @@ FORMATS: tuple[Format, ...] = (
         suffix=".gguf",
         single=True,
         blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
+        shown=("ckconv.formats.gguf.content", "shown"),
         of_headers=("ckconv.formats.gguf.index", "index_of_headers"),
         content=("ckconv.formats.gguf.content", "content"),
         widens_vectors=frozenset({"engine", "f32", "f16", "bf16", "source"}),

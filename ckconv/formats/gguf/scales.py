@@ -19,8 +19,8 @@ from ckconv.core.tensors import Array, Dropped, Extent, Packed, StoredTensor, Te
 from ckconv.families.canonical import Item, plain_item
 from ckconv.formats.gguf.entries import Entry, numbers_entry
 from ckconv.plan.decoding import DECODE
-from ckconv.quant.nvfp4 import FACTOR, is_scaled
-from ckconv.quant.packed import packed_type, rows_of
+from ckconv.quant.nvfp4 import FACTOR, inverse, is_scaled
+from ckconv.quant.packed import packed_type, rows_of, scheme_of
 from ckconv.quant.packings import NOT_WEIGHTS
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from ckconv.quant.packings import Tile
 
 _NVFP4 = DTYPES["NVFP4"]
+#: As ``inverse_scale`` of ``conversion/base.py`` of llama.cpp has it.
+_ROUNDED = "NAME.scale is what NVFP4's scales are divided by in the source, inverted: rounded once, to float32"
+
 _WEIGHT, _SCALE, _INPUT = ".weight", ".scale", ".input_scale"
 
 #: What there may be, where nobody looked.
@@ -63,6 +66,13 @@ def items(stored: Sequence[StoredTensor]) -> Iterable[Item]:
             yield plain_item(tensor)
 
 
+def has_scales(stored: Sequence[StoredTensor]) -> bool:
+    """A matrix has its scale beside it."""
+    scales = {tensor.name.removesuffix(_SCALE): tensor for tensor in stored if tensor.name.endswith(_SCALE)}
+    matrices = (tensor for tensor in stored if scales and tensor.dtype is _NVFP4)
+    return any((scale := scales.get(one.name.removesuffix(_WEIGHT))) and _fits(one, scale) for one in matrices)
+
+
 def _fits(weight: StoredTensor, scale: StoredTensor) -> bool:
     many = weight.shape[0] if len(weight.shape) > 2 else 1
     return weight.dtype is _NVFP4 and scale.dtype is F32 and scale.shape == (many,)
@@ -94,6 +104,11 @@ def _unpack(tile: Tile) -> Rows:
     return rows_of(get_codes(blocks, _NVFP4), np.ascontiguousarray(blocks["d"]), tile.own(1))
 
 
+def _divides(dtype: DType) -> bool:
+    scheme = scheme_of(dtype)
+    return scheme is not None and scheme.divisor
+
+
 def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DType]) -> list[Entry]:
     """``NAME.scale`` of every matrix that is written as NVFP4 and has one; what has no place for it is refused.
 
@@ -102,6 +117,7 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
     """
     found: list[Entry] = []
     unasked: list[str] = []
+    rounded = False
     asked = planner.options.tensor_scales or planner.index.format == "gguf"
     names = {entry.name for entry in entries}
     for entry, dtype in zip(entries, types, strict=True):
@@ -120,6 +136,9 @@ def scale_entries(planner: Planner, entries: Sequence[Entry], types: Sequence[DT
         elif any(number != 1 for number in each[0]):
             content = pack(f"<{len(each[0])}f", *each[0])
             found.append(numbers_entry(module + _SCALE, parts[0].name, content))
+            rounded |= _divides(parts[0].dtype) and not all(map(inverse, each[0]))
+    if rounded:
+        planner.notes.append(_ROUNDED)
     if unasked:
         more = f" and {len(unasked) - 1} more" if len(unasked) > 1 else ""
         why = "the scales of NVFP4 matrices have a scale, without which a reader gets other numbers"

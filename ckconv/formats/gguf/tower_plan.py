@@ -62,7 +62,7 @@ class TowerPlanner(GgufPlanner):
             self.refuse(f"{modifier} of the tower changes the computation, and llama.cpp has no place for it")
         if self._tower.unread:
             unread = ", ".join(listed([*self._tower.unread]))
-            self.notes.append(f"no class of {family.model_type} is known to read these keys of config.json: {unread}")
+            self.notes.append(f"no known class of {family.model_type} reads these keys of config.json: {unread}")
         for item in index.dropped:
             self.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
         surplus: Counter[str] = Counter()

@@ -35,8 +35,9 @@ from ckconv.quant.triples import triple_type
 #: Blocks and scales of transformers' ``mxfp4``: the same numbers as ggml's and MLX's.
 _MXFP4 = Triple(Quantization("mxfp4", 4, 32), BF16)
 
-#: compressed-tensors 0.20 looks for the modules of a class, and transformers 5 has all experts of a layer as one.
-_EXPERTS = "experts are packed one by one, as vLLM loads them; transformers, which has them as one, does not"
+#: transformers 5.23 with compressed-tensors 0.20: packed ones end in an AttributeError of qwen3_moe, and of those that
+#: are floats ``core_model_loading.convert`` finds none ("Ckpt contains: 0").
+_EXPERTS = "transformers makes one tensor of a layer's experts, and does not in a checkpoint that is packed as"
 
 
 class HuggingFacePlanner(CheckpointPlanner):
@@ -70,6 +71,8 @@ class HuggingFacePlanner(CheckpointPlanner):
 
     def _types(self, entries: Sequence[Entry]) -> dict[str, DType]:
         self._entries = {part: entry for entry in entries for part in entry.parts}
+        if self.options.pack and any(entry.expert is not None for entry in entries):
+            self.refuse(f"{_EXPERTS} {self.options.pack}", "--dequantize without --pack decodes all matrices")
         return super()._types(entries)
 
     def _block_type(self, tensor: Tensor) -> DType:
@@ -118,9 +121,7 @@ class HuggingFacePlanner(CheckpointPlanner):
             return module_of(entry, parts, dtype)
         shape, layout = places_of(entry, parts, dtype)
         made = planes(entry, parts, layout, dtype, arrays_of(entry.name, shape, dtype))
-        if entry.expert is not None and _EXPERTS not in self.notes:
-            self.notes.append(_EXPERTS)
-        return (*made, *beside(entry, shape, dtype, self._factors(parts[0])[entry.expert or 0]))
+        return (*made, *beside(entry, shape, dtype, self._factors(parts[0])[0]))
 
     def in_blocks(self, tensor: Tensor) -> bool:
         """The family's class has the tensor in blocks, and it is of that type."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from ckconv.core.beside import beside
 from ckconv.core.card import text_of_card
 from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
@@ -23,8 +22,8 @@ from ckconv.families.naming_schemes import FUSIONS, NAMES_KEY, beside_text, part
 from ckconv.families.schema import Family
 from ckconv.families.words import of_source
 from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
-from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, CONFIG_NAME, Said, config_json, source_document
-from ckconv.formats.safetensors.checkpoint_kept import kept_modules, left_by_rules, unpacks
+from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, Said, config_json, source_document
+from ckconv.formats.safetensors.checkpoint_kept import carried_files, kept_modules, left_by_rules, unpacks
 from ckconv.formats.safetensors.checkpoint_metadata import metadata_of
 from ckconv.formats.safetensors.checkpoint_names import Entry, Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import floats_of, module_of, zeros_of
@@ -46,9 +45,6 @@ from ckconv.plan.source_rules import surplus_reasons
 from ckconv.plan.steps import Plan
 from ckconv.quant.convert import Action, convertible, decodable
 from ckconv.quant.triples import triple_of
-
-#: What another quantiser says about the types of a checkpoint, which are others in another.
-QUANTIZER_NAMES = frozenset({"hf_quant_config.json", "quantize_config.json", "quant_config.json", "quanto_qmap.json"})
 
 
 class CheckpointPlanner(Planner):
@@ -292,8 +288,7 @@ class CheckpointPlanner(Planner):
         )
         document = self._document(modules, kept)
         self.notes += unfit_notes(self.index, self.format)
-        left = {CONFIG_NAME} if kept and not self.unpacked else {CONFIG_NAME, *QUANTIZER_NAMES}
-        carried = {} if o.file_name else {name: path for name, path in beside(self.index).items() if name not in left}
+        carried = {} if o.file_name else carried_files(self, kept)
         if o.fuse or o.names in ("canonical", "gguf"):
             who = self.loader.name
             self.notes.append(f"{who} loads tensors under the names of --names hf, fused as its classes are")

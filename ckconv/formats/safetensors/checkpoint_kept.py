@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckconv.core.beside import beside
+from ckconv.core.documents import METADATA
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor
+from ckconv.families.naming_schemes import NAMES_KEY
+from ckconv.families.reference import PARAMS_NAME, REFERENCE
+from ckconv.formats.safetensors.checkpoint_config import CONFIG_NAME
 from ckconv.formats.safetensors.checkpoint_pieces import BLOCKS, copied_piece, decoded_piece
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.planner import HEAD
 
 if TYPE_CHECKING:
     from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
+
+
+#: What another quantiser says about the types of a checkpoint, which are others in another.
+_QUANTIZER_NAMES = {"hf_quant_config.json", "quantize_config.json", "quant_config.json", "quanto_qmap.json"}
+
+
+def carried_files(planner: CheckpointPlanner, kept: bool) -> dict[str, Path]:
+    """The files beside the source that are true of the output, too, by name."""
+    left = {CONFIG_NAME} if kept and not planner.unpacked else {CONFIG_NAME, *_QUANTIZER_NAMES}
+    found = beside(planner.index)
+    if planner.index.metadata.get(f"{METADATA}.{NAMES_KEY}") == REFERENCE and PARAMS_NAME in found:
+        left.add(PARAMS_NAME)  # by it readers know tensors of its names
+        planner.notes.append(
+            f"{PARAMS_NAME} is left out: it is of the names and rows of the source; config.json says the same"
+        )
+    return {name: path for name, path in found.items() if name not in left}
 
 
 def unpacks(planner: CheckpointPlanner) -> bool:
