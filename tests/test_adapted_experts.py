@@ -117,3 +117,21 @@ def test_experts_of_several_ranks_are_a_reason(tensors, base: Path, tmp_path: Pa
 def test_without_the_base_their_number_is_not_known(tensors, tmp_path: Path, ckconv) -> None:
     result = ckconv("convert", adapter(tmp_path, tensors), f"{tmp_path}/mlx/", "--to", "mlx")
     assert (result.code, "whose number follows from the base" in result.err) == (4, True)
+
+
+def test_gate_and_up_are_one_parameter_of_transformers_with_one_lora_a(
+    tensors, base: Path, tmp_path: Path, ckconv
+) -> None:
+    """``experts.gate_up_proj`` of transformers 5: the GGUF has a ``lora_a`` of each, which are two."""
+    assert ckconv("convert", adapter(tmp_path, tensors), tmp_path / "a.gguf", "--base", base).code == 0
+    result = ckconv("convert", tmp_path / "a.gguf", f"{tmp_path}/peft/", "--to", "peft", "--base", base)
+    assert (result.code, "as one parameter with one lora_A, and these have two" in result.err) == (4, True)
+    assert "--adapter merges it into the base model" in result.err
+
+
+def test_of_one_lora_a_they_are_that_parameter(tensors, base: Path, tmp_path: Path, ckconv) -> None:
+    same = {name: tensors[name.replace(".w3.lora_A", ".w1.lora_A")] for name in tensors}
+    assert ckconv("convert", adapter(tmp_path, same), tmp_path / "a.gguf", "--base", base).code == 0
+    result = ckconv("convert", tmp_path / "a.gguf", f"{tmp_path}/peft/", "--to", "peft", "--base", base)
+    assert result.code == 0, result.err
+    assert ckconv("verify", tmp_path / "peft", tmp_path / "a.gguf", "--base", base).code == 0

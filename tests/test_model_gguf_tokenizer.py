@@ -160,6 +160,33 @@ def test_what_is_put_around_a_text(processor: object, settings: dict[str, Any], 
     assert any("which is what counts" in note for note in made.notes) == bool(settings)
 
 
+#: Qwen3-Embedding's: a text ends after either, and the template puts the second one behind it.
+ENDS = [{"id": 3, "content": "<|im_end|>", "special": True}, {"id": 4, "content": "<|endoftext|>", "special": True}]
+
+
+def test_an_end_that_is_put_behind_a_text_and_is_not_eos_token_is_llama_cpps() -> None:
+    """As ``SpecialVocab`` of gguf-py has it: eos_token_id and add_eos_token are of the template."""
+    changed = {**document(), "added_tokens": ENDS, "post_processor": template("A", "<|endoftext|>")}
+    settings = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+
+    made = keys(changed, settings=settings, config={"eos_token_id": 4})
+
+    assert (value(made, "eos_token_id"), value(made, "add_eos_token")) == (scalar("u32", 4), scalar("bool", True))
+    assert made.notes == (
+        "llama.cpp has '<|endoftext|>' for eos_token, as tokenizer.json puts it behind a text; a text ends after "
+        "'<|im_end|>', too",
+    )
+
+
+@pytest.mark.parametrize(
+    ("eos", "chat"), [("ab", None), ("<|im_end|>", "{{ messages[0].content }}{{ eos_token }}"), ("", None)]
+)
+def test_another_end_is_not_one_to_llama_cpp_or_to_a_chat(eos: str, chat: str | None) -> None:
+    changed = {**document(), "added_tokens": ENDS, "post_processor": template("A", "<|endoftext|>")}
+    made = keys(changed, settings={"eos_token": eos}, chat_template=chat)
+    assert "which is not its eos_token" in made.notes[0]
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import family_cases
 import gguf
 import pytest
 from checkpoints import Decoder, stacked
@@ -552,6 +553,32 @@ def test_sentencepiece_out_of_tokenizer_json_alone_is_the_same_tokenizer(name: s
         texts = json.dumps(ORACLE["texts"])
         done = subprocess.run(command, input=texts, capture_output=True, text=True, timeout=120, check=True)
         assert json.loads(done.stdout) == ORACLE["ids"][name]
+
+
+@pytest.mark.skipif(not LIBRARY, reason="needs llama.cpp")
+def test_llama_cpp_puts_the_end_of_the_template_behind_a_text_whatever_eos_token_is(tmp_path: Path) -> None:
+    """As Qwen3-Embedding has it: ``<|endoftext|>`` behind a text, and ``<|im_end|>`` for eos_token."""
+    library = pytest.importorskip("tokenizers")
+    case = next(family_cases.cases("qwen3"))
+    root = family_cases.checkpoint(case.recorded, tmp_path / "hf", case.tokenizer)
+    text = (root / "tokenizer.json").read_text().replace('"<s>"', '"<|im_end|>"').replace('"</s>"', '"<|endoftext|>"')
+    document = json.loads(text)
+    behind = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    template = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}, behind], "pair": []}
+    template["special_tokens"] = {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [2], "tokens": ["<|endoftext|>"]}}
+    template["pair"] = [*template["single"], {"Sequence": {"id": "B", "type_id": 1}}]
+    (root / "tokenizer.json").write_text(json.dumps({**document, "post_processor": template}))
+    settings = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (root / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    ckconv.convert(root, tmp_path / "m.gguf")
+
+    command = [sys.executable, str(Path(__file__).parent / "llama_cpp_tokens.py"), LIBRARY, str(tmp_path / "m.gguf")]
+    texts = [text for text in ORACLE["texts"] if "\0" not in text]
+    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, timeout=120, check=True)
+    expected = [each.ids for each in library.Tokenizer.from_file(str(root / "tokenizer.json")).encode_batch(texts)]
+    assert {ids[-1] for ids in expected} == {2}
+    assert json.loads(done.stdout) == expected
 
 
 def python_with(module: str) -> str | None:

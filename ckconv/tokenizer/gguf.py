@@ -15,7 +15,7 @@ from ckconv.core.typed import Value, array, scalar
 from ckconv.lazy import dataclass
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_sentencepiece import from_json, from_model, is_sentencepiece
-from ckconv.tokenizer.gguf_special import chat_templates, put_around, special_ids
+from ckconv.tokenizer.gguf_special import chat_templates, ended, put_around, special_ids
 from ckconv.tokenizer.gguf_words import Words, check_text, filled, words_of
 from ckconv.tokenizer.merging import unmade
 from ckconv.tokenizer.pretokenizers import recognised
@@ -57,6 +57,7 @@ def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
 
 def _made(files: TokenizerFiles, words: Words, vocab_size: int) -> TokenizerKeys:
     """The keys of a tokenizer's words, and what every kind has besides."""
+    files, end_notes = ended(files, words.ids)
     special, ends_notes = special_ids(files, words.ids, words.own, vocab_size)
     unigram = words.metadata["tokenizer.ggml.model"] == scalar("str", "t5")
     adds_bos, adds_eos, notes = put_around(files, unigram=unigram)
@@ -69,7 +70,9 @@ def _made(files: TokenizerFiles, words: Words, vocab_size: int) -> TokenizerKeys
         **words.behind,
         **templates,
     }
-    return TokenizerKeys(metadata, (*words.notes, *notes, *_beside(files), *ends_notes, *template_notes), words.tokens)
+    return TokenizerKeys(
+        metadata, (*words.notes, *notes, *_beside(files), *end_notes, *ends_notes, *template_notes), words.tokens
+    )
 
 
 def _beside(files: TokenizerFiles) -> Iterator[str]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckconv.core.typed import Value, array, scalar
+from ckconv.lazy import replace
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_words import content_of
 from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL
@@ -23,6 +24,32 @@ def _word(settings: Mapping[str, Any], name: str) -> str:
     """BERT's kin call what they put around a text by other names."""
     other = {"bos": "cls", "eos": "sep"}.get(name, name)
     return content_of(settings, f"{name}_token") or content_of(settings, f"{other}_token")
+
+
+def ended(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[TokenizerFiles, tuple[str, ...]]:
+    """With the token for the end that the template puts behind a text, and a note.
+
+    llama.cpp has one token for the end of a text and for what it puts behind one; gguf-py takes that of the template
+    (``SpecialVocab._try_load_from_tokenizer_json``). Both have to be ends to llama.cpp by their text, so that a text
+    ends after either, and a chat template that writes ``eos_token`` means the other.
+    """
+    own = _word(files.settings, "eos")
+    try:
+        _, last = _around((files.tokenizer or {}).get("post_processor"))
+    except LeftOut:
+        return files, ()
+    if (
+        not last
+        or not own
+        or last == own
+        or not {last, own} <= ENDS_BY_TEXT & ids.keys()
+        or "eos_token" in str(files.chat_template)
+    ):
+        return files, ()
+    note = (
+        f"llama.cpp has {last!r} for eos_token, as tokenizer.json puts it behind a text; a text ends after {own!r}, too"
+    )
+    return replace(files, settings={**files.settings, "eos_token": last}), (note,)
 
 
 def special_ids(
@@ -99,6 +126,15 @@ def put_around(files: TokenizerFiles, *, unigram: bool = False) -> tuple[bool, b
 
 
 def _template(processor: object, settings: Mapping[str, Any]) -> tuple[str, str]:
+    """The tokens that a post-processor puts before and after a text: those that the settings name."""
+    first, last = _around(processor)
+    for what, token in (("bos", first), ("eos", last)):
+        if token and token != _word(settings, what):
+            raise LeftOut(f"it puts {token!r} around a text, which is not its {what}_token (tokenizer.json)")
+    return first, last
+
+
+def _around(processor: object) -> tuple[str, str]:
     """The tokens that a post-processor puts before and after a text."""
     first = last = ""
     members: list[object] = [processor] if isinstance(processor, dict) else []
@@ -118,9 +154,6 @@ def _template(processor: object, settings: Mapping[str, Any]) -> tuple[str, str]
         if kind != "TemplateProcessing":
             raise LeftOut(f"its post-processor is {kind!r} (tokenizer.json)")
         first, last = _ends(member.get("single"))
-    for what, token in (("bos", first), ("eos", last)):
-        if token and token != _word(settings, what):
-            raise LeftOut(f"it puts {token!r} around a text, which is not its {what}_token (tokenizer.json)")
     return first, last
 
 
