@@ -166,5 +166,6 @@ def test_killed_at_any_step_the_next_run_undoes_it(tmp_path: Path, before: dict[
     recover([place, tmp_path])
 
     assert found(place) in (before, {**before, **NEW})
+    assert [path for path in place.rglob("*") if path.is_dir() and not any(path.iterdir())] == []
     hidden = [path for path in place.rglob(".*") if path.name != locks.NAME]
     assert (hidden, sorted(path.name for path in tmp_path.iterdir())) == ([], ["dst"])

@@ -21,6 +21,10 @@ class Folders:
         """The directory is not there, and :meth:`make` makes it."""
         return path in self._paths and not os.path.lexists(path)
 
+    def there(self, path: Path) -> Path:
+        """The directory, or the one that it is going to be in."""
+        return path.parent if self.is_made(path) else path
+
     def check(self) -> None:
         """Check that nothing else is called so, and that none leads elsewhere.
 

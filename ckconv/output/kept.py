@@ -8,13 +8,14 @@ run that is of the very same conversion.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ckconv.errors import Interrupted, OutputError, counted
+from ckconv.errors import InputError, Interrupted, OutputError, counted
 from ckconv.lazy import NamedTuple
 from ckconv.output.filesystem import create, removed
 from ckconv.output.regular import opened_regular
@@ -23,19 +24,29 @@ from ckconv.system import read_into, sync, sync_directory
 
 #: The directory of finished files, and the list of them in it.
 FINISHED = ".ckconv.finished"
-_LIST = ".list"
+_LIST, _LIST_TO_BE = ".list", ".list.new"
+
+#: The directory of files that were there before and are replaced, each in a directory of its own.
+KEPT = ".old"
 
 #: The directory in which files are written before they are finished.
 UNFINISHED = ".ckconv.unfinished"
+
+#: What the files of a split model have in their names beside its own (``llama_split_path`` of llama.cpp).
+_NUMBER = re.compile(r"-\d{5}-of-\d{5}(?=\.|$)")
 
 #: Bytes that are hashed at a time, and of a list.
 _CHUNK, _MOST = 4 << 20, 64 << 20
 
 
 def lasting_name(place: Path) -> Path:
-    """Where an output that is going to be at ``place`` grows, if it is to stay: always the same name."""
-    digest = sha256(os.fsencode(place.name)).hexdigest()[:8]
-    cut = os.fsdecode(os.fsencode(place.name)[:200])
+    """Where an output that is going to be at ``place`` grows, if it is to stay: always the same name.
+
+    It is the same for each file of a split model, into however many files that is split.
+    """
+    name = _NUMBER.sub("", place.name)
+    digest = sha256(os.fsencode(name)).hexdigest()[:8]
+    cut = os.fsdecode(os.fsencode(name)[:200])
     return place.parent / f".{cut}.ckconv-{digest}.tmp"
 
 
@@ -84,21 +95,20 @@ class Kept:
                     place.replace(directory / found.name)
                     self.files[found.name] = found
         for entry in [*directory.iterdir()]:
-            if entry.name not in self.files:
+            if entry.name not in self.files and entry.name != _LIST:
                 entry.unlink()
         clear(staging)
         self._write_list()
 
     def _write_list(self) -> None:
+        """All of it anew; the one that is there stays until then, since a full disk may have no room for another."""
         directory = self._made
-        (directory / _LIST).unlink(missing_ok=True)
-        fd = create(directory / _LIST)
-        try:
+        with open(create(directory / _LIST_TO_BE), "wb") as file:
             for line in ({"fingerprint": self._fingerprint}, *(found._asdict() for found in self.files.values())):
-                os.write(fd, _line(line))
-            sync(fd)
-        finally:
-            os.close(fd)
+                file.write(_line(line))
+            file.flush()
+            sync(file.fileno())
+        (directory / _LIST_TO_BE).replace(directory / _LIST)
         sync_directory(directory)
 
     @property
@@ -113,10 +123,14 @@ class Kept:
             OSError: the system refuses.
         """
         self._made.mkdir(exist_ok=True)
-        for name in self.files:
-            if not (self._made / name).exists():
-                (staging / name).replace(self._made / name)
-        self._write_list()
+        for name in [*self.files]:
+            if not os.path.lexists(self._made / name):
+                try:
+                    (staging / name).replace(self._made / name)
+                except FileNotFoundError:  # without hard links it had one name, which was given and taken away
+                    del self.files[name]
+        if not is_lasting(staging):
+            self._write_list()
 
     def add(self, place: Path, found: Finished) -> None:
         """A file is finished and on the disk, at ``place`` in the staging directory.
@@ -139,7 +153,8 @@ class Kept:
     def stays(self, error: BaseException | None) -> bool:
         """Whether what is finished is of use after this error: one of the machine, not of the model."""
         of_machine = isinstance(error, OutputError) and error.code != "input.changed"
-        return bool(self.files) and (of_machine or isinstance(error, Interrupted))
+        unread = isinstance(error, InputError) and error.code == "input.unreadable"
+        return bool(self.files) and (of_machine or unread or isinstance(error, (Interrupted, MemoryError)))
 
     @property
     def sentence(self) -> str:
@@ -153,6 +168,13 @@ def is_lasting(staging: Path) -> bool:
     return os.path.lexists(staging / FINISHED / _LIST)
 
 
+def finished_in(staging: Path) -> bool:
+    """A finished file is in this staging directory, and not about to be named."""
+    with suppress(FileNotFoundError):
+        return any(not name.startswith(".") for name in os.listdir(staging / FINISHED))  # noqa: PTH208
+    return False
+
+
 def clear(staging: Path) -> list[str]:
     """Remove everything in a staging directory but its finished files.
 
@@ -160,13 +182,19 @@ def clear(staging: Path) -> list[str]:
         sentences about what cannot be removed.
     """
     left: list[str] = []
-    for entry in [*staging.iterdir()]:
-        folder = entry.is_dir() and not entry.is_symlink() and not entry.name.startswith(".")
-        if folder or entry.name == UNFINISHED:  # a directory of the output, or of files that are not finished
-            left += remove_folder(entry)
-        elif not entry.is_dir() or entry.is_symlink():
-            left += removed(entry)
+    for name in os.listdir(staging):  # noqa: PTH208 - names are all that is wanted
+        if name not in (FINISHED, KEPT):
+            left += remove_entry(staging / name)
     return left
+
+
+def remove_entry(path: Path) -> list[str]:
+    """Remove a file, or a directory of files: which of them it is nobody asks who may be given no answer.
+
+    Returns:
+        a sentence, if it cannot be removed.
+    """
+    return remove_folder(path) if removed(path) else []
 
 
 def remove_folder(path: Path) -> list[str]:

@@ -113,8 +113,7 @@ class Outputs:
         try:
             self._recover()
             self._check()
-            place = self._place()
-            if place is not None:
+            if (place := self._place()) is not None:
                 self._stage_all(place)
         except BaseException as error:
             self._clean_up(error)
@@ -172,8 +171,8 @@ class Outputs:
                 for file, elsewhere in zip(files, apart, strict=True)
                 if file.name not in done
             )
-            if self._directory is None:
-                self._folders.make()
+            if self._directory is None and any(file.in_folder and file.is_apart(place.parent) for file in files):
+                self._folders.make()  # what is staged in them
             if self._kept is None:
                 self._staging.make(place, whole=self._directory is not None)
         for path, file in self._files.items():
@@ -221,15 +220,14 @@ class Outputs:
             look: looks once more at what only counts now, and may raise.
 
         Raises:
-            OutputError: ``output.exists``, somebody else made one of the files meanwhile; ``output.busy``;
-                ``output.write``.
+            OutputError: ``output.exists``, one of the files was made meanwhile; ``output.busy``; ``output.write``.
         """
         check()
         outside = self._in_order()
         if self._staging.path is None and all(file.is_there for file in outside):
             declare(LATE)
             return
-        self._locked = Locked(self._parents(outside))
+        self._locked = Locked(sorted({self._folders.there(path) for path in self._parents(outside)}))
         with self._locked:
             try:
                 look()
@@ -258,7 +256,7 @@ class Outputs:
         self._staging.sync_small()
         named = [file for file in outside if file.temp is not None and not file.is_there]
         parents = self._parents(named)
-        if len(named) == 1 and self._directory is None:
+        if len(named) == 1 and self._directory is None and not self._folders.is_made(named[0].target.parent):
             self._name_alone(named[0])
         elif parents:
             self._name_all(named, parents)
@@ -293,6 +291,7 @@ class Outputs:
         if self._directory is None:
             with failing(named[-1].target):
                 self._staging.begin_naming(file.staged for file in self._files.values() if file not in named)
+                self._folders.make()  # from here on whoever finds a dead run removes them
         for file in reversed(named) if self._force else ():
             with failing(file.target), suppress(FileNotFoundError):
                 assert file.temp is not None
@@ -328,11 +327,12 @@ class Outputs:
         with deferred():
             if self._kept is not None and not self._complete and self._kept.stays(error):
                 self.fds.close()
-                self._left = [*self._staging.leave(self._kept), self._kept.sentence]
+                self._left = [*self._staging.leave(self._kept), *self._folders.remove()]
                 declare(f"interrupted; {self._kept.sentence}")
                 if isinstance(error, Interrupted):
                     error.message = f"interrupted; {self._kept.sentence}"
-                    self._left.pop()
+                else:
+                    self._left.append(self._kept.sentence)
                 if isinstance(error, CkconvError):
                     error.details = (*error.details, *self.notes)
                 return

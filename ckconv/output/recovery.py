@@ -16,10 +16,10 @@ from pathlib import Path
 from ckconv.errors import OutputError
 from ckconv.lazy import dataclass
 from ckconv.output.filesystem import TEMPORARY
-from ckconv.output.kept import FINISHED, UNFINISHED, is_lasting
+from ckconv.output.kept import FINISHED, KEPT, UNFINISHED, finished_in, is_lasting
 from ckconv.output.locks import Locked
 from ckconv.output.regular import close_unwritten
-from ckconv.output.removal import KEPT, remove_directory, remove_kept
+from ckconv.output.removal import remove_directory, remove_kept
 from ckconv.system import CLOEXEC, DIRECTORY, NOFOLLOW, is_own, try_lock
 
 _STAGING = re.compile(TEMPORARY, re.DOTALL)
@@ -95,6 +95,7 @@ class _Dead:
     def recover(self, *, lasting: bool) -> list[str]:
         told: list[str] = []
         naming = (self._path / KEPT).is_dir()
+        lasting = lasting and (bool(self._staged) or finished_in(self._path))
         if lasting and not naming:
             return []
         if naming and self._is_unfinished():
@@ -119,9 +120,12 @@ class _Dead:
         return [*told, *remove_directory(self._path)]
 
     def _is_unfinished(self) -> bool:
-        """A file has no other name than its temporary one."""
+        """A file has no other name than its temporary one, or nothing is left of them to have been named.
+
+        A run that named everything removes what it replaced first. So if that is all there is, it was not brought back.
+        """
         found = [path.stat() for path in self._staged if path.exists()]
-        return any(status.st_nlink < 2 for status in found)
+        return not found or any(status.st_nlink < 2 for status in found) or finished_in(self._path)
 
     def _taken(self) -> Iterator[_Taken]:
         """In the order in which they were taken away."""

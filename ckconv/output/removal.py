@@ -5,10 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from ckconv.output.kept import FINISHED, UNFINISHED, remove_folder
-
-#: Where in the directory the replaced files are kept while others get their names, each in a directory of its own.
-KEPT = ".old"
+from ckconv.output.kept import FINISHED, KEPT, remove_entry
 
 
 def remove_directory(path: Path) -> list[str]:
@@ -23,14 +20,11 @@ def remove_directory(path: Path) -> list[str]:
         return []
     except OSError as error:
         return [_left(path, error)]
-    for entry in found:
+    for entry in sorted(found, key=lambda entry: entry.name != FINISHED):  # without it nobody goes on with the rest
         if entry.name == KEPT:
             remove_kept(entry)
-        elif entry.name in (FINISHED, UNFINISHED) or (entry.is_dir() and not entry.is_symlink()):
-            remove_folder(entry)
         else:
-            with suppress(OSError):
-                entry.unlink()
+            remove_entry(entry)
     try:
         path.rmdir()
     except OSError as error:

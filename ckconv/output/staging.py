@@ -16,14 +16,15 @@ from pathlib import Path
 
 from ckconv.errors import OutputError
 from ckconv.output.filesystem import create, failing, holds, made_meanwhile, removed, temporary_name, write_file
-from ckconv.output.kept import Kept, clear, lasting_name
+from ckconv.output.kept import KEPT, Kept, clear, lasting_name
 from ckconv.output.locks import Locked
 from ckconv.output.regular import close_unwritten
-from ckconv.output.removal import KEPT, remove_directory
+from ckconv.output.removal import remove_directory, remove_kept
 from ckconv.output.streamed import SideFile
 from ckconv.system import (
     CLOEXEC,
     DIRECTORY,
+    MOVES_OPEN,
     NO_LOCKS,
     NOFOLLOW,
     allocate,
@@ -166,13 +167,15 @@ class Staging:
 
     def _adopt(self, path: Path) -> None:
         """Go on in a directory that an earlier run left."""
-        fd = os.open(path, os.O_RDONLY | DIRECTORY | NOFOLLOW | CLOEXEC)
+        fd = -1
         try:
+            fd = os.open(path, os.O_RDONLY | DIRECTORY | NOFOLLOW | CLOEXEC)
             free = is_own(os.fstat(fd)) and try_lock(fd)
         except OSError as error:
-            free = error.errno in NO_LOCKS  # nobody can know
+            free = error.errno in NO_LOCKS or not MOVES_OPEN  # nobody can know; Windows opens no directory
         if not free:
-            close_unwritten(fd)
+            if fd >= 0:
+                close_unwritten(fd)
             raise OutputError("output.busy", "another run of ckconv is writing it", path=path, hint="wait for it")
         self.path, self._lock = path, fd
 
@@ -244,8 +247,12 @@ class Staging:
         while self._temps:
             left += removed(self._temps.pop())
         if self.path is not None:
-            kept.put_back(self.path)
-            left += clear(self.path)
+            try:
+                kept.put_back(self.path)
+                left += clear(self.path)
+            except OSError as error:  # where all of it is the next run finds what is finished
+                left.append(f"{self.path} could not be put in order: {error.strerror}")
+            remove_kept(self.path / KEPT)
             self.path = None
         self._let_go()
         return left
@@ -259,7 +266,7 @@ class Staging:
         for path in others:
             if path is not None:
                 path.unlink(missing_ok=True)
-        (self._made / KEPT).mkdir()
+        (self._made / KEPT).mkdir(exist_ok=True)  # an earlier run may have found others in the places of its files
 
     def keep(self, target: Path) -> Path:
         """Where a file is kept that is replaced: in the directory, or beside its place if no rename leads there."""

@@ -1,0 +1,236 @@
+"""A conversion that ends early while it names its files: nothing is mixed, and what is finished stays for the next."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from conftest import FIXTURES, Result
+
+from ckconv.errors import OutputError
+from ckconv.output import kept as kept_files
+from ckconv.output.kept import FINISHED, KEPT, Finished, Kept, is_lasting, lasting_name
+from ckconv.output.publish import Outputs, Room, Small
+from ckconv.output.recovery import recover
+from ckconv.output.removal import remove_directory
+
+QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
+
+#: Converts, and at the n-th of some calls while files are named a signal comes, or the call fails; says what it made.
+CHILD = """
+import os, sys
+from ckconv import __main__
+from ckconv.engine import pieces
+from ckconv.output.publish import Outputs
+number, at, arguments = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+write, publish, made, count = pieces.write_files, Outputs.publish, 0, 0
+
+def counted(*given):
+    global made
+    made += 1
+    return write(*given)
+
+def hit(real):
+    def called(*given, **options):
+        global count
+        count += 1
+        if count == at and number < 0:
+            raise OSError(-number, os.strerror(-number))
+        if count == at:
+            os.kill(os.getpid(), number)
+        return real(*given, **options)
+    return called
+
+def published(*given):
+    for name in ("link", "rename", "replace", "mkdir", "unlink", "rmdir"):
+        setattr(os, name, hit(getattr(os, name)))
+    return publish(*given)
+
+pieces.write_files, Outputs.publish = counted, published
+code = __main__.run(arguments)
+print(f"made {made}")
+sys.exit(code)
+"""
+
+
+CASES = [
+    *(("m.gguf False", "SIGKILL", at) for at in (3, 6)),
+    *(("m.gguf True", "SIGKILL", at) for at in (6, 12)),
+    ("m/ True", "SIGKILL", 11),
+    ("m/ False", "SIGKILL", 4),
+    ("m.gguf False", "SIGTERM", 3),
+    ("m.gguf True", "EIO", 6),
+    ("m/ True", "EIO", 12),
+    ("m/ False", "EIO", 3),
+]
+
+
+def convert(place: Path, name: str, *flags: str, number: int = 0, at: int = 0, source: Path = QWEN2) -> Result:
+    command = [sys.executable, "-c", CHILD, str(number), str(at), "convert", str(source), f"{place}/{name}", "-q"]
+    done = subprocess.run([*command, "--max-shard-size", "80KB", *flags], capture_output=True, text=True, check=False)
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def shown(place: Path) -> dict[str, bytes]:
+    """What has a name of its own."""
+    return {name: data for name, data in contents(place).items() if "/." not in f"/{name}"}
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, bytes], dict[str, bytes]]]:
+    """What is there before and what is to be there, by the target."""
+    found = {}
+    for name, force in (("m.gguf", False), ("m.gguf", True), ("m/", False), ("m/", True)):
+        place = tmp_path_factory.mktemp("state")
+        before: dict[str, bytes] = {}
+        if force:
+            assert convert(place, name, "--to", "gguf" if name == "m.gguf" else "mlx", "--context", "48").code == 0
+            before = contents(place)
+        assert convert(place, name, "--to", "gguf" if name == "m.gguf" else "mlx", "--force").code == 0
+        found[f"{name} {force}"] = before, contents(place)
+    return found
+
+
+@pytest.mark.needs("posix")
+@pytest.mark.parametrize(("target", "how", "at"), CASES)
+def test_what_ends_while_files_are_named_goes_on(
+    target: str, how: str, at: int, tmp_path: Path, states: dict[str, tuple[dict[str, bytes], dict[str, bytes]]]
+) -> None:
+    name, _, force = target.partition(" ")
+    before, after = states[target]
+    for path, data in before.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    flags = ["--to", "gguf" if name == "m.gguf" else "mlx", "--resume", *(["--force"] if force == "True" else [])]
+    number = -errno.EIO if how == "EIO" else signal.Signals[how].value
+    ended = convert(tmp_path, name, *flags, number=number, at=at)
+    assert "Traceback" not in ended.err
+    left = shown(tmp_path)
+    if how == "SIGKILL":
+        assert all(left[path] in (before.get(path), after.get(path)) for path in left)
+    else:
+        assert left in (before, after), ended.err
+    if "finished and stay" in ended.err:
+        assert left == before
+    again = convert(tmp_path, name, *flags)
+    if again.code == 6:
+        assert "output.exists" in again.err
+    else:
+        assert again.code == 0, again.err
+        if left == before and target != "m/ False":  # a directory gets its name without what is finished beside it
+            assert again.out == "made 0\n", "nothing that was finished is made again"
+    assert contents(tmp_path) == after
+
+
+SHARDS = {f"s-{number}.safetensors": f"weights {number}".encode() for number in (1, 2)}
+BESIDE = {"modules.json": b"[]", "1_Pooling/config.json": b"{}"}
+
+
+def goes_on(place: Path) -> tuple[Outputs, Kept]:
+    kept = Kept("the same", len(SHARDS))
+    small = {place / name: Small(name, data) for name, data in BESIDE.items()}
+    rooms = {place / name: Room(len(data), apart=True) for name, data in SHARDS.items()}
+    return Outputs(rooms, small, directory=place, force=True, kept=kept), kept
+
+
+def finish(outputs: Outputs, kept: Kept, name: str) -> None:
+    made = outputs.unfinished() / name
+    made.write_bytes(SHARDS[name])
+    kept.add(made, Finished(name, len(SHARDS[name]), sha256(SHARDS[name]).hexdigest(), {}))
+
+
+def fail(place: Path, name: str) -> None:
+    """One file is finished when the disk is full."""
+    outputs, kept = goes_on(place)
+    with outputs:
+        finish(outputs, kept, name)
+        raise OutputError("output.space", "full")
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "beside others"])
+def test_directories_inside_are_made_anew_when_it_goes_on(there: bool, tmp_path: Path) -> None:
+    place, (first, second) = tmp_path / "m", SHARDS
+    before = {"mine": b"mine"} if there else {}
+    if there:
+        place.mkdir()
+        (place / "mine").write_bytes(b"mine")
+    with pytest.raises(OutputError):
+        fail(place, first)
+    assert shown(tmp_path) == {f"m/{name}": data for name, data in before.items()}
+    assert not (place / "1_Pooling").exists()
+    outputs, kept = goes_on(place)
+    with outputs:
+        assert [*kept.files] == [first]
+        finish(outputs, kept, second)
+        for name in SHARDS:
+            outputs.take(place / name, kept.place(name))
+        outputs.sync()
+        outputs.publish()
+    assert contents(tmp_path) == {f"m/{name}": data for name, data in (before | SHARDS | BESIDE).items()}
+
+
+def test_a_full_disk_takes_no_list_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, (first, _) = tmp_path / "m", SHARDS
+    with pytest.raises(OutputError):
+        fail(place, first)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_files, "sync", lambda fd: (_ for _ in ()).throw(full))
+        outputs, _ = goes_on(place)
+        with pytest.raises(OutputError) as refused, outputs:
+            pass
+    assert refused.value.code == "output.space"
+    assert is_lasting(lasting_name(place))
+    outputs, kept = goes_on(place)
+    with outputs:
+        assert [*kept.files] == [first]
+
+
+@pytest.mark.needs("posix")
+def test_what_could_not_be_brought_back_is_brought_back_by_the_next_run(tmp_path: Path) -> None:
+    """Nothing is staged any more, and what was there before is only where it was kept."""
+    for finished in ([], ["s-1.safetensors"]):
+        staging = lasting_name(tmp_path / "m")
+        (staging / KEPT / "0000").mkdir(parents=True)
+        (staging / KEPT / "0000" / "m.gguf").write_bytes(b"old")
+        (staging / FINISHED).mkdir()
+        for name in (".list", *finished):
+            (staging / FINISHED / name).write_bytes(b"")
+        assert len(recover([tmp_path])) == 1
+        assert (tmp_path / "m.gguf").read_bytes() == b"old"
+        assert staging.exists() == bool(finished)
+        assert not (staging / KEPT).exists()
+        (tmp_path / "m.gguf").unlink()
+
+
+def test_a_device_that_does_not_say_what_a_file_is_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "staging"
+    (place / "1_Pooling").mkdir(parents=True)
+    for name in ("model", "1_Pooling/config.json"):
+        (place / name).write_bytes(b"x")
+
+    def failing(path: Path, **options: object) -> object:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", failing)
+        remove_directory(place)
+    assert not place.exists()
+
+
+def test_a_split_model_grows_in_one_place() -> None:
+    of_five = lasting_name(Path("dir/m-00001-of-00005.gguf"))
+    assert of_five == lasting_name(Path("dir/m-00001-of-00009.gguf")) == lasting_name(Path("dir/m.gguf"))
+    assert of_five != lasting_name(Path("dir/m-00001.gguf"))
