@@ -40,10 +40,10 @@ s3:
 cluster:
 	$(PYTHON) -m pytest -m cluster
 
-# ckconv under Node: npm's pyodide is fetched beside.
+# ckconv under Node and, with docs/viewer, in a browser: npm's pyodide is fetched beside.
 pyodide:
 	npm install --silent --no-save --prefix .pyodide pyodide
-	PYODIDE=$$PWD/.pyodide/node_modules/pyodide $(PYTHON) -m pytest tests/test_pyodide.py
+	PYODIDE=$$PWD/.pyodide/node_modules/pyodide $(PYTHON) -m pytest tests/test_pyodide.py tests/test_viewer.py
 
 # Ratios against openssl, cp and a plain loop, interleaved in one run, beside their targets.
 bench:

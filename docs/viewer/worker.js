@@ -1,0 +1,55 @@
+// ckconv in Pyodide: what `ckconv inspect PATH --html` writes of files that are mounted, never copied.
+import { loadPyodide } from "./pyodide/pyodide.mjs";
+
+// WORKERFS reads slices of a File, each with this call: they are counted.
+let read = 0;
+const readSlice = FileReaderSync.prototype.readAsArrayBuffer;
+FileReaderSync.prototype.readAsArrayBuffer = function (slice) {
+  read += slice.size;
+  return readSlice.call(this, slice);
+};
+
+const started = (async () => {
+  const py = await loadPyodide();
+  for (const wheel of ["click.whl", "ckconv.whl"]) {
+    const answer = await fetch(wheel);
+    if (!answer.ok) throw new Error(`${wheel}: ${answer.status} ${answer.statusText}`);
+    py.unpackArchive(await answer.arrayBuffer(), "wheel", { extractDir: "/packages" });
+  }
+  py.pyimport("sys").path.append("/packages");
+  py.FS.mkdir("/model");
+  py.FS.chdir("/");
+  return py;
+})();
+started.then(
+  () => postMessage({}),
+  (error) => postMessage({ error: `ckconv does not start here: ${error.message}` }),
+);
+
+const inspected = (py, files) => {
+  const said = [];
+  py.setStderr({ batched: (line) => said.push(line) });
+  read = 0;
+  py.FS.mount(py.FS.filesystems.WORKERFS, { files }, "/model");
+  try {
+    const path = files.length === 1 ? `model/${files[0].name}` : "model";
+    const run = py.pyimport("ckconv.__main__").run;
+    if (run(py.toPy(["inspect", path, "--html", "page.html"])) !== 0) {
+      return { error: said.filter((line) => !line.startsWith("hint: ")).join("\n") }; // hints name flags
+    }
+    const page = py.FS.readFile("/page.html", { encoding: "utf8" });
+    const size = files.reduce((sum, file) => sum + file.size, 0);
+    return { page, name: files.length === 1 ? files[0].name : `${files.length} files`, read, size };
+  } finally {
+    py.FS.unmount("/model");
+    if (py.FS.analyzePath("/page.html").exists) py.FS.unlink("/page.html");
+  }
+};
+
+onmessage = async ({ data: { number, files } }) => {
+  try {
+    postMessage({ number, ...inspected(await started, files) });
+  } catch (error) {
+    postMessage({ number, error: `ckconv does not run here: ${error.message}` });
+  }
+};
