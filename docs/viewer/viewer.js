@@ -37,7 +37,8 @@ worker.onmessage = ({ data }) => {
   }
   if (data.number !== asked) return; // other files were dropped meanwhile
   if (data.page === undefined) return fail(data.error);
-  say(`${data.name}: ${size(data.read)} were read, of ${size(data.size)} that are there.`);
+  // What is read twice counts twice, so of a small file this is more than there is.
+  say(`${data.name}: at most ${size(Math.min(data.read, data.size))} of ${size(data.size)} were read.`);
   part("page").srcdoc = data.page;
   URL.revokeObjectURL(address);
   address = URL.createObjectURL(new Blob([data.page], { type: "text/html" }));
