@@ -28,6 +28,7 @@ from ckconv.engine.configs import parameter_differences
 from ckconv.engine.reread import check_checksums
 from ckconv.engine.rowmoves import moved_chunks, row_order
 from ckconv.errors import VerifyError, listed
+from ckconv.families.tied_head import as_head
 from ckconv.io.files import Files, paired_runs, runs
 from ckconv.io.tied import head_is_embedding
 from ckconv.lazy import NamedTuple
@@ -139,6 +140,7 @@ class _Comparison:
             twin = theirs.get(key)
             if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
                 twin = theirs.get("token_embedding.weight")
+                twin = as_head(twin, self.source.config) if twin is not None and self.source is not None else None
             if twin is not None and tensor.may_be_absent and self._may_be_left_out(twin) and self._is_zero(tensor):
                 zero_filled += 1
             elif twin is not None:

@@ -20,7 +20,7 @@ REQUIRED = ("layers", "hidden", "heads", "vocabulary")
 
 #: What expressions may ask for besides parameters: the layer, the stored value, the parameters that a source says,
 #: and what is known of an output.
-_GIVEN = frozenset({"n", "it", "stated", "context", "tied"})
+_GIVEN = frozenset({"n", "it", "stated", "context", "tied", "one_matrix"})
 
 #: Parameters that follow from each other; more would be too deep to compute.
 _MOST_STEPS = 64

@@ -51,7 +51,7 @@ def row_reasons(
     if row.no_head and not tied:
         text = f"{loader.name}'s {family.name} has no output head of its own{said(config, 'tied', format=format)}"
         yield Reason(text, "--tie leaves it out, if it is the embedding")
-    scope = {**scope_of(family, config), "context": context, "tied": tied}
+    scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": bool(config.tied)}
     for condition in row.right_if:
         yield from _condition(condition, config, loader, scope, format)
     for name, parameter in family.parameters.items():
@@ -73,7 +73,7 @@ def row_notes(config: ModelConfig, loader: Loader, *, context: int, tied: bool) 
     """
     family = FAMILIES[config.family]
     row = engine_of(family, loader)
-    scope = {**scope_of(family, config), "context": context, "tied": tied}
+    scope = {**scope_of(family, config), "context": context, "tied": tied, "one_matrix": bool(config.tied)}
     for condition in row.same_if if row else ():
         yield from (reason.text for reason in _condition(condition, config, loader, scope, ""))
 

@@ -23,6 +23,7 @@ from ckconv.families.naming_schemes import beside_text
 from ckconv.families.presence import narrow
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
+from ckconv.families.tied_head import as_head
 from ckconv.families.words import of_class, said, tensors_said
 from ckconv.formats.gguf.layer_keys import key_patterns
 from ckconv.formats.gguf.rules import known_patterns, required_layers
@@ -238,7 +239,7 @@ def _is_fp32(name: str, canonical: str, config: ModelConfig | None) -> bool:
 
 def _head(index: TensorIndex) -> Entry:
     """A head of its own, which is the embedding."""
-    embedding = index.tensors[EMBEDDING]
+    embedding = as_head(index.tensors[EMBEDDING], index.config)
     rows, cols = matrix_of(embedding.shape, F32)
     return Entry(HEAD, HEAD, (embedding,), embedding.shape, plain(rows, cols), False)
 

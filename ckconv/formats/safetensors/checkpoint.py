@@ -20,6 +20,7 @@ from ckconv.families.loaders import Loader
 from ckconv.families.names import names_of
 from ckconv.families.naming_schemes import FUSIONS, NAMES_KEY, beside_text, part_hint, scheme_names
 from ckconv.families.schema import Family
+from ckconv.families.tied_head import as_head
 from ckconv.families.words import of_source
 from ckconv.formats.safetensors.checkpoint_agreement import unfit_notes
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, Said, config_json, source_document
@@ -194,7 +195,7 @@ class CheckpointPlanner(Planner):
         asked = "untie" if self.options.names == "max" or self.doubles_head(self.loader) else self.options.tie
         head, embedding = self.tensors.get(HEAD), self.tensors.get(EMBEDDING)
         if head is None and asked == "untie" and embedding is not None:
-            self.tensors[HEAD] = replace(embedding, name=HEAD)
+            self.tensors[HEAD] = replace(as_head(embedding, self.config), name=HEAD)
         elif head is None and self.config.tied is False and HEAD not in self.index.tensors:
             text = "there is no output head, and the source says that it is not the embedding (tie_word_embeddings)"
             self.refuse(text, '"tie_word_embeddings": true in config.json says that it is')

@@ -1,0 +1,40 @@
+"""The embedding as the output head that it is, too: a class may multiply what goes in otherwise than what comes out."""
+
+from __future__ import annotations
+
+from ckconv.core.config import ModelConfig
+from ckconv.core.dtypes import Kind
+from ckconv.core.tensors import Tensor
+from ckconv.errors import UnsupportedError, quoted
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.kinds import factor_of
+from ckconv.families.names import HF, names_of
+from ckconv.families.parameters import scope_of
+from ckconv.lazy import replace
+
+_EMBEDDING, _HEAD = "token_embedding.weight", "output.weight"
+
+
+def as_head(embedding: Tensor, config: ModelConfig | None) -> Tensor:
+    """The embedding's rows with the factor of the head.
+
+    Only transformers' classes have such factors, and elsewhere they are 1.
+
+    Raises:
+        UnsupportedError: ``model.config``, the factors differ, and the rows are blocks.
+    """
+    if config is None:
+        return embedding
+    family = FAMILIES[config.family]
+    written, scope = names_of(family, HF).written, scope_of(family, config)
+    parts = [written[name].parts[0] for name in (_EMBEDDING, _HEAD) if name in written]
+    if all(part.by is None for part in parts) or len(parts) < 2:
+        return embedding
+    its, own = (factor_of(part, scope) for part in parts)
+    if its == own:
+        return embedding
+    if embedding.dtype.kind is not Kind.FLOAT:
+        multiplied = f"is {embedding.dtype}, and the class multiplies what comes out of it, which no block holds"
+        message = f"tensor {quoted(embedding.source)} {multiplied}"
+        raise UnsupportedError("model.config", message, tensor=embedding.source)
+    return replace(embedding, layout=replace(embedding.layout, scale=own))
