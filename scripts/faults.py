@@ -222,7 +222,7 @@ class Bench:
         """Every fault of every call."""
         for number, (name, _) in enumerate(self.calls, 1):
             for kind in KINDS:
-                if name in CALLS.get(kind, {name}):
+                if name in CALLS.get(kind, {name}) and not (kind == "EINTR" and _portable()):  # there it is unknown
                     yield Fault(kind, number)
 
     def try_fault(self, fault: Fault) -> str:
@@ -269,7 +269,7 @@ class Bench:
         if contents(self.folder) != self.new:
             return f"the run after it does not leave the new output: {sorted(contents(self.folder))}"
         left = [path.name for path in self.folder.rglob("*") if _LEFT.fullmatch(path.name)]
-        return f"the run after it leaves {left}" if left and not there else ""
+        return f"the run after it leaves {left}" if left and not there and not _portable() else ""
 
     def _mixed(self, state: State) -> str:
         """Whether files of both outputs lie beside each other, or a part of one that loads."""
@@ -289,6 +289,11 @@ class Bench:
         if any(path.exists() and self.run(["verify", str(path)]).status == 0 for path in outputs):
             return f"a part that verifies: {sorted(state)}"
         return ""
+
+
+def _portable() -> bool:
+    """The half for systems without POSIX calls runs: no directory is locked, so nobody knows whose run is dead."""
+    return "CKCONV_PORTABLE" in os.environ
 
 
 def contents(folder: Path) -> dict[str, bytes]:

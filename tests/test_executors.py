@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from conftest import FIXTURES, Result
 
 import ckconv
-from ckconv.engine import cluster, pieces
+from ckconv.engine import apart, cluster, pieces
 from ckconv.errors import OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options
 
@@ -238,3 +239,87 @@ def test_what_is_no_cluster_is_refused(ckconv_run: Callable[..., Result], tmp_pa
     for address in ("spark://here:1", "dask://here", "dask://"):
         done = ckconv_run("convert", QWEN2, f"{tmp_path}/m/", "--to", "mlx", "--cluster", address)
         assert (done.code, "error[usage.cluster]" in done.err) == (2, True)
+
+
+def test_what_a_reader_needs_of_other_files_is_compared_with_the_whole(tmp_path: Path) -> None:
+    """Factors of the frequencies, which are a part of the configuration, are tensors of a GGUF."""
+    source = Path(shutil.copytree(FIXTURES / "hf" / "phi3-bf16", tmp_path / "source"))
+    config = json.loads((source / "config.json").read_text())
+    half = config["hidden_size"] // config["num_attention_heads"] // 2
+    config["original_max_position_embeddings"] = config["max_position_embeddings"] // 2
+    config["rope_scaling"] = {"type": "longrope", "short_factor": [1.0] * half, "long_factor": [2.0] * half}
+    (source / "config.json").write_text(json.dumps(config))
+    one, two = tmp_path / "one", tmp_path / "two"
+    for place in (one, two):
+        place.mkdir()
+    seen: list[bool] = []
+
+    def make(piece: pieces.Piece) -> pieces.Made:
+        made = pieces.make(piece)
+        seen.append(made.compared)
+        return made
+
+    done = ckconv.convert(source, one / "m.gguf", options=OPTIONS)
+    with ThreadPoolExecutor(1) as executor, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apart, "make", make)
+        apart_done = ckconv.convert(source, two / "m.gguf", options=OPTIONS, executor=executor)
+    assert (len(seen) > 2, any(seen)) == (True, False)
+    assert apart_done.verified == done.verified
+    assert contents(one) == contents(two)
+
+
+def test_threads_of_one_worker_do_not_mix_what_values_lose(tmp_path: Path) -> None:
+    options = Options(max_shard_bytes=20_000, quantize="q8_0")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one = ckconv.convert(QWEN2, tmp_path / "one" / "m.gguf", options=options)
+    with ThreadPoolExecutor(4) as executor:
+        two = ckconv.convert(QWEN2, tmp_path / "two" / "m.gguf", options=options, executor=executor)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert one.plan.errors is not None
+    assert two.plan.errors is not None
+    mixed = two.plan.errors.of_types
+    assert {name: tuple(error) for name, error in mixed.items()} == {
+        name: pytest.approx(tuple(error)) for name, error in one.plan.errors.of_types.items()
+    }
+
+
+class Dropping(Executor):
+    """Whoever gives work to workers goes away."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        found: Future[Any] = Future()
+        found.cancel()
+        found.set_running_or_notify_cancel()
+        return found
+
+
+def test_work_that_is_dropped_ends_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="the workers are gone") as refused:
+        ckconv.convert(QWEN2, f"{tmp_path}/m/", to="safetensors", options=OPTIONS, executor=Dropping())
+    assert refused.value.code == "cluster.worker"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_while_workers_work_leaves_nothing(tmp_path: Path, ckconv_run: Callable[..., Result]) -> None:
+    class Idle(Executor):
+        """Nothing ever ends, and the user gives up."""
+
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            signal.raise_signal(signal.SIGINT)
+            waiting.append(Future())
+            return waiting[-1]
+
+    waiting: list[Future[Any]] = []
+
+    @contextmanager
+    def connected(address: str) -> Iterator[Executor]:
+        yield Idle()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "connected", connected)
+        flags = ("--max-shard-size", "50KB", "--cluster", "dask://there:1")
+        done = ckconv_run("convert", QWEN2, f"{tmp_path}/m/", "--to", "safetensors", *flags)
+    assert (done.code, "interrupted; nothing was left behind" in done.err) == (130, True)
+    assert list(tmp_path.iterdir()) == []
+    assert all(future.cancelled() for future in waiting)

@@ -72,6 +72,12 @@ def test_nothing_is_written_for_show_nor_over_what_is_there(fixtures: Path, tmp_
         ("out.safetensors", [], "usage.side-file"),
         ("out/", ["--to", "hf", "--record"], "usage.flag"),
         ("out/", ["--to", "hf", "--dequantize"], "usage.flag"),
+        ("out/", ["--to", "hf", "--pack", "modelopt"], "usage.flag"),
+        ("out/", ["--to", "hf", "--resume"], "usage.flag"),
+        ("out/", ["--to", "hf", "--cluster", "dask://127.0.0.1:1"], "usage.flag"),
+        ("out/", ["--to", "hf", "--attest", "statement.json"], "usage.flag"),
+        ("out/", ["--to", "hf", "--html", "page.html"], "usage.flag"),
+        ("out/", ["--to", "hf", "--jobs", "2"], "usage.flag"),
     ],
 )
 def test_where_they_are_of_no_use_it_says_so(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import FIXTURES, Result
+from outputs import refused
 
 import ckconv as library
 from ckconv.io import http, uploads
@@ -100,6 +103,31 @@ def test_what_arrives_otherwise_is_not_published(memory: Any, ckconv: Ckconv, mo
     done = ckconv("convert", QWEN2, "memory://zoo/m/", "--to", "safetensors", *SHARDS)
     assert (done.code, "error[verify.file]" in done.err) == (5, True)
     assert there(memory) == {}
+
+
+def test_what_somebody_else_makes_meanwhile_is_neither_replaced_nor_removed(tmp_path: Path) -> None:
+    """Where the system shows a file only when it is complete."""
+    pytest.importorskip("fsspec")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "one").write_bytes(b"one")
+    (tmp_path / "two").write_bytes(b"two")
+    sending = uploads.Uploads(f"file://{tmp_path}/there")
+    for name in ("one", "two"):
+        sending.send(tmp_path / name, lambda nbytes: None)
+    assert contents(tmp_path / "there") == {}
+    (tmp_path / "there" / "two").write_bytes(b"mine")
+    with refused("output.exists", "exists already"):
+        sending.publish([(name, sha256(name.encode()).hexdigest()) for name in ("one", "two")])
+    assert sending.remove() == []
+    assert contents(tmp_path / "there") == {"two": b"mine"}
+
+
+def test_a_server_that_does_not_answer_at_once(ckconv: Ckconv) -> None:
+    pytest.importorskip("fsspec")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        done = ckconv("convert", QWEN2, f"ftp://me:secret@127.0.0.1:{nobody.getsockname()[1]}/m.gguf")
+    assert (done.code, "error[remote.write]" in done.err, "secret" in done.err) == (6, True, False)
 
 
 def test_a_signal_leaves_nothing(memory: Any, ckconv: Ckconv, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 #: Flags about weights, and about files that tell of them.
 _ABOUT_WEIGHTS = (
-    "adapters", "attest", "bump_version", "checksums", "decode", "dequantize", "drop", "imatrix", "manifest",
-    "max_shard_size", "mmproj", "no_verify", "quantize", "record", "tensor_scales", "tie", "trainable", "untie",
-    "with_map", "wrapped",
+    "adapters", "attest", "bump_version", "checksums", "cluster", "decode", "dequantize", "drop", "dtype_codes",
+    "imatrix", "jobs", "manifest", "max_shard_size", "mmproj", "no_verify", "pack", "quantize", "record", "resume",
+    "tensor_scales", "tie", "trainable", "untie", "with_map", "wrapped",
 )  # fmt: skip
 
 

@@ -24,6 +24,9 @@ _DEATHS = frozenset(
     {"KilledWorker", "WorkerCrashedError", "NodeDiedError", "RayActorError", "ActorDiedError", "OutOfMemoryError"}
 )
 
+#: What comes of work that is cancelled, and not by us: whoever gave it to workers is no more.
+_GONE = OutputError("cluster.worker", "the workers are gone: their scheduler has dropped the work")
+
 #: What comes of a worker that has another ckconv, or none.
 _STRANGERS = (ImportError, AttributeError, pickle.UnpicklingError)
 
@@ -67,7 +70,7 @@ class _Crew:
         again = []
         for future in done:
             piece = self.waiting.pop(future)
-            error = future.exception()
+            error = _GONE if future.cancelled() else future.exception()
             if error is None:
                 self._deaths = 0
                 yield future.result()

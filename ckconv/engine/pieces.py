@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ckconv.core.tensors import Extent, Tensor
@@ -36,6 +38,9 @@ from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action
 from ckconv.system import allocate, sync
+
+#: Held by the one thread that makes a file with what threads share.
+_ALONE = Lock()
 
 #: Seconds between two looks whether the file that is written is still wanted.
 _PATIENCE = 2.0
@@ -98,7 +103,14 @@ def make(piece: Piece) -> Made:
     if not Path(piece.staging).is_dir():
         message = "is not there for a worker: workers need the files under the same path"
         raise OutputError("cluster.place", message, path=piece.staging)
-    with own_families(piece.request.options.families), at_once(piece.jobs):
+    options = piece.request.options
+    # A worker of several threads (Dask's have as many as there are processors) has one plan, which counts errors of
+    # quantising, and one list of families.
+    with (
+        _ALONE if options.quantize or options.families else nullcontext(),
+        own_families(options.families),
+        at_once(piece.jobs),
+    ):
         plan, container, found = _planned(piece.request, piece.verify)
         piece.fingerprint.check(found)
         return write_piece(plan, container, piece)

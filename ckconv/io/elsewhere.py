@@ -187,11 +187,11 @@ def stand_in(url: str, name: str, files: Mapping[str, Origin]) -> Path:
         for path, origin in files.items():
             with open(directory / path, "xb") as file:
                 file.truncate(origin.size)
-                if origin.state:  # whoever opens it here and elsewhere, or once more, sees whether it is the same
-                    when = int.from_bytes(sha256(origin.state.encode()).digest()[:7])
-                    os.utime(file.fileno(), ns=(when, when))
                 status = os.fstat(file.fileno())
                 ELSEWHERE[status.st_dev, status.st_ino] = Reader(origin).read
+            if origin.state:  # whoever opens it here and elsewhere, or once more, sees whether it is the same
+                when = int.from_bytes(sha256(origin.state.encode()).digest()[:7], "big")
+                os.utime(directory / path, ns=(when, when))  # by its name: Windows takes no descriptor
     except OSError as error:
         message = f"there is no place for temporary files: {error.strerror}"
         raise OutputError("output.write", message, path=error.filename) from error

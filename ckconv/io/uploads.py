@@ -38,12 +38,18 @@ class Uploads:
             from fsspec.core import url_to_fs
 
             self._system, self._place = url_to_fs(self.url)
+        except CkconvError:
+            raise
         except (ImportError, ValueError) as error:
             message = f"{url.partition(':')[0]}: is not written from here: {str(error).replace(url, shown(url))}"
             raise UsageError("usage.remote", message, hint="pip install 'ckconv[remote]'") from error
-        #: Files that are sent and not there yet, in order, and names that are there.
+        except Exception as error:  # some connect, or look for credentials, at once
+            message = f"cannot be written: {type(error).__name__}"
+            raise OutputError("remote.write", message, path=self.url, hint="try again later") from error
+        #: Files that are sent, in order; names that may be there; those of files that the system holds back.
         self._sent: list[tuple[str, Any]] = []
         self._there: list[str] = []
+        self._back: set[str] = set()
 
     def check_free(self, names: Sequence[str]) -> None:
         """Nothing has these names; where there are none, the directory holds nothing.
@@ -80,6 +86,10 @@ class Uploads:
 
         self._there.append(path.name)  # some systems show it from the first byte on
         self._sent.append((path.name, self._tried(work, path.name)))
+        self._system.invalidate_cache()
+        if not self._tried(lambda: self._system.exists(self._path(path.name)), path.name):
+            self._there.remove(path.name)
+            self._back.add(path.name)
 
     def publish(self, digests: Sequence[tuple[str, str]]) -> None:
         """Give what was sent its name, one after the other, each read back before the next.
@@ -89,9 +99,12 @@ class Uploads:
 
         Raises:
             VerifyError: ``verify.file``, it holds something else.
-            OutputError: ``remote.write``, ``remote.read``.
+            OutputError: ``output.exists``, somebody else made it meanwhile; ``remote.write``, ``remote.read``.
         """
         for (name, to), (_, digest) in zip(self._sent, digests, strict=True):
+            if name in self._back:
+                self.check_free([name])  # sending took its time
+                self._there.append(name)
             self._tried(to.commit, name)
             self._system.invalidate_cache()
             if self._tried(lambda name=name: self._digest(name), name) != digest:  # type: ignore[misc]
