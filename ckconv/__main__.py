@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
     try:
         if "" in arguments:  # Path("") is the working directory, which nobody meant
             settings.json = "--json" in arguments  # none of them was read
-            raise UsageError("usage", "an argument is empty", hint="perhaps a variable of the shell is not set")
+            raise UsageError("usage", "an argument is empty", hint="is a shell variable unset?")
         status = group.main(arguments, prog_name="ckconv", standalone_mode=False, obj=settings)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0

@@ -84,13 +84,13 @@ def prepare(
     if mmproj is not None and to is None and says_nothing(target):
         to = whole_format()
     place = destination(target, to) if to or not says_nothing(target) else None
+    if mmproj is not None and place is not None and not format_of(place.format).holds_towers:
+        message = f"a {place.format} has no place for a text model and a tower"
+        raise UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")
     index = open_index(as_path(source), format=source_format, base=options.base, follow_links=options.follow_links)
     if mmproj is not None:
         index = with_mmproj(index, mmproj)
     place = place or destination(target, _format_of_record(index, options))
-    if mmproj is not None and not format_of(place.format).holds_towers:
-        message = f"a {place.format} has no place for a text model and a tower"
-        raise UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")
     if adapters:
         index = merged(index, adapters, options, place.format)
     # Beside standard output there is no place for a record.
@@ -102,7 +102,7 @@ def prepare(
     if format_of(place.format).keeps_source and place.parent is not None and plan.files and plan.record is None:
         stale = record_path(place.parent / plan.files[0].name)
         if os.path.lexists(stale):
-            note = f"{stale.name} is there already, and does not belong to what is written: remove it"
+            note = f"{stale.name} is already there and is not part of this output: remove it"
             plan = replace(plan, notes=(*plan.notes, note))
     return plan, place
 
@@ -213,14 +213,14 @@ def edit(
             no byte of the old one is overwritten. A ``NAME.sha256`` beside it is written anew then.
 
     Raises:
-        UsageError: nothing is to change, or not so; ``usage.in-place``, what lies beside ``source`` speaks of its
+        UsageError: nothing would change, or not so; ``usage.in-place``, what lies beside ``source`` speaks of its
             bytes, or it is no single file.
         InputError, UnsupportedError, OutputError, VerifyError: as :func:`convert`.
     """
     from ckconv.engine.inplace import check_in_place
 
     if not set_meta and not drop_meta:
-        raise UsageError("usage", "nothing is to change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")
+        raise UsageError("usage", "nothing would change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")
     index = open_index(as_path(source))
     options = Options(set_meta=tuple(set_meta), drop_meta=tuple(drop_meta), dtype="keep", source_record=False)
     in_place = target is None

@@ -28,7 +28,7 @@ _LOCKING = frozenset(
 F = TypeVar("F", bound="Callable[..., Any]")
 
 #: What is said of a signal that came when there was nothing left to undo.
-LATE = "interrupted when the output was complete; it is there"
+LATE = "interrupted after the output was complete; it was kept"
 
 
 #: What is said where not all could be removed or brought back; the error's details say what.

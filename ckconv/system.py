@@ -36,7 +36,7 @@ MOVES_OPEN = _has("fork")
 THREADS = sys.platform not in ("emscripten", "wasi") and "CKCONV_NO_THREADS" not in os.environ
 
 #: Flags for opening: no child inherits the descriptor, and bytes stay as they are (Windows would change ends of lines);
-#: a FIFO does not wait; a link is an error; so is no directory.
+#: a FIFO does not wait; a link is an error; so is what is no directory.
 CLOEXEC: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
 NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)

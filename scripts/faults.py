@@ -245,12 +245,12 @@ class Bench:
             return f"status {status}, one of {allowed} expected"
         if "nothing was left behind" in text and (state != self.old or left):
             return f"something was left behind: {sorted(state)} {left}"
-        if status == 0 or "it is there" in text or "complete and there" in text:
+        if status == 0 or "it was kept" in text or "complete and there" in text:
             if state != self.new:
                 return f"status {status}, and the new output is not there"
         elif state != self.old:
             if "could not be" not in text or text.count("\n") < 2:
-                return "what was there before is not there, and nothing says so"
+                return "what was there before is not there, although nothing says so"
             return self._mixed(state)
         if text and any(name not in text for name in left):
             return f"left behind and not mentioned: {left}"

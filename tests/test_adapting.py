@@ -330,7 +330,7 @@ def test_a_base_of_another_shape(tmp_path: Path, ckconv) -> None:
 
 def test_a_model_is_no_adapter(tmp_path: Path, ckconv) -> None:
     result = ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", LLAMA)
-    assert (result.code, "is no adapter but gguf" in result.err) == (3, True)
+    assert (result.code, "is a gguf model, not an adapter" in result.err) == (3, True)
 
 
 @pytest.mark.parametrize(

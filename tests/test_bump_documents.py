@@ -49,8 +49,11 @@ SEALED: dict[str, tuple[Change, str]] = {
         lambda m: rename("tie_word_embeddings", "tie_word_embeddinge")(m["config"]),
         "config has no tie_word_embeddings",
     ),
-    "special tokens": (lambda m: m.update(special_tokens={"eos_token_id": 7}), "it is not what the file was written"),
-    "biases": (lambda m: m.update(has_attention_biases=True), "it is not what the file was written with"),
+    "special tokens": (
+        lambda m: m.update(special_tokens={"eos_token_id": 7}),
+        "it is not the one that the file was written",
+    ),
+    "biases": (lambda m: m.update(has_attention_biases=True), "it is not the one that the file was written with"),
     "the rotation": (lambda m: m["config"].update(rotary_dim=4), "config.rotary_dim is not what the file's metadata"),
 }
 
@@ -136,8 +139,8 @@ def test_where_the_loader_copies_an_entry_to(version: int, tmp_path: Path, ckcon
     lines = beside.read_text().splitlines()
     cells = lines[5].split("|")
     wrong = {
-        "0x0000000000000010": f"{cells[0]} is elsewhere in memory than in the file, the others are not",
-        "0y00": "is no name|dtype|file_offset|size|runtime_offset",
+        "0x0000000000000010": f"{cells[0]} has another place in memory than in the file, unlike the others",
+        "0y00": "is not name|dtype|file_offset|size|runtime_offset",
     }
     for number, sentence in wrong.items():
         beside.write_text("\n".join([*lines[:5], "|".join([*cells[:4], number]), *lines[6:], ""]))

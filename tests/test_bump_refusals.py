@@ -115,5 +115,5 @@ def test_the_tower_beside_a_text_is_left_out_and_a_note_says_so(tmp_path: Path) 
     source = family_cases.checkpoint(next(family_cases.cases("qwen3_vl")).recorded, tmp_path / "source")
     options = ckconv.Options(bump_version=5, engine="july")
     notes = ckconv.convert(source, f"{tmp_path}/bump/", to="bump", options=options).plan.notes
-    left = "the text part alone is written, without model.visual.* (39 tensors)"
+    left = "only the text part is written, without model.visual.* (39 tensors)"
     assert [note for note in notes if note.startswith(left)]

@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
     ),
     "K-quants in sizes that are no multiple of 256": (
         replace(K, hidden=128, matrix=Q.F32, types={"ffn_down.weight": Q.Q4_K}),
-        ["hidden size 128 is no multiple of 256, which the loader wants of K-quants", "--dequantize"],
+        ["hidden size 128 is not a multiple of 256, which the loader wants of K-quants", "--dequantize"],
     ),
     "a quantised wo whose heads need padding": (
         replace(K, heads=32, kv_heads=32),

@@ -74,7 +74,7 @@ def test_what_speaks_of_its_bytes_is_not_made_a_lie(name: str, model: Path, ckco
     found = ckconv("edit", model, "--in-place", "--set-meta", "general.license=mit")
 
     assert (found.code, found.out) == (2, "")
-    assert f"error[usage.in-place]: {model}: {name} beside it speaks of the bytes that it has now" in found.err
+    assert f"error[usage.in-place]: {model}: {name} beside it describes its present bytes" in found.err
     assert model.read_bytes() == before
 
 
@@ -106,9 +106,9 @@ def test_a_checkpoint_keeps_what_lies_beside_it(tmp_path: Path, ckconv) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "error"),
     [
-        (["--in-place"], 2, "nothing is to change"),
-        (["--set-meta", "a=b"], 2, "DST or --in-place is needed"),
-        (["new.gguf", "--in-place", "--set-meta", "a=b"], 2, "DST or --in-place is needed"),
+        (["--in-place"], 2, "nothing would change"),
+        (["--set-meta", "a=b"], 2, "give either DST or --in-place"),
+        (["new.gguf", "--in-place", "--set-meta", "a=b"], 2, "give either DST or --in-place"),
         (["--in-place", "--set-meta", "general.architecture=x"], 2, "the tensors decide it"),
         (["--in-place", "--drop-meta", "nope*"], 2, "matches no key"),
     ],

@@ -30,7 +30,7 @@ def test_directions(ckconv) -> None:
     assert table["gguf"][0] == "all"
     assert table["gguf"][3] == "2"  # Q4_K and Q6_K
     assert table["safetensors"][0] == "-"
-    assert "adapters: between peft, gguf, mlx, and merged into a model on its way" in lines
+    assert "adapters: between peft, gguf, mlx, and merged into a model during its conversion" in lines
 
 
 def test_json(ckconv) -> None:

@@ -241,9 +241,7 @@ def test_keys_that_nobody_knows_are_named_in_one_note(tmp_path: Path) -> None:
 
     report = ckconv.convert(source, tmp_path / "m.gguf").plan
     (note,) = [note for note in report.notes if "zebra" in note]
-    assert note == (
-        "no class of llama is known to read these keys of config.json: logit_scale, zebra, rope_scaling.stripes"
-    )
+    assert note == ("no known class of llama reads these keys of config.json: logit_scale, zebra, rope_scaling.stripes")
 
 
 # Refusals name the key
@@ -349,7 +347,7 @@ def test_mrope_of_mlx_lm_turns_a_text_as_no_scaling(tmp_path: Path) -> None:
                 "long_factor": [2.0] * 8,
                 "original_max_position_embeddings": 64,
             },
-            "rope_scaling.long_factor, by which mlx-lm turns short sequences, too, changes the computation",
+            "rope_scaling.long_factor, which mlx-lm also uses for short sequences, changes the computation",
         ),
     ],
 )
@@ -557,7 +555,7 @@ def test_a_scaling_that_makes_no_sense_is_named(tmp_path: Path, scaling: dict[st
 
 
 def _no_json(word: str) -> None:
-    raise AssertionError(f"{word} is no JSON number")
+    raise AssertionError(f"{word} is not a JSON number")
 
 
 def test_what_transformers_4_wrote_as_infinity_is_written_as_json_has_it(tmp_path: Path) -> None:

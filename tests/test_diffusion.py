@@ -73,7 +73,7 @@ def test_names_of_diffusers_are_refused_for_gguf(tmp_path: Path) -> None:
     with pytest.raises(CkconvError) as caught:
         convert(diffusers(tmp_path / "source"), tmp_path / "made.gguf")
 
-    said = "it is a model of diffusion, and no language model; its tensors are called as in diffusers"
+    said = "it is a diffusion model, not a language model; its tensors have the names of diffusers"
     assert said in str(caught.value)
     assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)
 
@@ -156,7 +156,7 @@ def test_a_tensor_of_five_axes_is_refused(tmp_path: Path) -> None:
 def test_no_other_format_takes_it_for_a_language_model(to: str, tmp_path: Path) -> None:
     source = diffusers(tmp_path / "source")
 
-    with pytest.raises(CkconvError, match="a model of diffusion, and no language model"):
+    with pytest.raises(CkconvError, match="a diffusion model, not a language model"):
         convert(source, f"{tmp_path / 'made'}/", to=to)
 
 
@@ -177,6 +177,6 @@ def test_what_a_gguf_of_diffusion_is_of_blocks_is_refused_for_safetensors(tmp_pa
     writer.write_tensors_to_file()
     writer.close()
 
-    with pytest.raises(CkconvError, match="a model of diffusion, and no language model"):
+    with pytest.raises(CkconvError, match="a diffusion model, not a language model"):
         convert(tmp_path / "flux.gguf", tmp_path / "flux.safetensors")
     assert open_model(tmp_path / "flux.gguf").tensors[name].dtype == "Q8_0"

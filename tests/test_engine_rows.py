@@ -129,7 +129,7 @@ def test_a_fault_of_a_parameter_is_one_sentence(row: str, message: str, tmp_path
         ('[config.carried]\nx = "jax"', "config: carried.x is 'jax' (known: transformers, mlx_lm, both)"),
         ('[config]\nwindow = { mlx_lm = "some" }', "config.window: mlx_lm is 'some' (known: "),
         ("[config]\nrope = { turned = true }", "config.rope: there is no field 'turned' (known: "),
-        ('[metadata.modifiers]\n"x" = "heads +"', "metadata: 'heads +' is no expression"),
+        ('[metadata.modifiers]\n"x" = "heads +"', "metadata: 'heads +' is not an expression"),
         ('[engines]\nmlx_lm = { right_if = [{ else = "x" }] }', "engines.mlx_lm: a condition without 'if'"),
     ],
 )

@@ -112,7 +112,7 @@ def sentence(tmp_path: Path, text: str) -> str:
         ),
         (
             'extends = "llama"\n[parameters]\nx = "__import__(1)"',
-            "parameters.x: '__import__(1)' calls what is no function of family files",
+            "parameters.x: '__import__(1)' calls something that is not a function of family files",
         ),
         ('extends = "llama"\n[engines.mlx_lm]\nklass = "x"', "engines.mlx_lm: there is no field 'klass' (known: "),
     ],

@@ -40,7 +40,7 @@ def test_what_loaders_would_read_along_is_refused(
 
     assert refused.code == 6
     assert "error[output.exists]" in refused.err
-    assert "loaders take it for part of what is written" in refused.err
+    assert "loaders would take it for part of the output" in refused.err
     assert content(out) == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

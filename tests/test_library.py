@@ -152,7 +152,7 @@ def test_options_that_cannot_be(source: Path, tmp_path: Path, options: dict[str,
     [
         ("out.gguf", {"to": "foo"}, "to is 'foo', one of gguf, .* expected"),
         ("out.gguf", {"source_format": "foo"}, "no format is called 'foo'; one of gguf, .* expected"),
-        ("out.gguf", {"adapters": [("a", float("nan"))]}, "the weight of a is nan, which is no finite number"),
+        ("out.gguf", {"adapters": [("a", float("nan"))]}, "the weight of a is nan, which is not a finite number"),
         ("-", {"to": "bump"}, "only the command line writes to standard output"),
         ("a\0b.gguf", {}, "a file name cannot hold a NUL character"),
     ],

@@ -518,7 +518,7 @@ def test_rules_that_llama_cpp_does_not_apply_are_noted() -> None:
         (b"\x0f", "malformed: field 1 has wire type 7"),
         (b"\xff" * 12, "malformed: a number is cut off"),
         (field(1, field(3, 9)), "malformed: a piece has type 9"),
-        (field(1, field(1, b"\xff")), "malformed: a text is no UTF-8"),
+        (field(1, field(1, b"\xff")), "malformed: a text is not UTF-8"),
         (field(1, 1), "malformed: a number stands where a message is expected"),
     ],
 )
@@ -546,7 +546,7 @@ def test_half_a_character_is_no_token() -> None:
     made = keys({**document(), "model": {**document()["model"], "vocab": {"\ud800": 0}}}, chat_template="a\ud800")
 
     assert value(made, "model") == scalar("str", "no_vocab")
-    assert "is no text" in made.notes[0]
+    assert "is not text" in made.notes[0]
 
 
 @pytest.mark.parametrize("key", ["\u00b2", "\u0663", "1" * 4301, "-1", ""])

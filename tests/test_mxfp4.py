@@ -223,4 +223,4 @@ def test_of_an_unknown_family_nobody_knows_how_experts_lie_without_blocks(
     assert ckconv("convert", tmp_path / "other", f"{tmp_path}/copy/", "--to", "safetensors").code == 0
     result = ckconv("convert", tmp_path / "other", f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
     assert result.code == 4
-    assert "no rule says how model.layers.0.mlp.experts.down_proj_blocks is stored where it is decoded" in result.err
+    assert "no rule says how model.layers.0.mlp.experts.down_proj_blocks is stored once it is decoded" in result.err

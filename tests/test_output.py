@@ -199,7 +199,7 @@ def test_a_file_that_somebody_makes_meanwhile_is_not_touched(
     with one_file({side: b"{}"}, main=main, nbytes=5) as outputs:
         write(outputs, b"model")
         main.write_bytes(b"theirs")
-        with refused("output.exists", "was made by somebody else meanwhile"):
+        with refused("output.exists", "was made by another process meanwhile"):
             outputs.publish()
     assert main.read_bytes() == b"theirs"
     assert names(main.parent) == ["out.bump"]
@@ -450,7 +450,7 @@ def test_a_directory_that_somebody_makes_meanwhile_is_not_touched(tmp_path: Path
     with one_file({side: b"{}"}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
         place.mkdir()
         (place / "theirs").write_bytes(b"")
-        with refused("output.exists", "somebody else meanwhile"):
+        with refused("output.exists", "another process meanwhile"):
             outputs.publish()
     assert names(tmp_path) == ["dst"]
     assert names(place) == ["theirs"]

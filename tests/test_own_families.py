@@ -202,7 +202,7 @@ def test_a_record_says_which_family_files_were_used_and_verify_asks_for_them(tmp
     with pytest.raises(UsageError, match=r"says that the family file mylmo.toml was used: name it again"):
         ckconv.verify(tmp_path / "m.gguf", source)
     mine.write_text(f"{MINE}# changed\n")
-    with pytest.raises(UsageError, match=r"the family file mylmo.toml was used: another file is given"):
+    with pytest.raises(UsageError, match=r"the family file mylmo.toml was used: another file was given"):
         ckconv.verify(tmp_path / "m.gguf", source, options=options)
 
 
@@ -216,7 +216,8 @@ def test_a_family_without_a_row_is_refused_as_not_known_to_ckconv(version: int, 
     with pytest.raises(CkconvError) as caught:
         ckconv.convert(checkpoint(tmp_path), tmp_path / "m.bump", options=options)
     sentence = (
-        f"ckconv does not know what the engine computes of a mylmo (model_type): its file has no row bump{version}"
+        f"ckconv does not know whether the engine computes a mylmo (model_type) correctly: the family file has no row"
+        f" bump{version}"
     )
     assert sentence in (caught.value.message, *caught.value.details)
 
@@ -323,7 +324,7 @@ def test_a_malformed_file_is_refused_with_its_key(case: str, tmp_path: Path) -> 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.toml").mkdir()
-    assert said_of(tmp_path / "x.toml") == "is no regular file"
+    assert said_of(tmp_path / "x.toml") == "is not a regular file"
     assert said_of(tmp_path / "y.toml") == "No such file or directory"
     assert said_of(written(tmp_path, MINE, "my lmo")).startswith("a family is called what its file is: ")
 

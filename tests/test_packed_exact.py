@@ -205,8 +205,8 @@ def test_the_checkpoint_comes_back_out_of_a_bump_file_of_blocks(tmp_path: Path, 
         (partial(compressed_model, scattered=True), "gguf", "columns that share a scale lie anywhere in the row"),
         (partial(gptq_model, bits=8), "gguf", "groups have numbers that no Q8_0 block holds"),
         (partial(gptq_model, group=16), "gguf", "no GGUF block holds int4 group 16 F16 zeros"),
-        (partial(fp8_model, block=(64, 64)), "gguf", "groups have a scale that is no power of two"),
-        (partial(fp8_model, block=(64, 64)), "mlx", "scales are no powers of two, as MLX's mxfp8 wants them"),
+        (partial(fp8_model, block=(64, 64)), "gguf", "groups have a scale that is not a power of two"),
+        (partial(fp8_model, block=(64, 64)), "mlx", "scales are not powers of two, as MLX's mxfp8 wants them"),
     ],
 )
 def test_what_no_type_holds_is_refused_and_decoded_when_asked_to(

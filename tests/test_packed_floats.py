@@ -189,7 +189,7 @@ def test_mxfp8_scales_with_which_bf16_does_not_hold_every_code_are_counted(tmp_p
     model(tmp_path / "packed", DECODER, one, compressed("mxfp8-quantized"))
     result = ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf")
     assert result.code == 4
-    assert "1 groups have a scale that is no power of two in BF16's range" in result.err
+    assert "1 groups have a scale that is not a power of two in BF16's range" in result.err
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_mlx_has_no_place_for_a_scale_of_scales_and_a_flag_decodes(tmp_path: Pat
     model(tmp_path / "packed", DECODER, pack, settings)
     result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/m/", "--to", "mlx")
     assert (result.code, "--dequantize" in result.err) == (4, True)
-    assert "scales times the scale of all are no E4M3" in result.err
+    assert "scales times the global scale are not E4M3 numbers" in result.err
 
 
 @pytest.mark.parametrize(("divided", "factor"), [(False, 0.125), (False, 1.5), (True, 8), (True, 0.5), (False, 1)])
@@ -269,7 +269,7 @@ def test_groups_whose_scale_does_not_take_it_up_are_counted(tmp_path: Path, ckco
 
     model(tmp_path / "packed", DECODER, pack, MODELOPT)
     result = ckconv("convert", tmp_path / "packed", f"{tmp_path}/mlx/", "--to", "mlx")
-    assert (result.code, "7 scales times the scale of all are no E4M3" in result.err) == (4, True), result.err
+    assert (result.code, "7 scales times the global scale are not E4M3 numbers" in result.err) == (4, True), result.err
 
 
 @pytest.mark.parametrize(("name", "divided"), [("compressed-tensors nvfp4", True), ("ModelOpt", False)])

@@ -284,12 +284,12 @@ def test_a_family_that_the_engine_has_nothing_for_is_refused_for_one_reason(tmp_
 
 
 NUMBERS: dict[str, tuple[str, float, str, str]] = {
-    "a base that float32 has as 0": ("rope_theta", 1e-46, "the base of RoPE is 1e-46, which no float32 holds", ""),
-    "a base beyond float32": ("rope_theta", 1e39, "the base of RoPE is 1e+39, which no float32 holds", ""),
+    "a base that float32 has as 0": ("rope_theta", 1e-46, "the base of RoPE is 1e-46, which float32 cannot hold", ""),
+    "a base beyond float32": ("rope_theta", 1e39, "the base of RoPE is 1e+39, which float32 cannot hold", ""),
     "an epsilon that float32 has as 0": (
         "rms_norm_eps",
         1e-50,
-        "the epsilon of the norms is 1e-50, which no float32 holds",
+        "the epsilon of the norms is 1e-50, which float32 cannot hold",
         "",
     ),
     "a context of 2^31": (

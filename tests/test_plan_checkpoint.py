@@ -415,7 +415,7 @@ def test_the_text_model_of_several_modalities_becomes_one_of_its_own(tmp_path: P
 
     assert tensors_of(to_hf(source, tmp_path / "same")) == tensors_of(source)
     report = convert(source, f"{tmp_path / 'mlx'}/", to="mlx")
-    left = "the text part alone is written, without vision_tower.* (1 tensor); --to safetensors keeps everything"
+    left = "only the text part is written, without vision_tower.* (1 tensor); --to safetensors keeps everything"
     assert left in report.plan.notes
     document = config_of(tmp_path / "mlx")
     assert (document["model_type"], document["architectures"]) == ("gemma3_text", ["Gemma3ForCausalLM"])

@@ -480,9 +480,9 @@ def test_what_llama_cpp_needs_cannot_be_dropped_from_a_gguf(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"rope_theta": 1e300}, r"rope_theta is 1e\+300, which no float32 holds"),
+        ({"rope_theta": 1e300}, r"rope_theta is 1e\+300, which float32 cannot hold"),
         ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "names no factor"),
-        ({"rope_theta": 1e-46}, "rope_theta is 1e-46, which no float32 holds"),
+        ({"rope_theta": 1e-46}, "rope_theta is 1e-46, which float32 cannot hold"),
     ],
 )
 def test_numbers_that_gguf_cannot_hold_are_refused(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from bump4_builder import Built, Sizes, build, with_footer
 from gguf import GGMLQuantizationType as Q
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import Model
 
@@ -126,7 +126,7 @@ BROKEN: dict[str, tuple[bytes, str, str]] = {
     "no layers": (put(D, 0x10, u32(0)), "bump.header", "num_layers is 0"),
     "absurd layers": (put(D, 0x10, u32(2**32 - 1)), "bump.header", "num_layers is 4294967295"),
     "no heads": (put(D, 0x24, u32(0)), "bump.header", "num_heads is 0"),
-    "heads": (put(D, 0x28, u32(3)), "bump.header", "num_heads 2 is no multiple of num_kv_heads 3"),
+    "heads": (put(D, 0x28, u32(3)), "bump.header", "num_heads 2 is not a multiple of num_kv_heads 3"),
     "aligned below real": (put(D, 0x30, u32(19)), "bump.header", "aligned_embed 19 is below embed 20"),
     "aligned absurd": (put(D, 0x37, b"\x7f"), "bump.extent", "the FP32 vectors of 2 layers alone are"),
     "reserved": (put(D, 0x7A, b"\x01"), "bump.header", "reserved byte 0x7a is 0x01, not zero"),
@@ -222,7 +222,7 @@ BAD_MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "size": (change("layer.1.bk", size=36), "layer.1.bk has 36 bytes, its shape and type make it 40"),
     "type": (change("layer.1.w2", dtype="q8_0"), "layer.1.w2 is 'q8_0', the file's dtype table says fp32"),
-    "type that is no text": (change("layer.1.w2", dtype=3), "lacks name, dtype, file_offset or size"),
+    "type that is not text": (change("layer.1.w2", dtype=3), "lacks name, dtype, file_offset or size"),
     "name that is no slot": (
         change("layer.1.w2", name="layer.1.w9\x1b[2J"),
         "weights_manifest.json has no entry layer.1.w2",
@@ -231,7 +231,7 @@ BAD_MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "twice": (change("layer.1.bo", name="layer.0.bo"), "'layer.0.bo' is listed twice"),
     "extra": (
         lambda m: m["entries"].append({"name": "x", "dtype": "u8", "file_offset": D.end, "size": 0}),
-        "'x' is no slot of this layout",
+        "'x' is not a slot of this layout",
     ),
     "a norm that the table has not": (change("layer.0.bo", name="layer.0.q_norm", size=40), "no entry layer.1.q_norm"),
     "no entries": (lambda m: m.pop("entries"), "has no list of entries"),
@@ -395,6 +395,7 @@ def test_a_pipe_shows_the_header(tmp_path: Path) -> None:
 
 
 @settings(deadline=None)
+@example(0x80, b"\x16")  # the length of a table whose codes belong to no slots
 @given(st.integers(0, 0xC0), st.binary(min_size=1, max_size=4))
 def test_no_header_makes_it_stumble(tmp_path_factory: pytest.TempPathFactory, at: int, junk: bytes) -> None:
     path = tmp_path_factory.mktemp("junk") / "m.bump"
@@ -489,9 +490,9 @@ def test_map_that_the_engine_would_follow_elsewhere(version: int, tmp_path: Path
         "layer.0.wk is fp32": [*lines[:one], lines[one].replace(*offsets, 1), *lines[one + 1 :]],
         "layer.1.w1 is q8_0": [line.replace("w1|fp32", "w1|q8_0") if "layer.1" in line else line for line in lines],
         "token_emb is missing": [line for line in lines if "token_emb" not in line],
-        "'layer.7.wq' is nothing": [*lines, lines[one].replace("layer.0.wk", "layer.7.wq")],
+        "'layer.7.wq' is not in the file": [*lines, lines[one].replace("layer.0.wk", "layer.7.wq")],
         "'layer.0.wk' is listed twice": [*lines, lines[one]],
-        "is no name|dtype|file_offset": [*lines, "layer.0.wk|fp32|many|1|2"],
+        "is not name|dtype|file_offset": [*lines, "layer.0.wk|fp32|many|1|2"],
     }
     for sentence, changed in wrong.items():
         assert changed != lines

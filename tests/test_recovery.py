@@ -99,7 +99,7 @@ def test_killed_at_any_step_of_naming_nothing_is_mixed_and_the_next_run_undoes_i
 
     assert found(place) in (before, after)
     assert [name for name in hidden(place) if name != locks.NAME] == []
-    assert all("was taken away by a run that was killed; it is there again" in sentence for sentence in told)
+    assert all("had been removed by a run that was killed; it is restored" in sentence for sentence in told)
 
 
 def test_what_a_live_run_has_staged_is_not_touched(tmp_path: Path) -> None:
@@ -186,7 +186,9 @@ def test_what_can_neither_be_named_nor_undone_is_said_with_names(
         publish()
     details = caught[0].details
     for name in NAMES:
-        assert any(f"what was {tmp_path / name} is " in detail and "not brought back" in detail for detail in details)
+        assert any(
+            f"the former {tmp_path / name} is now " in detail and "not be restored" in detail for detail in details
+        )
 
 
 @pytest.mark.needs("posix")
@@ -219,7 +221,7 @@ def test_a_directory_that_does_not_reach_the_disk_says_that_the_output_is_there(
     for target in (tmp_path / "m.bump", f"{tmp_path}/dst/"):
         result = ckconv("convert", LLAMA, target, "--to", "bump")
         assert result.code == 6
-        assert "the output is complete and there, but its name could not be brought to the disk" in result.err
+        assert "the output is complete and there, but its name could not be synced to the disk" in result.err
         assert ckconv("verify", target).code == 0
     assert hidden(tmp_path) == []
 

@@ -131,7 +131,7 @@ def test_a_source_that_changes_under_the_reader(
     monkeypatch.setattr(engine, "write_files", write_files)
     done = ckconv("convert", f"{server.url}/m.gguf", tmp_path / "m.gguf")
     assert (done.code, list(tmp_path.iterdir())) == (6, [])
-    assert f"error[input.changed]: {server.url}/m.gguf: is not the file that it was" in done.err
+    assert f"error[input.changed]: {server.url}/m.gguf: changed while it was being read" in done.err
 
 
 def test_what_is_not_there_or_not_given(server: Server, ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +363,7 @@ def test_what_is_no_address(address: str, ckconv) -> None:
 def test_what_is_no_name_of_a_repository(name: str, ckconv) -> None:
     pytest.importorskip("huggingface_hub")
     done = ckconv("inspect", f"hf://{name}")
-    assert (done.code, f"error[input.missing]: hf://{name}: is no name of a repository" in done.err) == (3, True)
+    assert (done.code, f"error[input.missing]: hf://{name}: is not the name of a repository" in done.err) == (3, True)
 
 
 def test_what_a_file_system_raises_is_an_error_of_it(tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,7 +325,7 @@ def test_no_record_where_none_is_asked_for_or_has_a_place(source: Path, tmp_path
 def test_a_record_of_what_was_there_before_is_named(source: Path, bump: Path, tmp_path: Path, ckconv: Ckconv) -> None:
     done = ckconv("convert", source, bump, "--context", "3", "--no-source-record", "--force")
     assert done.code == 0, done.err
-    note = "m.bump.source.zip is there already, and does not belong to what is written: remove it"
+    note = "m.bump.source.zip is already there and is not part of this output: remove it"
     assert f"note: {note}" in done.out
 
 

@@ -78,7 +78,7 @@ def test_a_header_that_it_refuses_is_not_published(
     whole = shards.Frame  # type: ignore[attr-defined]
     broken = lambda header: whole(header.replace(b'"BF16"', b'"BF17"').replace(b'"F32"', b'"F33"'))  # noqa: E731
     monkeypatch.setattr(shards, "Frame", broken)
-    refused = r"^\[st.dtype\] .*out/: what was written cannot be read: "
+    refused = r"^\[st.dtype\] .*out/: the output cannot be read back: "
     unverified = r"^\[verify.file\] .*out/: safetensors [\d.]+ does not open it: .*unknown variant"
     with pytest.raises(VerifyError, match=refused if verify else unverified):
         converted(source, to, tmp_path / "out", verify=verify)

@@ -39,7 +39,7 @@ FULL = "No space left on device"
         (
             "ckconv convert $1 - --to gguf >&-",
             6,
-            "ckconv: error[output.write]: stdout is closed, and the model was to go there",
+            "ckconv: error[output.write]: stdout is closed; the model cannot be written to it",
         ),
         (
             "ckconv convert $1 - --to gguf >/dev/full",

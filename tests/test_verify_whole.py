@@ -146,7 +146,7 @@ def test_a_list_of_an_earlier_output_is_noted_and_noticed(target: str, name: str
     assert ckconv("convert", LLAMA, out, *options, "-q").code == 0
     result = ckconv("convert", LLAMA, out, "--context", "32", "--force", "--record")
     assert result.code == 0
-    assert f"{name} is there already, and does not belong to what is written: remove it" in result.out
+    assert f"{name} is already there and is not part of this output: remove it" in result.out
     assert ckconv("verify", out, LLAMA).code == 5
     for path in (tmp_path / name, tmp_path / f"{target}.sha256"):
         path.unlink(missing_ok=True)
@@ -287,7 +287,7 @@ def test_side_files_are_compared_and_parsed(name: str, tmp_path: Path, ckconv) -
     path.write_text(json.dumps({**document, "something": 1}, indent=2))
     result = ckconv("verify", out, QWEN2)
     assert result.code == 5
-    assert f"{name}: 'something' is 1, and nothing says so" in result.err
+    assert f"{name}: 'something' is 1, although nothing says so" in result.err
     path.write_text(json.dumps(document))  # the same in one line
     assert ckconv("verify", out, QWEN2).code == 0
     path.unlink()

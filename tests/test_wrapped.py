@@ -74,7 +74,7 @@ def test_the_mlx_directory_is_that_of_the_text_model(family: str, tmp_path: Path
 def test_a_note_names_each_part_beside_the_text_model_that_is_left_out(tmp_path: Path) -> None:
     report = ckconv.convert(whole("gemma4_text", tmp_path / "whole"), tmp_path / "made.gguf")
 
-    said = "the text part alone is written, without model.vision_tower.* (2 tensors), model.embed_vision.* (2 tensors)"
+    said = "only the text part is written, without model.vision_tower.* (2 tensors), model.embed_vision.* (2 tensors)"
     assert [note for note in report.plan.notes if note.startswith(said)]
 
 

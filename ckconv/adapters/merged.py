@@ -48,7 +48,7 @@ def merge_adapters(
     if config is None:
         raise UnsupportedError(
             "adapter.unsupported",
-            f"adapters are merged by rules of an architecture, and {quoted(base.architecture)} has none",
+            f"merging an adapter takes the architecture's rules, and ckconv has none for {quoted(base.architecture)}",
             path=base.path,
         )
     _check_supported(adapters)
@@ -73,7 +73,7 @@ def merge_adapters(
             "adapter.quantized",
             f"{len(quantised)} matrices that the adapter changes are quantised",
             path=base.path,
-            hint="--dequantize decodes them to float32, --decode GLOB only those that it names",
+            hint="--dequantize decodes them to float32, --decode GLOB only the ones it names",
             details=listed(quantised),
         )
     files = (*base.files, *(path for adapter in adapters for path in adapter.index.files))
@@ -122,12 +122,14 @@ def _check_supported(adapters: Sequence[Adapting]) -> None:
     for adapter in adapters:
         known = adapter.index.adapter
         if known is None:
-            raise InputError("adapter.base", f"is no adapter but {adapter.index.format}", path=adapter.index.path)
+            raise InputError(
+                "adapter.base", f"is a {adapter.index.format} model, not an adapter", path=adapter.index.path
+            )
         faults = list(known.unsupported)
         if adapter.weight != 1:
             odd = [m.path for m in known.modules.values() if m.kind != "lora"]
             if odd:
-                faults.append(f"only LoRA has a weight; {odd[0]} and {len(odd) - 1} more are changed otherwise")
+                faults.append(f"only LoRA has a weight; {odd[0]} and {len(odd) - 1} more are of another method")
         faults += [
             f"{module.path}: DoRA of an embedding has no defined merge"
             for module in known.modules.values()

@@ -56,7 +56,10 @@ def placed(path: str, families: Iterable[str], model: ModelConfig | None) -> tup
         if found is None:
             return None, ""
         if not has_module(found):
-            return None, f"{quoted(path)} holds matrices of which GGUF and MLX make others, and its adapter has no rule"
+            return (
+                None,
+                f"{quoted(path)} holds matrices that GGUF and MLX store in another form; its adapter has no rule",
+            )
         return outputs_of(found, Sizes(family, model.scope), name.layer), ""
     rules = rules_at(path)
     if all(rules[family][1].in_order for family in families if family in rules):

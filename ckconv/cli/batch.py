@@ -101,7 +101,7 @@ def _listed(path: Path) -> Iterator[Path]:
     else:
         data = read_document(path, Document("the list", "input.text", "input.text", _MAX_LIST))
     if b"\0" in data:
-        raise InputError("input.text", "is no list of paths: it holds a NUL", path=path)
+        raise InputError("input.text", "is not a list of paths: it holds a NUL character", path=path)
     yield from (as_path(os.fsdecode(line)) for line in data.splitlines() if line.strip())
 
 
@@ -114,13 +114,13 @@ def _models(sources: Sequence[Path], into: Path) -> list[Model]:
     from ckconv.cli.batch_run import Model
 
     if not sources:
-        raise UsageError("usage", "there is nothing to convert: SRC... or --from-file LIST")
+        raise UsageError("usage", "nothing to convert: give SRC... or --from-file LIST")
     named: dict[str, list[Path]] = {}
     for source in sources:
         named.setdefault(_name(source), []).append(source)
     faults = [f"{name}: {', '.join(map(shown, same))}" for name, same in named.items() if len(same) > 1]
     if faults:
-        message = f"{counted(len(faults), 'name')} in {into} would be of several models"
+        message = f"{counted(len(faults), 'name')} in {into} would be used by several models"
         hint = "convert them into different directories, or rename them"
         raise UsageError("usage.target", message, hint=hint, details=listed(faults))
     for name, (source,) in named.items():

@@ -34,7 +34,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         """The bytes; fails with a sentence."""
         found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?I?B|)", str(value).strip().upper())
         if found is None or found[2] not in _UNITS or (size := int(float(found[1]) * _UNITS[found[2]])) < 1:
-            self.fail(f"{value!r} is no size; 5GB, 512MiB or a number of bytes expected", param, ctx)
+            self.fail(f"{value!r} is not a size; 5GB, 512MiB or a number of bytes expected", param, ctx)
         return size
 
 
@@ -195,7 +195,7 @@ def pairs_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
     Raises:
         UsageError: one is neither.
-        InputError: a file cannot be read, or is no text.
+        InputError: a file cannot be read, or is not text.
     """
     return tuple(_key_value(text) for text in texts)
 
@@ -215,7 +215,7 @@ def _content(path: Path) -> str:
     try:
         return read_document(path, document).decode()
     except UnicodeDecodeError:
-        raise InputError("input.text", "the value is no UTF-8 text", path=path) from None
+        raise InputError("input.text", "the value is not UTF-8 text", path=path) from None
 
 
 def _source_date() -> int | None:

@@ -111,7 +111,7 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
     if dst == STDOUT and sys.stdout.isatty():
         raise UsageError("usage.target", "refusing to write a model to a terminal", hint="pipe it somewhere")
     if dst == STDOUT and sys.__stdout__ is None:  # closed by the caller; what is there instead takes everything
-        raise OutputError("output.write", "stdout is closed, and the model was to go there")
+        raise OutputError("output.write", "stdout is closed; the model cannot be written to it")
     if seen is not None:
         check_alone({f"--{name.replace('_', '-')}": flags[name] for name in _OF_ONE_FILE} | {"--html": flags["page"]})
     if flags["page"] is not None:
@@ -221,5 +221,5 @@ def _print(report: Report, tower: Report | None, settings: Settings, *, err: boo
     except BrokenPipeError:
         raise
     except OSError as error:
-        message = f"the output is complete and there; the report could not be printed: {error.strerror}"
+        message = f"the output is complete; only the report could not be printed: {error.strerror}"
         raise OutputError("output.write", message, path=report.target) from None

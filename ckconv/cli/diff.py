@@ -104,7 +104,7 @@ def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
     lines += [f"  {fact.name}: {fact.mine or 'missing'} | {fact.meant or 'missing'}" for fact in first]
     lines += _rest(len(found.facts), settings)
     if found.unknown:
-        lines.append(f"  what they say besides their tensors cannot be compared: {found.unknown}")
+        lines.append(f"  everything besides the tensors cannot be compared: {found.unknown}")
     if any(_is_triple(name) for _, *names in found.retyped for name in names):
         lines.append(f"  note: {_NOT_TRANSITIVE}")
     print_lines([*lines, _verdict(found)])

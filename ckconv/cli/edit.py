@@ -16,7 +16,7 @@ from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 @click.argument("dst", required=False)
 @flag("--set-meta")
 @flag("--drop-meta")
-@click.option("--in-place", is_flag=True, help="SRC gets a new file in its stead, once that is complete and verified.")
+@click.option("--in-place", is_flag=True, help="Replace SRC by the new file once that is complete and verified.")
 @click.option("-f", "--force", is_flag=True, help="Replace an existing DST, atomically.")
 @common_options
 @click.pass_context
@@ -40,7 +40,7 @@ def command(
 
     settings = settings_of(context)
     if (dst is None) != in_place:
-        raise UsageError("usage", "DST or --in-place is needed, and not both", hint="ckconv edit --help")
+        raise UsageError("usage", "give either DST or --in-place", hint="ckconv edit --help")
     with interruptible(last=True):
         with ProgressLine(settings, dst or str(src)) as line:
             report = edit(src, dst, set_meta=pairs_of(set_meta), drop_meta=drop_meta, force=force, progress=line)

@@ -96,7 +96,7 @@ def command(context: click.Context, family: str | None, schema: str | None) -> N
         )
         return
     lines = [
-        "models: floats go from every format to every other; so many block types go without being decoded",
+        "models: floats go from every format to every other; this many block types go without being decoded",
         "  from         " + "".join(f"{target:>12}" for target in targets),
     ]
     for source in sources:
@@ -104,7 +104,7 @@ def command(context: click.Context, family: str | None, schema: str | None) -> N
         lines.append(f"  {source:<13}" + "".join(f"{n:>12}" for n in counts))
     lines += [
         f"  to mlx and back: {', '.join(kept['mlx', 'gguf'])}, where every number fits",
-        f"adapters: between {', '.join(adapters)}, and merged into a model on its way",
+        f"adapters: between {', '.join(adapters)}, and merged into a model during its conversion",
         "",
         "architectures",
     ]

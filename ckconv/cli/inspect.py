@@ -72,7 +72,9 @@ def command(
     if piped and hashes:
         raise UsageError("usage.hash", "--hash needs the tensors' data, and a pipe is read only as far as the header")
     if page is not None and (hashes or metadata):
-        raise UsageError("usage.flag", "--html excludes --hash and --metadata: the page has the metadata and no hashes")
+        raise UsageError(
+            "usage.flag", "--html excludes --hash and --metadata: the page always has the metadata, and never hashes"
+        )
     if piped:
         from ckconv.io.bytesource import PipeSource
 

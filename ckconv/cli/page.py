@@ -48,7 +48,7 @@ summary{cursor:pointer;font-size:1.2rem}
 .bar rect{fill:var(--ink)}
 """
 
-_REPLACES_NOTHING = "is there, and a page replaces nothing"
+_REPLACES_NOTHING = "already exists, and a page never replaces a file"
 
 #: No browser asks anybody for anything, whatever a model has in its metadata.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

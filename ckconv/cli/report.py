@@ -262,12 +262,14 @@ def _action_lines(plan: Plan) -> list[str]:
     words = {
         Action.COPY: "bytes unchanged",
         Action.WIDEN: "exact",
-        Action.NARROW: "rounded" if plan.options.allow_lossy else "exact: a value that changes stops it",
+        Action.NARROW: "rounded"
+        if plan.options.allow_lossy
+        else "exact: a value that would change stops the conversion",
         Action.DECODE: "the blocks' own values" + (", rounded" if _decoded_to_fewer_bits(plan) else ""),
         Action.REPACK: "the same numbers in other blocks",
         Action.QUANTIZE: "rounded to blocks: asked for by --quantize",
         Action.SHIFT: "norm convention",
-        Action.SCALE: "the scale that the target has no other place for",
+        Action.SCALE: "the scale, which the target stores as a tensor",
         Action.MERGE: "with adapters, computed in float32 and rounded once",
     }
     lines = [
@@ -278,7 +280,7 @@ def _action_lines(plan: Plan) -> list[str]:
     zero = [step for step in plan.steps if step.zero_filled]
     if zero:
         nbytes = size(sum(step.nbytes for step in zero))
-        lines.append(f"  {len(zero):>4}  zero    {nbytes}, for tensors that the model does not have")
+        lines.append(f"  {len(zero):>4}  zero    {nbytes}, for tensors that the model lacks")
     content = [step for step in plan.steps if step.content is not None]
     if content:
         lines.append(f"  {len(content):>4}  content {size(sum(step.nbytes for step in content))} that is no tensor")

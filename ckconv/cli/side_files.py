@@ -48,7 +48,7 @@ def planned(src: Path, dst: str, *, to: str | None, source_format: str | None, o
     Raises:
         UnsupportedError: ``plan.refused``, the family, the configuration or the tokenizer has no form there.
         UsageError: ``usage.side-file``, the format has nothing beside its weights that is of use without them, or DST
-            is no directory.
+            is not a directory.
     """
     from ckconv.api import prepare
 

@@ -79,7 +79,7 @@ class FileDigests:
         """Of a whole file, as hex.
 
         Raises:
-            InputError: it is no regular file, or cannot be read.
+            InputError: it is not a regular file, or cannot be read.
             OutputError: ``system``.
         """
         if path not in self._known:

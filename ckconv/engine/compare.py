@@ -291,6 +291,6 @@ def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
             raise UnsupportedError(
                 "model.architecture",
                 f"ckconv does not know the architecture {one.architecture!r},"
-                f" so its tensors cannot be matched with {other.path}",
+                f" so its tensors cannot be matched with those of {other.path}",
                 path=one.path,
             )

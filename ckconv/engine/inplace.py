@@ -24,12 +24,12 @@ def check_in_place(index: TensorIndex, place: Destination) -> bool:
         raise UsageError("usage.in-place", "only a model that is one file is edited in place", hint=hint)
     path = place.file
     if path.is_symlink():
-        raise UsageError("usage.in-place", f"{path} is a link, which a new file would take the place of", hint=hint)
+        raise UsageError("usage.in-place", f"{path} is a link, which the new file would replace", hint=hint)
     own = (path.with_name(f"{path.name}{conversion.SUFFIX}"), record_path(path))
     lists = [path.with_name(name) for name in (checksums.IN_DIRECTORY, conversion.IN_DIRECTORY)]
     speaking = [other for other in own if os.path.lexists(other)]
     speaking += [other for other in lists if other.is_file() and path.name in other.read_text("utf-8", "replace")]
     if speaking:
-        message = f"{speaking[0].name} beside it speaks of the bytes that it has now"
+        message = f"{speaking[0].name} beside it describes its present bytes"
         raise UsageError("usage.in-place", message, path=Path(path), hint=hint)
     return os.path.lexists(path.with_name(f"{path.name}{checksums.SUFFIX}"))

@@ -40,7 +40,7 @@ def check_leftovers(plan: Plan, directory: Path, written: Collection[Path]) -> N
         left = sorted(p.name for p in directory.iterdir() if p.name not in names and _among(p.name, patterns))
     if left:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        message = f"{left[0]}{more} would be there still, and loaders take it for part of what is written"
+        message = f"{left[0]}{more} would remain, and loaders would take it for part of the output"
         raise OutputError("output.exists", message, path=directory, hint=hint, details=listed(left[1:]))
 
 
@@ -55,7 +55,7 @@ def stale_lists(target: Destination, written: Collection[Path]) -> list[str]:
     if not target.directory:
         names = (f"{target.file_name}{checksums.SUFFIX}", f"{target.file_name}{conversion.SUFFIX}")
     left = [path for path in (target.parent / name for name in names) if path not in written and os.path.lexists(path)]
-    return [f"{path.name} is there already, and does not belong to what is written: remove it" for path in left]
+    return [f"{path.name} is already there and is not part of this output: remove it" for path in left]
 
 
 def _among(name: str, patterns: Collection[str]) -> bool:

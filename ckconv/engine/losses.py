@@ -11,7 +11,7 @@ from ckconv.quant.convert import Action
 
 
 class Losses:
-    """What steps could not keep: values that changed, and groups that no block holds."""
+    """What steps could not keep: values that changed, and groups that no block can hold."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -39,7 +39,7 @@ class Losses:
         """
         options = self._plan.options
         if self._unfit:
-            text = "{} have numbers that no block holds"
+            text = "{} have numbers that no block can hold"
             raise self._refusal("plan.repack", text, self._unfit, "groups", "--dequantize decodes them")
         if self.changed and not options.allow_lossy and options.dtype != "source":
             what = options.dtype if options.dtype not in ("engine", "keep") else self._plan.target_name

@@ -267,5 +267,5 @@ class as_output:  # noqa: N801 - used as a statement
             error.path = self._piece.target
         elif isinstance(error, InputError) and error.path and Path(error.path).is_relative_to(self._piece.staging):
             found = VerifyError.of(error)
-            found.path, found.message = self._piece.target, f"what was written cannot be read: {error.message}"
+            found.path, found.message = self._piece.target, f"the output cannot be read back: {error.message}"
             raise found from error

@@ -34,13 +34,13 @@ def check_frame(file: OutputFile, frame: Frame, header: bytes, fd: int, path: Pa
     """
     size = os.fstat(fd).st_size
     if size != file.nbytes:
-        message = f"{size:,} bytes were written, {file.nbytes:,} were meant"
+        message = f"{size:,} bytes were written, {file.nbytes:,} were planned"
         raise VerifyError(CODE, message, path=path, found=size, allowed=file.nbytes)
     for what, offset, content in _parts(file, frame, header):
         stored = read_at(fd, len(content), offset)
         if stored != content:
             wrong = next((n for n, pair in enumerate(zip(stored, content, strict=False)) if pair[0] != pair[1]), 0)
-            message = f"{what} is not what was meant to be written, at byte {offset + wrong:,}"
+            message = f"{what} differs from what should have been written, at byte {offset + wrong:,}"
             raise VerifyError(CODE, message, path=path, offset=offset + wrong)
 
 
@@ -78,7 +78,7 @@ def check_kept(plan: Plan, staged: Iterable[Path], path: Path) -> None:
                     continue
                 kept = step.source.extents[0]
                 if not files.are_same([((record, kept.offset), (place, step.offset), kept.nbytes)]):
-                    message = f"{step.slot} is not what the record keeps, from byte {step.offset:,} on"
+                    message = f"{step.slot} differs from what the record keeps, from byte {step.offset:,} on"
                     raise VerifyError(CODE, message, path=path, offset=step.offset)
 
 
@@ -110,4 +110,4 @@ class Meant:
             stored.update(data)
             at += len(data)
         if at != self.nbytes or stored.hexdigest() != self.sha256:
-            raise VerifyError(CODE, "is not what was meant to be written", path=path)
+            raise VerifyError(CODE, "differs from what should have been written", path=path)

@@ -114,7 +114,7 @@ def merged(
     base = index.path if index.config is not None else None
     for path, weight in adapters:
         if not math.isfinite(weight):
-            raise UsageError("usage", f"the weight of {shown(path)} is {weight}, which is no finite number")
+            raise UsageError("usage", f"the weight of {shown(path)} is {weight}, which is not a finite number")
     links = options.follow_links
     opened = [Adapting(open_index(as_path(path), base=base, follow_links=links), weight) for path, weight in adapters]
     unrounded = partial(format_of(to).stores_float32, options)

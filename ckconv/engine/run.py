@@ -105,7 +105,7 @@ def run(
     container = plan.contents()
     plan = replace(plan, notes=(*plan.notes, *container.notes))
     if target.parent is None and plan.index.adapter is not None and container.side_files:
-        raise UsageError("usage.target", "an adapter is two files, stdout holds one", hint="name a directory")
+        raise UsageError("usage.target", "an adapter is two files, and stdout takes one", hint="name a directory")
     side = side_places(plan, container, target, places or {}, on_request)
     plan = replace(plan, notes=(*plan.notes, *_own_names(side, target)))
     if target.file is not None:

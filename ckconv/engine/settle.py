@@ -228,7 +228,7 @@ class Staged:
                 raise
             raise VerifyError(
                 error.code,
-                f"what was written cannot be read: {error.message}",
+                f"the output cannot be read back: {error.message}",
                 path=self._target.name,
                 tensor=error.tensor,
                 offset=error.offset,

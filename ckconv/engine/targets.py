@@ -72,7 +72,7 @@ def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
         return Plan(index, to, 0, options, refusals=(Reason("it holds adapters, and this is a model"),))
     outputs = adapter_outputs()
     if to not in outputs:
-        hint = f"--to {', '.join(outputs)} convert it; --adapter merges it while a base model is converted"
+        hint = f"--to {', '.join(outputs)} converts it; --adapter merges it while a base model is converted"
         return Plan(index, to, 0, options, refusals=(Reason("it holds models, and this is an adapter", hint),))
     facts = SourceFacts() if format_of(to).read is None else gather_adapter(index)
     return _plan(index, outputs[to], options, facts)
@@ -131,7 +131,7 @@ def _parts_noted(plan: Plan) -> Plan:
     parts = ", ".join(f"{part} ({counted(count, 'tensor')})" for part, count in counts.items())
     known = plan.format == tower_format() and tower_of_document(config.raw) is not None
     keeps = TOWER_HINT if known else "--to safetensors keeps everything"
-    note = f"the text part alone is written, without {parts}; {keeps}"
+    note = f"only the text part is written, without {parts}; {keeps}"
     return replace(plan, notes=(*plan.notes, note))
 
 
@@ -143,7 +143,7 @@ def _noted(plan: Plan) -> Plan:
     config, notes = index.config, list(plan.notes)
     if config.unread:
         names = ", ".join(listed([*config.unread]))
-        notes.append(f"no class of {config.model_type} is known to read these keys of config.json: {names}")
+        notes.append(f"no known class of {config.model_type} reads these keys of config.json: {names}")
     if config.overruled:
         keys = "; ".join(listed([*config.overruled]))
         notes.append(f"{CONSUMERS[index.format]} does not read everything that config.json says: {keys}")

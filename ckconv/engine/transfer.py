@@ -127,7 +127,7 @@ def _fill(pipeline: Sink, until: int, what: str) -> None:
     """Zeros up to where the next run of bytes begins."""
     gap = until - pipeline.position
     if gap < 0:
-        raise AssertionError(f"{what} is planned {-gap:,} bytes before the end of what is before it")
+        raise AssertionError(f"{what} is planned {-gap:,} bytes before the end of the one before it")
     if gap:
         pipeline.zeros(gap)
 
@@ -211,7 +211,7 @@ def write_frames(plan: Plan, container: Container, fds: Iterable[int], path: Pat
         header = frame.header(NO_DIGEST) if frame.header else b""
         write_at(fd, header, 0)
         if read_at(fd, len(header), 0) != header:  # readers trust it until it is written again
-            raise VerifyError("verify.file", "the header is not what was meant to be written", path=path)
+            raise VerifyError("verify.file", "the header differs from what should have been written", path=path)
         write_at(fd, frame.prologue, frame.header_bytes)
         write_at(fd, frame.epilogue, file.nbytes - len(frame.epilogue))
         for step in file.steps:

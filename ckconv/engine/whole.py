@@ -88,7 +88,7 @@ class Beside:
             for name, digest in self.record.families:
                 used = own_files().digests.get(name)
                 if used != digest:
-                    what = "another file is given" if used else "name it again"
+                    what = "another file was given" if used else "name it again"
                     message = f"{self.record.path.name} says that the family file {name} was used: {what}"
                     raise UsageError("usage.flag", message, hint=f"the file's SHA-256 was {digest}")
         changed = {found.option.name: found.value for found in asked(given)}
@@ -196,7 +196,7 @@ def verify_whole(
     if asked.weights:
         return found
     if reason is not None:
-        message = f"what it says besides its tensors cannot be known: {reason.message}"
+        message = f"metadata, tokenizer and side files cannot be compared: {reason.message}"
         raise VerifyError(CODE, message, path=out.path, details=reason.details, hint="--weights compares the tensors")
     assert plan is not None
     faults = _faults(out, source, asked, plan)

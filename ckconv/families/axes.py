@@ -23,7 +23,7 @@ _MOST_PARENTHESES = 32
 
 _TOKEN = re.compile(r"\s*([()|]|_?[A-Za-z]\w*|\d+)")
 
-#: Number of elements of an axis letter; half of an odd head is no number of elements, and twice it is one.
+#: Number of elements of an axis letter; half of an odd head is not a number of elements, and twice it is one.
 Size = Callable[[str], float]
 
 
@@ -166,7 +166,7 @@ def sizes(shape: Shape, size: Size) -> tuple[int, ...]:
     """Elements along each axis.
 
     Raises:
-        AxesError: an axis that is no whole number of elements.
+        AxesError: an axis that is not a whole number of elements.
     """
     return tuple(_size(product, size) for product in shape)
 

@@ -21,7 +21,7 @@ from ckconv.families.tensor_rows import VALUES
 from ckconv.lazy import NamedTuple, replace
 
 #: Why layers behind the last are left out, as many as the parameter ``extra_layers`` says.
-_EXTRA = "of a layer that predicts further tokens, which the model computes without"
+_EXTRA = "of a layer that predicts further tokens, which is not needed to compute the model"
 
 #: Parameters -> the keys of the source that they stand under, for people: `` (hidden_size)``.
 Said = Callable[..., str]
@@ -198,7 +198,9 @@ class _Reading:
         if factor == 1.0:
             return tensor
         if tensor.dtype.kind is not Kinds.FLOAT:
-            multiplied = f"is {tensor.dtype}, and the class multiplies what comes out of it, which no block holds"
+            multiplied = (
+                f"is {tensor.dtype}, and the class multiplies its result by a factor, which blocks cannot store"
+            )
             message = f"tensor {quoted(tensor.source)} {multiplied}"
             raise UnsupportedError("model.config", message, tensor=tensor.source)
         return replace(tensor, layout=replace(tensor.layout, scale=factor))

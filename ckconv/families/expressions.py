@@ -116,11 +116,11 @@ def parse(text: str) -> Expression:
     if "\\" in text:  # ast warns of some on stderr
         raise ExpressionError("an expression with a backslash")
     if len(text) > MAX_LENGTH:
-        raise ExpressionError(f"an expression of {len(text)} characters; {MAX_LENGTH} are allowed")
+        raise ExpressionError(f"an expression of {len(text)} characters; at most {MAX_LENGTH} are allowed")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ExpressionError(f"{text!r} is no expression") from None
+        raise ExpressionError(f"{text!r} is not an expression") from None
     names: set[str] = set()
     for node in ast.walk(tree):
         _check(node, text, names)
@@ -137,7 +137,9 @@ def _check(node: ast.AST, text: str, names: set[str]) -> None:
     elif isinstance(node, ast.Call):
         known = (*FUNCTIONS, *GIVEN)
         if not isinstance(node.func, ast.Name) or node.func.id not in known or node.keywords:
-            raise ExpressionError(f"{text!r} calls what is no function of family files ({', '.join(known)})")
+            raise ExpressionError(
+                f"{text!r} calls something that is not a function of family files ({', '.join(known)})"
+            )
     elif not isinstance(node, _ALLOWED):
         raise ExpressionError(f"{text!r} holds {type(node).__name__}, which expressions do not have")
 

@@ -155,7 +155,7 @@ def read_rope(
         made = {key: value for key, value in made.items() if key != "partial_rotary_factor"}
     part = part if turns_a_part else 1.0
     if consumer == MLX_LM and kind == "longrope" and not same_factors_always(made):
-        modifiers.append(f"{name}.long_factor, by which mlx-lm turns short sequences, too,")
+        modifiers.append(f"{name}.long_factor, which mlx-lm also uses for short sequences,")
     return Rope(float(theta), base, part, made, tuple(modifiers), unknown, tuple(overruled))
 
 

@@ -70,7 +70,7 @@ def _read(path: Path) -> Table:
     """
     try:
         if path.exists() and not path.is_file():
-            raise fault(path, "is no regular file")
+            raise fault(path, "is not a regular file")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:

@@ -42,7 +42,7 @@ _BESIDE = frozenset(
 )  # fmt: skip
 
 #: Why the tensors of those parts are left out where a target holds text models.
-BESIDE_TEXT = "no part of the text model"
+BESIDE_TEXT = "not part of the text model"
 
 
 def is_beside_text(config: Mapping[str, Any], name: str) -> bool:

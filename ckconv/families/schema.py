@@ -226,7 +226,7 @@ class _Reader(Fields):
         fields = self.fields(row, frozenset(FORMATS))
         known = {whole.replace("layers.{n}.", "L."): parts for whole, parts in PARTS.items()}
         if name not in known:
-            raise self.fault(f"there is no tensor of several that is called so (known: {', '.join(known)})")
+            raise self.fault(f"no tensor of several is called that (known: {', '.join(known)})")
         parts = tuple(part.replace("layers.{n}.", "L.") for part in known[name])
         for part in parts:
             if part not in self.table.get("tensors", {}):

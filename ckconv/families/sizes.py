@@ -76,7 +76,7 @@ class Sizes:
         """Elements along a row's axes in a layer.
 
         Raises:
-            AxesError: by the function that is returned, the parameters give no number of elements.
+            AxesError: by the function that is returned, the parameters give no whole number of elements.
         """
         number = layer if self._differs(row) else None
         if number not in self._sizes:
@@ -115,5 +115,5 @@ class Sizes:
         except ExpressionError as error:
             raise shapes.AxesError(f"axis {letter}: {error}") from None
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise shapes.AxesError(f"axis {letter} ({self.family.axes[letter]}) is {value!r}, no number of elements")
+            raise shapes.AxesError(f"axis {letter} ({self.family.axes[letter]}) is {value!r}, not a number of elements")
         return value

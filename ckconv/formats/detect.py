@@ -50,7 +50,7 @@ def detect(path: Path, source: ByteSource) -> str:
     what = f"starts with {quoted(head[:8].decode('latin-1'))}, which" if head else "is empty, which"
     raise InputError(
         "input.format",
-        f"{what} is no format that ckconv reads ({', '.join(names())})",
+        f"{what} is not a format that ckconv reads ({', '.join(names())})",
         path=path,
         hint="--from FORMAT reads it as one and says what is wrong with it",
     )
@@ -144,7 +144,7 @@ def _open(
                 opened.close()
         what = found.name
     if found.read is None:
-        raise UsageError("usage", f"{found.name} is a directory, and {shown(path)} is none")
+        raise UsageError("usage", f"{found.name} is a directory, and {shown(path)} is not")
     if config_path is not None and "config_path" not in found.read.takes:
         raise UsageError("usage", f"--config names a bump file's configuration, and {shown(path)} is {what}")
     return _read(found.read, path, given)

@@ -46,7 +46,7 @@ def at_once(jobs: int | None) -> Iterator[None]:
         UsageError: ``usage.flag``, there are none to be made.
     """
     if jobs is not None and jobs < 1:
-        raise UsageError("usage.flag", f"jobs is {jobs}, and there is nothing to do with less than one")
+        raise UsageError("usage.flag", f"jobs is {jobs}, and at least one is needed")
     before = _State.jobs
     _State.jobs = min(processors() if jobs is None else jobs, MAX_JOBS)
     try:

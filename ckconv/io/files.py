@@ -124,7 +124,7 @@ class Files:
         except InputError as error:
             if path not in self._known or error.code == "input.unreadable":
                 raise
-            message = f"was another file when its header was read: now it {error.message}"
+            message = f"changed after its header was read: now it {error.message}"
             if error.code == "input.missing":
                 message = "is not there any more: its header was read before"
             raise OutputError("input.changed", message, path=path) from error

@@ -60,7 +60,7 @@ class FsspecFile:
             now = _mark(self._system.info(self._path))
         self._mark = self._mark or now
         if now != self._mark or now[0] != self.size:
-            message = "is not the file that it was: it changed while it was read"
+            message = "changed while it was being read"
             raise OutputError("input.changed", message, path=self._shown)
         if len(data) != nbytes:
             raise EOFError(f"{len(data):,} of {nbytes:,} bytes came")

@@ -186,7 +186,7 @@ class HttpFile:
         """
         mark = headers.get("ETag") or headers.get("Last-Modified")
         if self._mark is not None and mark != self._mark:
-            raise self._changed("is not the file that it was: its ETag is another one")
+            raise self._changed("changed while it was being read: its ETag is another one")
         self._mark = mark
         found = _RANGE.fullmatch((headers.get("Content-Range") or "").strip()) if status == 206 else None
         if found:

@@ -49,7 +49,7 @@ def _asked(name: str, revision: str | None, url: str) -> ModelInfo:
             raise InputError("input.unreadable", "is not there, or not open to you", path=url, hint=hint) from error
         raise ConnectionError(f"HTTP status {status}") from error
     except HFValidationError as error:
-        raise InputError("input.missing", "is no name of a repository", path=url) from error
+        raise InputError("input.missing", "is not the name of a repository", path=url) from error
     except OSError:
         raise
     except Exception as error:  # of the library that it asks with

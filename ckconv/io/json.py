@@ -228,7 +228,7 @@ def _depth(data: bytes) -> int:
 def _integer(digits: str) -> int | float:
     if len(digits) > MAX_NUMBER:
         raise _RefusedNumberError(f"a number of {len(digits):,} digits; {MAX_NUMBER} are allowed")
-    # -0 is no whole number: serde_json, and so the reference parser of safetensors, reads it as a float.
+    # -0 is not a whole number: serde_json, and so the reference parser of safetensors, reads it as a float.
     return -0.0 if digits == "-0" else int(digits)
 
 
@@ -242,4 +242,4 @@ def _real(digits: str) -> float:
 
 
 def _constant(word: str) -> NoReturn:
-    raise _RefusedNumberError(f"{word} is no JSON number")
+    raise _RefusedNumberError(f"{word} is not a JSON number")

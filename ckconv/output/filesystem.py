@@ -50,7 +50,7 @@ def write_file(path: Path, content: SideFile) -> None:
             while len(view):
                 view = view[os.write(fd, view) :]
         if not is_in(fd, content):
-            raise VerifyError("verify.file", "is not what was meant to be written", path=path)
+            raise VerifyError("verify.file", "differs from what should have been written", path=path)
     except BaseException:
         close_unwritten(fd)
         raise
@@ -93,7 +93,7 @@ def removed(path: Path, what: str = "is left over") -> list[str]:
 
 def made_meanwhile(target: Path) -> OutputError:
     """The error of a name that was free when the work began."""
-    return OutputError("output.exists", "was made by somebody else meanwhile", path=target)
+    return OutputError("output.exists", "was made by another process meanwhile", path=target)
 
 
 def write_code(error: OSError) -> str:

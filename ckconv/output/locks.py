@@ -65,8 +65,8 @@ class Locked:
         while not self._take(directory / NAME):
             check()
             if time.monotonic() > until:
-                message = f"another run of ckconv has been naming its files here for {PATIENCE:.0f} s"
-                raise OutputError("output.busy", message, path=directory, hint="wait for it, or end it")
+                message = f"another run of ckconv has been publishing its files here for {PATIENCE:.0f} s"
+                raise OutputError("output.busy", message, path=directory, hint="wait until it ends, or end it")
             time.sleep(0.005)
 
     def _take(self, path: Path) -> bool:

@@ -97,12 +97,12 @@ class Naming:
                 continue
             try:
                 if left and not self._taken:
-                    raise OSError(errno.EBUSY, "it is held back, because new files are beside it")
+                    raise OSError(errno.EBUSY, "it is held back, because there are new files beside it")
                 if target not in self._given and os.path.lexists(target):
-                    raise OSError(errno.EEXIST, "somebody made another one")
+                    raise OSError(errno.EEXIST, "another one was made meanwhile")
                 os.replace(old, target)
             except OSError as error:
-                left.append(f"what was {target} is {old} now, and not brought back: {error.strerror}")
+                left.append(f"the former {target} is now {old} and could not be restored: {error.strerror}")
         self._given.clear()
         return left
 

@@ -22,7 +22,7 @@ def check_directory(directory: Path, *, force: bool) -> bool:
     """Whether ``directory`` is made anew and gets its name in one step; else its files get theirs one by one.
 
     Raises:
-        OutputError: ``output.parent``; ``output.exists``, it is no directory, or not empty and not to be filled.
+        OutputError: ``output.parent``; ``output.exists``, it is not a directory, or not empty and not to be filled.
     """
     check_parent(directory)
     if not os.path.lexists(directory):
@@ -83,7 +83,7 @@ def check_target(target: Path, content: SideFile | None, *, force: bool, inputs:
     for source in inputs:
         with suppress(OSError):
             if os.path.samestat(found, source.stat()):
-                raise OutputError("output.is-input", f"is the input {source}; nothing is written into it", path=target)
+                raise OutputError("output.is-input", f"is the input {source}, which is never written to", path=target)
     if stat.S_ISDIR(found.st_mode):
         raise OutputError(
             "output.directory", "is a directory", path=target, hint=f"name a file in it, or {target}/ for all of them"
@@ -145,6 +145,6 @@ def check_parent(path: Path) -> None:
         if path.parent.is_dir():
             return
     there = os.path.lexists(path.parent)
-    message = f"{path.parent} is no directory" if there else f"the directory {path.parent} does not exist"
+    message = f"{path.parent} is not a directory" if there else f"the directory {path.parent} does not exist"
     hint = None if there else f"mkdir -p {shlex.quote(str(path.parent))}"
     raise OutputError("output.parent", message, path=path, hint=hint)

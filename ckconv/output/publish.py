@@ -267,7 +267,7 @@ class Outputs:
                 sync_directory(parent)
         except OSError as error:
             message = (
-                f"the output is complete and there, but its name could not be brought to the disk: {error.strerror}"
+                f"the output is complete and there, but its name could not be synced to the disk: {error.strerror}"
             )
             hint = "a power loss may undo it: call sync, and verify it"
             raise OutputError(

@@ -161,4 +161,4 @@ def _undo(taken: list[_Taken], given: set[Path]) -> list[str]:
         path.unlink()
     for found in reversed(taken):  # what loaders begin with was taken first, and comes back last
         found.kept.replace(found.target)
-    return [f"{found.target} was taken away by a run that was killed; it is there again" for found in taken]
+    return [f"{found.target} had been removed by a run that was killed; it is restored" for found in taken]

@@ -61,7 +61,7 @@ def row_reasons(
         yield from _assumed(name, parameter, family, loader, scope)
         number = loader.of_metadata and parameter.kind == "f32" and name not in ("rope_theta", "norm_eps")
         if number and isinstance(value, float) and abs(value) > MAX_FLOAT32:
-            yield Reason(f"{_key(name, family)} is {value:g}, which no float32 holds")
+            yield Reason(f"{_key(name, family)} is {value:g}, which float32 cannot hold")
 
 
 def row_notes(config: ModelConfig, loader: Loader, *, context: int, tied: bool) -> Iterator[str]:

@@ -11,7 +11,7 @@ from ckconv.core.names import parse
 _SHOWN = 3
 
 #: The flags, where nothing is said of the tensors that are refused.
-DECODE = "--dequantize decodes them to FP32, --decode GLOB only those that it names"
+DECODE = "--dequantize decodes them to FP32, --decode GLOB only the ones it names"
 
 _IT, _THEM, _ALL = " decodes it to FP32", " decodes them to FP32", "--dequantize"
 

@@ -48,12 +48,12 @@ def unknown_architecture(index: TensorIndex) -> Reason:
             "convert the original, unquantised checkpoint; --to safetensors copies this one as it is",
         )
     if index.facts.get("kind", "model") != "model":
-        return Reason(f"it is no model but {quoted(str(index.facts['kind']))}, which this version does not convert")
+        return Reason(f"it is not a model but {quoted(str(index.facts['kind']))}, which this version does not convert")
     if _DIFFUSERS in index.metadata or diffuses(index.architecture):
         names = {stored.name for stored in index.stored}
-        why = "it is a model of diffusion, and no language model"
+        why = "it is a diffusion model, not a language model"
         if has_names_of_diffusers(names):
-            why += "; its tensors are called as in diffusers, and a GGUF has the names of the original checkpoint"
+            why += "; its tensors have the names of diffusers, and a GGUF has those of the original checkpoint"
         return Reason(why, "--to safetensors copies its values")
     what = (
         f"ckconv does not know the architecture {index.architecture!r}"
@@ -63,7 +63,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     if index.metadata_kind is MetadataKind.DOCUMENT:
         what += " (model_type)"
     if index.metadata_kind is MetadataKind.TYPED and families_of_gguf(index.architecture):
-        what = f"no {index.architecture} that is known has as many experts ({index.architecture}.expert_count)"
+        what = f"no known {index.architecture} has that many experts ({index.architecture}.expert_count)"
     if index.metadata_kind is MetadataKind.DOCUMENT and not index.metadata:
         what = "no config.json beside the tensors names an architecture"
     if index.metadata_kind is MetadataKind.OWN and not index.architecture:

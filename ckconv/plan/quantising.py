@@ -172,7 +172,7 @@ class Quantised:
                     why.setdefault(reason, []).append(part.source)
             if self._needs_importance(asked, dtype, item.matrix.name) and item.matrix.name not in self._importance:
                 reason = (
-                    f"{dtype} is garbage without an importance matrix, and there is none for it",
+                    f"{dtype} is useless without an importance matrix, and there is none for it",
                     "--imatrix FILE names one",
                 )
                 why.setdefault(reason, []).append(item.matrix.name)
@@ -182,7 +182,7 @@ class Quantised:
         for (text, hint), told in why.items():
             planner.refuse(f"{text}: {told[0]}{f' and {len(told) - 1} more' if len(told) > 1 else ''}", hint)
         for text, told in fallen.items():
-            planner.notes.append(f"{text}, as no whole blocks: {told[0]} ({counted(len(told), 'tensor')})")
+            planner.notes.append(f"{text}, as not whole blocks: {told[0]} ({counted(len(told), 'tensor')})")
         seconds = sum(
             math.prod(item.matrix.shape) / (SPEED.get(self.types[item.matrix.name].name, _FAST) * 1e6)
             for item in placed

@@ -75,7 +75,7 @@ def quantised(matrix: Matrix) -> bool:
 
 
 def fallback(dtype: DType, columns: int) -> DType:
-    """The type for rows of this length: another where they are no whole blocks."""
+    """The type for rows of this length: another where they are not whole blocks."""
     if columns % dtype.block == 0:
         return dtype
     other = DTYPES[table()["fallback"].get(dtype.name, dtype.name)]

@@ -194,7 +194,7 @@ def no_block(source: DType, columns: int) -> str:
 def none_of(blocks: Sequence[DType]) -> str:
     """What groups have that none of these types holds."""
     if BF16 in blocks:
-        return "a scale that is no power of two in BF16's range, so that BF16 does not hold the values"
+        return "a scale that is not a power of two in BF16's range, so BF16 cannot hold the values"
     return f"numbers that no {' or '.join(block.name for block in blocks)} block holds"
 
 

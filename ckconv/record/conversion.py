@@ -119,7 +119,7 @@ def recorded_options(kept: OpenRecord) -> Options:
     try:
         return options_of(kept.record.options or {})
     except (KeyError, TypeError, ValueError, UsageError) as error:
-        raise InputError(CODE, f"its options are none: {error}", path=kept.path) from error
+        raise InputError(CODE, f"its options are not valid: {error}", path=kept.path) from error
 
 
 def _parsed(data: bytes, path: Path) -> ConversionRecord:
@@ -129,7 +129,7 @@ def _parsed(data: bytes, path: Path) -> ConversionRecord:
         raise InputError(CODE, message, path=path, hint="a newer ckconv may know it")
     without = {key: value for key, value in document.items() if key != "sha256"}
     if data != sealed(without):
-        raise InputError(CODE, "is not as it was written: its own sha256 does not fit", path=path)
+        raise InputError(CODE, "is not as it was written: its own sha256 does not match", path=path)
     try:
         options = options_of(document["options"])
         sources, outputs = (_listed(document[key]) for key in ("sources", "outputs"))
@@ -171,5 +171,5 @@ def _listed(items: Any) -> tuple[tuple[str, str], ...]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{str(value)[:40]} is no text")
+        raise TypeError(f"{str(value)[:40]} is not text")
     return value

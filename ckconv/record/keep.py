@@ -99,7 +99,7 @@ def _carried(plan: Plan, returning: _Returning) -> PendingRecord:
     index = plan.index
     opened = record_beside(index)
     if opened is None:
-        raise NoRecordError(f"there is none beside {index.path.name}, and none is made of a bump file")
+        raise NoRecordError(f"there is none beside {index.path.name}, and none is made from a bump file")
     opened.check()
     zero_filled = {tensor.name for tensor in index.tensors.values() if tensor.may_be_absent} - returning.written
     lost = [stored.name for stored in index.stored if stored.name not in zero_filled and returning.lost(stored)]

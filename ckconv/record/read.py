@@ -213,7 +213,7 @@ class _Checks:
             raise self._fault(f"format is {shown(format)}, one of {', '.join(recorded())} expected")
         source = self._of(d, "source", str)
         if not plain_name(source):
-            raise self._fault(f"the source is called {quoted(source)}, which is no plain file name", "record.files")
+            raise self._fault(f"the source is called {quoted(source)}, which is not a plain file name", "record.files")
         files = tuple(self._file(item) for item in self._of(d, "files", list))
         for file in files:
             if not file.tensors and (format_of(format).single or not _is_side_file(file.name)):
@@ -241,19 +241,19 @@ class _Checks:
         value = holder.get(key) if isinstance(holder, dict) else None
         # Not isinstance: JSON's true would pass as 1.
         if type(value) is not kind:
-            raise self._fault(f"{key} is {shown(value)}, which is no {kind.__name__}")
+            raise self._fault(f"{key} is {shown(value)}, which is not a {kind.__name__}")
         return value
 
     def _digest(self, holder: Any, key: str) -> str:
         text: str = self._of(holder, key, str)
         if len(text) != 64 or not set(text) <= set(string.digits + "abcdef"):
-            raise self._fault(f"{key} is {shown(text)}, which is no SHA-256")
+            raise self._fault(f"{key} is {shown(text)}, which is not a SHA-256")
         return text
 
     def _file(self, item: Any) -> SourceFile:
         name, size = self._of(item, "name", str), self._of(item, "size", int)
         if not plain_name(name):
-            raise self._fault(f"a file is called {quoted(name)}, which is no plain file name", "record.files")
+            raise self._fault(f"a file is called {quoted(name)}, which is not a plain file name", "record.files")
         if not 0 <= size < _MAX_SIZE:
             raise self._fault(f"{quoted(name)} is listed with {shown(size)} bytes", "record.files")
         kept = tuple(self._kept(entry) for entry in self._of(item, "kept", list))

@@ -51,7 +51,7 @@ def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
         reason = files.why or (f"{files.others[0]} is not read" if files.others else "the source has none")
     except LeftOut as error:
         reason = str(error)
-    note = f"the tokenizer is left out: {reason}; llama.cpp then takes and gives token ids only"
+    note = f"the tokenizer is left out: {reason}; llama.cpp then works with token ids only"
     return TokenizerKeys({"tokenizer.ggml.model": scalar("str", "no_vocab")}, (note,))
 
 
@@ -88,9 +88,9 @@ def _beside(files: TokenizerFiles) -> Iterator[str]:
 
 #: Switch of an added token -> what llama.cpp does instead.
 _BESIDE = {
-    "lstrip": "llama.cpp keeps the spaces before {}, which the tokenizer swallows",
-    "rstrip": "llama.cpp swallows the spaces behind {} only where the model's name (general.name) says phi-3",
-    "single_word": "llama.cpp finds {} inside of words too, the tokenizer not",
+    "lstrip": "llama.cpp keeps the spaces before {}, which the tokenizer removes",
+    "rstrip": "llama.cpp removes the spaces after {} only where the model's name (general.name) says phi-3",
+    "single_word": "llama.cpp finds {} inside words too; the tokenizer does not",
 }
 
 
@@ -119,7 +119,7 @@ def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) ->
         "tokenizer.ggml.merges": array("str", merges),
     }
     if known.otherwise:
-        notes += (f"llama.cpp cuts {known.otherwise} otherwise than this tokenizer ({known.name})",)
+        notes += (f"llama.cpp splits {known.otherwise} differently from this tokenizer ({known.name})",)
     words = frozenset(token for token, _ in by_id.values())
     return Words(metadata, {**{token: n for n, (token, _) in by_id.items()}, **ids}, words, notes=notes)
 

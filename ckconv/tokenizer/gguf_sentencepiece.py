@@ -198,7 +198,9 @@ def _spaces(document: Mapping[str, Any]) -> tuple[bool, list[str]]:
             escaped = True
             if scheme != "never":
                 prefix = True
-                notes.append("llama.cpp puts a space behind special tokens and before spaces too, the tokenizer not")
+                notes.append(
+                    "llama.cpp puts a space after special tokens and before spaces too; the tokenizer does not"
+                )
         elif not (escaped and step.get("type") == "Split" and step.get("pattern") == {"String": " "}):
             raise LeftOut(f"its pre-tokenizer is {step.get('type')!r} (tokenizer.json)")
     if not escaped:

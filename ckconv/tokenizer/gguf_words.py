@@ -45,7 +45,7 @@ def words_of(
     transformers adds those that ``tokenizer_config.json`` names.
 
     Raises:
-        LeftOut: a word has no id of the embedding, or is no text.
+        LeftOut: a word has no id of the embedding, or is not text.
     """
     vocab = document["model"].get("vocab")
     if not isinstance(vocab, dict) or not vocab:
@@ -102,4 +102,4 @@ def check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise LeftOut(f"{text!r} is no text") from None
+        raise LeftOut(f"{text!r} is not text") from None

@@ -60,11 +60,11 @@ def check_words(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[i
             try:
                 token.encode()
             except UnicodeEncodeError:
-                raise NotFaithful(f"token {number:,} is no text") from None
+                raise NotFaithful(f"token {number:,} is not text") from None
     for what, adds in (("bos", vocabulary.adds_bos), ("eos", vocabulary.adds_eos)):
         number = vocabulary.special.get(what, -1)
         if adds and not has_role(number, tokens, types):
-            raise NotFaithful(f"it puts token {number:,} around a text, which is no control token")
+            raise NotFaithful(f"it puts token {number:,} around a text, which is not a control token")
 
 
 def unknown_token(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int]) -> int:

@@ -110,7 +110,7 @@ def _piece(data: bytes) -> Piece:
     fields = dict(_fields(data))
     score = fields.get(2, bytes(4))
     if not isinstance(score, bytes) or len(score) != 4:
-        raise Malformed("a score is no 32-bit number")
+        raise Malformed("a score is not a 32-bit number")
     kind = _number(fields, 3, NORMAL)
     if not NORMAL <= kind <= BYTE:
         raise Malformed(f"a piece has type {kind}")
@@ -160,7 +160,7 @@ def _message(value: int | bytes) -> bytes:
 def _number(fields: dict[int, int | bytes], number: int, default: int) -> int:
     value = fields.get(number, default)
     if not isinstance(value, int):
-        raise Malformed(f"field {number} is no whole number")
+        raise Malformed(f"field {number} is not a whole number")
     return value
 
 
@@ -173,7 +173,7 @@ def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise Malformed("a text is no UTF-8") from None
+        raise Malformed("a text is not UTF-8") from None
 
 
 def encode(
@@ -194,7 +194,7 @@ def encode(
         one_space: runs of spaces become one.
 
     Raises:
-        UnicodeEncodeError: the text of a piece is no text.
+        UnicodeEncodeError: the text of a piece is not text.
     """
     out = bytearray()
     texts: dict[int, str] = {}

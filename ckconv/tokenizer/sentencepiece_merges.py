@@ -32,7 +32,7 @@ def spell_out(vocab: dict[str, int], tokens: Sequence[str], types: Sequence[int]
     missing = {char for n, token in enumerate(tokens) if types[n] == NORMAL for char in token} - vocab.keys()
     for char in sorted(missing):
         if ord(char) >= _ASCII:
-            raise NotFaithful(f"a piece holds {char!r}, which is no piece")
+            raise NotFaithful(f"a piece holds {char!r}, which is not a piece itself")
         vocab[char] = vocab[f"<0x{ord(char):02X}>"]
 
 
@@ -53,7 +53,7 @@ def merges_of(
     """
     made = [n for n, token in enumerate(tokens) if types[n] == NORMAL and len(token) > 1]
     if any(isnan(scores[n]) for n in made):
-        raise NotFaithful("a score is no number")
+        raise NotFaithful("a score is not a number")
     longest = max((len(tokens[n]) for n in made), default=0)
     if longest > _MAX_PIECE:
         raise NotFaithful(f"a piece has {longest:,} characters")

@@ -147,7 +147,8 @@ def without_config(path: Path) -> InputError:
     """The error of whoever needs the tensors of a file that nothing describes."""
     return InputError(
         "bump.config",
-        "without a config.json its tensors cannot be found: key/value heads and feed-forward size are only there",
+        "without a config.json its tensors cannot be found:"
+        " only that file has the number of key/value heads and the feed-forward size",
         path=path,
         hint="put config.json beside it, or name one with --config",
     )

@@ -169,7 +169,7 @@ def _manifest_faults(manifest: Document, metadata: Document | None, header: Head
     for name in ("config", "quant_summary", "template"):
         faults += _differences(name, manifest.get(name), metadata.get(name))
     if not faults and _ours(metadata) and _digest(manifest, metadata) != metadata.get("manifest_hash"):
-        faults.append("it is not what the file was written with: the SHA-256 in the file's metadata is another one")
+        faults.append("it is not the one that the file was written with: the file's metadata has another SHA-256")
     return faults
 
 

@@ -182,7 +182,7 @@ def _check_sizes(path: Path, h: HeaderV4) -> None:
     if h.model_type != 1:
         faults.append(f"model_type is {h.model_type}, 1 expected")
     if h.num_kv_heads and h.num_heads % h.num_kv_heads:
-        faults.append(f"num_heads {h.num_heads} is no multiple of num_kv_heads {h.num_kv_heads}")
+        faults.append(f"num_heads {h.num_heads} is not a multiple of num_kv_heads {h.num_kv_heads}")
     for name, real, aligned in (
         ("embed", h.hidden_size, h.aligned_hidden),
         ("head", h.head_dim, h.aligned_head),

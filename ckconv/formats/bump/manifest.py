@@ -123,7 +123,7 @@ def slots_named(manifest: Manifest, table: SlotTable, num_layers: int) -> tuple[
     missing = [name for name, slot in slots.items() if name not in names and not slot.zero_if_absent]
     extra = [name for name in names if name not in slots]
     sentences = [f"{MANIFEST_NAME} has no entry {name}" for name in missing]
-    sentences += [f"{MANIFEST_NAME}: {quoted(name)} is no slot of this layout" for name in extra]
+    sentences += [f"{MANIFEST_NAME}: {quoted(name)} is not a slot of this layout" for name in extra]
     return resolved, sentences
 
 

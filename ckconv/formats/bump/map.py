@@ -45,7 +45,7 @@ def check_map(index: TensorIndex) -> bool:
         if name in seen:
             faults.append(f"{quoted(name)} is listed twice")
         elif slot is None:
-            faults.append(f"{quoted(name)} is nothing that the file has")
+            faults.append(f"{quoted(name)} is not in the file")
         elif slot[0] != place:
             faults.append(f"{name} is {_words(place)}, in the file {_words(slot[0])}")
         seen.add(name)
@@ -80,7 +80,7 @@ def _misplaced(entries: list[tuple[str, Place, int]]) -> Iterator[str]:
     """What lies elsewhere in memory than it should."""
     moved = [name for name, (_, offset, _), memory in entries if memory != offset]
     if len(moved) < len(entries):
-        yield from (f"{name} is elsewhere in memory than in the file, the others are not" for name in moved)
+        yield from (f"{name} has another place in memory than in the file, unlike the others" for name in moved)
         return
     end = 0
     for name, (_, _, nbytes), memory in sorted(entries, key=lambda entry: entry[2]):
@@ -105,6 +105,6 @@ def _entries(path: Path, faults: list[str]) -> Iterator[tuple[str, Place, int]]:
             name, dtype, *numbers = fields
             offset, nbytes, memory = (int(number, 0) for number in numbers)
         except ValueError:
-            faults.append(f"line {number:,} is no name|dtype|file_offset|size|runtime_offset")
+            faults.append(f"line {number:,} is not name|dtype|file_offset|size|runtime_offset")
             continue
         yield ALIASES.get(name, name), (dtype, offset, nbytes), memory

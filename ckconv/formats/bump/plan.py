@@ -119,9 +119,8 @@ class BumpPlanner(Planner):
     def unknown_to_us(self, engine: str) -> str:
         """Why a family without a row is refused."""
         kind = said(self.config, "family", format=self.index.format)
-        return (
-            f"ckconv does not know what the engine computes of a {self.family.name}{kind}: its file has no row {engine}"
-        )
+        what = f"a {self.family.name}{kind} correctly: the family file has no row {engine}"
+        return f"ckconv does not know whether the engine computes {what}"
 
     @abstractmethod
     def refused_type(self, source: DType, slot: Slot) -> str:
@@ -253,7 +252,7 @@ class BumpPlanner(Planner):
             self.refuse(f"the source names no epsilon for its norms{keys}")
         for what, number in (("base of RoPE", c.rope_theta), ("epsilon of the norms", c.norm_eps)):
             if number and not _LEAST_FLOAT32 <= number <= MAX_FLOAT32:
-                self.refuse(f"the {what} is {number:g}, which no float32 holds")
+                self.refuse(f"the {what} is {number:g}, which float32 cannot hold")
         if not g.context:
             keys = said(c, "context_length", format=self.index.format)
             self.refuse(f"the source names no context length{keys}", "--context N sets one")

@@ -91,7 +91,7 @@ class Bump3Planner(BumpPlanner):
             for what, size in (("hidden", g.hidden), ("feed-forward", g.ffn)):
                 if size % _K_QUANT_BLOCK:
                     self.refuse(
-                        f"{what} size {size} is no multiple of 256, which the loader wants of K-quants",
+                        f"{what} size {size} is not a multiple of 256, which the loader wants of K-quants",
                         "--dequantize decodes them to FP32",
                     )
         flat = [n for n in range(self.config.num_layers) if types[f"layer.{n}.wo"].block > 1]

@@ -72,8 +72,10 @@ def code_error(path: Path, table: SlotTable, codes: bytes, num_layers: int, star
     known = {code for codes_ in BUMP_CODES.values() for code, dtype in codes_.items() if dtype.kind is not Kind.INTEGER}
     faults = []
     first = 0
-    coded = ((slot, layer) for slot, layer in slots_of(table, num_layers) if slot.coded)
-    for position, ((slot, layer), code) in enumerate(zip(coded, codes, strict=True)):
+    coded = [(slot, layer) for slot, layer in slots_of(table, num_layers) if slot.coded]
+    if len(coded) != len(codes):  # of a layout whose codes belong to no slots
+        coded = []
+    for position, ((slot, layer), code) in enumerate(zip(coded, codes, strict=False)):
         name = with_layer(slot.name, layer)
         if slot.fp32 and code:
             faults.append(f"{name} has dtype code {code}, it is always FP32 (0)")
@@ -107,12 +109,12 @@ def check_room(path: Path, table: SlotTable, g: Geometry, size: int | None) -> N
 
 
 def misfit(placed: list[Placed]) -> Placed | None:
-    """The first tensor whose rows are no whole blocks."""
+    """The first tensor whose rows are not whole blocks."""
     return next((p for p in placed if p.layout.cols % p.dtype.block or p.layout.stored_cols % p.dtype.block), None)
 
 
 def misfit_error(path: Path, item: Placed) -> InputError:
-    """What is wrong with a tensor whose rows are no whole blocks."""
+    """What is wrong with a tensor whose rows are not whole blocks."""
     return InputError(
         "bump.dtype-table",
         f"{item.slot_name} is {item.dtype} with rows of {item.layout.cols}; blocks hold {item.dtype.block}",

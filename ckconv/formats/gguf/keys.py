@@ -98,7 +98,7 @@ def _with_set(metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], a
         if key in decided or key.startswith(SPLIT_KEYS):
             raise UsageError("usage.meta", f"--set-meta cannot set {key}: the tensors decide it")
         if not key.isprintable() or not key or text != text.encode("utf-8", "replace").decode():
-            raise UsageError("usage.meta", f"--set-meta: {quoted(key)}={quoted(text)} is no text")
+            raise UsageError("usage.meta", f"--set-meta: {quoted(key)}={quoted(text)} is not text")
         there = made.get(key)
         made[key] = _parsed(key, there.type, text) if there else _new(key, text)
     return made

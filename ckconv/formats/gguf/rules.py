@@ -64,7 +64,7 @@ def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool, tie
     eps = said(config, "norm_eps")
     for what, number in (("rope_theta", config.rope_theta), (f"the epsilon of norms{eps}", config.norm_eps or None)):
         if number is not None and not MIN_FLOAT32 <= number <= MAX_FLOAT32:
-            yield Reason(f"{what} is {number:g}, which no float32 holds")
+            yield Reason(f"{what} is {number:g}, which float32 cannot hold")
     if not config.norm_eps:
         yield Reason(f"the source names no epsilon for its norms{eps}")
     if not context:

@@ -72,13 +72,18 @@ class MlxPlanner(CheckpointPlanner):
             self._fault(SCATTERED if scattered(tensor.dtype) else why, DECODE, tensor.source)
             return tensor.dtype
         if is_fp8(tensor.dtype) and (count := self.source.unfit.get(tensor.name, {}).get(triple_type(triple), 0)):
-            self._fault("scales are no powers of two, as MLX's mxfp8 wants them", DECODE, tensor.source, count)
+            self._fault("scales are not powers of two, as MLX's mxfp8 wants them", DECODE, tensor.source, count)
             return tensor.dtype
         if is_scaled(tensor.dtype) and (count := self.source.unfit.get(tensor.name, {}).get(triple_type(triple), 0)):
-            self._fault("scales times the scale of all are no E4M3, as MLX's nvfp4 wants", DECODE, tensor.source, count)
+            self._fault(
+                "scales times the global scale are not E4M3 numbers, as MLX's nvfp4 wants them",
+                DECODE,
+                tensor.source,
+                count,
+            )
             return tensor.dtype
         if not triple.quantization.divides(tensor.shape[-1]):
-            self._fault(f"rows are no whole groups of {triple.quantization}", DECODE, tensor.source)
+            self._fault(f"rows are not whole groups of {triple.quantization}", DECODE, tensor.source)
             return tensor.dtype
         return triple_type(triple)
 
@@ -100,7 +105,7 @@ class MlxPlanner(CheckpointPlanner):
                 hit.update(part.name for part in parts)
                 chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
                 if chosen is not None and not chosen.divides(columns):
-                    self._fault(f"rows of {columns:,} are no whole groups of {chosen}", "", entry.name)
+                    self._fault(f"rows of {columns:,} are not whole groups of {chosen}", "", entry.name)
             for part in parts:
                 types[part.name] = self._chosen(part, chosen, FLOATS.get(word))
         for glob, word in asked.rules:

@@ -122,7 +122,7 @@ def add_experts(
         alpha = config.alpha_of(parameter.path)
         scale = effective_scale(alpha, rank, rank_stabilised=config.rank_stabilised)
         if not 0 < scale < float("inf"):
-            message = f"{quoted(parameter.path)}: alpha {alpha} and rank {rank} make a scale that is no float32 number"
+            message = f"{quoted(parameter.path)}: alpha {alpha} and rank {rank} make a scale that float32 cannot hold"
             collector.faults.add("adapter.scale", message, tensor=path)
         for name, sides in parameter.modules.items():
             # lora_A lies along the axis that peft takes for inputs, whatever it is to the model

@@ -176,7 +176,7 @@ def _add(
     rank, alpha = (config.rank_of(module), config.alpha_of(module)) if config.method == "LORA" else (1, 1.0)
     scale = effective_scale(alpha, rank, rank_stabilised=config.rank_stabilised)
     if not 0 < scale < float("inf"):
-        message = f"{module}: alpha {alpha} and rank {rank} make a scale that is no float32 number"
+        message = f"{module}: alpha {alpha} and rank {rank} make a scale that float32 cannot hold"
         collector.faults.add("adapter.scale", message, tensor=module)
     given = "rank_pattern" if rank != config.rank else "r"
     # The matrices of a bare parameter, of all experts say, have the rank as often as there are experts.

@@ -159,7 +159,7 @@ class CheckpointPlanner(Planner):
             zeros = [*zeros_of(self.family, self.scheme, self.config.scope, dtype)]
             if zeros:
                 named = ", ".join(piece.name for module in zeros for piece in module)
-                self.notes.append(f"zeros stand for {named}, which the class makes up at random where they are missing")
+                self.notes.append(f"zeros stand for {named}, which the class would fill at random if they were missing")
             modules += zeros
         return modules
 
@@ -197,7 +197,7 @@ class CheckpointPlanner(Planner):
         if head is None and asked == "untie" and embedding is not None:
             self.tensors[HEAD] = replace(as_head(embedding, self.config), name=HEAD)
         elif head is None and self.config.tied is False and HEAD not in self.index.tensors:
-            text = "there is no output head, and the source says that it is not the embedding (tie_word_embeddings)"
+            text = "there is no output head, and it is not tied to the embedding (tie_word_embeddings)"
             self.refuse(text, '"tie_word_embeddings": true in config.json says that it is')
         elif head is not None and asked != "untie" and (asked == "tie" or self.is_tied()):
             if self.source.head_is_embedding:

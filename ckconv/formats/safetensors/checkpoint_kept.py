@@ -84,7 +84,7 @@ def kept_modules(planner: CheckpointPlanner) -> list[Module]:
             grouped, module = True, packed.name
             if planner.unpacked:
                 if packed.name.endswith(BLOCKS[0]):  # classes have it in another order
-                    planner.refuse(f"no rule says how {packed.name} is stored where it is decoded")
+                    planner.refuse(f"no rule says how {packed.name} is stored once it is decoded")
                 named = canonical[0] if len(canonical) == 1 else packed.name
                 dtype = planner.decoded_type(index.tensors.get(named, packed))
                 modules.setdefault(module, [decoded_piece(named, packed, dtype)])

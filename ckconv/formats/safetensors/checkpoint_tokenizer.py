@@ -54,7 +54,7 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
     if found.pre and found.pre.nfc:
         notes.append(f"the tokenizer NFC-normalises text first, as those of {found.pre.name} do; llama.cpp does not")
     if found.pre and found.pre.otherwise:
-        notes.append(f"llama.cpp cuts {found.pre.otherwise} otherwise than the tokenizer ({found.pre.name})")
+        notes.append(f"llama.cpp splits {found.pre.otherwise} differently from the tokenizer ({found.pre.name})")
     if found.lowers and found.lowers[1]:
         notes.append(ACCENTS)
     return TokenizerPlan(found, context, generation, tuple(notes))

@@ -280,7 +280,7 @@ def _is_there(root: Path, name: str, who: str, follow_links: bool) -> bool:
     """A regular file of this name is in the directory; ``False`` if there is none.
 
     Raises:
-        InputError: ``index.path``, the name leads out of the directory and may not, or is no regular file;
+        InputError: ``index.path``, the name leads out of the directory and may not, or is not a regular file;
             ``input.unreadable``, the system does not tell.
     """
     path = root / name

@@ -159,7 +159,7 @@ def _refuse_foreign(path: Path, start: bytes, length: int) -> NoReturn:
     # A zip (torch.save since 1.6) or a bare pickle of protocol 2 to 5.
     if start.startswith(b"PK\3\4") or (start[0] == 0x80 and 2 <= start[1] <= 5):
         raise pickle_refusal(path, "the file is a pickle checkpoint, and no safetensors file")
-    hint = next((words for magic, words in _FOREIGN if start.startswith(magic)), "it is no safetensors file")
+    hint = next((words for magic, words in _FOREIGN if start.startswith(magic)), "it is not a safetensors file")
     message = f"header declares {length:,} bytes; safetensors allows {MAX_HEADER:,}"
     raise InputError("st.header-length", message, path=path, offset=0, found=length, allowed=MAX_HEADER, hint=hint)
 
@@ -192,7 +192,7 @@ def _fields_fault(name: str, value: Any) -> str | None:
         return f" is {kind(value)}; an object is required"
     if value.keys() != set(FIELDS):
         missing = [f"{field} is missing" for field in FIELDS if field not in value]
-        unknown = [f"{quoted(field)} is no field of safetensors" for field in value if field not in FIELDS]
+        unknown = [f"{quoted(field)} is not a field of safetensors" for field in value if field not in FIELDS]
         return f": {', '.join((missing + unknown)[:4])}"
     dtype, shape, offsets = (value[field] for field in FIELDS)
     if not isinstance(dtype, str):

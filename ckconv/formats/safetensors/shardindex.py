@@ -47,7 +47,7 @@ def read_shard_index(path: Path) -> ShardIndex:
     """Read an index; the shards are not looked at.
 
     Raises:
-        InputError: ``index.json`` (not such a document), ``index.path`` (a shard that is no plain file name),
+        InputError: ``index.json`` (not such a document), ``index.path`` (a shard that is not a plain file name),
             ``index.mismatch`` (a total that is no number), and those of ``open_source``.
     """
     document = read_object(path, _INDEX)
@@ -81,9 +81,9 @@ def _path_fault(name: str) -> str | None:
         parts = name.replace("\\", "/").split("/")
         if name.startswith(("/", "\\")) or ".." in parts:
             return "outside the model directory"
-        return "which is no plain file name"
+        return "which is not a plain file name"
     if not name.lower().endswith(SUFFIX) and not is_pickle(name):
-        return "which is no safetensors file"
+        return "which is not a safetensors file"
     return None
 
 

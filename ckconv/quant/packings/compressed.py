@@ -48,7 +48,7 @@ _READ = (2, 4, 8)
 def _packed(stored: Arrays, declared: Declared) -> Module:
     weight, scale = stored[".weight_packed"], stored[".weight_scale"]
     if len(weight.shape) != 2 or not all(weight.shape):
-        raise Misfit(f"weight_packed has shape {list(weight.shape)}, and is no matrix")
+        raise Misfit(f"weight_packed has shape {list(weight.shape)}, and is not a matrix")
     rows, columns = _shape(stored, declared)
     bits = declared.number("bits") or weight.shape[1] * 32 // max(columns, 1)
     if bits not in _READ and 0 < bits < 8:
@@ -81,7 +81,7 @@ def _packed(stored: Arrays, declared: Declared) -> Module:
 def _plain(stored: Arrays, declared: Declared) -> Module:
     weight, scale = stored[".weight"], stored[".weight_scale"]
     if len(weight.shape) != 2 or not all(weight.shape):
-        raise Misfit(f"weight has shape {list(weight.shape)}, and is no matrix")
+        raise Misfit(f"weight has shape {list(weight.shape)}, and is not a matrix")
     declared.agree("bits", 8)
     (rows, columns), zero = weight.shape, _zero(stored, declared)
     array, _, size = _scales(scale, rows, columns, declared)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def _fit(stored: Arrays, declared: Declared, *, suffix: str) -> Module:
     weight, scale = stored[".weight"], stored[suffix]
     if len(weight.shape) != 2 or not all(weight.shape):
-        raise Misfit(f"weight has shape {list(weight.shape)}, and is no matrix")
+        raise Misfit(f"weight has shape {list(weight.shape)}, and is not a matrix")
     (rows, columns), (per, group) = weight.shape, _blocks(weight, scale, declared)
     return Module(
         Scheme(E4M3, 8, min(group, columns), scale.dtype),
