@@ -86,6 +86,7 @@ class Format(NamedTuple):
             its bytes look like.
         single: a model is one file, or several of which each opens the set. Of another format, loaders open a
             directory or an index.
+        file: what its file is called in a directory, where no ending is its own.
         blocks: names of the block types that a model of this format may have.
         choose: chooses among the versions where none is asked for.
         keeps_source: beside an output lies the record that makes its source again.
@@ -113,6 +114,7 @@ class Format(NamedTuple):
     adapter_files: tuple[str, ...] = ()
     told_beside: Place | None = None
     single: bool = False
+    file: str = ""
     blocks: Place | None = None
     choose: Place | None = None
     keeps_source: bool = False
@@ -261,6 +263,23 @@ FORMATS: tuple[Format, ...] = (
         place_beside=("ckconv.formats.bump.beside", "place_beside"),
         widens=frozenset({"engine", "f32", "source"}),
         widens_vectors=frozenset({"engine", "keep", "f32", "f16", "bf16", "source"}),
+    ),
+    Format(
+        "whisper-ggml",
+        (
+            Output(
+                "whisper-ggml",
+                ("ckconv.formats.whisper_ggml.plan", "WhisperPlanner"),
+                needs_config=True,
+            ),
+        ),
+        read=Reader(("ckconv.formats.whisper_ggml.read", "open_whisper_ggml"), frozenset({"source"})),
+        head=re.compile(rb"lmgg"),
+        single=True,
+        file="ggml-model.bin",
+        blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
+        content=("ckconv.formats.whisper_ggml.read", "content"),
+        widens_vectors=frozenset({"engine", "f32", "f16", "source"}),
     ),
     Format(
         "peft",

@@ -196,7 +196,7 @@ def _model_in(path: Path, format: str | None) -> Path | None:
     with readable(path):
         names = sorted(entry.name for entry in path.iterdir())
     if format is None or format_of(format).single:
-        suffixes = [row.suffix for row in FORMATS if row.single and format in (None, row.name)]
+        suffixes = [row.suffix or row.file for row in FORMATS if row.single and format in (None, row.name)]
         models = _model_files([name for name in names if name.endswith(tuple(suffixes))])
         if format is None and any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names):
             models = []

@@ -63,6 +63,20 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     )
 
 
+def vocabulary_beside(index: TensorIndex) -> Mapping[str, Any]:
+    """Word -> id, of ``vocab.json`` or of the model of ``tokenizer.json``; empty where there is neither.
+
+    Raises:
+        InputError: ``tokenizer.json``, the document is malformed.
+    """
+    root = root_of(index)
+    if (words := _json(root / _VOCABULARY)) is not None:
+        return words
+    model = (_json(root / "tokenizer.json") or {}).get("model")
+    words = model.get("vocab") if isinstance(model, dict) else None
+    return words if isinstance(words, dict) else {}
+
+
 def _apart(root: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """``tokenizer.json`` of what other files say."""
     if (document := _json(root / _TEKKEN)) is not None:

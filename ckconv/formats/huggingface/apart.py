@@ -1,10 +1,11 @@
-"""Which planner makes a checkpoint of a text model and a tower beside it."""
+"""Which planner makes a checkpoint of what is more than a text model."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import TensorIndex
+from ckconv.families.speech import speech
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -12,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def planner_of(index: TensorIndex) -> type[Planner] | None:
-    """The planner of a model of two files; ``None`` for any other."""
+    """The planner of a model of two files, or of one that hears, out of another format; ``None`` for any other."""
+    if index.config is not None and index.format not in CHECKPOINTS and index.config.family == speech().family:
+        from ckconv.formats.huggingface.speech_plan import SpeechPlanner
+
+        return SpeechPlanner
     if index.tower is None or index.config is None or index.format in CHECKPOINTS:
         return None
     from ckconv.formats.huggingface.whole_plan import WholePlanner

@@ -10,7 +10,7 @@ from typing import Any
 from ckconv.core.config import ModelConfig
 from ckconv.core.documents import document_of, unquantised
 from ckconv.core.dtypes import DTYPES
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_classes import fit, is_on
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
@@ -100,8 +100,8 @@ def _wrapped(document: dict[str, Any], config: ModelConfig | None, said: Said) -
 
 
 def source_document(index: TensorIndex) -> dict[str, Any]:
-    """The configuration that the source has of its own; empty where it has none or is no checkpoint."""
-    if index.format not in CHECKPOINTS:
+    """The configuration that the source has of its own, or that its header says; empty where it has none."""
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
         return {}
     return document_of(index.metadata)
 

@@ -38,7 +38,13 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
     if index.format in CHECKPOINTS:
         return TokenizerPlan()  # its own files are carried
     if index.format != "gguf":
-        return TokenizerPlan(notes=(left_out("a bump file has no whole one"),))
+        own = index.metadata_kind is MetadataKind.OWN
+        why = (
+            "a bump file has no whole one"
+            if own
+            else f"{index.format} has words, and neither merges nor special tokens"
+        )
+        return TokenizerPlan(notes=(left_out(why),))
     if options.file_name:
         return TokenizerPlan(notes=("DST is a single file, so tokenizer files were not written; use DST/ to get them",))
     config = index.config

@@ -1,0 +1,214 @@
+"""Planning a file of whisper.cpp."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+from ckconv.core.documents import document_of
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.core.layouts import plain
+from ckconv.core.names import parse
+from ckconv.core.tensors import Extent, Tensor, matrix_of
+from ckconv.families.speech import speech, speech_tensors
+from ckconv.formats.whisper_ggml.read import header_of, inside, keys_of
+from ckconv.formats.whisper_ggml.spec import BINS, FILE_TYPES, MAGIC, MODEL_NAME, NAME, filters, words
+from ckconv.io.bytesource import open_source
+from ckconv.plan.container import Container, Frame
+from ckconv.plan.decoding import DECODE
+from ckconv.plan.planner import HEAD, Planner, unknown_architecture
+from ckconv.plan.steps import OutputFile, Plan, Step, missing_tensors
+from ckconv.quant.convert import between, convertible, decodable
+from ckconv.tokenizer.apart import byte_letters
+from ckconv.tokenizer.documents import vocabulary_beside
+
+#: ``ggml_compute_forward_im2col_f16`` of ggml-cpu, whisper.cpp 1.8: the matrices of a file are of one type.
+_FP32 = "whisper.cpp ends in an assertion (GGML_ASSERT) on kernels of convolutions that are FP32, on a processor"
+_NARROW = "--dtype f16, with --allow-lossy where that rounds; --dtype f32 writes FP32 all the same"
+_TIED = "whisper.cpp takes the embedding for the output head"
+
+
+class WhisperPlanner(Planner):
+    """Plans it."""
+
+    format = NAME
+
+    def plan(self, *, only_reasons: bool = False) -> Plan:
+        """The plan; with reasons to refuse, or with ``only_reasons``, without files.
+
+        Raises:
+            InputError: ``tokenizer.json``, a file beside the source is malformed.
+        """
+        config = self.index.config
+        if config is None or config.family != speech().family:
+            if config is None:
+                self.reasons.append(unknown_architecture(self.index))
+            else:
+                self.refuse(f"whisper.cpp computes no {config.family}")
+            return self.refused()
+        for modifier in config.modifiers:
+            self.refuse(f"{modifier} changes the computation, and whisper.cpp has no place for it")
+        numbers = self._numbers
+        placed = self._placed(numbers)
+        matrices = self._types([tensor for _, _, tensor in placed])
+        spoken = () if only_reasons or self.reasons else self._words(numbers["vocab_size"])
+        if self.reasons or only_reasons:
+            return self.refused()
+        file_type = FILE_TYPES[matrices.name]
+        prologue = b"".join(_prologue(numbers, file_type, spoken))
+        steps, at = [], len(prologue)
+        for name, called, tensor in placed:
+            for step in _steps(name, called, tensor, matrices if _is_matrix(tensor) else F32, at):
+                steps.append(step)
+                at += step.nbytes
+        container = Container(
+            (Frame(prologue),),
+            keys=keys_of(numbers, file_type),
+            inside=inside(filters(numbers["num_mel_bins"]), spoken),
+        )
+        return Plan(
+            self.index,
+            self.format,
+            0,
+            self.options,
+            files=(OutputFile(self.options.file_name or MODEL_NAME, at, tuple(steps)),),
+            left_out=tuple(self.left_out),
+            notes=tuple(self.notes),
+            contents=lambda: container,
+        )
+
+    @cached_property
+    def _numbers(self) -> Mapping[str, int]:
+        """The header, by key of ``config.json``."""
+        assert self.index.config is not None
+        table, scope = speech(), self.index.config.scope
+        document = document_of(self.index.metadata)
+        found = {
+            "vocab_size": scope["vocabulary"],
+            "max_source_positions": scope["encoder_context"],
+            "d_model": scope["hidden"],
+            "encoder_attention_heads": document.get("encoder_attention_heads", table.heads),
+            "encoder_layers": scope["encoder_layers"] or 0,
+            "max_target_positions": scope["context"],
+            "decoder_attention_heads": scope["heads"],
+            "decoder_layers": scope["layers"],
+            "num_mel_bins": scope["mels"],
+        }
+        heads, state = found["encoder_attention_heads"], found["d_model"]
+        if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or state % heads:
+            self.refuse(f"encoder_attention_heads is {heads!r}, and d_model {state:,} is not shared out among so many")
+        for key, width in zip(table.widths, (scope["encoder_ffn"], scope["ffn"]), strict=True):
+            if width != table.width * state:
+                self.refuse(f"{key} is {width:,}, and whisper.cpp makes it {table.width} times d_model, {state:,}")
+        if found["num_mel_bins"] not in table.mels:
+            few = " or ".join(map(str, table.mels))
+            self.refuse(f"num_mel_bins is {found['num_mel_bins']:,}, and openai-whisper has filters for {few}")
+        if found["vocab_size"] not in table.ends:
+            known = ", ".join(f"{rows:,}" for rows in table.ends)
+            text = f"vocab_size is {found['vocab_size']:,}, by which whisper.cpp finds its special tokens"
+            self.refuse(f"{text}: it knows {known}")
+        return found
+
+    def _placed(self, numbers: Mapping[str, int]) -> list[tuple[str, str, Tensor]]:
+        """Canonical name, name in the file and source of every tensor, in order; any that is over is a reason."""
+        tensors = dict(self.index.tensors)
+        head = tensors.pop(HEAD, None)
+        if head is not None and self.source.head_is_embedding:
+            self.leave_out(HEAD, f"byte for byte the embedding: {_TIED}", head.nbytes)
+        elif head is not None and self.dropped(HEAD, head.source):
+            self.leave_out(HEAD, "--drop", head.nbytes)
+        elif head is not None:
+            self.refuse(f"{head.source} is not byte for byte the embedding, and {_TIED}")
+        for dropped in self.index.dropped:
+            self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
+        surplus: Counter[str] = Counter()
+        for stored in self.index.unknown:
+            if self.dropped(stored.name):
+                self.leave_out(stored.name, "--drop", stored.extent.nbytes)
+            else:
+                surplus[parse(stored.name).pattern] += 1
+        names = list(speech_tensors(numbers["decoder_layers"], numbers["encoder_layers"]))
+        surplus.update(parse(name).pattern for name in tensors.keys() - {name for name, _ in names})
+        for pattern in surplus:
+            self.refuse(f"whisper.cpp has no tensor {pattern}")
+        missing = Counter(parse(name).pattern for name, _ in names if name not in tensors)
+        self.reasons += missing_tensors(missing)
+        return [(name, called, tensors[name]) for name, called in names if name in tensors]
+
+    def _types(self, tensors: list[Tensor]) -> DType:
+        """The type of matrices: F16, where every one of the source is or a flag says so; FP32 by a flag only."""
+        asked, sources = self.dtype, dict[DType, str]()
+        for tensor in tensors:
+            sources.setdefault(tensor.dtype, tensor.source)
+        matrices = {t.dtype for t in tensors if _is_matrix(t)}
+        found = {"f32": F32, "f16": F16}.get(asked, F16 if matrices == {F16} else F32)
+        if asked == "engine" and found is F32 and matrices <= WIDENS_TO_F32:
+            self.refuse(f"matrices are {' and '.join(sorted(map(str, matrices)))}, and {_FP32}", _NARROW)
+        elif found is F32 and asked in ("f32", "keep"):
+            self.notes.append(_FP32)
+        if asked == BF16.name.lower():
+            self.refuse("whisper.cpp's files hold F32 or F16 of floats, and no BF16", "--dtype f32 holds every value")
+        for dtype, name in sources.items():
+            if dtype.kind is Kind.BLOCK:
+                decoded = all(self.decoded(t) and decodable(dtype) for t in tensors if t.dtype is dtype)
+                if not decoded:
+                    self.refuse(f"ckconv writes no {dtype} for whisper.cpp: {name}", DECODE)
+            elif dtype not in WIDENS_TO_F32 or not convertible(dtype, found):
+                self.refuse(f"whisper.cpp loads no {dtype}: {name}")
+        if asked == "keep":
+            for tensor in tensors:
+                if tensor.dtype is not (found if _is_matrix(tensor) else F32):
+                    self.refuse(f"whisper.cpp loads no {tensor.dtype} as {tensor.source}", "--dtype engine widens it")
+                    break
+        return found
+
+    def _words(self, rows: int) -> tuple[bytes, ...]:
+        """The words below the special tokens, by id."""
+        end = speech().ends[rows]
+        if self.index.format == NAME:
+            with open_source(self.index.path) as source:
+                return header_of(source, source.size or 0).words
+        vocabulary = vocabulary_beside(self.index)
+        if not vocabulary:
+            self.refuse("there are no words beside it: neither vocab.json nor tokenizer.json has a vocabulary")
+            return ()
+        by_id = {number: word for word, number in vocabulary.items() if isinstance(number, int) and number < end}
+        absent = next((number for number in range(end) if number not in by_id), None)
+        if absent is not None:
+            self.refuse(f"the vocabulary has no word {absent:,}, and whisper.cpp numbers the {end:,} by their order")
+            return ()
+        bytes_of = {letter: byte for byte, letter in byte_letters().items()}
+        strange = next((word for word in by_id.values() if not bytes_of.keys() >= set(word)), None)
+        if strange is not None:
+            self.refuse(f"word {strange!r} is not spelled in the letters of byte-level BPE")
+            return ()
+        return tuple(bytes(map(bytes_of.__getitem__, by_id[number])) for number in range(end))
+
+
+def _is_matrix(tensor: Tensor) -> bool:
+    """It has the type that the file is called after."""
+    return len(tensor.shape) > 1 and tensor.name not in speech().full
+
+
+def _prologue(numbers: Mapping[str, int], file_type: int, spoken: tuple[bytes, ...]) -> Iterator[bytes]:
+    """Everything before the first tensor."""
+    mels = numbers["num_mel_bins"]
+    yield MAGIC + words(*(numbers[key] for _, key in speech().header), file_type)
+    yield words(mels, BINS) + filters(mels)
+    yield words(len(spoken))
+    for word in spoken:
+        yield words(len(word)) + word
+
+
+def _steps(name: str, called: str, tensor: Tensor, dtype: DType, at: int) -> Iterator[Step]:
+    """What says what a tensor is, and the tensor."""
+    shape = (*tensor.shape, 1) if parse(name).pattern in speech().columns else tensor.shape
+    record = words(len(shape), len(called), dtype.ggml or 0, *reversed(shape)) + called.encode()
+    said = Tensor(name, called, DTYPES["U8"], (len(record),), (Extent(Path(), at, len(record)),), plain(len(record), 1))
+    yield Step(f"the header of {called}", said, None, None, record)
+    rows, cols = matrix_of(tensor.shape, dtype)
+    extent = Extent(Path(), at + len(record), dtype.nbytes(cols) * rows)
+    target = Tensor(name, called, dtype, tensor.shape, (extent,), plain(rows, cols))
+    yield Step(called, target, tensor, between(tensor, target))

@@ -1,0 +1,232 @@
+"""Reads a file of whisper.cpp: headers, filters and words; of tensors only what stands before them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from struct import unpack
+from typing import Any
+
+from ckconv.core.dtypes import BY_GGML, DType
+from ckconv.core.tensors import Extent, MetadataKind, StoredTensor, TensorIndex, plain_tensor
+from ckconv.errors import InputError, UnsupportedError, quoted
+from ckconv.families.canonical import Item, canonicalise
+from ckconv.families.huggingface_config import huggingface_config
+from ckconv.families.speech import USUAL, speech, speech_document, speech_family, speech_names
+from ckconv.families.words import said_of
+from ckconv.formats.whisper_ggml.spec import BINS, MAGIC, MAX_AXES, NAME, VERSION_FACTOR, filters, words
+from ckconv.io.bytesource import ByteSource, open_source
+from ckconv.lazy import NamedTuple, replace
+from ckconv.plan.content import Content
+
+#: Bytes that are read at once: of words, and where a tensor is described.
+_WINDOW, _RECORD = 1 << 20, 1 << 8
+#: Bytes of a name; the longest has 42.
+_LONGEST_NAME = 1 << 10
+#: Largest number of the header; the embedding has 51,866 rows.
+_LARGEST = 1 << 20
+
+
+class Header(NamedTuple):
+    """What stands before the tensors.
+
+    Attributes:
+        numbers: by key of ``config.json``.
+        file_type: as it stands there.
+        filters: their bytes.
+        words: by id.
+        end: where the tensors begin.
+    """
+
+    numbers: Mapping[str, int]
+    file_type: int
+    filters: bytes
+    words: tuple[bytes, ...]
+    end: int
+
+
+class _Cursor:
+    """A position in a file."""
+
+    def __init__(self, source: ByteSource, size: int, at: int = 0, window: int = _WINDOW) -> None:
+        self.source, self.size, self.at, self._least = source, size, at, window
+        self._base, self._window = at, b""
+
+    def take(self, nbytes: int, what: str) -> bytes:
+        """The next bytes, which belong to ``what``."""
+        if nbytes > self.size - self.at:
+            message = f"the file ends at byte {self.size:,}, inside {what}"
+            hint = "the download looks truncated; fetch it again and compare its size or sha256"
+            raise self.fault("truncated", message, found=self.size - self.at, allowed=nbytes, hint=hint)
+        first = self.at - self._base
+        if not 0 <= first <= len(self._window) - nbytes:
+            self._base, first = self.at, 0
+            self._window = self.source.read_at(self.at, max(nbytes, self._least))
+        self.at += nbytes
+        return self._window[first : first + nbytes]
+
+    def numbers(self, count: int, what: str) -> tuple[int, ...]:
+        """The next numbers."""
+        return unpack(f"<{count}i", self.take(4 * count, what))
+
+    def fault(self, code: str, message: str, **facts: Any) -> InputError:
+        """An error of the file."""
+        return InputError(f"whisper.{code}", message, path=self.source.path, **{"offset": self.at, **facts})
+
+
+def open_whisper_ggml(path: Path, *, source: ByteSource | None = None) -> TensorIndex:
+    """Read the headers of a file and apply its family's rules.
+
+    Raises:
+        InputError: ``whisper.*``, the file is malformed; ``model.config``, tensors contradict the header.
+        UnsupportedError: ``whisper.pipe``.
+    """
+    if source is not None:
+        if source.size is None:
+            message = "what a tensor is stands right before its values: such a file is not read out of a pipe"
+            raise UnsupportedError("whisper.pipe", message, path=path, hint="save it, and name the file")
+        return _index(path, source, source.size)
+    with open_source(path) as opened:
+        return _index(path, opened, opened.size or 0)
+
+
+def header_of(source: ByteSource, size: int) -> Header:
+    """What stands before the tensors.
+
+    Raises:
+        InputError: ``whisper.magic``, ``whisper.truncated``, ``whisper.header``, ``whisper.words``.
+    """
+    table, cursor = speech(), _Cursor(source, size)
+    magic = cursor.take(len(MAGIC), "the magic")
+    if magic != MAGIC:
+        raise cursor.fault("magic", f"starts with {quoted(magic.decode('latin-1'))}, not with 'lmgg'", offset=0)
+    *found, file_type = cursor.numbers(len(table.header) + 1, "the header")
+    numbers: dict[str, int] = {}
+    named = dict[str, str]()
+    for (name, key), number in zip(table.header, found, strict=True):
+        if not 0 < number <= _LARGEST:
+            text = f"{name} is {number:,}, outside 1 to {_LARGEST:,}"
+            raise cursor.fault("header", text, found=number, hint="files of other programs begin with 'lmgg', too")
+        if numbers.setdefault(key, number) != number:
+            raise cursor.fault("header", f"{named[key]} is {numbers[key]:,}, {name} is {number:,}", found=number)
+        named[key] = name
+    count, bins = cursor.numbers(2, "the filters")
+    if count != numbers["num_mel_bins"] or bins != BINS:
+        text = f"there are {count:,} filters of {bins:,} bins, and n_mels is {numbers['num_mel_bins']:,}"
+        raise cursor.fault("header", f"{text}: {numbers['num_mel_bins']:,} of {BINS} are needed", found=(count, bins))
+    weights = cursor.take(4 * count * bins, "the filters")
+    (length,) = cursor.numbers(1, "the words")
+    if not 0 <= length <= numbers["vocab_size"]:
+        text = f"there are {length:,} words, and n_vocab is {numbers['vocab_size']:,}"
+        raise cursor.fault("words", text, found=length, allowed=numbers["vocab_size"])
+    spoken = []
+    for number in range(length):
+        (nbytes,) = cursor.numbers(1, f"word {number:,}")
+        if nbytes < 0:
+            raise cursor.fault("words", f"word {number:,} has {nbytes:,} bytes", found=nbytes)
+        spoken.append(cursor.take(nbytes, f"word {number:,}"))
+    return Header(numbers, file_type, weights, tuple(spoken), cursor.at)
+
+
+def _index(path: Path, source: ByteSource, size: int) -> TensorIndex:
+    header, table = header_of(source, size), speech()
+    stored = _stored(_Cursor(source, size, header.end, _RECORD))
+    document, family = speech_document(header.numbers), speech_family()
+    config = huggingface_config(document, family, stored, path)
+    columns = {table.tensors[name] for name in table.columns}
+    items = [Item(plain_tensor(one.name, _flat(one) if one.name in columns else one), (one,)) for one in stored]
+    canonical = canonicalise(items, family, speech_names(), config, said_of(config), path=path)
+    return TensorIndex(
+        format=NAME,
+        version=0,
+        path=path,
+        files=(path,),
+        architecture=family.model_type,
+        config=config,
+        stored=stored,
+        tensors=canonical.tensors,
+        canonical_of=canonical.canonical_of,
+        dropped=canonical.dropped,
+        unknown=canonical.unknown,
+        metadata_kind=MetadataKind.DOCUMENT,
+        metadata=document,
+        facts={
+            "kind": "model",
+            "file_type": header.file_type % VERSION_FACTOR,
+            "words": len(header.words),
+            "filters": USUAL if _are_usual(header) else "others than its converter's",
+        },
+    )
+
+
+def _are_usual(header: Header) -> bool:
+    mels = header.numbers["num_mel_bins"]
+    return mels in speech().mels and header.filters == filters(mels)
+
+
+def _flat(stored: StoredTensor) -> StoredTensor:
+    """A vector that is stored with an axis of one behind it."""
+    return replace(stored, shape=stored.shape[:-1]) if stored.shape[-1:] == (1,) else stored
+
+
+def _stored(cursor: _Cursor) -> tuple[StoredTensor, ...]:
+    found: dict[str, StoredTensor] = {}
+    while cursor.at < cursor.size:
+        what = f"the header of tensor {len(found):,}"
+        axes, length, kind = cursor.numbers(3, what)
+        if not 1 <= axes <= MAX_AXES:
+            text = f"tensor {len(found):,} has {axes:,} axes, outside 1 to {MAX_AXES}"
+            raise cursor.fault("tensor", text, found=axes, allowed=MAX_AXES)
+        if not 1 <= length <= _LONGEST_NAME:
+            text = f"the name of tensor {len(found):,} has {length:,} bytes, outside 1 to {_LONGEST_NAME:,}"
+            raise cursor.fault("tensor", text, found=length, allowed=_LONGEST_NAME)
+        shape = cursor.numbers(axes, what)[::-1]
+        try:
+            name = cursor.take(length, what).decode()
+        except UnicodeDecodeError:
+            raise cursor.fault("tensor", f"the name of tensor {len(found):,} is not UTF-8") from None
+        if name in found:
+            raise cursor.fault("tensor", f"{quoted(name)} is there twice", tensor=name)
+        found[name] = StoredTensor(name, _type(cursor, name, kind), shape, Extent(cursor.source.path, cursor.at, 0))
+        cursor.at += _sized(cursor, found, name)
+    return tuple(found.values())
+
+
+def _type(cursor: _Cursor, name: str, kind: int) -> DType:
+    if kind not in BY_GGML:
+        raise cursor.fault(
+            "tensor", f"{quoted(name)} has type {kind}, which ggml does not have", tensor=name, found=kind
+        )
+    return BY_GGML[kind]
+
+
+def _sized(cursor: _Cursor, found: dict[str, StoredTensor], name: str) -> int:
+    """Note how many bytes a tensor has, which the file must hold."""
+    stored = found[name]
+    if min(stored.shape) < 1 or stored.shape[-1] % stored.dtype.block:
+        text = f"{quoted(name)} of {stored.dtype} has shape {list(stored.shape)}"
+        raise cursor.fault("tensor", text, tensor=name, found=list(stored.shape))
+    nbytes = stored.dtype.nbytes(math.prod(stored.shape))
+    if nbytes > cursor.size - cursor.at:
+        text = f"the file ends at byte {cursor.size:,}, inside {quoted(name)}"
+        raise cursor.fault("truncated", text, tensor=name, found=cursor.size - cursor.at, allowed=nbytes)
+    found[name] = StoredTensor(name, stored.dtype, stored.shape, stored.extent._replace(nbytes=nbytes))
+    return nbytes
+
+
+def content(index: TensorIndex, _: Mapping[str, Path]) -> Content:
+    """The header, the filters and the words."""
+    with open_source(index.path) as source:
+        header = header_of(source, source.size or 0)
+    return Content(keys_of(header.numbers, header.file_type), inside(header.filters, header.words))
+
+
+def keys_of(numbers: Mapping[str, int], file_type: int) -> dict[str, int]:
+    """Numbers of a header by their names."""
+    return {**{name: numbers[key] for name, key in speech().header}, "ftype": file_type}
+
+
+def inside(weights: bytes, spoken: tuple[bytes, ...]) -> dict[str, bytes]:
+    """What a file holds besides, by what a person is told it is."""
+    return {"filters": weights, "words": b"".join(words(len(word)) + word for word in spoken)}
