@@ -25,6 +25,7 @@ def test_directions(ckconv) -> None:
         "5",
         "bump",
         "train",
+        "whisper-ggml",
     ]
     table = {line.split()[0]: line.split()[1:] for line in lines[2:6]}
     assert table["gguf"][0] == "all"

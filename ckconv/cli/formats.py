@@ -96,12 +96,12 @@ def command(context: click.Context, family: str | None, schema: str | None) -> N
         )
         return
     lines = [
-        "models: floats go from every format to every other; this many block types go without being decoded",
-        "  from         " + "".join(f"{target:>12}" for target in targets),
+        "models: floats go between all formats but those of one family; this many block types go without being decoded",
+        "  from         " + "".join(f"{target:>13}" for target in targets),
     ]
     for source in sources:
         counts = ("all" if source == to else str(len(kept[source, to]) or "-") for to in targets)
-        lines.append(f"  {source:<13}" + "".join(f"{n:>12}" for n in counts))
+        lines.append(f"  {source:<13}" + "".join(f"{n:>13}" for n in counts))
     lines += [
         f"  to mlx and back: {', '.join(kept['mlx', 'gguf'])}, where every number fits",
         f"adapters: between {', '.join(adapters)}, and merged into a model during its conversion",

@@ -58,7 +58,7 @@ class _Cursor:
         if nbytes > self.size - self.at:
             message = f"the file ends at byte {self.size:,}, inside {what}"
             hint = "the download looks truncated; fetch it again and compare its size or sha256"
-            raise self.fault("truncated", message, found=self.size - self.at, allowed=nbytes, hint=hint)
+            raise self.fault("whisper.truncated", message, found=self.size - self.at, allowed=nbytes, hint=hint)
         first = self.at - self._base
         if not 0 <= first <= len(self._window) - nbytes:
             self._base, first = self.at, 0
@@ -72,7 +72,7 @@ class _Cursor:
 
     def fault(self, code: str, message: str, **facts: Any) -> InputError:
         """An error of the file."""
-        return InputError(f"whisper.{code}", message, path=self.source.path, **{"offset": self.at, **facts})
+        return InputError(code, message, path=self.source.path, **{"offset": self.at, **facts})
 
 
 def open_whisper_ggml(path: Path, *, source: ByteSource | None = None) -> TensorIndex:
@@ -100,31 +100,37 @@ def header_of(source: ByteSource, size: int) -> Header:
     table, cursor = speech(), _Cursor(source, size)
     magic = cursor.take(len(MAGIC), "the magic")
     if magic != MAGIC:
-        raise cursor.fault("magic", f"starts with {quoted(magic.decode('latin-1'))}, not with 'lmgg'", offset=0)
+        raise cursor.fault("whisper.magic", f"starts with {quoted(magic.decode('latin-1'))}, not with 'lmgg'", offset=0)
     *found, file_type = cursor.numbers(len(table.header) + 1, "the header")
     numbers: dict[str, int] = {}
     named = dict[str, str]()
     for (name, key), number in zip(table.header, found, strict=True):
         if not 0 < number <= _LARGEST:
             text = f"{name} is {number:,}, outside 1 to {_LARGEST:,}"
-            raise cursor.fault("header", text, found=number, hint="files of other programs begin with 'lmgg', too")
+            raise cursor.fault(
+                "whisper.header", text, found=number, hint="files of other programs begin with 'lmgg', too"
+            )
         if numbers.setdefault(key, number) != number:
-            raise cursor.fault("header", f"{named[key]} is {numbers[key]:,}, {name} is {number:,}", found=number)
+            raise cursor.fault(
+                "whisper.header", f"{named[key]} is {numbers[key]:,}, {name} is {number:,}", found=number
+            )
         named[key] = name
     count, bins = cursor.numbers(2, "the filters")
     if count != numbers["num_mel_bins"] or bins != BINS:
         text = f"there are {count:,} filters of {bins:,} bins, and n_mels is {numbers['num_mel_bins']:,}"
-        raise cursor.fault("header", f"{text}: {numbers['num_mel_bins']:,} of {BINS} are needed", found=(count, bins))
+        raise cursor.fault(
+            "whisper.header", f"{text}: {numbers['num_mel_bins']:,} of {BINS} are needed", found=(count, bins)
+        )
     weights = cursor.take(4 * count * bins, "the filters")
     (length,) = cursor.numbers(1, "the words")
     if not 0 <= length <= numbers["vocab_size"]:
         text = f"there are {length:,} words, and n_vocab is {numbers['vocab_size']:,}"
-        raise cursor.fault("words", text, found=length, allowed=numbers["vocab_size"])
+        raise cursor.fault("whisper.words", text, found=length, allowed=numbers["vocab_size"])
     spoken = []
     for number in range(length):
         (nbytes,) = cursor.numbers(1, f"word {number:,}")
         if nbytes < 0:
-            raise cursor.fault("words", f"word {number:,} has {nbytes:,} bytes", found=nbytes)
+            raise cursor.fault("whisper.words", f"word {number:,} has {nbytes:,} bytes", found=nbytes)
         spoken.append(cursor.take(nbytes, f"word {number:,}"))
     return Header(numbers, file_type, weights, tuple(spoken), cursor.at)
 
@@ -177,17 +183,17 @@ def _stored(cursor: _Cursor) -> tuple[StoredTensor, ...]:
         axes, length, kind = cursor.numbers(3, what)
         if not 1 <= axes <= MAX_AXES:
             text = f"tensor {len(found):,} has {axes:,} axes, outside 1 to {MAX_AXES}"
-            raise cursor.fault("tensor", text, found=axes, allowed=MAX_AXES)
+            raise cursor.fault("whisper.tensor", text, found=axes, allowed=MAX_AXES)
         if not 1 <= length <= _LONGEST_NAME:
             text = f"the name of tensor {len(found):,} has {length:,} bytes, outside 1 to {_LONGEST_NAME:,}"
-            raise cursor.fault("tensor", text, found=length, allowed=_LONGEST_NAME)
+            raise cursor.fault("whisper.tensor", text, found=length, allowed=_LONGEST_NAME)
         shape = cursor.numbers(axes, what)[::-1]
         try:
             name = cursor.take(length, what).decode()
         except UnicodeDecodeError:
-            raise cursor.fault("tensor", f"the name of tensor {len(found):,} is not UTF-8") from None
+            raise cursor.fault("whisper.tensor", f"the name of tensor {len(found):,} is not UTF-8") from None
         if name in found:
-            raise cursor.fault("tensor", f"{quoted(name)} is there twice", tensor=name)
+            raise cursor.fault("whisper.tensor", f"{quoted(name)} is there twice", tensor=name)
         found[name] = StoredTensor(name, _type(cursor, name, kind), shape, Extent(cursor.source.path, cursor.at, 0))
         cursor.at += _sized(cursor, found, name)
     return tuple(found.values())
@@ -206,11 +212,11 @@ def _sized(cursor: _Cursor, found: dict[str, StoredTensor], name: str) -> int:
     stored = found[name]
     if min(stored.shape) < 1 or stored.shape[-1] % stored.dtype.block:
         text = f"{quoted(name)} of {stored.dtype} has shape {list(stored.shape)}"
-        raise cursor.fault("tensor", text, tensor=name, found=list(stored.shape))
+        raise cursor.fault("whisper.tensor", text, tensor=name, found=list(stored.shape))
     nbytes = stored.dtype.nbytes(math.prod(stored.shape))
     if nbytes > cursor.size - cursor.at:
         text = f"the file ends at byte {cursor.size:,}, inside {quoted(name)}"
-        raise cursor.fault("truncated", text, tensor=name, found=cursor.size - cursor.at, allowed=nbytes)
+        raise cursor.fault("whisper.truncated", text, tensor=name, found=cursor.size - cursor.at, allowed=nbytes)
     found[name] = StoredTensor(name, stored.dtype, stored.shape, stored.extent._replace(nbytes=nbytes))
     return nbytes
 
