@@ -202,7 +202,7 @@ def _stored(cursor: _Cursor) -> tuple[StoredTensor, ...]:
 def _type(cursor: _Cursor, name: str, kind: int) -> DType:
     if kind not in BY_GGML:
         raise cursor.fault(
-            "tensor", f"{quoted(name)} has type {kind}, which ggml does not have", tensor=name, found=kind
+            "whisper.tensor", f"{quoted(name)} has type {kind}, which ggml does not have", tensor=name, found=kind
         )
     return BY_GGML[kind]
 
