@@ -96,7 +96,7 @@ def command(context: click.Context, family: str | None, schema: str | None) -> N
         )
         return
     lines = [
-        "models: floats go between all formats but those of one family; this many block types go without being decoded",
+        "models: floats go to every format that holds the family; this many block types go without being decoded",
         "  from         " + "".join(f"{target:>13}" for target in targets),
     ]
     for source in sources:
