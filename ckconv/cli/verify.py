@@ -154,7 +154,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     ]
     if rebuilt:
         lines.append(
-            f"  made again of the source: {counted(rebuilt.files, 'file')}, {rebuilt.nbytes:,} bytes, all equal"
+            f"  made again from the source: {counted(rebuilt.files, 'file')}, {rebuilt.nbytes:,} bytes, all equal"
         )
     lines += [f"  note: {note}" for note in notes]
     lines += [f"  every file is as {Path(item).name} lists it" for item in besides]

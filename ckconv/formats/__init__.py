@@ -87,7 +87,7 @@ class Format(NamedTuple):
         single: a model is one file, or several of which each opens the set. Of another format, loaders open a
             directory or an index.
         file: what its file is called in a directory, where no ending is its own.
-        blocks: names of the block types that a model of this format may have.
+        blocks: names of the block types of its models that other formats may hold, too.
         choose: chooses among the versions where none is asked for.
         keeps_source: beside an output lies the record that makes its source again.
         of_headers: of a path, what is kept of the files that hold the tensors, and of ``config.json``: the index of a
@@ -277,7 +277,6 @@ FORMATS: tuple[Format, ...] = (
         head=re.compile(rb"lmgg"),
         single=True,
         file="ggml-model.bin",
-        blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
         content=("ckconv.formats.whisper_ggml.read", "content"),
         widens_vectors=frozenset({"engine", "f32", "f16", "source"}),
     ),
