@@ -220,7 +220,7 @@ def test_words_that_ask_for_nothing_are_usage_errors(word: str, sentence: str, t
     ("word", "sentence"),
     [
         ("q8_0,*norm.weight=q4_0", "names only tensors that llama.cpp does not quantise"),
-        ("iq2_xxs", "IQ2_XXS is garbage without an importance matrix"),
+        ("iq2_xxs", "IQ2_XXS is useless without an importance matrix"),
     ],
 )
 def test_what_cannot_be_done_is_refused(word: str, sentence: str, tmp_path: Path) -> None:

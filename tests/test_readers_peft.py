@@ -212,7 +212,7 @@ WRONG: list[tuple[str, str, dict[str, Any], dict[str, np.ndarray]]] = [
     ("adapter.scale", "r is 4.0", {"r": 4.0}, pair()),
     ("adapter.scale", "rank_pattern of 'q_proj' is -2", {"rank_pattern": {"q_proj": -2}}, pair()),
     ("adapter.scale", "alpha_pattern of 'q_proj' is 0", {"alpha_pattern": {"q_proj": 0}}, pair()),
-    ("adapter.scale", "no float32 number", {"lora_alpha": 1e60}, pair()),
+    ("adapter.scale", "a scale that float32 cannot hold", {"lora_alpha": 1e60}, pair()),
     ("adapter.config", "rank_pattern is a list", {"rank_pattern": [1]}, pair()),
     ("adapter.config", "target_modules is", {"target_modules": 3}, pair()),
     ("adapter.config", "is no regular expression", {"rank_pattern": {"(": 2}}, pair()),
@@ -429,7 +429,7 @@ def test_names_there_and_back() -> None:
     for family in FAMILIES.values():
         # Of T5 the name of a module has a second number, and Falcon-H1 multiplies what its matrices give: no adapter of
         # theirs is read.
-        if not family.gguf or family.experts or family.name in ("t5", "falcon_h1"):
+        if not family.gguf or family.experts or family.name in ("t5", "t5_encoder", "falcon_h1"):
             continue
         for stem in ("layers.2.attention.q", "layers.2.attention.qkv", "layers.2.ffn.gate_up", "output"):
             name = gguf_name_of(stem, family)

@@ -29,7 +29,7 @@ BROKEN: dict[str, tuple[Callable[[Any], object], int, str]] = {
     "another shape": (lambda m: _entry(m, "layer.0.w2", shape=[48, 32]), 3, "layer.0.w2 is [48, 32], the model's"),
     "a matrix is missing": (lambda m: _without(m, "layer.1.w2"), 3, "has no entry layer.1.w2"),
     "the head is missing": (lambda m: _without(m, "output.weight"), 3, "has no entry output.weight"),
-    "an entry of no slot": (lambda m: _entry(m, "layer.0.bo", name="layer.0.w3"), 3, "'layer.0.w3' is no slot"),
+    "an entry of no slot": (lambda m: _entry(m, "layer.0.bo", name="layer.0.w3"), 3, "'layer.0.w3' is not a slot"),
     "no configuration": (lambda m: m.pop("config"), 3, "config.model is null, a name expected"),
     "no family": (lambda m: m["config"].pop("model"), 3, "config.model is null, a name expected"),
     "another family": (

@@ -254,7 +254,15 @@ HOSTILE = [
 def test_a_record_that_says_what_none_says_is_refused(change: dict[str, object], tmp_path: Path, ckconv) -> None:
     out, record = tmp_path / "m.gguf", tmp_path / "m.gguf.ckconv.json"
     out.write_bytes(LLAMA.read_bytes())
-    document = {"schema": 1, "options": {}, "template": None, "adapters": [], "sources": [], "outputs": []}
+    document = {
+        "schema": 1,
+        "ckconv": "0.1.0",
+        "options": {},
+        "template": None,
+        "adapters": [],
+        "sources": [],
+        "outputs": [],
+    }
     document["outputs"] = [{"name": "m.gguf", "sha256": hashlib.sha256(LLAMA.read_bytes()).hexdigest()}]
     record.write_bytes(sealed(document))
     assert ckconv("verify", out, LLAMA).code == 0
