@@ -23,11 +23,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from ckconv.__main__ import run  # noqa: E402
+from ckconv.formats.bump import documents5  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden.tsv"
 FIXTURES = ROOT / "fixtures"
@@ -128,7 +130,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the file, and change nothing")
     asked = parser.parse_args()
-    now = list(lines())
+    with patch.object(documents5, "__version__", "0.1.0"):  # bump 5 says it, and no line is to move with a release
+        now = list(lines())
     if not asked.check:
         GOLDEN.write_text("\n".join(now) + "\n")
         return 0

@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT))
 
 from ckconv.cli import VERBS, main  # noqa: E402
 from ckconv.cli.sections import GROUPS, Sections  # noqa: E402
+from ckconv.core.version import __version__  # noqa: E402
 
 PAGE = ROOT / "docs/ckconv.1"
 
@@ -70,7 +71,7 @@ def page() -> str:
     """The whole page."""
     context = click.Context(main, info_name="ckconv")
     lines = [
-        '.TH CKCONV 1 "" "ckconv" "User Commands"',
+        f'.TH CKCONV 1 "" "ckconv {__version__}" "User Commands"',
         ".SH NAME",
         "ckconv \\- convert model weights between GGUF, safetensors, MLX, PEFT and bump files, exactly",
         ".SH SYNOPSIS",

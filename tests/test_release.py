@@ -88,6 +88,12 @@ def test_the_citation_has_the_version_and_licence_of_the_package() -> None:
     assert citation["repository-code"] == PROJECT["urls"]["Homepage"]
 
 
+def test_the_changelog_has_the_version_and_its_date() -> None:
+    headings = re.findall(r"^## \[(.+)\](?: - (.+))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = yaml.safe_load((ROOT / "CITATION.cff").read_text())["date-released"]
+    assert headings[:2] == [("Unreleased", ""), (__version__, released)]
+
+
 def steps(document: Any) -> list[dict[str, Any]]:
     return [step for job in document["jobs"].values() for step in job["steps"]]
 

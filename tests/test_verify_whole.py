@@ -16,6 +16,7 @@ sys.path.insert(0, str(FIXTURES.parent / "scripts"))
 import bitflips
 import golden
 
+from ckconv.core.version import __version__
 from ckconv.record.conversion import sealed
 
 LLAMA = FIXTURES / "gguf/llama-tied-bf16.auto.gguf"
@@ -256,7 +257,7 @@ def test_a_record_that_says_what_none_says_is_refused(change: dict[str, object],
     out.write_bytes(LLAMA.read_bytes())
     document = {
         "schema": 1,
-        "ckconv": "0.1.0",
+        "ckconv": __version__,
         "options": {},
         "template": None,
         "adapters": [],
