@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODEL = "llama-tied-bf16.auto.gguf"
+MODEL, GEMMA = "llama-tied-bf16.auto.gguf", "gemma3-text-bf16.auto.gguf"
+QUANTISED = "llama64.Q4_K_M.gguf"
 
 #: Runs a command line where nothing of what Pyodide lacks can be had.
 BARE = """
@@ -97,8 +99,27 @@ def test_a_copy_is_written_read_again_and_verified(way: str, work: Path, fixture
     assert (again.returncode, "output.exists" in again.stderr) == (6, True)
 
 
-@pytest.mark.parametrize("arguments", [("convert", MODEL, "out.bump"), ("diff", MODEL, MODEL)])
-def test_what_computes_says_what_it_needs(way: str, work: Path, arguments: tuple[str, ...]) -> None:
+def test_models_are_compared(way: str, work: Path, fixtures: Path) -> None:
+    """A GGUF with its checkpoint, whose norms are other numbers there, and with one number of it changed."""
+    shutil.copytree(fixtures / "hf/gemma3-text-bf16", work / "model")
+    same = ran(way, work, "diff", MODEL, MODEL)
+    assert (same.returncode, same.stdout.splitlines()[-1]) == (0, "the same model"), same.stderr
+    (work / GEMMA).write_bytes((fixtures / "gguf" / GEMMA).read_bytes())
+    same = ran(way, work, "diff", GEMMA, "model")
+    assert (same.returncode, same.stdout.splitlines()[-1]) == (0, "the same model"), same.stderr
+    data = bytearray((work / GEMMA).read_bytes())
+    data[-1] ^= 0x80  # the sign of the last bfloat16
+    (work / GEMMA).write_bytes(data)
+    other = ran(way, work, "diff", GEMMA, "model")
+    assert (other.returncode, "  1 differs" in other.stdout) == (5, True), other.stderr
+    assert "1 of " in other.stdout
+
+
+@pytest.mark.parametrize("arguments", [("convert", MODEL, "out.bump"), ("diff", QUANTISED, "other.gguf")])
+def test_what_computes_says_what_it_needs(way: str, work: Path, fixtures: Path, arguments: tuple[str, ...]) -> None:
+    data = (fixtures / "kquants" / QUANTISED).read_bytes()
+    (work / QUANTISED).write_bytes(data)
+    (work / "other.gguf").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     done = ran(way, work, *arguments)
     assert (done.returncode, "error[system.package]: this needs the package numpy" in done.stderr) == (4, True)
     assert not (work / "out.bump").exists()

@@ -15,7 +15,8 @@ from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, page_op
 from ckconv.errors import counted, shown
 
 if TYPE_CHECKING:
-    from ckconv.engine.compare import Comparison, Difference
+    from ckconv.engine.compare import Comparison
+    from ckconv.engine.difference import Difference
 
 _NOT_TRANSITIVE = (
     "an MLX triple is equal to the block that holds the same numbers and to the values that MLX rounds it to, "

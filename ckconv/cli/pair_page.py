@@ -20,7 +20,8 @@ from ckconv.lazy import NamedTuple
 if TYPE_CHECKING:
     from ckconv.api import Checked
     from ckconv.core.tensors import TensorIndex
-    from ckconv.engine.compare import Comparison, Difference
+    from ckconv.engine.compare import Comparison
+    from ckconv.engine.difference import Difference
     from ckconv.engine.run import Report
     from ckconv.errors import VerifyError
 
