@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,11 @@ def test_nothing_is_written_for_show_nor_over_what_is_there(fixtures: Path, tmp_
         ("out/", ["--to", "hf", "--attest", "statement.json"], "usage.flag"),
         ("out/", ["--to", "hf", "--html", "page.html"], "usage.flag"),
         ("out/", ["--to", "hf", "--jobs", "2"], "usage.flag"),
+        ("out/", ["--to", "hf", "--names", "gguf"], "usage.flag"),
+        ("out/", ["--to", "hf", "--fuse", "qkv"], "usage.flag"),
+        ("out/", ["--to", "hf", "--rope-layout", "split"], "usage.flag"),
+        ("out/", ["--to", "hf", "--set-meta", "a=b"], "usage.flag"),
+        ("out/", ["--to", "hf", "--bump-version", "3"], "usage.flag"),
     ],
 )
 def test_where_they_are_of_no_use_it_says_so(
@@ -86,6 +92,15 @@ def test_where_they_are_of_no_use_it_says_so(
     result = ckconv("convert", fixtures / DENSE, f"{tmp_path}/{target}", "--side-files-only", *flags)
     assert (result.code, f"error[{code}]" in result.err) == (2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_flag_about_what_lies_beside_weights_has_a_say(fixtures: Path, tmp_path: Path, ckconv: Run) -> None:
+    flags = ("--to", "hf", "--context", "64", "--dtype", "f32")
+    assert ckconv("convert", fixtures / "hf/qwen2-tied-bf16", tmp_path / "whole", *flags).code == 0
+    assert ckconv("convert", fixtures / "hf/qwen2-tied-bf16", tmp_path / "alone", *flags, "--side-files-only").code == 0
+    config = json.loads((tmp_path / "alone/config.json").read_text())
+    assert config["max_position_embeddings"] == 64
+    assert config == json.loads((tmp_path / "whole/config.json").read_text())
 
 
 def test_an_adapter_has_none(fixtures: Path, tmp_path: Path, ckconv: Run) -> None:

@@ -205,7 +205,7 @@ def _check_page(page: Path, dst: str, flags: dict[str, Any]) -> None:
 def _side_files(src: Path, dst: str, options: Options, flags: dict[str, Any], settings: Settings) -> None:
     from ckconv.cli.side_files import check_flags, planned, write_side_files
 
-    check_flags(flags)
+    check_flags(flags, options)
     plan, place = planned(src, dst, to=flags["to"], source_format=flags["source_format"], options=options)
     config, force, dry_run = flags["config_out"], flags["force"], flags["dry_run"]
     write_side_files(plan, place, settings, config=config, force=force, dry_run=dry_run)

@@ -11,6 +11,7 @@ from ckconv.errors import UsageError, counted, shown
 from ckconv.formats import format_of
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.lazy import replace
+from ckconv.options import asked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,25 +22,24 @@ if TYPE_CHECKING:
     from ckconv.output.streamed import SideFile
     from ckconv.plan.steps import Plan
 
-#: Flags about weights, and about files that tell of them.
+#: Flags about weights, and about files that tell of them, beside those of the table of options.
 _ABOUT_WEIGHTS = (
-    "adapters", "attest", "bump_version", "checksums", "cluster", "decode", "dequantize", "drop", "dtype_codes",
-    "imatrix", "jobs", "manifest", "max_shard_size", "mmproj", "no_verify", "pack", "quantize", "record", "resume",
-    "tensor_scales", "tie", "trainable", "untie", "with_map", "wrapped",
+    "adapters", "attest", "checksums", "cluster", "jobs", "manifest", "mmproj", "no_verify", "record", "resume",
+    "with_map",
 )  # fmt: skip
 
 
-def check_flags(flags: Mapping[str, Any]) -> None:
+def check_flags(flags: Mapping[str, Any], options: Options) -> None:
     """Refuse flags that have no say where no weights are written.
 
     Raises:
         UsageError: ``usage.flag``.
     """
     names = {"adapters": "adapter", "with_map": "map"}
-    for name in _ABOUT_WEIGHTS:
-        if flags[name] and flags[name] != "auto":
-            flag = names.get(name, name).replace("_", "-")
-            raise UsageError("usage.flag", f"--{flag} is about weights, and --side-files-only writes none")
+    given = [f"--{names.get(name, name).replace('_', '-')}" for name in _ABOUT_WEIGHTS if flags[name]]
+    given += [chosen.flag for chosen in asked(options) if not chosen.option.beside]
+    if given:
+        raise UsageError("usage.flag", f"{given[0]} is about weights, and --side-files-only writes none")
 
 
 def planned(src: Path, dst: str, *, to: str | None, source_format: str | None, options: Options) -> Any:
