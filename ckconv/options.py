@@ -140,7 +140,6 @@ class Option(NamedTuple):
         most: of a number: the largest; the least is 0, which is the default and asks for nothing.
         limited: it has a say only in outputs that list it (:mod:`ckconv.formats`).
         neutral: it asks for no other content than the source of a bump file had.
-        beside: it has a say in what lies beside weights, or in what is read for it.
     """
 
     name: str
@@ -153,7 +152,6 @@ class Option(NamedTuple):
     limited: bool = False
     records: Records = Records.CONVERSION
     neutral: bool = False
-    beside: bool = False
 
     @property
     def default(self) -> Any:
@@ -197,7 +195,6 @@ OPTIONS: tuple[Option, ...] = (
         "source: with --dequantize, values as the quantiser's library computes them.",
         words=_words("engine", "keep", "f32", "f16", "bf16", "source"),
         records=Records.BOTH,
-        beside=True,
     ),
     Option(
         "rope_layout",
@@ -232,16 +229,7 @@ OPTIONS: tuple[Option, ...] = (
         "imatrix", "--imatrix", Takes.EXISTING, "Importance, for --quantize.", limited=True, records=Records.NEITHER
     ),
     Option("allow_lossy", "--allow-lossy", Takes.NOTHING, "Let values change.", gives=True, records=Records.BOTH),
-    Option(
-        "context",
-        "--context",
-        Takes.NUMBER,
-        "Context length.",
-        most=1 << 30,
-        limited=True,
-        records=Records.BOTH,
-        beside=True,
-    ),
+    Option("context", "--context", Takes.NUMBER, "Context length.", most=1 << 30, limited=True, records=Records.BOTH),
     Option(
         "drop", "--drop", Takes.GLOB, "Leave out tensors by canonical or source name; repeatable.", records=Records.BOTH
     ),
@@ -268,7 +256,6 @@ OPTIONS: tuple[Option, ...] = (
         gives=True,
         records=Records.NEITHER,
         neutral=True,
-        beside=True,
     ),
     Option(
         "families",
@@ -277,7 +264,6 @@ OPTIONS: tuple[Option, ...] = (
         "A family file of your own (docs/adding-a-family.md); repeatable.",
         records=Records.NEITHER,
         neutral=True,
-        beside=True,
     ),
     Option(
         "max_shard_bytes",
@@ -337,10 +323,9 @@ OPTIONS: tuple[Option, ...] = (
         gives=False,
         records=Records.NEITHER,
         neutral=True,
-        beside=True,
     ),
-    Option("created", "SOURCE_DATE_EPOCH", Takes.NO_FLAG, neutral=True, beside=True),
-    Option("file_name", "DST", Takes.NO_FLAG, records=Records.NEITHER, neutral=True, beside=True),
+    Option("created", "SOURCE_DATE_EPOCH", Takes.NO_FLAG, neutral=True),
+    Option("file_name", "DST", Takes.NO_FLAG, records=Records.NEITHER, neutral=True),
 )
 
 

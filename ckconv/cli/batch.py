@@ -12,7 +12,7 @@ import click
 
 from ckconv.cli.conversion import adapters_of, cluster_option, conversion_options, options_of, writing_options
 from ckconv.cli.format_name import FormatName
-from ckconv.cli.render import print_lines, size
+from ckconv.cli.render import print_report_lines, size
 from ckconv.cli.sections import Sections
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 from ckconv.errors import InputError, UsageError, counted, listed, shown, unreadable
@@ -79,7 +79,7 @@ def command(
                 batch.run(models)
         finally:
             if sys.stdout.isatty() and not (settings.json or settings.quiet):
-                print_lines(_table(models))
+                print_report_lines(_table(models), settings)
     found = {model.exit_status for model in models}
     return next((status for status in _GRAVITY if status in found), 0)
 

@@ -10,7 +10,7 @@ import click
 
 from ckconv.cli.conversion import flag
 from ckconv.cli.progress import ProgressLine
-from ckconv.cli.render import print_json, print_lines
+from ckconv.cli.render import print_json, print_report_lines
 from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, page_option, settings_of
 from ckconv.errors import counted, shown
 
@@ -108,7 +108,7 @@ def _print(found: Comparison, a: Path, b: Path, settings: Settings) -> None:
         lines.append(f"  everything besides the tensors cannot be compared: {found.unknown}")
     if any(_is_triple(name) for _, *names in found.retyped for name in names):
         lines.append(f"  note: {_NOT_TRANSITIVE}")
-    print_lines([*lines, _verdict(found)])
+    print_report_lines([*lines, _verdict(found)], settings)
 
 
 def _verdict(found: Comparison) -> str:

@@ -138,6 +138,13 @@ def print_lines(lines: Iterable[str], *, err: bool = False) -> None:
     _write(("\t".join(map(printable, line.split("\t"))) + "\n" for line in lines), err=err)
 
 
+def print_report_lines(lines: Iterable[str], settings: Settings, *, err: bool = False) -> None:
+    """The same of a report, which fits the terminal that it is printed on."""
+    from ckconv.cli.fitted import fitted, width
+
+    print_lines(fitted(map(printable, lines), width(err=err), whole=settings.verbose), err=err)
+
+
 def _write(parts: Iterable[str], *, err: bool) -> None:
     """Write a text of any length, some of it at a time."""
     parts = iter(parts)

@@ -6,8 +6,9 @@ from collections import Counter
 from typing import Any
 
 from ckconv.cli.changes import errors_of, merged_lines, names_beside, quantised_lines, rounded_lines
-from ckconv.cli.render import SCHEMA, count, print_json, print_lines, size
+from ckconv.cli.render import SCHEMA, count, print_json, print_report_lines, size
 from ckconv.cli.settings import Settings
+from ckconv.cli.steps import step_facts, step_lines
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.run import Report
@@ -42,8 +43,8 @@ def print_plan(plan: Plan, target: str, settings: Settings, *, tower: tuple[Plan
         *(f"  note: {note}" for note in plan.notes),
     ]
     if settings.verbose:
-        lines += [_step_line(step) for step in plan.steps]
-    print_lines([*lines, "nothing written"])
+        lines += step_lines(plan.steps, err=False)
+    print_report_lines([*lines, "nothing written"], settings)
     if tower:
         print_plan(tower[0], tower[1].name, settings)
 
@@ -89,8 +90,8 @@ def print_report(report: Report, settings: Settings, *, tower: Report | None = N
     if report.side_files:
         lines.insert(-1, f"  beside it: {', '.join(names_beside(report))}")
     if settings.verbose:
-        lines += [_step_line(step) for step in plan.steps]
-    print_lines(lines, err=err)
+        lines += step_lines(plan.steps, err=err)
+    print_report_lines(lines, settings, err=err)
 
 
 def _with_tower(document: dict[str, Any], tower: dict[str, Any] | None, schema: int) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def _with_tower(document: dict[str, Any], tower: dict[str, Any] | None, schema: 
 
 
 def _planned(plan: Plan, target: str) -> dict[str, Any]:
-    return {"dry_run": True, "target": target, **_plan_facts(plan), "steps": [_step_facts(s) for s in plan.steps]}
+    return {"dry_run": True, "target": target, **_plan_facts(plan), "steps": [step_facts(s) for s in plan.steps]}
 
 
 def _reported(report: Report) -> dict[str, Any]:
@@ -302,27 +303,6 @@ def _layout_line(plan: Plan) -> str:
     )
     rows = f"RoPE rows: {source} in the source, {plan.rope_layout} in the output   " if plan.rope_layout else ""
     return rows.rstrip() if plan.index.adapter is not None else f"{rows}head: {head}"
-
-
-def _step_line(step: Step) -> str:
-    types = step.target.dtype.name
-    if step.conversion and step.conversion.source is not step.conversion.target:
-        types = f"{step.conversion.source} -> {types}"
-    origin = f"  <- {step.source.source}" if step.source else ""
-    return f"  {step.offset:>14,}  {step.nbytes:>14,}  {step.action.value:<6}  {types:<14}  {step.slot}{origin}"
-
-
-def _step_facts(step: Step) -> dict[str, Any]:
-    return {
-        "slot": step.slot,
-        "tensor": step.target.name,
-        "source": step.source.source if step.source else None,
-        "action": step.action.value,
-        "dtype": step.target.dtype.name,
-        "offset": step.offset,
-        "bytes": step.nbytes,
-        "reordered": step.reordered,
-    }
 
 
 def _plan_facts(plan: Plan) -> dict[str, Any]:

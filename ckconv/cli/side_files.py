@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckconv.cli.render import print_lines
+from ckconv.cli.render import print_report_lines
 from ckconv.errors import UsageError, counted, shown
 from ckconv.formats import format_of
+from ckconv.formats.applicable import without_say_beside
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.lazy import replace
-from ckconv.options import asked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def check_flags(flags: Mapping[str, Any], options: Options) -> None:
     """
     names = {"adapters": "adapter", "with_map": "map"}
     given = [f"--{names.get(name, name).replace('_', '-')}" for name in _ABOUT_WEIGHTS if flags[name]]
-    given += [chosen.flag for chosen in asked(options) if not chosen.option.beside]
+    given += without_say_beside(options)
     if given:
         raise UsageError("usage.flag", f"{given[0]} is about weights, and --side-files-only writes none")
 
@@ -117,7 +117,7 @@ def write_side_files(
         else:
             print_report(Report(plan, place.name, (), paths, None, time.monotonic() - started), settings, err=False)
     elif not settings.quiet:
-        print_lines(_lines(plan, place, paths, dry_run=dry_run))
+        print_report_lines(_lines(plan, place, paths, dry_run=dry_run), settings)
 
 
 def _lines(plan: Plan, place: Destination, paths: Sequence[Path], *, dry_run: bool) -> list[str]:

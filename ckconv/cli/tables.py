@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ckconv.cli.describe import Description, Target
+from ckconv.cli.fitted import NARROWEST
 from ckconv.cli.layermap import layer_map
 from ckconv.cli.layermap import lines as map_lines
 from ckconv.cli.render import container, count, printable, size
@@ -21,9 +22,6 @@ from ckconv.cli.settings import Settings
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import counted
 from ckconv.lazy import NamedTuple
-
-#: Columns that a page has at least: what is narrower wraps by itself.
-_NARROWEST = 60
 
 #: Between two columns of a table.
 _GAP = 2
@@ -60,7 +58,7 @@ def print_tables(
     """Print the sections that were asked for; all tensors through the pager."""
     # Without a colour system there is no bold either: whoever says no to colours wants no escapes.
     console = Console(color_system="auto" if settings.color else None, highlight=False, emoji=False, markup=False)
-    console.width = max(console.width, _NARROWEST)
+    console.width = max(console.width, NARROWEST)
     if every_tensor and console.is_terminal:
         os.environ.setdefault("LESS", _LESS)
         with console.pager(styles=settings.color):
@@ -163,7 +161,7 @@ def _targets(console: Console, targets: Sequence[Target]) -> None:
 
 def _hung(console: Console, start: Text, text: str) -> None:
     """A text behind what it is about; its further lines stand below its first."""
-    width = max(console.width - len(start), _NARROWEST // 3)
+    width = max(console.width - len(start), NARROWEST // 3)
     lines = textwrap.wrap(printable(text), width, break_long_words=False, break_on_hyphens=False) or [""]
     console.print(start + Text(lines[0]), soft_wrap=True)
     for line in lines[1:]:

@@ -11,7 +11,7 @@ import click
 from ckconv.cli.conversion import adapters_of, conversion_options, one_or_two, options_of
 from ckconv.cli.format_name import FormatName
 from ckconv.cli.progress import ProgressLine
-from ckconv.cli.render import container, print_json, print_lines
+from ckconv.cli.render import container, print_json, print_report_lines
 from ckconv.cli.sections import Sections
 from ckconv.cli.settings import CONTEXT, PATH, common_options, page_option, settings_of
 from ckconv.errors import InputError, UsageError, VerifyError, counted, shown
@@ -160,7 +160,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     lines += [f"  every file is as {Path(item).name} lists it" for item in besides]
     if record:
         lines.append(f"  {record.path.name} belongs to it: {record.record.source} ({record.record.format})")
-    print_lines(lines)
+    print_report_lines(lines, settings)
 
 
 def _rebuilt(

@@ -13,6 +13,14 @@ from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
 from ckconv.plan.quantising import parsed
 from ckconv.plan.steps import Plan
 
+#: Options that have a say in what lies beside weights, or in what is read for it.
+_BESIDE = frozenset({"dtype", "context", "follow_links", "families", "source_record", "created", "file_name"})
+
+
+def without_say_beside(options: Options) -> list[str]:
+    """The flags that mean nothing where no weights are written."""
+    return [given.flag for given in asked(options) if given.option.name not in _BESIDE]
+
 
 def check_options(index: TensorIndex, to: str, options: Options) -> None:
     """Refuse options that have no say in the output.
