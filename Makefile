@@ -2,7 +2,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 
-.PHONY: check lint types test oracles families slow s3 cluster bench fuzz edits faults flips dist man pyodide
+.PHONY: check lint types test oracles families slow s3 cluster bench fuzz edits faults flips dist man pyodide portable ignored
 
 check: lint types test
 
@@ -17,6 +17,14 @@ types:
 test:
 	$(PYTHON) -m pytest -n $(JOBS)
 
+# The same with what a system without calls of POSIX, as Windows is one, is left with (ckconv/portable.py).
+portable:
+	CKCONV_PORTABLE=1 $(PYTHON) -m pytest -n $(JOBS)
+
+# The same below a parent that ignores Ctrl-C, as a script's background job does.
+ignored:
+	(trap '' INT; $(PYTHON) -m pytest -n $(JOBS))
+
 # What transformers and peft compute now. Needs torch, transformers, peft and LLAMA_CPP_LIBRARY.
 oracles:
 	$(PYTHON) scripts/record_logits.py --check
@@ -30,7 +38,7 @@ families:
 	$(PYTHON) scripts/families_page.py
 
 # What takes long.
-slow: fuzz edits faults flips s3 pyodide cluster
+slow: fuzz edits faults flips s3 pyodide cluster portable ignored
 
 # A source in S3: needs s3fs and moto[server].
 s3:
