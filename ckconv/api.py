@@ -94,12 +94,12 @@ def prepare(
     if adapters:
         index = merged(index, adapters, options, place.format)
     # Beside standard output there is no place for a record.
-    record = options.source_record and (place.parent is not None or not format_of(place.format).keeps_source)
+    record = options.source_record if place.parent or not format_of(place.format).keeps_source else False
     options = replace(options, file_name=place.file_name, source_record=record)
     with readable(index.path):
         plan = make_plan(index, place.format, options)
     plan = replace(plan, notes=(*plan.notes, *_kept_blocks(plan)))
-    if format_of(place.format).keeps_source and place.parent is not None and plan.files and plan.record is None:
+    if place.parent is not None and plan.files and plan.record is None:
         stale = record_path(place.parent / plan.files[0].name)
         if os.path.lexists(stale):
             note = f"{stale.name} is already there and is not part of this output: remove it"
@@ -116,7 +116,7 @@ def _kept_blocks(plan: Plan) -> Iterator[str]:
 
 
 def _format_of_record(index: TensorIndex, options: Options) -> str | None:
-    if not (format_of(index.format).keeps_source and options.source_record):
+    if not (format_of(index.format).single and options.source_record):
         return None
     from ckconv.record.read import record_beside
 

@@ -60,8 +60,8 @@ class Options:
         pack: whose layout quantised matrices of a safetensors output have: ``compressed-tensors`` or ``modelopt``.
         tie: ``untie`` stores a tied head as its own tensor, ``tie`` leaves out a head that is the embedding,
             empty leaves it as it is.
-        source_record: write the record that makes the source of a bump file again, and use the one that lies beside
-            a bump file.
+        source_record: write the record that makes the source of a bump file again, ``"always"`` also that of a GGUF,
+            and use the one that lies beside SRC.
         base: the model that an adapter was made for.
         families: files of the user's own families, which count for this conversion.
         follow_links: files of a directory of safetensors files that are links to places outside of it are read.
@@ -91,7 +91,7 @@ class Options:
     names: str = "hf"
     pack: str = ""
     tie: str = ""
-    source_record: bool = True
+    source_record: bool | str = True
     base: Path | None = None
     follow_links: bool = False
     families: tuple[Path, ...] = ()
@@ -164,6 +164,8 @@ def _words(*words: str) -> dict[str, str]:
 
 
 _DEFAULTS, PACKED = Options(), _words("compressed-tensors", "modelopt")
+_HEAD: dict[str, Any] = {"limited": True, "records": Records.BOTH}
+_ASIDE: dict[str, Any] = {"records": Records.NEITHER, "neutral": True}
 
 #: In the order of ``--help``.
 OPTIONS: tuple[Option, ...] = (
@@ -254,16 +256,14 @@ OPTIONS: tuple[Option, ...] = (
         Takes.NOTHING,
         "Read files of a model directory that are links to places outside of it.",
         gives=True,
-        records=Records.NEITHER,
-        neutral=True,
+        **_ASIDE,
     ),
     Option(
         "families",
         "--family",
         Takes.FILES,
         "A family file of your own (docs/adding-a-family.md); repeatable.",
-        records=Records.NEITHER,
-        neutral=True,
+        **_ASIDE,
     ),
     Option(
         "max_shard_bytes",
@@ -297,23 +297,14 @@ OPTIONS: tuple[Option, ...] = (
         limited=True,
     ),
     Option("pack", "--pack", Takes.WORD, "Keep blocks, packed as this has them.", words=PACKED, limited=True),
-    Option(
-        "tie",
-        "--untie",
-        Takes.NOTHING,
-        "Store a tied output head as a tensor of its own.",
-        gives="untie",
-        limited=True,
-        records=Records.BOTH,
-    ),
+    Option("tie", "--untie", Takes.NOTHING, "Store a tied output head as a tensor of its own.", gives="untie", **_HEAD),
     Option(
         "tie",
         "--tie",
         Takes.NOTHING,
         "Leave out an output head that is byte for byte the embedding.",
         gives="tie",
-        limited=True,
-        records=Records.BOTH,
+        **_HEAD,
     ),
     Option(
         "source_record",
@@ -321,8 +312,16 @@ OPTIONS: tuple[Option, ...] = (
         Takes.NOTHING,
         "Write no DST.source.zip, which makes SRC again byte for byte; and look at none beside SRC.",
         gives=False,
-        records=Records.NEITHER,
-        neutral=True,
+        **_ASIDE,
+    ),
+    Option(
+        "source_record",
+        "--source-record",
+        Takes.NOTHING,
+        "GGUF of a checkpoint: write DST.source.zip, which with DST, and its mmproj, makes SRC again byte for byte.",
+        gives="always",
+        limited=True,
+        **_ASIDE,
     ),
     Option("created", "SOURCE_DATE_EPOCH", Takes.NO_FLAG, neutral=True),
     Option("file_name", "DST", Takes.NO_FLAG, records=Records.NEITHER, neutral=True),

@@ -98,6 +98,7 @@ _WRITING: tuple[Callable[[Function], Function], ...] = (
         help="Write DST.sha256 (in a directory: SHA256SUMS) of all files for sha256sum -c.",
     ),
     flag("--no-source-record"),
+    flag("--source-record"),
     click.option("--no-verify", is_flag=True, help="Do not read the output again to compare every tensor."),
     click.option(
         "--jobs",
@@ -137,6 +138,8 @@ def options_of(flags: dict[str, Any]) -> Options:
         raise UsageError("usage.dtype", "--quantize and --dtype keep exclude each other")
     if flags["tie"] and flags["untie"]:
         raise UsageError("usage.flag", "--tie and --untie exclude each other")
+    if flags.get("no_source_record") and flags.get("source_record"):
+        raise UsageError("usage.flag", "--source-record and --no-source-record exclude each other")
     if flags["trainable"] and flags["wrapped"]:
         raise UsageError("usage.flag", "--trainable and --wrapped exclude each other")
     values: dict[str, Any] = {"created": _source_date()}

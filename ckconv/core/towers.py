@@ -33,7 +33,7 @@ PREFIX = "tower."
 
 def joined(text: TensorIndex, tower: TensorIndex) -> TensorIndex:
     """The index of a text model and of the tower beside it, of two files or of one checkpoint."""
-    own = {f"{PREFIX}{name}": replace(tensor, name=f"{PREFIX}{name}") for name, tensor in tower.tensors.items()}
+    own = {f"{PREFIX}{name}": of_tower(tensor) for name, tensor in tower.tensors.items()}
     seen = {name: tuple(f"{PREFIX}{each}" for each in names) for name, names in tower.canonical_of.items()}
     known = {*tower.canonical_of, *(item.stored.name for item in tower.dropped)}
     beside = () if text.path == tower.path else tower.unknown
@@ -48,6 +48,11 @@ def joined(text: TensorIndex, tower: TensorIndex) -> TensorIndex:
         identities={**text.identities, **tower.identities},
         tower=tower.tower,
     )
+
+
+def of_tower(tensor: Tensor) -> Tensor:
+    """A tensor of a tower under the name that it has in the index of a model that has both."""
+    return replace(tensor, name=f"{PREFIX}{tensor.name}")
 
 
 def parted(index: TensorIndex) -> tuple[TensorIndex, dict[str, Tensor]]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckconv.errors import UsageError
+from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.plan.steps import Plan
 from ckconv.record.schema import record_path
@@ -41,9 +43,10 @@ def side_files(
 
         content = recorded(plan, place, merged)
     late = []
+    digested = format_of(plan.format).keeps_source
     if plan.record:
-        late.append(_source_record(plan.record, plan, place, content))
-    elif content:
+        late.append(_source_record(plan.record, plan, place, content if digested else None))
+    if content and not (plan.record and digested):
         from ckconv.engine.conversion_record import record_file
 
         late.append(record_file(place, content))
@@ -58,7 +61,8 @@ def _source_record(record: Beside, plan: Plan, place: Destination, content: Reco
     """``DST.source.zip``, in which the conversion record is if one was asked for."""
     from ckconv.engine.settle import Late
 
-    assert place.parent is not None
+    if place.parent is None:
+        raise UsageError("usage.side-file", "--source-record writes a file beside the model, and stdout has none")
     return Late(
         record_path(place.parent / plan.files[0].name),
         lambda files: record.size(content(files) if content else None),

@@ -167,6 +167,7 @@ class Staged:
             if read.compared:
                 self._as_output(lambda: self._check(read))
             written = tuple(self._written(read, whole=whole))
+            self._check_restored(written)
         finally:
             disk.wait()
         if disk.error is not None:
@@ -181,6 +182,16 @@ class Staged:
                 hashing.read_to(file.nbytes)
                 of_whole = hashing.digest.hex()
             yield Written(path, file.nbytes, of_whole, digest.hex() if frame.header else "")
+
+    def _check_restored(self, written: Iterable[Written]) -> None:
+        """What is made again is the file that it was, by its digest."""
+        digests = self._plan.restores.digests if self._plan.restores else {}
+        for file in written:
+            was = digests.get(file.path.name, file.sha256)
+            if was != file.sha256:
+                message = f"{file.path.name} would not be the file that was converted: its SHA-256 was {was}"
+                hint = "what it was converted to has changed; --no-source-record makes it without its record"
+                raise VerifyError("record.foreign", message, path=self._target.name, hint=hint)
 
     def _check_opens(self) -> None:
         """Ask the reference reader of the format, where there is one."""

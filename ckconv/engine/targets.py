@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 from ckconv.core.tensors import MetadataKind, TensorIndex
+from ckconv.core.towers import of_tower
 from ckconv.errors import counted, listed
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
@@ -14,7 +16,8 @@ from ckconv.lazy import replace
 from ckconv.options import Options
 from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
-from ckconv.plan.steps import Plan, Reason
+from ckconv.plan.steps import Plan, Reason, Step
+from ckconv.record.schema import record_path
 
 CONFIG_NAME = "config.json"
 
@@ -49,11 +52,12 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
     if index.merged:
         plan = _plan_model(index, to, options)
         notes = [f"merged {adapter}" for adapter in index.merged]
-        if target.keeps_source and options.source_record:
+        if options.source_record and (target.keeps_source or options.source_record == "always"):
             notes.append("no source record is written: the values are not those of the source")
         return replace(plan, notes=(*plan.notes, *notes))
     if not target.keeps_source:
-        return _back(index, to, options) if format_of(index.format).keeps_source else _plan_model(index, to, options)
+        plan = _back(index, to, options) if _has_record(index, options) else _plan_model(index, to, options)
+        return _keeping(plan) if options.source_record == "always" and not plan.restores else plan
     plan = _plan_model(index, to, options)
     if plan.refusals or not options.source_record or options.trainable:  # training is to change it
         return plan
@@ -64,6 +68,38 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
     from ckconv.record.keep import with_record
 
     return with_record(plan)
+
+
+def _has_record(index: TensorIndex, options: Options) -> bool:
+    """A record of the source lies beside it, or there is something to say where none does."""
+    row = format_of(index.format)
+    if row.keeps_source or not (row.single and options.source_record):
+        return row.keeps_source
+    return os.path.lexists(record_path(index.files[0]))
+
+
+def _keeping(plan: Plan) -> Plan:
+    """With the record that makes the source again: of a model that sees, out of the text model and its tower."""
+    from ckconv.formats.huggingface.tower import tower_index, with_tower
+    from ckconv.record.keep import with_record
+
+    index, whole, options = plan.index, plan, plan.options
+    both = with_tower(index) if format_of(index.format).holds_towers else index
+    if both.tower is not None and not plan.refusals:
+        own = Options(dtype=options.dtype, drop=options.drop, allow_lossy=options.allow_lossy)
+        tower = _make_plan(tower_index(index), plan.format, own)
+        if not tower.refusals:
+            files = [file._replace(steps=tuple(map(_seen, file.steps))) for file in tower.files]
+            left = [item for item in plan.left_out if item.reason != BESIDE_TEXT]
+            whole = replace(plan, index=both, files=(*plan.files, *files), left_out=(*left, *tower.left_out))
+    made = with_record(whole)
+    return replace(plan, record=made.record, notes=(*plan.notes, *made.notes[len(whole.notes) :]))
+
+
+def _seen(step: Step) -> Step:
+    """A step of a tower, of tensors by the names that they have beside a text model's."""
+    runs = tuple(run._replace(tensor=of_tower(run.tensor)) for run in step.runs)
+    return step._replace(source=of_tower(step.source) if step.source else None, runs=runs)
 
 
 def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:

@@ -132,14 +132,14 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
 
 
 def check_source_record(out: TensorIndex) -> OpenRecord | None:
-    """The source record beside a bump file, checked whole; ``None`` where there is none.
+    """The source record beside a file, checked whole; ``None`` where there is none.
 
     Raises:
         VerifyError: ``record.foreign`` or ``record.content``, it belongs to another bump file, or does not hold what
             it lists.
         InputError: ``record.*``, it is malformed.
     """
-    if not format_of(out.format).keeps_source:
+    if not format_of(out.format).single:
         return None
     try:
         found = record_beside(out)
@@ -213,7 +213,7 @@ def _plan(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan:
 
 
 def _faults(out: TensorIndex, source: TensorIndex, asked: Request, plan: Plan) -> list[str]:
-    keeps = format_of(source.format).keeps_source and not format_of(out.format).keeps_source
+    keeps = format_of(source.format).single and not format_of(out.format).single
     if keeps and _is_restored(out, source, asked):
         return []
     meant = content_of_plan(plan.contents())

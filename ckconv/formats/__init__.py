@@ -147,7 +147,7 @@ FORMATS: tuple[Format, ...] = (
             Output(
                 "gguf",
                 ("ckconv.formats.gguf.plan", "GgufPlanner"),
-                options=_FILES | _QUANTISED | {"tensor_scales"},
+                options=_FILES | _QUANTISED | {"tensor_scales", "source_record"},
                 blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
                 general=True,
                 apart=("ckconv.formats.gguf.apart", "planner_of"),

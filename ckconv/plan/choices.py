@@ -57,7 +57,7 @@ def _check(option: Option, value: object) -> None:
 def _choices(option: Option) -> list[object]:
     if option.words:
         return list(option.words.values())
-    return sorted({option.default, *(row.gives for row in OPTIONS if row.name == option.name)})
+    return sorted({option.default, *(row.gives for row in OPTIONS if row.name == option.name)}, key=str)
 
 
 def _fault(name: str, value: object, expected: str) -> UsageError:

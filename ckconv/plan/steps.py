@@ -162,13 +162,15 @@ class Beside(Protocol):
 
 
 class Restored(NamedTuple):
-    """The source of a bump file that is made again.
+    """The source of an output that is made again.
 
     Attributes:
-        left_out: its tensors that the bump file does not have.
+        left_out: its tensors that the output does not have.
+        digests: file -> the SHA-256 (hex) that it had, where the output has no digest by which the record is its own.
     """
 
     left_out: tuple[str, ...]
+    digests: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What of a source does not come back out of the bump that is planned: what its record has to keep."""
+"""What of a source does not come back out of the output that is planned: what its record has to keep."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class NoRecordError(Exception):
 
 
 def with_record(plan: Plan) -> Plan:
-    """A plan of a bump file with the record that makes its source again, or with a note that says why there is none."""
-    if plan.refusals or not format_of(plan.format).keeps_source:
+    """A plan with the record that makes its source again, or with a note that says why there is none."""
+    if plan.refusals:
         return plan
     try:
         return replace(plan, record=_prepare(plan))
@@ -58,27 +58,32 @@ def _prepare(plan: Plan) -> PendingRecord:
         raise NoRecordError("its name would be longer than file systems have them")
     with Files(index.identities) as files:
         returning = _Returning(plan, files)
+        digested = format_of(plan.format).keeps_source
+        if not digested and (format_of(index.format).single or index.format not in recorded()):
+            raise NoRecordError(f"beside a {plan.format} it is of a checkpoint, and this source is a {index.format}")
         if index.format not in recorded():
             return _carried(plan, returning)
         name = Path(os.path.abspath(index.path)).name  # noqa: PTH100 - a link keeps its own name
         _check_names([name], [path.name for path in (*index.files, *_side_files(index))])
         wanted = {path: _kept(index, path, returning, files) for path in index.files}
-        _check_size(wanted, _side_files(index))
+        _check_size(wanted, _side_files(index), "bump file" if digested else plan.format)
         contents: dict[str, Content] = {}
         sources = [_source_file(path, wanted[path], contents, files) for path in index.files]
         sources += [_source_file(path, None, contents, files) for path in _side_files(index)]
+        if not digested:
+            sources = [file._replace(sha256=_NO_DIGEST.hex()) if file.tensors else file for file in sources]
     record = Record(
         index.format,
         name,
-        _NO_DIGEST,
-        plan.rope_layout,
-        index.config.family if index.config else "",
+        _NO_DIGEST if digested else b"",
+        plan.rope_layout if digested else "",
+        index.config.family if index.config and digested else "",
         _asked(plan.options),
         tuple(left.name for left in plan.left_out),
         returning.aliases,
         tuple(sources),
     )
-    pending = PendingRecord(record, contents)
+    pending = PendingRecord(record, contents, {} if digested else {path.name: path for path in index.files})
     document = len(record.to_json())
     if document > MAX_DOCUMENT or not zipstore.fits(
         [*contents, *DOCUMENTS], document + sum(c.nbytes for c in contents.values())
@@ -135,12 +140,12 @@ def _check_names(source: list[str], names: list[str]) -> None:
         raise NoRecordError("two files of the source have one name")
 
 
-def _check_size(wanted: Mapping[Path, Iterable[list[Run]]], side_files: Iterable[Path]) -> None:
+def _check_size(wanted: Mapping[Path, Iterable[list[Run]]], side_files: Iterable[Path], format: str) -> None:
     kept = sum(nbytes for runs in wanted.values() for some in runs for _, nbytes in some)
     total = kept + sum(path.stat().st_size for path in side_files)
     if total > MAX_KEPT:
         raise NoRecordError(
-            f"{total:,} bytes of the source would not come back out of the bump file, and a record keeps {MAX_KEPT:,}"
+            f"{total:,} bytes of the source would not come back out of the {format}, and a record keeps {MAX_KEPT:,}"
         )
 
 
@@ -170,7 +175,7 @@ def _kept(index: TensorIndex, path: Path, returning: _Returning, files: Files) -
 
 
 class _Returning:
-    """Decides for every run of stored bytes whether the planned bump gives back the same bits.
+    """Decides for every run of stored bytes whether the planned output gives back the same bits.
 
     Attributes:
         written: canonical tensors with a step.
@@ -179,7 +184,7 @@ class _Returning:
 
     def __init__(self, plan: Plan, files: Files) -> None:
         self._plan, self._index, self._files = plan, plan.index, files
-        self._steps: dict[str, Step] = {step.source.name: step for step in plan.steps if step.source is not None}
+        self._steps = dict(_conversions(plan.steps))
         self.written = frozenset(self._steps)
         self.aliases: dict[str, str] = {}
         tied = HEAD in self._index.tensors and HEAD not in self._steps and EMBEDDING in self._steps
@@ -203,14 +208,14 @@ class _Returning:
         return _merged(run for part in parts for run in self._lost(*part))
 
     def _lost(self, tensor: Tensor, plane: int | None, extent: Extent) -> Iterator[Run]:
-        step = self._steps.get(self.aliases.get(tensor.name, tensor.name))
+        conversion = self._steps.get(self.aliases.get(tensor.name, tensor.name))
         array = tensor if plane is None else tensor.planes[plane]
         whole = (extent.offset, extent.nbytes)
-        if step is None or step.conversion is None or (len(array.extents) > 1 and not array.layout.in_order):
+        if conversion is None or (len(array.extents) > 1 and not array.layout.in_order):
             yield whole
-        elif step.action is Action.REPACK:
+        elif conversion.action is Action.REPACK:
             triple = triple_of(tensor.dtype)
-            recipe = find(triple.quantization, step.conversion.target) if triple is not None else None
+            recipe = find(triple.quantization, conversion.target) if triple is not None else None
             if triple is None or recipe is None:  # there is no way back
                 yield whole
             elif plane or recipe.anywhere:
@@ -219,7 +224,7 @@ class _Returning:
                     yield whole
                 elif plane:
                     yield from _runs_of(rows, array, extent)
-        elif not self._comes_back(tensor, step.conversion):
+        elif not self._comes_back(tensor, conversion):
             yield whole
 
     def _comes_back(self, tensor: Tensor, conversion: Conversion) -> bool:
@@ -256,6 +261,18 @@ class _Returning:
             found += [start + int(row) for row in np.flatnonzero(flags)]
             moved |= recipe.moves(rows, beside, triple)
         return found, moved
+
+
+def _conversions(steps: Iterable[Step]) -> Iterator[tuple[str, Conversion]]:
+    """What becomes of every canonical tensor of which all rows are written; merged ones have other values."""
+    for step in steps:
+        if any(tensor.merge for tensor in step.sources):
+            continue
+        for run in step.runs:
+            if (run.start, run.stop) == (0, run.tensor.layout.rows):
+                yield run.tensor.name, run.conversion
+        if not step.runs and step.source is not None and step.conversion is not None:
+            yield step.source.name, step.conversion
 
 
 def _runs_of(rows: Iterable[int], array: Tensor, extent: Extent) -> Iterator[Run]:

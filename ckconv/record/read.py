@@ -28,6 +28,7 @@ from ckconv.record.schema import (
     MAX_DOCUMENT,
     MAX_KEPT,
     SCHEMA,
+    SCHEMA_HASHED,
     SCHEMA_RECORDED,
     Kept,
     Record,
@@ -145,16 +146,20 @@ def _document(source: FileSource, stored: zipstore.Stored) -> bytes:
 
 
 def record_beside(index: TensorIndex) -> OpenRecord | None:
-    """The record that lies beside a bump file, ``None`` where there is none.
+    """The record that lies beside a file, ``None`` where there is none.
 
     Raises:
         InputError: ``record.*``: it is malformed, or belongs to another bump file.
     """
-    path = record_path(index.path)
+    path = record_path(index.path if format_of(index.format).keeps_source else index.files[0])
     if not there(path):
         return None
     opened = open_record(path)
-    check_belongs(opened, index)
+    if bool(opened.record.payload) != format_of(index.format).keeps_source:
+        message = f"it is no record of a {index.format}"
+        raise InputError("record.foreign", message, path=path, hint="--no-source-record does not look at it")
+    if opened.record.payload:
+        check_belongs(opened, index)
     return opened
 
 
@@ -204,10 +209,11 @@ class _Checks:
         """The whole document, checked."""
         d = self._document
         schema = d.get("schema")
-        if schema not in (SCHEMA, SCHEMA_RECORDED) or isinstance(schema, bool):
-            message = f"schema is {shown(schema)}, {SCHEMA} or {SCHEMA_RECORDED} expected"
+        if schema not in (SCHEMA, SCHEMA_RECORDED, SCHEMA_HASHED) or isinstance(schema, bool):
+            message = f"schema is {shown(schema)}, {SCHEMA}, {SCHEMA_RECORDED} or {SCHEMA_HASHED} expected"
             raise InputError("record.json", message, path=self._path, hint="a newer ckconv may know it")
-        bump = self._of(d, "bump", dict)
+        self._hashed = schema == SCHEMA_HASHED
+        bump = {} if self._hashed else self._of(d, "bump", dict)
         format = self._of(d, "format", str)
         if format not in recorded():
             raise self._fault(f"format is {shown(format)}, one of {', '.join(recorded())} expected")
@@ -225,10 +231,10 @@ class _Checks:
         return Record(
             format,
             source,
-            bytes.fromhex(self._digest(bump, "payload_sha256")),
-            self._of(bump, "rope_layout", str),
-            self._of(bump, "family", str),
-            self._of(d, "options", dict) if schema == SCHEMA else None,
+            b"" if self._hashed else bytes.fromhex(self._digest(bump, "payload_sha256")),
+            "" if self._hashed else self._of(bump, "rope_layout", str),
+            "" if self._hashed else self._of(bump, "family", str),
+            None if schema == SCHEMA_RECORDED else self._of(d, "options", dict),
             tuple(left_out),
             aliases,
             files,
@@ -257,7 +263,8 @@ class _Checks:
         if not 0 <= size < _MAX_SIZE:
             raise self._fault(f"{quoted(name)} is listed with {shown(size)} bytes", "record.files")
         kept = tuple(self._kept(entry) for entry in self._of(item, "kept", list))
-        file = SourceFile(name, size, self._of(item, "tensors", bool), kept)
+        tensors = self._of(item, "tensors", bool)
+        file = SourceFile(name, size, tensors, kept, self._digest(item, "sha256") if tensors and self._hashed else "")
         end = 0
         for offset, nbytes in file.runs:
             if offset < end or nbytes < 1 or nbytes > size - offset:

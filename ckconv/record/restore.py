@@ -1,6 +1,6 @@
-"""Planning the way back: a bump file and the record beside it make the files of the source again, byte for byte.
+"""Planning the way back: an output and the record beside it make the files of the source again, byte for byte.
 
-Every run of bytes of every file is either kept in the record, or rows of a tensor that the bump holds, in the type and
+Every run of bytes of every file is either kept in the record, or rows of a tensor that it holds, in the type and
 the order in which the source stored them, or zeros. What was widened is narrowed again, and every value is checked.
 """
 
@@ -15,9 +15,11 @@ from pathlib import Path
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex
+from ckconv.core.towers import PREFIX
 from ckconv.errors import InputError, quoted
 from ckconv.formats import format_of
 from ckconv.formats.gguf.spec import ShardName, parse_shard_name
+from ckconv.formats.huggingface.tower import with_tower
 from ckconv.formats.safetensors.reference import check_opens
 from ckconv.formats.safetensors.spec import is_pickle
 from ckconv.lazy import replace
@@ -32,10 +34,10 @@ from ckconv.record.skeleton import open_skeleton
 
 
 def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan | None, str]:
-    """The plan that makes the source of a bump file again, or ``None`` and why there is none, for a note.
+    """The plan that makes the source of an output again, or ``None`` and why there is none, for a note.
 
     Raises:
-        InputError: ``record.*``: the record beside the bump is malformed, or belongs to another bump.
+        InputError: ``record.*``: the record beside it is malformed, or belongs to another output.
     """
     given = _given(options)
     if not options.source_record or index.config is None:
@@ -43,10 +45,14 @@ def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan 
     opened = record_beside(index)
     if opened is None and index.facts.get("only_here"):
         return None, str(index.facts["only_here"])
+    if opened is None and not format_of(index.format).keeps_source:
+        return None, ""
     if opened is None:
         name = record_path(index.path).name
         return None, f"no source record beside it ({name}): what only the source's own header said is not known"
     record = opened.record
+    if to == index.format:
+        return None, ""
     if record.format != to:
         return None, f"beside it lies the record of its source: --to {record.format} makes that again"
     if given:
@@ -55,7 +61,10 @@ def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan 
     if names is None:
         return None, "the source record is not used: it holds a directory of files; name a directory to get them"
     opened.check()
-    return _Restorer(index, opened, options).plan(names), ""
+    restorer = _Restorer(index, opened, options)
+    if restorer.half:
+        return None, restorer.half
+    return restorer.plan(names), ""
 
 
 def _given(options: Options) -> list[str]:
@@ -86,6 +95,25 @@ class _Restorer:
         self.kept = {name: file.runs for name, file in self.files.items()}
         self.steps: dict[str, list[Step]] = defaultdict(list)
         self.reasons: list[Reason] = []
+        if not self.record.payload:
+            self.was = with_tower(self.was, {name: self._whole(file) for name, file in self.files.items()})
+
+    def _whole(self, file: SourceFile) -> bytes:
+        """A file that is kept whole."""
+        if file.tensors:
+            return b""
+        return b"".join(self.opened.read(at, run[1]) for run, at in self.opened.pieces(file))
+
+    @property
+    def half(self) -> str:
+        """Why the source is another model than what is here, for a note; empty where both are one model, or two."""
+        if self.index.tower is not None and self.was.tower is None:
+            return "the source record is not used: its source is the text model alone"
+        needed = (tensor for name, tensor in self.was.tensors.items() if name.startswith(PREFIX))
+        gone = any(list(_gaps(self.kept[e.path.name], e)) for tensor in needed for e in tensor.extents)
+        if self.index.tower is None and gone:
+            return "the source record is not used: it is of a text model and its tower; name the tower's file, too"
+        return ""
 
     def plan(self, names: Mapping[str, str]) -> Plan:
         """The plan of all files."""
@@ -95,7 +123,7 @@ class _Restorer:
             if file.tensors:
                 self.steps[file.name] += self._kept_steps(file)
             else:
-                side_files[file.name] = b"".join(self.opened.read(at, run[1]) for run, at in self.opened.pieces(file))
+                side_files[file.name] = self._whole(file)
         for tensor in self.was.tensors.values():
             self._tensor(tensor)
         self._check_cover()
@@ -113,19 +141,26 @@ class _Restorer:
             notes=(f"made again from {self.opened.path.name}, byte for byte: {self.record.source}",),
             rope_layout=self._rope_layout(),
             contents=partial(_container, self.record.format, list(self.steps), side_files),
-            restores=Restored(tuple(self.record.left_out)),
+            restores=Restored(
+                tuple(self.record.left_out),
+                {names[file.name]: file.sha256 for file in self.record.files if file.sha256},
+            ),
         )
 
     def _fault(self, message: str) -> InputError:
-        return InputError("record.files", message, path=self.opened.path)
+        hint = None if self.record.payload else "--no-source-record does not look at it"
+        return InputError("record.files", message, path=self.opened.path, hint=hint)
 
     def _rope_layout(self) -> str:
-        if not self.record.rope_layout:
+        config = self.was.config
+        if not (self.record.rope_layout if self.record.payload else config and config.rotary_dim):
             return ""
         return "interleaved" if any(t.layout.interleaved for t in self.was.tensors.values()) else "split"
 
     def _check_families(self) -> None:
         was, now = self.was.config, self.index.config
+        if not self.record.payload:  # a digest proves what is made; families that share an arch are one in a GGUF
+            return
         if was is None or now is None or was.family != now.family:
             raise self._fault("the model that it keeps the headers of is of another family than the bump file's")
 

@@ -1,4 +1,4 @@
-"""The source record: what a bump file does not hold of its source, so that the source can be made again byte for byte.
+"""The source record: what an output does not hold of its source, so that the source can be made again byte for byte.
 
 ``out.bump.source.zip`` lies beside ``out.bump`` and belongs to it by the SHA-256 that the bump's header stores of its
 payload. Its ``record.json`` lists every file of the source with its size, and *runs* of bytes (offset and length) that
@@ -8,6 +8,10 @@ under its own name in ``files/``, any other run, or several runs of one tensor, 
 
 Where a conversion record was asked for it is a member, too (``ckconv.json``), and says all the options (schema 2);
 without one, ``record.json`` lists those that decide what the bump holds (schema 1).
+
+A GGUF has no digest in its header. The record beside one has the SHA-256 of every file of tensors of the source
+instead, and what is made again is that file or is not published (schema 3). A model that sees is two of them, the
+text model, beside which the record lies, and its tower: both are needed.
 """
 
 from __future__ import annotations
@@ -19,11 +23,11 @@ from typing import Any
 
 from ckconv.lazy import NamedTuple
 
-#: What the record of a bump file is called.
+#: What the record of a file is called, behind the name of that.
 SUFFIX = ".source.zip"
 
-#: Without and with a conversion record.
-SCHEMA, SCHEMA_RECORDED = 1, 2
+#: Without and with a conversion record, and of an output whose header holds no digest.
+SCHEMA, SCHEMA_RECORDED, SCHEMA_HASHED = 1, 2, 3
 
 #: Bytes that a record keeps at most, and bytes of its ``record.json``.
 MAX_KEPT = 64 << 20
@@ -57,12 +61,17 @@ class Kept(NamedTuple):
 
 
 class SourceFile(NamedTuple):
-    """One file of the source: ``tensors`` if it holds any, or could. ``kept`` runs do not overlap."""
+    """One file of the source: ``tensors`` if it holds any, or could. ``kept`` runs do not overlap.
+
+    Attributes:
+        sha256: of the whole file (hex), where that is what the record is held to.
+    """
 
     name: str
     size: int
     tensors: bool
     kept: tuple[Kept, ...]
+    sha256: str = ""
 
     @property
     def runs(self) -> list[Run]:
@@ -81,7 +90,7 @@ class Record(NamedTuple):
     Attributes:
         format: of the source: ``gguf``, ``safetensors`` or ``mlx``.
         source: the name of the path that was converted.
-        payload: SHA-256 of the bump's payload, as its header stores it.
+        payload: SHA-256 of the bump's payload, as its header stores it; empty where no header does.
         rope_layout: ``split`` or ``interleaved`` rows in the bump, empty for a model without RoPE.
         family: of the model, as ckconv names families.
         options: the flags that changed values or left tensors out; ``None`` where the conversion record says all.
@@ -102,11 +111,12 @@ class Record(NamedTuple):
 
     def to_json(self) -> bytes:
         """``record.json``: its size does not depend on what ``payload`` is."""
+        made = {"payload_sha256": self.payload.hex(), "rope_layout": self.rope_layout, "family": self.family}
         document = {
-            "schema": SCHEMA_RECORDED if self.options is None else SCHEMA,
+            "schema": SCHEMA_RECORDED if self.options is None else SCHEMA if self.payload else SCHEMA_HASHED,
             "format": self.format,
             "source": self.source,
-            "bump": {"payload_sha256": self.payload.hex(), "rope_layout": self.rope_layout, "family": self.family},
+            **({"bump": made} if self.payload else {}),
             **({} if self.options is None else {"options": dict(self.options)}),
             "left_out": list(self.left_out),
             "aliases": dict(self.aliases),
@@ -116,6 +126,7 @@ class Record(NamedTuple):
                     "size": file.size,
                     "tensors": file.tensors,
                     "kept": [{"sha256": kept.sha256, "runs": kept.runs} for kept in file.kept],
+                    **({"sha256": file.sha256} if file.sha256 else {}),
                 }
                 for file in self.files
             ],
@@ -123,9 +134,9 @@ class Record(NamedTuple):
         return (json.dumps(document) + "\n").encode()
 
 
-def record_path(bump: Path) -> Path:
-    """Where the record of a bump file lies."""
-    return bump.with_name(bump.name + SUFFIX)
+def record_path(made: Path) -> Path:
+    """Where the record of a file lies."""
+    return made.with_name(made.name + SUFFIX)
 
 
 def plain_name(name: str) -> bool:

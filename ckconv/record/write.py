@@ -5,13 +5,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
+from pathlib import Path
 
 from ckconv.core.tensors import Extent
 from ckconv.errors import OutputError
 from ckconv.io.files import Files, extent_pieces
 from ckconv.lazy import NamedTuple
 from ckconv.record import zip as zipstore
-from ckconv.record.schema import CONVERSION_NAME, DOCUMENT_NAME, Record
+from ckconv.record.schema import CONVERSION_NAME, DOCUMENT_NAME, Record, SourceFile
 
 
 class Content(NamedTuple):
@@ -33,10 +34,12 @@ class PendingRecord(NamedTuple):
     Attributes:
         record: with any digest.
         contents: the members that hold bytes of the source, by name.
+        hashed: file of the source -> where it is, of those that are read once more for their digests.
     """
 
     record: Record
     contents: Mapping[str, Content]
+    hashed: Mapping[str, Path] = {}
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +51,7 @@ class PendingRecord(NamedTuple):
         return self._archive(self._documents(self.record, conversion)).nbytes
 
     def chunks(self, payload: bytes, conversion: bytes | None) -> Iterator[bytes]:
-        """The file in pieces, once the SHA-256 of the bump's payload is known.
+        """The file in pieces, once the SHA-256 of the bump's payload is known; empty where no header holds one.
 
         Args:
             conversion: the conversion record that is a member of it.
@@ -56,9 +59,9 @@ class PendingRecord(NamedTuple):
         Raises:
             OutputError: ``input.changed``, a source file is not what it was.
         """
-        documents = self._documents(self.record._replace(payload=payload), conversion)
-        archive = self._archive(documents)
         with Files() as files:
+            documents = self._documents(self.record._replace(payload=payload, files=self._files(files)), conversion)
+            archive = self._archive(documents)
             for header, member in zip(archive.headers, archive.members, strict=True):
                 yield header
                 if member.name in documents:
@@ -66,6 +69,15 @@ class PendingRecord(NamedTuple):
                 else:
                     yield from _again(self.contents[member.name], files)
         yield archive.directory
+
+    def _files(self, files: Files) -> tuple[SourceFile, ...]:
+        """With their digests."""
+        return tuple(
+            file._replace(sha256=content_of([Extent(self.hashed[file.name], 0, file.size)], files).sha256)
+            if file.name in self.hashed
+            else file
+            for file in self.record.files
+        )
 
     def _documents(self, record: Record, conversion: bytes | None) -> dict[str, bytes]:
         """The members that are no bytes of the source."""

@@ -8,13 +8,14 @@ from typing import Any
 
 from ckconv.core.documents import document_of
 from ckconv.core.tensors import TensorIndex
-from ckconv.errors import UnsupportedError, quoted
+from ckconv.core.towers import joined
+from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import plain_item
 from ckconv.families.config_source import ConfigSource
 from ckconv.families.naming_schemes import is_beside_text
 from ckconv.families.towers import tower_of_document, tower_parameters, tower_tensors
 from ckconv.formats.safetensors.spec import MAX_JSON
-from ckconv.io.json import Document, read_object
+from ckconv.io.json import Document, parse_object, read_object
 from ckconv.lazy import replace
 
 #: Files that say how pictures are prepared -> the table in them that says it where it is not the document; the later
@@ -23,8 +24,23 @@ _SETTINGS = {"preprocessor_config.json": "media_proc_cfg", "processor_config.jso
 _DOCUMENT = Document("preprocessor's configuration", "model.config", "model.config", MAX_JSON)
 
 
-def tower_index(index: TensorIndex) -> TensorIndex:
+def with_tower(index: TensorIndex, documents: Mapping[str, bytes] | None = None) -> TensorIndex:
+    """A checkpoint whose tensors of a known tower have the names that its rows have for them; others as they are.
+
+    Args:
+        documents: the contents of side files, where these are no files.
+    """
+    try:
+        return joined(index, tower_index(index, documents))
+    except (InputError, UnsupportedError):
+        return index
+
+
+def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None) -> TensorIndex:
     """The tower alone, of a checkpoint of text and tower.
+
+    Args:
+        documents: the contents of side files, where these are no files.
 
     Raises:
         UnsupportedError: ``tower.unknown``, there is none, or none that is known.
@@ -36,7 +52,7 @@ def tower_index(index: TensorIndex) -> TensorIndex:
         what = quoted(str(document.get("model_type") or index.architecture))
         message = f"ckconv knows no tower of a {what} that llama.cpp has a file for"
         raise UnsupportedError("tower.unknown", message, path=index.path)
-    source = ConfigSource({**document, "preprocessor": _settings(index)})
+    source = ConfigSource({**document, "preprocessor": _settings(index, documents)})
     tower = tower_parameters(family, source, index.path)
     beside = [stored for stored in index.stored if is_beside_text(document, stored.name)]
     found = tower_tensors(map(plain_item, beside), tower, "hf", index.path)
@@ -55,13 +71,13 @@ def tower_index(index: TensorIndex) -> TensorIndex:
     )
 
 
-def _settings(index: TensorIndex) -> Mapping[str, Any]:
+def _settings(index: TensorIndex, documents: Mapping[str, bytes] | None) -> Mapping[str, Any]:
     """How pictures are prepared."""
     found: dict[str, Any] = {}
     for name, table in _SETTINGS.items():
         path = next((side for side in index.side_files if side.name == name), Path(index.path) / name)
-        if path.is_file():
-            said = read_object(path, _DOCUMENT)
+        if (name in documents) if documents is not None else path.is_file():
+            said = read_object(path, _DOCUMENT) if documents is None else parse_object(documents[name], _DOCUMENT, path)
             inner = said.get(table)
             found |= {**said, **(inner if isinstance(inner, dict) else {})}
     return found

@@ -42,7 +42,7 @@ CONFIG_DOCUMENT = Document("configuration", "model.config", "model.config", MAX_
 
 #: Patterns of the files that belong to a checkpoint and are carried as they are.
 SIDE_FILES = (
-    CONFIG_NAME, "generation_config.json", "preprocessor_config.json", "processor_config.json", "hf_quant_config.json",
+    CONFIG_NAME, "generation_config.json", "*preprocessor_config.json", "processor_config.json", "hf_quant_config.json",
     "quantize_config.json", "quant_config.json", "quanto_qmap.json",
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "normalizer.json", "chat_template.json", "*.jinja", "*.model", "*.tiktoken", "tekken.json", "params.json",
