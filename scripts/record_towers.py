@@ -1,7 +1,8 @@
 """Record what llama.cpp's converter makes of towers: ``python scripts/record_towers.py`` writes fixtures/towers.json.
 
-The models are tiny ones of transformers; only names and shapes of their tensors are kept, values follow from the names
-(``tests/family_cases.py``). LLAMA_CPP_SOURCES names the folder of ``convert_hf_to_gguf.py``.
+With names of cases behind it, those are recorded anew. The models are tiny ones of transformers; only names and shapes
+of their tensors are kept, values follow from the names (``tests/family_cases.py``). LLAMA_CPP_SOURCES names the folder
+of ``convert_hf_to_gguf.py``.
 """
 
 from __future__ import annotations
@@ -20,13 +21,19 @@ import consumers  # noqa: E402
 import transformers  # noqa: E402
 from family_directions import read_gguf  # noqa: E402
 from safetensors import safe_open  # noqa: E402
-from tower_cases import RECORDED, checkpoint  # noqa: E402
+from tower_cases import RECORDED, checkpoint, recordings  # noqa: E402
 
 _TEXT = {"vocab_size": 384, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
 _GEMMA = {**_TEXT, "head_dim": 12, "sliding_window": 8, "query_pre_attn_scalar": 12}
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 1]}
 _PREPARED = {"image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.4, 0.3]}
+
+_INTERN = {"architectures": ["InternVisionModel"], "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 4,
+           "num_attention_heads": 2}  # fmt: skip
+#: What save_pretrained calls them as transformers 4.52 did -> what llama.cpp's converter knows.
+_INTERN_NAMES = {"vision_tower.": "model.vision_tower.", "multi_modal": "model.multi_modal",
+                 "language_model.model.": "model.language_model.", "language_model.lm_head": "lm_head"}  # fmt: skip
 
 #: Name -> class, type of the stored values, configuration, how pictures are prepared, and parts of names that
 #: save_pretrained writes -> what released checkpoints have there.
@@ -77,6 +84,20 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
                            "out_hidden_size": 24, "num_position_embeddings": 36, "deepstack_visual_indexes": [1]}},
         _PREPARED, {},
     ),
+    "internvl-f16": (
+        "InternVL", "F16",
+        {"text_config": {**_TEXT, "model_type": "qwen2", "tie_word_embeddings": True}, "image_seq_length": 4,
+         "downsample_ratio": 0.5,
+         "vision_config": {**_INTERN, "image_size": [16, 16], "patch_size": [4, 4], "attention_bias": True}},
+        {**_PREPARED, "size": {"height": 16, "width": 16}}, _INTERN_NAMES,
+    ),
+    "internvl-bf16": (
+        "InternVL", "BF16",
+        {"text_config": {**_TEXT, "model_type": "qwen3", "head_dim": 12}, "image_seq_length": 4,
+         "downsample_ratio": 0.5, "tie_word_embeddings": False,
+         "vision_config": {**_INTERN, "image_size": [24, 24], "patch_size": [6, 6], "num_hidden_layers": 5}},
+        {**_PREPARED, "size": {"height": 24, "width": 24}}, _INTERN_NAMES,
+    ),
 }  # fmt: skip
 
 
@@ -109,7 +130,9 @@ def main() -> None:
     """Record every case."""
     converter = consumers.Consumer("../scripts/llama_cpp_converter.py", os.environ["LLAMA_CPP_SOURCES"])
     with tempfile.TemporaryDirectory() as folder, converter:
-        found = {name: made(name, converter, Path(folder) / name) for name in CASES}
+        asked = sys.argv[1:] or CASES
+        found = recordings() if sys.argv[1:] else {}
+        found |= {name: made(name, converter, Path(folder) / name) for name in asked}
     RECORDED.write_text(json.dumps(found, indent=None, separators=(",", ":")) + "\n")
 
 

@@ -24,8 +24,9 @@ WHOLE = [name for name in RECORDED if not name.startswith("qwen2_5_vl")]
 
 #: Keys of a document that a GGUF does not say: how weights were drawn and dropped, who wrote it, how values are stored.
 UNSAID = {
-    "_sliding_window_pattern", "attention_dropout", "dtype", "initializer_range", "mrope_interleaved",
-    "transformers_version", "use_bidirectional_attention",
+    "_sliding_window_pattern", "attention_dropout", "dtype", "hidden_dropout_prob", "initializer_range",
+    "layer_scale_init_value", "layer_types", "max_window_layers", "mrope_interleaved", "projection_dropout",
+    "transformers_version", "use_bidirectional_attention", "use_mask_token",
 }  # fmt: skip
 
 #: Those that the tokenizer of the fixture says otherwise than the configuration.
@@ -97,7 +98,7 @@ def test_the_two_files_are_the_checkpoints_two_halves(name: str, ckconv: Callabl
     assert done.code == 0, done.err
     assert "the class" in done.out
     checked = ckconv("verify", "--json", tmp_path / "out", text, mmproj)
-    halved = not name.startswith("gemma3")  # a kernel over two pictures is two tensors
+    halved = name.startswith("qwen")  # a kernel over two pictures is two tensors
     assert (checked.code, checked.json["mmproj"]) == (0, str(mmproj))
     assert checked.json["tensors"] == len(arrays(source)) + halved
     assert ckconv("verify", tmp_path / "out", mmproj, "--weights").code == 0
@@ -215,7 +216,7 @@ def test_what_is_for_one_source_is_refused_for_two(
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("name", ["gemma3-f16", "gemma3-bf16", "qwen3_vl-f16"])
+@pytest.mark.parametrize("name", ["gemma3-f16", "gemma3-bf16", "internvl-f16", "internvl-bf16", "qwen3_vl-f16"])
 def test_transformers_sees_the_same_in_both(name: str, tmp_path: Path) -> None:
     source, _, _, out = whole(name, tmp_path)
 
@@ -236,6 +237,9 @@ def seen(root: Path) -> np.ndarray:
         token, count = document["image_token_index"], document["mm_tokens_per_image"]
         pixels = torch.randn(1, 3, vision["image_size"], vision["image_size"], generator=draw)
         more: dict[str, Any] = {}
+    elif document["model_type"] == "internvl":
+        token, count = document["image_token_id"], document["image_seq_length"]
+        pixels, more = torch.randn(1, 3, *vision["image_size"], generator=draw), {}
     else:
         token, count = document["image_token_id"], 6
         pixels = torch.randn(4 * count, 3 * 2 * vision["patch_size"] ** 2, generator=draw)
@@ -243,6 +247,8 @@ def seen(root: Path) -> np.ndarray:
     around = [document[key] for key in ("vision_start_token_id", "vision_end_token_id") if key in document]
     ids = torch.tensor([[5, 9, *around[:1], *[token] * count, *around[1:], 8, 11]])
     kinds = {"token_type_ids" if not more else "mm_token_type_ids": (ids == token).long()}
+    if document["model_type"] == "internvl":
+        kinds = {}
     with torch.no_grad():
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels, **more, **kinds).logits
     found: np.ndarray = logits.numpy()

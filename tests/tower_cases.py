@@ -29,7 +29,7 @@ def with_tokens(recorded: Mapping[str, Any], root: Path) -> Path:
     """The same with a tokenizer that has the tokens of pictures, and their numbers in config.json."""
     recorded = json.loads(json.dumps(recorded))
     config = recorded["config"]
-    tokens = _TOKENS["gemma3" if config["model_type"] == "gemma3" else "qwen"]
+    tokens = _TOKENS.get(config["model_type"], _TOKENS["qwen"])
     plain_checkpoint(recorded, root)
     document = json.loads((root / "tokenizer.json").read_text())
     first = 1 + max([*document["model"]["vocab"].values(), *(added["id"] for added in document["added_tokens"])])
@@ -49,6 +49,7 @@ _TOKENS = {
         "boi_token_index": "<start_of_image>",
         "eoi_token_index": "<end_of_image>",
     },
+    "internvl": {"image_token_id": "<IMG_CONTEXT>"},
     "qwen": {
         "image_token_id": "<|image_pad|>",
         "video_token_id": "<|video_pad|>",

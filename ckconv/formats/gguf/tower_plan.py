@@ -58,6 +58,9 @@ class TowerPlanner(GgufPlanner):
         for name, (value, taken) in self._written.refused.items():
             said = f"{name} of the tower is {value!r}, and llama.cpp computes with {taken!r}"
             self.refuse(sentences.get(name, said).format_map(dict(self._tower.parameters)))
+        for condition in family.engines[LLAMA_CPP.row].same_if:
+            if not condition.expression.value(self._tower.parameters):
+                self.notes.append(condition.said(self._tower.parameters))
         for modifier in self._tower.modifiers:
             self.refuse(f"{modifier} of the tower changes the computation, and llama.cpp has no place for it")
         if self._tower.unread:
