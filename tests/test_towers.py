@@ -229,6 +229,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_vl-f16", {"rope_parameters": {"rope_theta": 5e5, "rope_type": "axial"}}, "rope_theta.: 500000.0.* changes"),
     ("qwen2_5_vl-f32", {"rope_theta": 5e5}, "vision_config.rope_theta = 500000.0 of the tower changes the computation"),
     ("internvl-f16", {"norm_type": "rms_norm"}, "RMS norms for a tower of 45 layers of 3200 elements and no other"),
+    ("internvl-f16", {"use_qk_norm": True}, "Q and K of the tower have RMS norms"),
     ("internvl-f16", {"use_mean_pooling": False}, "the class has a norm behind the last layer then"),
     ("internvl-f16", {"patch_size": [4, 2]}, "patches of the tower are 2 elements wide and 4 high"),
     ("internvl-f16", {"image_size": [16, 20]}, "pictures of the tower are 20 elements wide and 16 high"),

@@ -10,6 +10,7 @@ from typing import Any
 from family_cases import checkpoint as plain_checkpoint
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "towers.json"
+MLX_VLM = RECORDED.with_name("mlx_vlm.json")
 
 
 def recordings() -> dict[str, Any]:

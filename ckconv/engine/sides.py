@@ -20,7 +20,7 @@ def seen_as(other: TensorIndex, index: TensorIndex) -> TensorIndex:
         InputError: ``model.config``.
     """
     tower = other.facts.get("kind") == "mmproj"
-    if not (tower or other.tower) or index.tower is not None or not format_of(index.format).holds_towers:
+    if not (tower or other.tower) or index.tower is not None or format_of(index.format).single:
         return index
     from ckconv.core.towers import joined
     from ckconv.formats.huggingface.tower import tower_index

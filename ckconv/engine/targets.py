@@ -166,7 +166,7 @@ def _parts_noted(plan: Plan) -> Plan:
     counts = Counter(beside_text(config.raw, name) for name in left)
     parts = ", ".join(f"{part} ({counted(count, 'tensor')})" for part, count in counts.items())
     known = plan.format == tower_format() and tower_of_document(config.raw) is not None
-    keeps = TOWER_HINT if known else "--to safetensors keeps everything"
+    keeps = TOWER_HINT if known else f"--to {plan.index.format} keeps everything"
     note = f"only the text part is written, without {parts}; {keeps}"
     return replace(plan, notes=(*plan.notes, note))
 

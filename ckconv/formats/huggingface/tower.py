@@ -21,6 +21,9 @@ from ckconv.lazy import replace
 #: Files that say how pictures are prepared -> the table in them that says it where it is not the document; the later
 #: one counts (``MmprojModel.__init__`` of llama.cpp's ``conversion/base.py``).
 _SETTINGS = {"preprocessor_config.json": "media_proc_cfg", "processor_config.json": "image_processor"}
+#: Format of a checkpoint -> whose names its tensors have: transformers', or mlx-vlm's.
+_NAMES = {"safetensors": "hf", "mlx": "mlx"}
+
 _DOCUMENT = Document("preprocessor's configuration", "model.config", "model.config", MAX_JSON)
 
 
@@ -43,11 +46,11 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
         documents: the contents of side files, where these are no files.
 
     Raises:
-        UnsupportedError: ``tower.unknown``, there is none, or none that is known.
+        UnsupportedError: ``tower.unknown``, there is none, or none that is known; ``tower.quantised``, of MLX's.
         InputError: ``model.config``.
     """
     document = document_of(index.metadata)
-    family = tower_of_document(document) if index.format == "safetensors" else None
+    family = tower_of_document(document) if index.format in _NAMES else None
     if family is None:
         what = quoted(str(document.get("model_type") or index.architecture))
         message = f"ckconv knows no tower of a {what} that llama.cpp has a file for"
@@ -55,7 +58,11 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
     source = ConfigSource({**document, "preprocessor": _settings(index, documents)})
     tower = tower_parameters(family, source, index.path)
     beside = [stored for stored in index.stored if is_beside_text(document, stored.name)]
-    found = tower_tensors(map(plain_item, beside), tower, "hf", index.path)
+    for stored in beside:
+        if stored.dtype.name == "U32":
+            message = f"{stored.name} of the tower is quantised, and one whose values are floats is converted"
+            raise UnsupportedError("tower.quantised", message, path=index.path)
+    found = tower_tensors(map(plain_item, beside), tower, _NAMES[index.format], index.path)
     return replace(
         index,
         config=None,
