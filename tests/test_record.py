@@ -177,7 +177,7 @@ RUNS = ("files", 0, "kept", 0)
 
 #: What is changed -> code, and what the sentence says.
 HOSTILE: dict[str, tuple[Change, str, str]] = {
-    "schema": (set_in("schema", 3), "record.json", "schema is 3, 1 or 2 expected"),
+    "schema": (set_in("schema", 4), "record.json", "schema is 4, 1, 2 or 3 expected"),
     "format": (set_in("format", "exe"), "record.json", "format is 'exe'"),
     "no files": (set_in("files", []), "record.files", "no file holds tensors"),
     "files no list": (set_in("files", {}), "record.json", "files is an object"),

@@ -213,7 +213,8 @@ def _plan(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan:
 
 
 def _faults(out: TensorIndex, source: TensorIndex, asked: Request, plan: Plan) -> list[str]:
-    keeps = format_of(source.format).single and not format_of(out.format).single
+    was, made = format_of(source.format), format_of(out.format)
+    keeps = (was.keeps_source, was.single) > (made.keeps_source, made.single)  # a record is of the later of two
     if keeps and _is_restored(out, source, asked):
         return []
     meant = content_of_plan(plan.contents())
