@@ -27,6 +27,7 @@ _TEXT = {"vocab_size": 384, "hidden_size": 24, "intermediate_size": 40, "num_hid
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
 _GEMMA = {**_TEXT, "head_dim": 12, "sliding_window": 8, "query_pre_attn_scalar": 12}
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 1]}
+_WORDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _PREPARED = {"image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.4, 0.3]}
 
 _INTERN = {"architectures": ["InternVisionModel"], "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 4,
@@ -101,21 +102,57 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
 }  # fmt: skip
 
 
+#: The same of Ultravox, whose class is code of its repository: Whisper's encoder, a Llama, and the projector.
+HEARD: dict[str, str] = {"ultravox-f16": "F16", "ultravox-bf16": "BF16"}
+
+
+def ultravox(dtype: str) -> dict[str, Any]:
+    """A checkpoint of Ultravox, of version 0.5 on."""
+    from transformers import LlamaConfig, LlamaForCausalLM, WhisperConfig
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    text = LlamaConfig(**_TEXT, architectures=["LlamaForCausalLM"], tie_word_embeddings=True)
+    audio = WhisperConfig(
+        d_model=16, encoder_ffn_dim=20, encoder_layers=3, encoder_attention_heads=2, num_mel_bins=8,
+        max_source_positions=12,
+    )  # fmt: skip
+    parts = {"language_model.": LlamaForCausalLM(text), "audio_tower.": WhisperEncoder(audio)}
+    shapes = {
+        before + name: list(one.shape) for before, part in parts.items() for name, one in part.state_dict().items()
+    }
+    shapes.pop("language_model.lm_head.weight")
+    own = {"ln_pre": [64], "linear_1": [28, 64], "ln_mid": [14], "linear_2": [24, 14]}
+    shapes |= {f"multi_modal_projector.{name}.weight": shape for name, shape in own.items()}
+    document = {
+        "architectures": ["UltravoxModel"], "model_type": "ultravox", "hidden_size": 28, "stack_factor": 4,
+        "projector_act": "swiglu", "projector_ln_mid": True, "text_config": text.to_diff_dict(),
+        "audio_config": audio.to_dict(), "dtype": _WORDS[dtype],
+    }  # fmt: skip
+    return {"config": document, "tensors": {name: [dtype, shape] for name, shape in shapes.items()}, "prepared": {}}
+
+
 def made(name: str, converter: consumers.Consumer, place: Path) -> dict[str, Any]:
     """The recording of one case."""
+    if name in HEARD:
+        return converted(name, ultravox(HEARD[name]), converter, place)
     kind, dtype, config, prepared, renamed = CASES[name]
     classes: Any = transformers
     model = getattr(classes, f"{kind}ForConditionalGeneration")(getattr(classes, f"{kind}Config")(**config))
     model.save_pretrained(place / "whole")
     document = json.loads((place / "whole" / "config.json").read_text())
-    document["dtype"] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]
+    document["dtype"] = _WORDS[dtype]
     tensors = {}
     with safe_open(place / "whole" / "model.safetensors", "numpy") as file:
         for stored in file.keys():  # noqa: SIM118 - it is no mapping
             known = next((old for old in renamed if stored.startswith(old)), "")
             called = renamed[known] + stored.removeprefix(known) if known else stored
             tensors[called] = [dtype, list(file.get_slice(stored).get_shape())]
-    recorded = {"config": document, "tensors": tensors, "prepared": prepared}
+    return converted(name, {"config": document, "tensors": tensors, "prepared": prepared}, converter, place)
+
+
+def converted(name: str, recorded: dict[str, Any], converter: consumers.Consumer, place: Path) -> dict[str, Any]:
+    """What describes a checkpoint, with what llama.cpp's converter makes of its tower."""
+    dtype = next(iter(recorded["tensors"].values()))[0]
     checkpoint(recorded, place / "source")
     asked = {
         "model": str(place / "source"), "out": str(place / "theirs.gguf"), "type": dtype.lower(), "document": {},
@@ -130,7 +167,7 @@ def main() -> None:
     """Record every case."""
     converter = consumers.Consumer("../scripts/llama_cpp_converter.py", os.environ["LLAMA_CPP_SOURCES"])
     with tempfile.TemporaryDirectory() as folder, converter:
-        asked = sys.argv[1:] or CASES
+        asked = sys.argv[1:] or (*CASES, *HEARD)
         found = recordings() if sys.argv[1:] else {}
         found |= {name: made(name, converter, Path(folder) / name) for name in asked}
     RECORDED.write_text(json.dumps(found, indent=None, separators=(",", ":")) + "\n")

@@ -21,9 +21,13 @@ from ckconv.api import convert
 from ckconv.engine.towers import convert_tower
 from ckconv.errors import CkconvError
 
-#: What llama.cpp's converter rounds and ckconv does not: it stores the first as F16 in every file, and adds 1 to the
-#: second in the type of the source.
-ROUNDED = {"gemma3-bf16": "mm.input_projection.weight", "gemma3-f16": "mm.soft_emb_norm.weight"}
+#: What llama.cpp's converter rounds and ckconv does not: it stores matrix and kernels as F16 in every file, and adds 1
+#: to the norm in the type of the source.
+ROUNDED = {
+    "gemma3-bf16": ("mm.input_projection.weight",),
+    "gemma3-f16": ("mm.soft_emb_norm.weight",),
+    "ultravox-bf16": ("a.conv1d.1.weight", "a.conv1d.2.weight"),
+}
 RECORDED = recordings()
 
 
@@ -45,8 +49,8 @@ def test_an_mmproj_is_the_one_that_llama_cpps_converter_makes(name: str, tmp_pat
     report = convert_tower(source, tmp_path / "mmproj.gguf")
 
     made, wanted = read_gguf(tmp_path / "mmproj.gguf"), RECORDED[name]["converter"]
-    if name in ROUNDED:
-        wanted["tensors"][ROUNDED[name]] = made["tensors"][ROUNDED[name]]
+    for rounded in ROUNDED.get(name, ()):
+        wanted["tensors"][rounded] = made["tensors"][rounded]
     assert differing(wanted["tensors"], made["tensors"]) == ""
     assert differing(wanted["keys"], made["keys"]) == ""
     assert report.verified == len(made["tensors"])
@@ -57,12 +61,13 @@ def test_an_mmproj_is_the_one_that_llama_cpps_converter_makes(name: str, tmp_pat
     [
         ("gemma3-bf16", "multi_modal_projector.mm_input_projection_weight", 0),
         ("gemma3-f16", "multi_modal_projector.mm_soft_emb_norm.weight", 1),
+        ("ultravox-bf16", "audio_tower.conv1.weight", 0),
     ],
 )
 def test_what_the_converter_rounds_is_exact_in_float32(name: str, stored: str, more: int, tmp_path: Path) -> None:
     convert_tower(checkpoint(RECORDED[name], tmp_path / "source"), tmp_path / "mmproj.gguf")
 
-    found = next(one for one in gguf.GGUFReader(tmp_path / "mmproj.gguf").tensors if one.name == ROUNDED[name])
+    found = next(one for one in gguf.GGUFReader(tmp_path / "mmproj.gguf").tensors if one.name == ROUNDED[name][0])
     kind, shape = RECORDED[name]["tensors"][stored]
     assert found.tensor_type.name == "F32"
     drawn = values(stored, tuple(shape)).ravel()
@@ -248,6 +253,37 @@ def test_a_tower_that_llama_cpp_computes_otherwise_is_refused(
 
     assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)
     assert not (tmp_path / "mmproj.gguf").exists()
+
+
+def test_a_repository_without_a_text_model_has_a_tower(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["ultravox-f16"]))
+    recorded["tensors"] = {
+        name: kind for name, kind in recorded["tensors"].items() if not name.startswith("language_model.")
+    }
+    source = checkpoint(recorded, tmp_path / "source")
+
+    with pytest.raises(CkconvError, match="no tensor of the text model is there") as caught:
+        convert(source, tmp_path / "text.gguf")
+
+    assert "ckconv.convert_tower" in (caught.value.hint or "")
+    assert convert_tower(source, tmp_path / "mmproj.gguf").verified == len(recorded["converter"]["tensors"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("projector_ln_mid", False, "the projector has its second norm behind the last matrix"),
+        ("projector_act", "gelu", "act of the tower is 'gelu', and llama.cpp computes with 'swiglu'"),
+    ],
+)
+def test_a_projector_of_ultravox_that_llama_cpp_does_not_compute_is_refused(
+    key: str, value: object, why: str, tmp_path: Path
+) -> None:
+    recorded = json.loads(json.dumps(RECORDED["ultravox-f16"]))
+    recorded["config"][key] = value
+
+    with pytest.raises(CkconvError, match=why):
+        convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
 
 
 def test_a_tower_without_a_tensor_is_refused(tmp_path: Path) -> None:

@@ -195,11 +195,14 @@ def verify_whole(
     )
     if asked.weights:
         return found
+    if _is_kept(out, source) and _is_restored(out, source, asked):
+        return found
     if reason is not None:
         message = f"metadata, tokenizer and side files cannot be compared: {reason.message}"
         raise VerifyError(CODE, message, path=out.path, details=reason.details, hint="--weights compares the tensors")
     assert plan is not None
-    faults = _faults(out, source, asked, plan)
+    meant = content_of_plan(plan.contents())
+    faults = [str(fact) for fact in islice(differences(content_of_index(out, asked.named), meant), _ENOUGH)]
     if faults:
         raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=_HINT)
     return found
@@ -212,13 +215,10 @@ def _plan(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan:
     return plan
 
 
-def _faults(out: TensorIndex, source: TensorIndex, asked: Request, plan: Plan) -> list[str]:
+def _is_kept(out: TensorIndex, source: TensorIndex) -> bool:
+    """A record beside the source may be of the output: of anything beside a bump file, of a checkpoint beside a GGUF."""
     was, made = format_of(source.format), format_of(out.format)
-    keeps = (was.keeps_source, was.single) > (made.keeps_source, made.single)  # a record is of the later of two
-    if keeps and _is_restored(out, source, asked):
-        return []
-    meant = content_of_plan(plan.contents())
-    return [str(fact) for fact in islice(differences(content_of_index(out, asked.named), meant), _ENOUGH)]
+    return (was.keeps_source, was.single) > (made.keeps_source, made.single)
 
 
 def _is_restored(out: TensorIndex, source: TensorIndex, asked: Request) -> bool:

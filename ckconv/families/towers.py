@@ -23,9 +23,6 @@ from ckconv.families.schema import Family, load
 
 _TOWERS = FOLDER / "towers"
 
-#: The table of a configuration that is the tower's.
-_VISION = "vision_config"
-
 #: What the rows call the document beside it that says how pictures are prepared.
 PREPROCESSOR = "preprocessor"
 
@@ -79,18 +76,19 @@ def tower_parameters(family: Family, source: Source, path: Path) -> Tower:
         parameters = {name: _plain(values[name]) for name in family.parameters}
     except (ParameterError, ExpressionError) as error:
         raise InputError("model.config", str(error), path=path) from None
-    said = source.value(_VISION) if source.format == "hf" else None
-    return Tower(family.name, parameters, *_besides(family, said if isinstance(said, dict) else {}))
+    table = family.parameters["layers"].key_cells("hf")[0].head  # of the document, which is the tower's
+    said = source.value(table) if source.format == "hf" else None
+    return Tower(family.name, parameters, *_besides(family, table, said if isinstance(said, dict) else {}))
 
 
-def _besides(family: Family, said: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _besides(family: Family, table: str, said: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Keys that no row reads: those that change what is computed, and those that nobody is known to read."""
     keys = family.document.keys
     cells = (cell for row in family.parameters.values() for cell in row.key_cells("hf"))
-    read = {cell.key.removeprefix(f"{_VISION}.") for cell in cells if cell.head == _VISION}
+    read = {cell.key.removeprefix(f"{table}.") for cell in cells if cell.head == table}
     rest = {key: value for key, value in said.items() if key not in read and value is not None}
-    modifiers = (f"{_VISION}.{key} = {rest[key]!r}" for key in keys.active(rest, TRANSFORMERS))
-    return tuple(modifiers), tuple(f"{_VISION}.{key}" for key in keys.unknown(rest))
+    modifiers = (f"{table}.{key} = {rest[key]!r}" for key in keys.active(rest, TRANSFORMERS))
+    return tuple(modifiers), tuple(f"{table}.{key}" for key in keys.unknown(rest))
 
 
 def _plain(value: Any) -> Any:

@@ -190,6 +190,10 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
 def _check_missing(planner: Planner, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
     """Layers are counted before they are walked through: a configuration may claim any number of them."""
     bare = config.num_layers - len({parse(name).layer for name in tensors} - {None})
+    if not tensors and planner.index.unknown:  # Ultravox as it is published
+        hint = "ckconv.convert_tower writes what is there; the text model is a checkpoint of its own"
+        planner.refuse("no tensor of the text model is there, only what it hears or sees with", hint)
+        return
     if bare > 0:
         words = said(config, "num_layers", format=planner.index.format)
         planner.refuse(f"{bare:,} of {config.num_layers:,} layers{words} {'has' if bare == 1 else 'have'} no tensors")

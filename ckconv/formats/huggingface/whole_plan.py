@@ -10,6 +10,7 @@ from typing import Any
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.core.towers import PREFIX, parted
+from ckconv.families.loaders import TRANSFORMERS
 from ckconv.families.naming_schemes import NESTED
 from ckconv.families.parameters import write
 from ckconv.families.presence import expected
@@ -53,7 +54,11 @@ class WholePlanner(HuggingFacePlanner):
         """
         if self.options.names != "hf" or self.options.fuse:
             self.refuse("--names and --fuse are for text models: the class has one name for each tensor")
-        self._check_text()
+        row = self._family.engines.get(TRANSFORMERS.row)
+        if row is not None and row.absent:
+            self.refuse(f"transformers has no class for {self.within} (model_type): {row.why}")
+        else:
+            self._check_text()
         return super().plan(only_reasons=only_reasons)
 
     def _check_text(self) -> None:
