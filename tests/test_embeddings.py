@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from consumers import LIBRARY
 from embedding_cases import COUNT, EMBEDDINGS, TEXTS, TOGETHER, Embedding, by_llama_cpp, cosines, in_float32
+from safetensors.numpy import load_file
 
 
 @pytest.mark.parametrize("one", EMBEDDINGS, ids=str)
@@ -28,3 +33,40 @@ def test_llama_cpp_embeds_texts_as_transformers_does(one: Embedding, tmp_path: P
     for rows in (alone, together):
         assert np.abs(rows[same] - wanted[same]).max() < one.case.limit("llama_cpp")
         assert cosines(rows[same], wanted[same]).min() > 0.99999
+
+
+IN_MLX = [one for one in EMBEDDINGS if one.family in ("bert", "xlm_roberta")]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("one", IN_MLX, ids=str)
+@pytest.mark.skipif(not importlib.util.find_spec("mlx_embeddings"), reason="mlx-embeddings is not installed")
+def test_mlx_embeddings_computes_what_transformers_does(one: Embedding, tmp_path: Path, ckconv) -> None:
+    """Of a checkpoint, and of its GGUF, which has no pooler."""
+    said, source = one.recorded, one.source(tmp_path / "hf")
+    ckconv("convert", source, tmp_path / "model.gguf")
+    for n, (given, together) in enumerate([(source, 1), (tmp_path / "model.gguf", TOGETHER)]):
+        made = tmp_path / f"mlx-{n}"
+        result = ckconv("convert", given, f"{made}/", "--to", "mlx")
+        assert (result.code, "mlx-embeddings loads it" in result.out) == (0, True), result.err
+        assert ckconv("verify", made, given).code == 0
+
+        script = Path(__file__).parent / "mlx_embeddings_rows.py"
+        command = [sys.executable, str(script), str(made), str(together)]
+        done = subprocess.run(command, input=json.dumps(said["ids"]), capture_output=True, text=True, check=True)
+        hidden = [np.array(rows, np.float32) for rows in json.loads(done.stdout)]
+        found = np.array([rows.mean(0) if one.pooling == "mean" else rows[0] for rows in hidden])
+
+        wanted = np.array(said["rows"], np.float32)
+        assert np.abs(found - wanted).max() < 1e-5
+        assert cosines(found, wanted).min() > 0.99999
+
+
+def test_a_pooler_goes_along_to_mlx(tmp_path: Path, ckconv) -> None:
+    source = next(one for one in EMBEDDINGS if str(one) == "bert-pooled-cls").source(tmp_path / "hf")
+    assert ckconv("convert", source, f"{tmp_path}/mlx/", "--to", "mlx").code == 0
+
+    found, own = load_file(tmp_path / "mlx" / "model.safetensors"), load_file(source / "model.safetensors")
+    assert {name for name in own if name.startswith("pooler.")} == {"pooler.dense.weight", "pooler.dense.bias"}
+    assert all(np.array_equal(found[name], own[name]) for name in own)
+    assert ckconv("verify", tmp_path / "mlx", source).code == 0

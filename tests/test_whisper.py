@@ -9,13 +9,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from whisper_cases import CASES, document, save, tensors, vocabulary
+from whisper_cases import BLOCKS, CASES, WHOLE, document, in_blocks, save, tensors, vocabulary
 
 HERE = Path(__file__).parent
 RECORDED = json.loads((HERE / "whisper_files.json").read_text())["files"]
+QUANTISED = json.loads((HERE / "whisper_files.json").read_text())["quantised"]
 SMALL = "english-80-f16"
 
 
@@ -76,6 +78,68 @@ def test_and_back(case: str, tmp_path: Path, ckconv) -> None:
     (back / "vocab.json").write_text(json.dumps(vocabulary(said["vocab_size"])))
     assert ckconv("convert", back, tmp_path / "again.bin", "--to", "whisper-ggml").code == 0
     assert (tmp_path / "again.bin").read_bytes() == out.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model whose rows are whole blocks, as F16 and as every type of blocks."""
+    from ckconv.api import convert
+
+    folder = tmp_path_factory.mktemp("blocks")
+    convert(save(folder / "model", SMALL, **WHOLE), folder / "f16.bin", to="whisper-ggml")
+    for kind in BLOCKS:
+        (folder / f"{kind}.bin").write_bytes(in_blocks((folder / "f16.bin").read_bytes(), kind))
+    return folder
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_blocks_are_those_of_whisper_cpps_quantize_and_stay_in_a_copy(
+    kind: str, blocks: Path, tmp_path: Path, ckconv
+) -> None:
+    source, data = blocks / f"{kind}.bin", (blocks / f"{kind}.bin").read_bytes()
+    assert sha256(data).hexdigest() == QUANTISED[kind]
+    said = ckconv("inspect", source).out
+    assert f"file_type\t{BLOCKS[kind][1]}\n" in said
+    assert f"types\t{kind.upper()}\n" in said
+    assert ckconv("verify", source).code == 0
+
+    assert ckconv("convert", source, tmp_path / "out.bin", "--to", "whisper-ggml").code == 0
+
+    assert (tmp_path / "out.bin").read_bytes() == data
+    assert ckconv("verify", tmp_path / "out.bin", source).code == 0
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_blocks_are_decoded_where_a_flag_says_so(kind: str, blocks: Path, tmp_path: Path, ckconv) -> None:
+    source, back = blocks / f"{kind}.bin", f"{tmp_path}/back/"
+    result = ckconv("convert", source, back, "--to", "hf")
+    assert (result.code, "--dequantize decodes them" in result.err) == (4, True)
+
+    assert ckconv("convert", source, back, "--to", "hf", "--dequantize").code == 0
+
+    found, values = load_file(tmp_path / "back" / "model.safetensors"), tensors(document(*CASES[SMALL], **WHOLE))
+    name = "model.decoder.layers.1.fc2.weight"
+    decoded = gguf.dequantize(gguf.quantize(values[name].astype(np.float32), BLOCKS[kind][0]), BLOCKS[kind][0])
+    assert np.array_equal(found[name], decoded)
+    exact = [name for name in values if values[name].ndim != 2 or "embed_positions" in name]
+    assert all(np.array_equal(found[name], values[name].astype(found[name].dtype)) for name in exact)
+    assert ckconv("verify", tmp_path / "back", source, "--dequantize").code == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--dtype", "f32"], "kernels of convolutions beside blocks as F16"),
+        (["--decode", "*key*"], "whisper.cpp loads matrices of one type"),
+        (["--dequantize"], "on kernels of convolutions that are FP32"),
+        (["--dequantize", "--dtype", "f16"], "f16 cannot hold"),
+    ],
+)
+def test_what_whisper_cpp_would_not_load_of_blocks_is_refused(
+    flags: list[str], said: str, blocks: Path, tmp_path: Path, ckconv
+) -> None:
+    result = ckconv("convert", blocks / "q8_0.bin", tmp_path / "out.bin", "--to", "whisper-ggml", *flags)
+    assert (result.code, said in result.err) == (4, True), result.err
 
 
 def test_a_copy_is_the_same_file(model: Path, made: bytes, tmp_path: Path, ckconv) -> None:

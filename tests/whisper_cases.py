@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 from safetensors.numpy import save_file
 
@@ -16,6 +18,14 @@ CASES: dict[str, tuple[int, int, str]] = {
     "multilingual-128-f16": (51866, 128, "float16"),
     "multilingual-128-f32": (51866, 128, "float32"),
     "english-80-f16": (51864, 80, "float16"),
+}
+
+#: Types that whisper.cpp's quantize knows by name -> ggml's, and the number of a file whose matrices are of them.
+BLOCKS = {"q5_0": (gguf.GGMLQuantizationType.Q5_0, 8), "q8_0": (gguf.GGMLQuantizationType.Q8_0, 7)}
+#: Sizes that whole blocks fit into.
+WHOLE = {"d_model": 32, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+_STAY = {
+    f"{side}.{name}" for side in ("encoder", "decoder") for name in ("conv1.bias", "conv2.bias", "positional_embedding")
 }
 
 _PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -100,3 +110,28 @@ def save(folder: Path, case: str, **changed: Any) -> Path:
     (folder / "added_tokens.json").write_text("{}")
     save_file(tensors(config), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def in_blocks(data: bytes, kind: str) -> bytes:
+    """A file of F16 as whisper.cpp's quantize writes it: matrices are blocks, but for a few (quantize.cpp)."""
+    blocks, number = BLOCKS[kind]
+    filters = struct.unpack_from("<2i", data, 48)
+    at = 56 + 4 * filters[0] * filters[1]
+    (count,) = struct.unpack_from("<i", data, at)
+    at += 4
+    for _ in range(count):
+        at += 4 + struct.unpack_from("<i", data, at)[0]
+    made = bytearray(data[:44] + struct.pack("<i", 2000 + number) + data[48:at])
+    while at < len(data):
+        axes, length, stored = struct.unpack_from("<3i", data, at)
+        shape = struct.unpack_from(f"<{axes}i", data, at + 12)
+        name = data[at + 12 + 4 * axes :][:length].decode()
+        at += 12 + 4 * axes + length
+        values = np.frombuffer(data, ("<f4", "<f2")[stored], int(np.prod(shape)), at)
+        at += values.nbytes
+        packed = axes == 2 and name not in _STAY
+        if packed:
+            values = gguf.quantize(values.astype(np.float32).reshape(shape[::-1]), blocks)
+        made += struct.pack(f"<{3 + axes}i", axes, length, blocks if packed else stored, *shape) + name.encode()
+        made += values.tobytes()
+    return bytes(made)

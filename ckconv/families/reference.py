@@ -1,8 +1,9 @@
 """Mistral's own checkpoints: ``params.json``, and tensors under the names of its reference implementation.
 
 Rows of Q and K are in the order of llama.cpp, neighbours turning together, so a tensor is what it is in a GGUF under
-another name. Source: ``convert_mistral_weights_to_hf.py`` of transformers (names, ``permute_for_rope``, keys);
-``TransformerArgs`` of mistral-inference. Keys beyond those are of models that are more than this decoder.
+another name; experts are one by one, as in Hugging Face's checkpoints. Source: ``convert_mistral_weights_to_hf.py`` of
+transformers (names, ``permute_for_rope``, keys); ``TransformerArgs`` and ``MoeLayer`` of mistral-inference. Keys beyond
+those are of models that are more than this decoder.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from ckconv.families.names import GGUF, Names, Stored, names_of
+from ckconv.families.names import GGUF, HF, Names, Stored, names_of
 from ckconv.families.schema import FAMILIES_KEPT, Family
 from ckconv.lazy import replace
 
@@ -42,6 +43,11 @@ _NAMES = {
             ("ffn_up", "feed_forward.w3"),
         )
     },
+    "blk.{n}.ffn_gate_inp": _BLOCK + "feed_forward.gate",
+    **{
+        f"model.layers.{{n}}.block_sparse_moe.experts.{{e}}.{part}": _BLOCK + f"feed_forward.experts.{{e}}.{part}"
+        for part in ("w1", "w2", "w3")
+    },
 }
 
 #: Keys of ``params.json`` -> those of ``config.json``; all of them have to be there.
@@ -63,6 +69,8 @@ _OPTIONAL = {
     "max_position_embeddings": "max_position_embeddings",
     "tied_embeddings": "tie_word_embeddings",
 }
+#: Keys of ``moe`` in it; others are of mixtures with layers and experts of more than one kind.
+_MOE, _MIXTURE = "moe", {"num_experts": "num_local_experts", "num_experts_per_tok": "num_experts_per_tok"}
 _IDLE: Mapping[str, tuple[Any, ...]] = {"use_biases": (False,), "model_type": ("transformer",), "causal": (True,)}
 
 #: Where nothing says it: the converter's ``--max_position_embeddings``, and ``rope_theta`` of its ``convert_config``.
@@ -80,6 +88,7 @@ CONTEXT_NOTE = (
 def reference_config(params: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
     """``config.json`` of a model, and what there is to say; ``None`` and why where there is none."""
     given = {key: value for key, value in params.items() if value is not None}
+    mixture = given.pop(_MOE, None)
     missing = [key for key in _NEEDED if key not in given]
     if missing:
         return None, f"{PARAMS_NAME} has no {missing[0]}"
@@ -88,17 +97,21 @@ def reference_config(params: Mapping[str, Any]) -> tuple[dict[str, Any] | None, 
         return None, f"{PARAMS_NAME} has no rope_theta, which {_THETAS}"
     more = [key for key, value in given.items() if key not in known and value not in _IDLE.get(key, ())]
     if more:
-        return None, f"{PARAMS_NAME} says {more[0]}, which is no part of a dense decoder of Mistral's"
+        return None, f"{PARAMS_NAME} says {more[0]}, which is no part of a decoder of Mistral's that ckconv knows"
+    if mixture is not None and (not isinstance(mixture, dict) or mixture.keys() != _MIXTURE.keys()):
+        return None, f"what {PARAMS_NAME} says of {_MOE} is no {' and '.join(_MIXTURE)} alone, as of a Mixtral"
     said = {known[key]: value for key, value in given.items() if key in known}
     if isinstance(said.get("sliding_window"), str) and said["sliding_window"].isdecimal():
         said["sliding_window"] = int(said["sliding_window"])
+    family, own = ("Mistral", {}) if mixture is None else ("Mixtral", {_MIXTURE[key]: mixture[key] for key in _MIXTURE})
     config = {
-        "architectures": ["MistralForCausalLM"],
-        "model_type": "mistral",
+        "architectures": [f"{family}ForCausalLM"],
+        "model_type": family.lower(),
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         **_DEFAULTS,
         **said,
+        **own,
     }
     return config, "" if "max_position_embeddings" in said else CONTEXT_NOTE
 
@@ -106,9 +119,11 @@ def reference_config(params: Mapping[str, Any]) -> tuple[dict[str, Any] | None, 
 @lru_cache(maxsize=FAMILIES_KEPT)
 def reference_names(family: Family) -> Names:
     """The names of a family's tensors there."""
-    own = names_of(family, GGUF)
-    stored = {called: replace(found, pattern=called) for found in own.stored.values() if (called := _called(found))}
-    written = {name: stored[called] for name, found in own.written.items() if (called := _called(found))}
+    own = [names_of(family, scheme) for scheme in (GGUF, HF)]
+    kinds = [found for names in own for found in names.stored.values()]
+    stored = {called: replace(found, pattern=called) for found in kinds if (called := _called(found))}
+    pairs = [pair for names in own for pair in names.written.items()]
+    written = {name: stored[called] for name, found in pairs if (called := _called(found))}
     return Names(stored, written, {})
 
 

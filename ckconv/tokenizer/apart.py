@@ -23,7 +23,7 @@ _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, 
 _END = "<|endoftext|>"
 #: Beginning of the first line of ``merges.txt``.
 _VERSION = "#version"
-_BOS = "<s>"
+_BOS, _PAD = "<s>", "<pad>"
 #: Special tokens of a ``tekken.json`` that names none, from id 0 on.
 _UNNAMED = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] "
@@ -76,6 +76,8 @@ def of_vocabulary(
 def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
     """``tokenizer.json`` of ``tekken.json``, and the ``settings`` that follow from it.
 
+    ``scores`` is what llama.cpp's converter writes for every word of such a tokenizer, though nothing reads it there.
+
     Raises:
         LeftOut: it is not in the form that mistral_common reads.
     """
@@ -98,7 +100,9 @@ def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
         "added_tokens": [
             {"id": rank, "content": added.get(rank, f"<SPECIAL_{rank}>"), "special": True} for rank in range(first)
         ],
-        "settings": {f"{name}_token": added[rank] for rank, name in enumerate(("unk", "bos", "eos")) if rank in added},
+        "settings": {f"{name}_token": added[rank] for rank, name in enumerate(("unk", "bos", "eos")) if rank in added}
+        | ({"pad_token": _PAD} if _PAD in added.values() else {}),
+        "scores": 0,
         "normalizer": None,
         "pre_tokenizer": {
             "type": "Sequence",

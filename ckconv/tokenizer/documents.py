@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ _TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 _MAX_TEMPLATES = 32
 #: Models of SentencePiece, the first that is there: Llama's and newer ones, T5's, XLM-R's.
 _MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+#: What Mistral calls them, with the version of its chats.
+_VERSIONED = re.compile(r".+\.model\.v\d+(?:m\d+)?")
 #: Tokenizers of other libraries.
 _OTHERS = ("vocab.txt", "vocab.json", "tokenizer.tiktoken")
 _TEKKEN, _VOCABULARY, _MERGES = "tekken.json", "vocab.json", "merges.txt"
@@ -41,6 +44,7 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     config = document_of(index.metadata)
     nested = config.get("text_config")
     named = next((name for name in _MODELS if (root / name).is_file()), "")
+    own = None
     tokenizer, model, why = _json(root / "tokenizer.json"), _bytes(root / named) if named else None, ""
     if tokenizer is None and model is None:
         try:
@@ -49,10 +53,13 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
                 settings = {**tokenizer.get("settings", {}), **settings}
         except LeftOut as error:
             why = str(error)
+        if tokenizer is None and not why and (own := _versioned(root)) is not None:
+            model = _bytes(own)
     return TokenizerFiles(
         tokenizer=tokenizer,
         model=model,
         moved=named == _MODELS[-1],
+        versioned=own is not None,
         settings=settings,
         config={**config, **nested} if isinstance(nested, dict) else config,
         generation=_json(root / "generation_config.json") or {},
@@ -61,6 +68,11 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
         why=why,
         others=tuple(name for name in _OTHERS if (root / name).is_file()),
     )
+
+
+def _versioned(root: Path) -> Path | None:
+    """Mistral's SentencePiece model with the version of its chats behind its name; of several the last."""
+    return max((path for path in root.glob("*.model.v*") if _VERSIONED.fullmatch(path.name)), default=None)
 
 
 def vocabulary_beside(index: TensorIndex) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ class TokenizerFiles:
         tokenizer: ``tokenizer.json``, parsed.
         model: ``tokenizer.model``.
         moved: the ids are not the model's: four special tokens come first, in place of its three (XLM-R).
+        versioned: the model is Mistral's own, with the end of a text for padding where it has none.
         settings: ``tokenizer_config.json`` over ``special_tokens_map.json``.
         config: ``config.json``, which names ids.
         generation: ``generation_config.json``, which names those that end a text.
@@ -29,6 +30,7 @@ class TokenizerFiles:
     tokenizer: Mapping[str, Any] | None = None
     model: bytes | None = None
     moved: bool = False
+    versioned: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)

@@ -40,19 +40,24 @@ class TokenizerKeys:
 def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
     """The keys for a model of ``vocab_size`` rows; those of a model without words where that is all that is right."""
     try:
-        if files.model is not None:
-            return _made(files, from_model(files, files.model, vocab_size), vocab_size)
-        if files.tokenizer is not None and is_sentencepiece(files.tokenizer):
-            return _made(files, from_json(files, files.tokenizer, vocab_size), vocab_size)
-        if files.tokenizer is not None and is_wordpiece(files.tokenizer):
-            return _made(files, from_wordpiece(files, files.tokenizer, vocab_size), vocab_size)
-        if files.tokenizer is not None:
-            return _made(files, _bpe(files, files.tokenizer, vocab_size), vocab_size)
-        reason = files.why or (f"{files.others[0]} is not read" if files.others else "the source has none")
-    except LeftOut as error:
-        reason = str(error)
-    note = f"the tokenizer is left out: {reason}; llama.cpp then works with token ids only"
-    return TokenizerKeys({"tokenizer.ggml.model": scalar("str", "no_vocab")}, (note,))
+        return keys_of_words(files, vocab_size)
+    except LeftOut as reason:
+        note = f"the tokenizer is left out: {reason}; llama.cpp then works with token ids only"
+        return TokenizerKeys({"tokenizer.ggml.model": scalar("str", "no_vocab")}, (note,))
+
+
+def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
+    """As :func:`tokenizer_keys`, with words.
+
+    Raises:
+        LeftOut: there are none, or none that can be said faithfully.
+    """
+    if files.model is not None:
+        return _made(files, from_model(files, files.model, vocab_size), vocab_size)
+    if files.tokenizer is None:
+        raise LeftOut(files.why or (f"{files.others[0]} is not read" if files.others else "the source has none"))
+    made = from_json if is_sentencepiece(files.tokenizer) else from_wordpiece if is_wordpiece(files.tokenizer) else _bpe
+    return _made(files, made(files, files.tokenizer, vocab_size), vocab_size)
 
 
 def _made(files: TokenizerFiles, words: Words, vocab_size: int) -> TokenizerKeys:
@@ -118,6 +123,8 @@ def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) ->
         "tokenizer.ggml.token_type": array("i32", [kind for _, kind in tokens]),
         "tokenizer.ggml.merges": array("str", merges),
     }
+    if "scores" in document:
+        metadata["tokenizer.ggml.scores"] = array("i32", [document["scores"]] * len(tokens))
     if known.otherwise:
         notes += (f"llama.cpp splits {known.otherwise} differently from this tokenizer ({known.name})",)
     words = frozenset(token for token, _ in by_id.values())

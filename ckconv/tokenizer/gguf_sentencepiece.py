@@ -80,7 +80,10 @@ def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
     if model.charsmap or model.remove_extra_whitespaces:
         rules = model.normalizer or "removing spaces"
         notes.append(f"the tokenizer normalises text first ({rules}), which llama.cpp does not do")
-    return _words(rows, model.special, prefix=prefix, notes=notes)
+    own = dict(model.special)
+    if files.versioned and own["pad"] < 0:  # MistralVocab.pad_id of gguf-py
+        own["pad"] = own["eos"]
+    return _words(rows, own, prefix=prefix, notes=notes)
 
 
 #: What XLM-R has in front of the pieces in place of SentencePiece's own (``XLMRobertaTokenizer`` of transformers).

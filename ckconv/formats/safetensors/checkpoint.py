@@ -27,7 +27,7 @@ from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS, Said, conf
 from ckconv.formats.safetensors.checkpoint_kept import carried_files, kept_modules, left_by_rules, unpacks
 from ckconv.formats.safetensors.checkpoint_metadata import metadata_of
 from ckconv.formats.safetensors.checkpoint_names import Entry, Spelling
-from ckconv.formats.safetensors.checkpoint_pieces import floats_of, module_of, zeros_of
+from ckconv.formats.safetensors.checkpoint_pieces import floats_of, module_of, spare_of
 from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
 from ckconv.formats.safetensors.checkpoint_tokenizer import pooling_of_source, tokenizer_plan
 from ckconv.formats.safetensors.parts import parts_beside
@@ -156,11 +156,12 @@ class CheckpointPlanner(Planner):
                 modules.append(self._module(entry, parts, dtype))
         if self.options.names == "hf" and modules:
             dtype = self.types.get(EMBEDDING, F32)  # without one it is refused
-            zeros = [*zeros_of(self.family, self.scheme, self.config.scope, dtype)]
-            if zeros:
-                named = ", ".join(piece.name for module in zeros for piece in module)
+            spare = [*spare_of(self.family, self.scheme, self.config.scope, dtype, self.index.dropped)]
+            if named := ", ".join(piece.name for module in spare for piece in module if piece.source is None):
                 self.notes.append(f"zeros stand for {named}, which the class would fill at random if they were missing")
-            modules += zeros
+            written = {piece.canonical for module in spare for piece in module}
+            self.left_out[:] = [item for item in self.left_out if item.name not in written]
+            modules += spare
         return modules
 
     def _select(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
-from ckconv.core.tensors import StoredTensor, Tensor, matrix_of, plain_tensor
+from ckconv.core.tensors import Dropped, StoredTensor, Tensor, matrix_of, plain_tensor
 from ckconv.families.naming_schemes import scheme_names
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
@@ -88,12 +88,24 @@ def _dense(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], layout
     )
 
 
-def zeros_of(family: Family, scheme: str, parameters: Mapping[str, Any], dtype: DType) -> Iterator[Module]:
-    """Tensors that nothing of the model needs, and that its class makes up at random where they are not there."""
+def spare_of(
+    family: Family, scheme: str, parameters: Mapping[str, Any], dtype: DType, dropped: Sequence[Dropped]
+) -> Iterator[Module]:
+    """Tensors that nothing of the model needs, and that its class makes up at random where they are not there.
+
+    Args:
+        dtype: of zeros, where the source does not have them.
+        dropped: what its rules leave out.
+    """
     sizes = Sizes(family, parameters)
+    own = {item.stored.name: item.stored for item in dropped if item.copied}
     for name, row in scheme_names(family, scheme).zeros.items():
         size = sizes.of(row, None)
         shape = tuple(int(math.prod(size(str(letter)) for letter in product)) for product in row.axes)
+        found = next((one for called, one in own.items() if called == name or called.endswith(f".{name}")), None)
+        if found is not None and found.shape == shape:
+            yield (copied_piece(found.name, found, found.dtype)._replace(name=name),)
+            continue
         layout = plain(*matrix_of(shape, dtype))
         yield (Piece(name, row.name, dtype, shape, layout, None, None),)
 

@@ -6,11 +6,19 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
+from ckconv.core.beside import root_of
+from ckconv.core.documents import METADATA
 from ckconv.core.tensors import MetadataKind, TensorIndex
+from ckconv.families.naming_schemes import NAMES_KEY
+from ckconv.families.reference import REFERENCE
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
 from ckconv.formats.safetensors.modules import pooled, pooling_files
 from ckconv.lazy import dataclass
 from ckconv.options import Options
+from ckconv.tokenizer.documents import tokenizer_files
+from ckconv.tokenizer.files import LeftOut
+from ckconv.tokenizer.gguf import keys_of_words
+from ckconv.tokenizer.made import as_read
 from ckconv.tokenizer.settings import generation_config
 from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary, ending_ids, special_ids, vocabulary
 from ckconv.tokenizer.wordpiece import ACCENTS
@@ -35,9 +43,16 @@ class TokenizerPlan:
 
 def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
     """Plan the tokenizer files to write where the source (GGUF) embeds its tokenizer. Decodes no array."""
+    metadata = index.metadata
     if index.format in CHECKPOINTS:
-        return TokenizerPlan()  # its own files are carried
-    if index.format != "gguf":
+        if not _is_reference(index) or (root_of(index) / "tokenizer.json").is_file() or options.file_name:
+            return TokenizerPlan()  # its own files are carried
+        try:
+            keys = keys_of_words(tokenizer_files(index), index.config.vocab_size if index.config else 0)
+        except LeftOut as reason:
+            return TokenizerPlan(notes=(left_out(reason),))
+        metadata = as_read(keys.metadata)
+    elif index.format != "gguf":
         own = index.metadata_kind is MetadataKind.OWN
         why = (
             "a bump file has no whole one"
@@ -49,9 +64,9 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
         return TokenizerPlan(notes=("DST is a single file, so tokenizer files were not written; use DST/ to get them",))
     config = index.config
     size, context = (config.vocab_size, options.context or config.context_length) if config else (0, 0)
-    generation = generation_config(special_ids(index.metadata), ending_ids(index.metadata), size)
+    generation = generation_config(special_ids(metadata), ending_ids(metadata), size)
     try:
-        found = vocabulary(index.metadata)
+        found = vocabulary(metadata)
         if found.tokens.count > size:
             raise NotFaithful(f"it has {found.tokens.count:,} tokens, the embedding {size:,} rows")
     except NotFaithful as reason:
@@ -64,6 +79,11 @@ def tokenizer_plan(index: TensorIndex, options: Options) -> TokenizerPlan:
     if found.lowers and found.lowers[1]:
         notes.append(ACCENTS)
     return TokenizerPlan(found, context, generation, tuple(notes))
+
+
+def _is_reference(index: TensorIndex) -> bool:
+    """A checkpoint of Mistral's own, whose tokenizer no loader of the output knows."""
+    return index.metadata.get(f"{METADATA}.{NAMES_KEY}") == REFERENCE
 
 
 def pooling_of_source(index: TensorIndex, options: Options) -> tuple[Mapping[str, bytes], tuple[str, ...]]:

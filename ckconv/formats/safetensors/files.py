@@ -19,8 +19,8 @@ from typing import Any
 
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import Faults, InputError, counted, quoted, unreadable
-from ckconv.families.naming_schemes import NAMES_KEY
-from ckconv.families.reference import PARAMS_NAME, REFERENCE, WEIGHTS, reference_config
+from ckconv.families.reference import PARAMS_NAME, WEIGHTS
+from ckconv.formats.safetensors.consolidated import described, parts_of, put_together
 from ckconv.formats.safetensors.read import SafetensorsFile, pickle_refusal, read_safetensors
 from ckconv.formats.safetensors.shardindex import check_against_shards, read_shard_index
 from ckconv.formats.safetensors.spec import (
@@ -36,7 +36,6 @@ from ckconv.io.json import Document, read_object
 from ckconv.lazy import NamedTuple
 
 CONFIG_NAME = "config.json"
-_TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 #: transformers 4 writes what Mamba 2 does not clamp as Infinity.
 CONFIG_DOCUMENT = Document("configuration", "model.config", "model.config", MAX_JSON, lax=True)
 
@@ -114,7 +113,8 @@ def read_checkpoint_files(
         index_path, weights = _index_for(path), path
 
     if index_path is None:
-        shards: tuple[SafetensorsFile, ...] = (_read(weights, read_pickle),)
+        parts = [regular_file(root, name, follow_links=follow_links) for name in parts_of(weights.name, names)]
+        shards = put_together([_read(part, read_pickle) for part in parts if part] or [_read(weights, read_pickle)])
     else:
         shards = _read_shards(root, index_path, names, follow_links, read_pickle)
     names = names or names_in(root)
@@ -123,25 +123,12 @@ def read_checkpoint_files(
         config = read_object(root / CONFIG_NAME, CONFIG_DOCUMENT)
     note = ""
     if config is None and path.is_dir() and shards[0].path.name.startswith(WEIGHTS) and PARAMS_NAME in names:
-        config, note, shards = _reference(root, shards, follow_links)
+        params = regular_file(root, PARAMS_NAME, follow_links=follow_links)
+        config, note, shards = described(read_object(params, CONFIG_DOCUMENT), shards) if params else (None, "", shards)
     tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
     belong = path.is_dir() or config is not None
     side_files = _side_files(root, names, follow_links) if belong else ()
     return CheckpointFiles(root, index_path, shards, tensors, config, side_files, note)
-
-
-def _reference(
-    root: Path, shards: tuple[SafetensorsFile, ...], follow_links: bool
-) -> tuple[dict[str, Any] | None, str, tuple[SafetensorsFile, ...]]:
-    """The configuration of another implementation in the words of ``config.json``; the tensors have its names."""
-    if not regular_file(root, PARAMS_NAME, follow_links=follow_links):
-        return None, "", shards
-    config, note = reference_config(read_object(root / PARAMS_NAME, CONFIG_DOCUMENT))
-    if config is None:
-        return None, f"{note}: tensors keep the names of the file", shards
-    dtype = next((tensor.dtype.name for tensor in shards[0].tensors), "")
-    config |= {key: _TORCH_NAMES[dtype] for key in ("dtype", "torch_dtype") if dtype in _TORCH_NAMES}
-    return config, note, tuple(shard._replace(metadata={**shard.metadata, NAMES_KEY: REFERENCE}) for shard in shards)
 
 
 def regular_file(root: Path, name: str, *, follow_links: bool) -> Path | None:
@@ -182,7 +169,7 @@ def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> tuple[Pat
         others = [name for name in names if name.endswith(".gguf")]
         hint = f"name the file instead of the directory: {quoted(others[0])}" if others else None
         raise InputError("hf.no-weights", "the directory holds no safetensors file and no index", path=root, hint=hint)
-    if len(found) > 1:
+    if len(found) > 1 and found != parts_of(found[0], found):
         what = "indexes" if indexes else f"{kind} and no index"
         some = ", ".join([quoted(name) for name in found[:4]] + ["..."] * (len(found) > 4))
         hint = f"fetch {_index_of(found[0])} if they are shards; else name one of them instead of the directory"

@@ -56,11 +56,12 @@ class WhisperPlanner(Planner):
         spoken = () if only_reasons or self.reasons else self._words(numbers["vocab_size"])
         if self.reasons or only_reasons:
             return self.refused()
-        file_type = FILE_TYPES[matrices.name]
+        file_type = self._kept[1] if any(map(self._keeps, self.index.tensors.values())) else FILE_TYPES[matrices.name]
         prologue = b"".join(_prologue(numbers, file_type, spoken))
         steps, at = [], len(prologue)
         for name, called, tensor in placed:
-            for step in _steps(name, called, tensor, matrices if _is_matrix(tensor) else F32, at):
+            dtype = tensor.dtype if self._keeps(tensor) else matrices if _is_matrix(tensor) else F32
+            for step in _steps(name, called, tensor, dtype, at):
                 steps.append(step)
                 at += step.nbytes
         container = Container(
@@ -78,6 +79,17 @@ class WhisperPlanner(Planner):
             notes=tuple(self.notes),
             contents=lambda: container,
         )
+
+    @cached_property
+    def _kept(self) -> tuple[tuple[bytes, ...], int]:
+        """Words and type of a source that is such a file."""
+        with open_source(self.index.path) as source:
+            header = header_of(source, source.size or 0)
+        return header.words, header.file_type
+
+    def _keeps(self, tensor: Tensor) -> bool:
+        """Blocks that whisper.cpp's quantize has made stay what they are, and the other tensors with them."""
+        return self.index.format == NAME and tensor.dtype.kind is Kind.BLOCK and not self.decoded(tensor)
 
     @cached_property
     def _numbers(self) -> Mapping[str, int]:
@@ -142,9 +154,14 @@ class WhisperPlanner(Planner):
         asked, sources = self.dtype, dict[DType, str]()
         for tensor in tensors:
             sources.setdefault(tensor.dtype, tensor.source)
-        matrices = {t.dtype for t in tensors if _is_matrix(t)}
+        kept = [t for t in tensors if self._keeps(t)]
+        matrices = {t.dtype for t in tensors if _is_matrix(t)} - {t.dtype for t in kept}
         found = {"f32": F32, "f16": F16}.get(asked, F16 if matrices == {F16} else F32)
-        if asked == "engine" and found is F32 and matrices <= WIDENS_TO_F32:
+        if kept and (found is F32 or any(t.dtype.kind is Kind.BLOCK and t not in kept for t in tensors)):
+            self.refuse(
+                "whisper.cpp loads matrices of one type, and kernels of convolutions beside blocks as F16", DECODE
+            )
+        elif asked == "engine" and found is F32 and all(d in WIDENS_TO_F32 or d.kind is Kind.BLOCK for d in matrices):
             self.refuse(f"matrices are {' and '.join(sorted(map(str, matrices)))}, and {_FP32}", _NARROW)
         elif found is F32 and asked in ("f32", "keep"):
             self.notes.append(_FP32)
@@ -152,14 +169,14 @@ class WhisperPlanner(Planner):
             self.refuse("whisper.cpp's files hold F32 or F16 of floats, and no BF16", "--dtype f32 holds every value")
         for dtype, name in sources.items():
             if dtype.kind is Kind.BLOCK:
-                decoded = all(self.decoded(t) and decodable(dtype) for t in tensors if t.dtype is dtype)
-                if not decoded:
+                sound = all(t in kept or (self.decoded(t) and decodable(dtype)) for t in tensors if t.dtype is dtype)
+                if not sound:
                     self.refuse(f"ckconv writes no {dtype} for whisper.cpp: {name}", DECODE)
             elif dtype not in WIDENS_TO_F32 or not convertible(dtype, found):
                 self.refuse(f"whisper.cpp loads no {dtype}: {name}")
         if asked == "keep":
             for tensor in tensors:
-                if tensor.dtype is not (found if _is_matrix(tensor) else F32):
+                if tensor not in kept and tensor.dtype is not (found if _is_matrix(tensor) else F32):
                     self.refuse(f"whisper.cpp loads no {tensor.dtype} as {tensor.source}", "--dtype engine widens it")
                     break
         return found
@@ -168,8 +185,7 @@ class WhisperPlanner(Planner):
         """The words below the special tokens, by id."""
         end = speech().ends[rows]
         if self.index.format == NAME:
-            with open_source(self.index.path) as source:
-                return header_of(source, source.size or 0).words
+            return self._kept[0]
         vocabulary = vocabulary_beside(self.index)
         if not vocabulary:
             self.refuse("there are no words beside it: neither vocab.json nor tokenizer.json has a vocabulary")
