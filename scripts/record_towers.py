@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +103,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
 }  # fmt: skip
 
 
-#: The same of Ultravox, whose class is code of its repository: Whisper's encoder, a Llama, and the projector.
-HEARD: dict[str, str] = {"ultravox-f16": "F16", "ultravox-bf16": "BF16"}
-
-
 def ultravox(dtype: str) -> dict[str, Any]:
-    """A checkpoint of Ultravox, of version 0.5 on."""
+    """A checkpoint of Ultravox, of version 0.5 on: Whisper's encoder, a Llama, and the projector."""
     from transformers import LlamaConfig, LlamaForCausalLM, WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
@@ -131,10 +128,53 @@ def ultravox(dtype: str) -> dict[str, Any]:
     return {"config": document, "tensors": {name: [dtype, shape] for name, shape in shapes.items()}, "prepared": {}}
 
 
+def internvl_chat(dtype: str) -> dict[str, Any]:
+    """A checkpoint of InternVL as its own repositories have it, of the recorded one of transformers' class."""
+    own = recordings()["internvl-f16"]
+    names = {
+        "model.vision_tower.": "vision_model.", "model.multi_modal_projector.layer_norm": "mlp1.0",
+        "model.multi_modal_projector.linear_1": "mlp1.1", "model.multi_modal_projector.linear_2": "mlp1.3",
+        "embeddings.cls_token": "embeddings.class_embedding", "patch_embeddings.projection": "patch_embedding",
+        "position_embeddings": "position_embedding", "encoder.layer.": "encoder.layers.", "lambda_": "ls",
+        "attention.projection_layer": "attn.proj", "layernorm_before": "norm1", "layernorm_after": "norm2",
+        "attention.q_proj": "attn.qkv", "model.language_model.": "language_model.model.",
+    }  # fmt: skip
+    tensors = {}
+    for stored, (_, shape) in own["tensors"].items():
+        called, fused = stored, ".attention.q_proj." in stored
+        for old, new in names.items():
+            called = called.replace(old, new)
+        if ".attention.k_proj." not in stored and ".attention.v_proj." not in stored:
+            tensors[called] = [dtype, [3 * shape[0], *shape[1:]] if fused else shape]
+    config, vision = own["config"], own["config"]["vision_config"]
+    kept = (
+        "architectures", "hidden_act", "hidden_size", "intermediate_size", "layer_norm_eps", "norm_type",
+        "num_attention_heads", "num_hidden_layers",
+    )  # fmt: skip
+    seen = {key: vision[key] for key in kept}
+    document = {
+        "architectures": ["InternVLChatModel"], "model_type": "internvl_chat", "downsample_ratio": 0.5,
+        "ps_version": "v2", "select_layer": -1, "min_dynamic_patch": 1, "max_dynamic_patch": 6, "dtype": _WORDS[dtype],
+        "llm_config": {**config["text_config"], "architectures": ["Qwen2ForCausalLM"]},
+        "vision_config": {**seen, "image_size": 16, "patch_size": 4, "qkv_bias": True, "qk_normalization": False,
+                          "model_type": "intern_vit_6b", "drop_path_rate": 0.0, "use_flash_attn": True},
+    }  # fmt: skip
+    return {"config": document, "tensors": tensors, "prepared": own["prepared"]}
+
+
+#: The same of classes that are code of their repositories.
+OWN: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
+    "internvl_chat-bf16": (internvl_chat, "BF16"),
+    "ultravox-bf16": (ultravox, "BF16"),
+    "ultravox-f16": (ultravox, "F16"),
+}
+
+
 def made(name: str, converter: consumers.Consumer, place: Path) -> dict[str, Any]:
     """The recording of one case."""
-    if name in HEARD:
-        return converted(name, ultravox(HEARD[name]), converter, place)
+    if name in OWN:
+        maker, kind = OWN[name]
+        return converted(name, maker(kind), converter, place)
     kind, dtype, config, prepared, renamed = CASES[name]
     classes: Any = transformers
     model = getattr(classes, f"{kind}ForConditionalGeneration")(getattr(classes, f"{kind}Config")(**config))
@@ -156,7 +196,7 @@ def converted(name: str, recorded: dict[str, Any], converter: consumers.Consumer
     checkpoint(recorded, place / "source")
     asked = {
         "model": str(place / "source"), "out": str(place / "theirs.gguf"), "type": dtype.lower(), "document": {},
-        "plain": True, "arguments": ["--mmproj"], "vocabulary": False,
+        "plain": name in CASES, "arguments": ["--mmproj"], "vocabulary": False,
     }  # fmt: skip
     if said := converter.ask(asked):
         raise ValueError(f"llama.cpp's converter, of {name}: {said}")
@@ -167,7 +207,7 @@ def main() -> None:
     """Record every case."""
     converter = consumers.Consumer("../scripts/llama_cpp_converter.py", os.environ["LLAMA_CPP_SOURCES"])
     with tempfile.TemporaryDirectory() as folder, converter:
-        asked = sys.argv[1:] or (*CASES, *HEARD)
+        asked = sys.argv[1:] or (*CASES, *OWN)
         found = recordings() if sys.argv[1:] else {}
         found |= {name: made(name, converter, Path(folder) / name) for name in asked}
     RECORDED.write_text(json.dumps(found, indent=None, separators=(",", ":")) + "\n")

@@ -57,7 +57,7 @@ def halves(name: str, root: Path, ckconv: Ckconv, *, shards: int = 1) -> Path:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("name", [*WHOLE, "ultravox-f16", "ultravox-bf16"])
+@pytest.mark.parametrize("name", [*WHOLE, "internvl_chat-bf16", "ultravox-f16", "ultravox-bf16"])
 def test_a_model_that_sees_comes_back_out_of_its_two_files(
     name: str, shards: int, ckconv: Ckconv, tmp_path: Path
 ) -> None:

@@ -255,6 +255,14 @@ def test_a_tower_that_llama_cpp_computes_otherwise_is_refused(
     assert not (tmp_path / "mmproj.gguf").exists()
 
 
+def test_patches_that_llama_cpp_puts_together_otherwise_are_refused(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["internvl_chat-bf16"]))
+    recorded["config"]["ps_version"] = "v1"
+
+    with pytest.raises(CkconvError, match=r"ps_version is v1, and llama\.cpp puts patches together as v2 does"):
+        convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
+
+
 def test_a_repository_without_a_text_model_has_a_tower(tmp_path: Path) -> None:
     recorded = json.loads(json.dumps(RECORDED["ultravox-f16"]))
     recorded["tensors"] = {

@@ -20,7 +20,7 @@ from ckconv.errors import CkconvError
 RECORDED = recordings()
 
 #: Models that see, of which both halves are known.
-WHOLE = [name for name in RECORDED if not name.startswith(("qwen2_5_vl", "ultravox"))]
+WHOLE = [name for name in RECORDED if not name.startswith(("internvl_chat", "qwen2_5_vl", "ultravox"))]
 
 #: Keys of a document that a GGUF does not say: how weights were drawn and dropped, who wrote it, how values are stored.
 UNSAID = {
@@ -159,6 +159,25 @@ def test_halves_of_two_models_are_refused(text: str, tower: str, code: str, why:
     assert caught.value.code == code
     assert why in f"{caught.value.message} {caught.value.details}"
     assert not (tmp_path / "out").exists()
+
+
+def test_internvls_own_checkpoint_becomes_that_of_transformers(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source, _, _, out = whole("internvl_chat-bf16", tmp_path)
+
+    wanted, made = arrays(source), arrays(out)
+    qkv = wanted["vision_model.encoder.layers.3.attn.qkv.weight"]
+    layer = "model.vision_tower.encoder.layer.3"
+    parts = [made[f"{layer}.attention.{part}_proj.weight"] for part in "qkv"]
+    assert np.array_equal(np.concatenate(parts), qkv)
+    assert np.array_equal(made["model.multi_modal_projector.linear_2.weight"], wanted["mlp1.3.weight"])
+    said = json.loads((out / "config.json").read_text())
+    assert (said["model_type"], said["image_seq_length"], said["vision_config"]["image_size"]) == (
+        "internvl",
+        4,
+        [16, 16],
+    )
+    assert ckconv("verify", tmp_path / "text.gguf", source).code == 0
+    assert ckconv("verify", tmp_path / "mmproj.gguf", source).code == 0
 
 
 def test_a_class_that_is_code_of_its_repository_is_not_made_up(tmp_path: Path) -> None:

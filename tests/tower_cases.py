@@ -50,6 +50,7 @@ _TOKENS = {
         "boi_token_index": "<start_of_image>",
         "eoi_token_index": "<end_of_image>",
     },
+    "internvl_chat": {"image_token_id": "<IMG_CONTEXT>"},
     "ultravox": {},
     "internvl": {"image_token_id": "<IMG_CONTEXT>"},
     "qwen": {

@@ -19,6 +19,15 @@ def document_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if not key.startswith(f"{METADATA}.")}
 
 
+#: What a configuration of several modalities calls the text part's: transformers' classes, and InternVL's own code.
+_TEXTS = ("text_config", "llm_config")
+
+
+def text_key(document: Mapping[str, Any]) -> str:
+    """The key of the text part's configuration; empty where the document is that of a text model."""
+    return next((key for key in _TEXTS if isinstance(document.get(key), dict)), "")
+
+
 #: Keys of ``config.json`` about how tensors are quantised: MLX's, everybody's, and compressed-tensors' old one.
 QUANTIZATION_KEYS = ("quantization", "quantization_config", "compression_config")
 

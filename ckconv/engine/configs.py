@@ -20,9 +20,8 @@ def _of_towers(one: Tower | None, other: Tower | None) -> dict[str, tuple[object
     """Of what a picture is seen with; of a text model alone nothing is known of it."""
     if one is None or other is None:
         return {}
-    names = dict.fromkeys(("family", *one.parameters, *other.parameters))
-    mine, theirs = ({"family": each.family, **each.parameters} for each in (one, other))
-    pairs = {name: (mine.get(name), theirs.get(name)) for name in names}
+    names = dict.fromkeys((*one.parameters, *other.parameters))  # one of them is the kind of projector
+    pairs = {name: (one.parameters.get(name), other.parameters.get(name)) for name in names}
     return {f"{PREFIX}{name}": pair for name, pair in pairs.items() if differ(*pair)}
 
 

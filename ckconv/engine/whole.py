@@ -216,7 +216,7 @@ def _plan(out: TensorIndex, source: TensorIndex, asked: Request) -> Plan:
 
 
 def _is_kept(out: TensorIndex, source: TensorIndex) -> bool:
-    """A record beside the source may be of the output: of anything beside a bump file, of a checkpoint beside a GGUF."""
+    """A record beside the source may be of the output: anything beside a bump file, a checkpoint beside a GGUF."""
     was, made = format_of(source.format), format_of(out.format)
     return (was.keeps_source, was.single) > (made.keeps_source, made.single)
 

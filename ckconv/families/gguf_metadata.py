@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.documents import text_key
 from ckconv.core.typed import Value, array, scalar
 from ckconv.families.keys import full_key
 from ckconv.families.parameters import scope_of, write
@@ -59,7 +60,7 @@ _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"))
 
 def own_document(config: ModelConfig) -> Mapping[str, Any]:
     """The source's document with the decoder's part on top, for a model of several modalities."""
-    nested = config.raw.get("text_config")
+    nested = config.raw.get(text_key(config.raw))
     return {**config.raw, **nested} if isinstance(nested, dict) else config.raw
 
 

@@ -17,6 +17,7 @@ from ckconv.core.config import (
     checked_number,
     shortest_float32,
 )
+from ckconv.core.documents import text_key
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
 from ckconv.families.catalogue import family_of_model_type
@@ -49,13 +50,13 @@ _POSITIONS = ("wpe.weight", "decoder.embed_positions.weight", "position_embd.wei
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The decoder's own part of the configuration of a model of several modalities, else the whole."""
-    nested = config.get("text_config")
+    nested = config.get(text_key(config))
     return {**config, **nested} if isinstance(nested, dict) else config
 
 
 def _said_of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is said of the decoder alone: of a model of several modalities, keys beside its part are those of others."""
-    nested = config.get("text_config")
+    nested = config.get(text_key(config))
     return nested if isinstance(nested, dict) else config
 
 

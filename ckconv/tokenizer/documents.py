@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.beside import root_of
-from ckconv.core.documents import document_of
+from ckconv.core.documents import document_of, text_key
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.bytesource import open_source
@@ -42,7 +42,7 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     root = root_of(index)
     settings = {**(_json(root / "special_tokens_map.json") or {}), **(_json(root / "tokenizer_config.json") or {})}
     config = document_of(index.metadata)
-    nested = config.get("text_config")
+    nested = config.get(text_key(config))
     named = next((name for name in _MODELS if (root / name).is_file()), "")
     own = None
     tokenizer, model, why = _json(root / "tokenizer.json"), _bytes(root / named) if named else None, ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.documents import joined_metadata, unquantised
+from ckconv.core.documents import joined_metadata, text_key, unquantised
 from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
 from ckconv.families.canonical import Canonical, Item, canonicalise, plain_item
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
@@ -60,7 +60,7 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
             said_of(model),
             path=path,
             layers=f"the number of layers{said(model, 'num_layers')}",
-            nested=NESTED if isinstance(config.get("text_config"), dict) else (),
+            nested=NESTED if text_key(config) else (),
         )
     return TensorIndex(
         format="mlx" if mlx else "safetensors",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.documents import document_of, unquantised
+from ckconv.core.documents import document_of, text_key, unquantised
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.catalogue import FAMILIES
@@ -131,7 +131,7 @@ def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
 def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[str, Any]:
     """The source's document with what has to be different."""
     document, config = dict(source), index.config
-    nested = document.get("text_config")
+    nested = document.get(text_key(document))
     if not said.kept and config is not None and isinstance(nested, dict):
         family = FAMILIES[config.family]
         kept = {key: value for key, value in document.items() if not key.endswith("_config")}
@@ -182,9 +182,8 @@ def _switched(document: Mapping[str, Any], config: ModelConfig, said: Said) -> d
 def _with_context(source: Mapping[str, Any], config: ModelConfig | None, context: int) -> dict[str, Any]:
     """Another context length, beside the one that RoPE was scaled from: the angles stay what they are."""
     document = dict(source)
-    nested = document.get("text_config")
-    if isinstance(nested, dict):
-        return {**document, "text_config": _with_context(nested, config, context)}
+    if key := text_key(document):
+        return {**document, key: _with_context(document[key], config, context)}
     document["max_position_embeddings"] = context
     scaling = (config.rope_scaling if config else None) or {}
     numbers = {key: scaling[key] for key in ("factor", "original_max_position_embeddings") if key in scaling}
