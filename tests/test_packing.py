@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import Decoder, save
-from packed_checkpoints import arrays_of, model
-from test_packed_floats import DECODER, MODELOPT, Made, compressed, mxfp4, nvfp4
+from packed_checkpoints import arrays_of, awq_model, compressed_model, gptq_model, model
+from test_packed_floats import DECODER, MODELOPT, Made, compressed, floats, mxfp4, nvfp4
 
 LIBRARY = {
     "modelopt-nvfp4": ("modelopt", "input_scale"),
@@ -193,3 +194,100 @@ def test_matrices_are_packed_where_the_class_has_linear_layers(
         return
     assert result.code == 0, result.err
     assert ckconv("diff", "--weights", tmp_path / "m.gguf", tmp_path / "packed").code == 0
+
+
+def test_zero_points_that_the_library_wrote_come_back_out_of_triples(tmp_path: Path, ckconv, fixtures: Path) -> None:
+    source = fixtures / "quantised" / "ct-w4-g32-asym"
+    assert ckconv("convert", source, f"{tmp_path}/mlx/", "--to", "mlx").code == 0
+    pack = ("--to", "hf", "--pack", "compressed-tensors", "--dtype", "bf16")
+    result = ckconv("convert", tmp_path / "mlx", f"{tmp_path}/back/", *pack)
+    assert result.code == 0, result.err
+
+    expected = weights(source, "?")
+    assert len(expected) == 4 * 14
+    assert weights(tmp_path / "back", "?") == expected
+    ours, other = (quantised(it)["config_groups"]["group_0"]["weights"] for it in (tmp_path / "back", source))
+    assert ours == other
+
+
+#: A model and its way to a checkpoint, and what compressed-tensors makes of the same numbers.
+ZEROS: dict[str, tuple[Callable[..., Any], str, dict[str, Any]]] = {
+    "AWQ": (partial(awq_model, group=64), "", {"group": 64, "symmetric": False}),
+    "AWQ as triples": (awq_model, "mlx", {"symmetric": False}),
+    "GPTQ, the middle zero point": (partial(gptq_model, symmetric=True, group=64), "", {"group": 64}),
+    "the same as triples": (partial(gptq_model, symmetric=True, version=2), "mlx", {}),
+    "8 bits": (
+        partial(gptq_model, bits=8, version=2), "", {"bits": 8, "symmetric": False},
+    ),
+    "8 bits, the middle one, as triples": (partial(gptq_model, bits=8, symmetric=True), "mlx", {"bits": 8}),
+    "blocks of Q4_1": (
+        partial(compressed_model, symmetric=False, coarse=True), "gguf", {"symmetric": False, "coarse": True},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_integers_with_zero_points_are_packed_as_the_same_numbers(tmp_path: Path, ckconv, name: str) -> None:
+    make, through, same = ZEROS[name]
+    decoder = Decoder(layers=1, hidden=128, ffn=256, head_dim=32, kv_heads=4)
+    values = make(tmp_path / "source", decoder)
+    compressed_model(tmp_path / "expected", decoder, **same)
+    source = tmp_path / "source"
+    if through:
+        source = tmp_path / ("m.gguf" if through == "gguf" else "mlx")
+        assert ckconv("convert", tmp_path / "source", f"{source}{'/' * (through == 'mlx')}", "--to", through).code == 0
+    result = ckconv("convert", source, f"{tmp_path}/packed/", "--to", "hf", "--pack", "compressed-tensors")
+    assert result.code == 0, result.err
+
+    made, expected = weights(tmp_path / "packed", "?"), weights(tmp_path / "expected", "?")
+    assert made.keys() == expected.keys()
+    assert len(made) == 7 * (4 if "symmetric" in same else 3)
+    for array, raw in expected.items():
+        if array.endswith("weight_scale"):  # bfloat16 in one, float16 or float32 in the other
+            assert made[array].shape == raw.shape
+        else:
+            assert made[array] == raw, array
+    flags = ("--to", "safetensors", "--dequantize", "--dtype", "f32")
+    assert ckconv("convert", tmp_path / "packed", f"{tmp_path}/dense/", *flags).code == 0
+    dense = floats(tmp_path / "dense")
+    assert len(dense) == 7
+    for matrix, found in dense.items():
+        assert np.array_equal(found, values[matrix]), matrix
+    assert ckconv("verify", tmp_path / "packed", source).code == 0
+
+
+def test_biases_that_are_no_zero_points_are_refused_and_counted(tmp_path: Path, ckconv, fixtures: Path) -> None:
+    source, types = fixtures / "hf" / "qwen3-tied-bf16", "affine:4:32,token_embedding.weight=bf16"
+    assert ckconv("convert", source, f"{tmp_path}/mlx/", "--to", "mlx", "--quantize", types).code == 0
+    result = ckconv("convert", tmp_path / "mlx", f"{tmp_path}/a/", "--to", "hf", "--pack", "compressed-tensors")
+    assert (result.code, "1,135 groups have a bias that is no code times their scale" in result.err) == (4, True)
+    assert "model.layers.0.mlp.down_proj.weight and 13 more" in result.err
+
+
+def test_rows_that_fill_no_word_of_zero_points_are_refused(tmp_path: Path, ckconv) -> None:
+    decoder = Decoder(layers=1, hidden=128, ffn=128, head_dim=4, kv_heads=1, heads=32)
+    compressed_model(tmp_path / "source", decoder, symmetric=False)
+    assert ckconv("convert", tmp_path / "source", f"{tmp_path}/mlx/", "--to", "mlx").code == 0
+    result = ckconv("convert", tmp_path / "mlx", f"{tmp_path}/a/", "--to", "hf", "--pack", "compressed-tensors")
+    assert (result.code, "zero points of 8 rows in a word, and the rows are no multiple of that" in result.err) == (
+        4,
+        True,
+    )
+
+
+@pytest.mark.parametrize("one", [True, False], ids=["one scale", "each its own"])
+def test_scales_of_scales_of_what_vllm_computes_as_one(tmp_path: Path, ckconv, one: bool) -> None:
+    """It takes the largest of those of q, k and v (``process_weights_after_loading``)."""
+
+    def packed(module: str, shape: tuple[int, int], seed: int) -> Made:
+        own = 0.5 if one or not module.endswith(("k_proj", "gate_proj")) else 0.25
+        return nvfp4(module, shape, seed, divided=False, factor=own)
+
+    model(tmp_path / "source", DECODER, packed, MODELOPT)
+    assert ckconv("convert", tmp_path / "source", tmp_path / "m.gguf", "--tensor-scales").code == 0
+    for layout, code in (("compressed-tensors", 0), ("modelopt", 0 if one else 4)):
+        result = ckconv("convert", tmp_path / "m.gguf", f"{tmp_path}/{layout}/", "--to", "hf", "--pack", layout)
+        assert result.code == code, result.err
+        said = "by the largest of their scales of scales" in result.out + result.err
+        assert said != one
+        assert ("2 places" in result.out + result.err) != one

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ckconv.core.tensors import Extent
 from ckconv.engine.following import Growth, Telling
@@ -162,19 +162,20 @@ def _convert(step: Step, files: Files, pipeline: Sink, losses: Losses, tiles: Ti
     """Append rows that are put together or converted, several pieces at once."""
     from ckconv.io.ahead import SideBySide, is_light
     from ckconv.io.joined import JoinedRows
-    from ckconv.io.rows import RowReader, stored_pieces
+    from ckconv.io.rows import stored_pieces
+    from ckconv.io.together import reader_of
 
     assert step.conversion is not None
     assert step.source is not None
-    tensor, cols = step.source, step.target.layout.cols
+    tensor, cols, how = step.source, step.target.layout.cols, step.conversion
     counted: dict[tuple[int, int, int, int], int] = {}
 
-    def reader_of(files: Files) -> JoinedRows | RowReader:
-        return JoinedRows(step.runs, cols, files, counted) if step.runs else RowReader(tensor, files, tiles)
+    def reading(files: Files) -> Any:
+        return JoinedRows(step.runs, cols, files, counted) if step.runs else reader_of(tensor, how, files, tiles)
 
-    rows = SideBySide(reader_of, files)
+    rows = SideBySide(reading, files)
     joined = rows.first if isinstance(rows.first, JoinedRows) else None
-    conversion = Conversion(joined.dtype, joined.dtype) if joined else step.conversion
+    conversion = Conversion(joined.dtype, joined.dtype) if joined else how
     light = all(is_light(run.tensor, run.conversion) for run in step.runs) if joined else is_light(tensor, conversion)
     try:
         pieces = stored_pieces(rows.first, step.target.layout, conversion)

@@ -9,11 +9,13 @@ import numpy as np
 
 from ckconv.core.layouts import plain
 from ckconv.io.files import Files
-from ckconv.io.rows import RowReader
+from ckconv.io.together import reader_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ckconv.io.rows import RowReader
+    from ckconv.io.together import RowsTogether
     from ckconv.quant.codec import Rows
     from ckconv.quant.convert import Conversion, Run
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 _Counts = dict[tuple[int, int, int, int], int]
 
 #: What reads rows of one run, converted, and counts the values that changed.
-_Read = Callable[["Run", RowReader, "Index"], "tuple[Rows, int]"]
+_Read = Callable[["Run", "RowReader | RowsTogether", "Index"], "tuple[Rows, int]"]
 
 
 class JoinedRows:
@@ -35,7 +37,7 @@ class JoinedRows:
     """
 
     def __init__(self, runs: Sequence[Run], cols: int, files: Files, changed: _Counts | None = None) -> None:
-        readers = [RowReader(run.tensor, files) for run in runs]
+        readers = [reader_of(run.tensor, run.conversion, files) for run in runs]
         self._runs = [
             (run._replace(conversion=reader.left(run.conversion)), reader)
             for run, reader in zip(runs, readers, strict=True)

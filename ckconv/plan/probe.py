@@ -35,6 +35,8 @@ class SourceFacts(NamedTuple):
             numbers do not fit; of an MLX triple, its own type -> groups whose scale is a code for no number. Empty
             where nobody looked: then all are taken to fit, and the conversion finds out.
         no_number: name of a packed matrix -> how many of its scales are NaN.
+        zeros: canonical name of a matrix of integers that have zero points or biases -> how many of its groups have no
+            zero point that is a code, and whether that of all others is the middle one.
         factors: canonical name of a matrix of NVFP4 that has one -> what all its scales are multiplied with, of each of
             stacked matrices.
         copies: tensors of an adapter that are the base's own.
@@ -49,6 +51,7 @@ class SourceFacts(NamedTuple):
     importance_of: tuple[str, int] = ("", 0)
     no_number: Mapping[str, int] = {}
     factors: Mapping[str, list[float]] = {}
+    zeros: Mapping[str, tuple[int, bool]] = {}
 
 
 class _Looked(Mapping[str, T]):
@@ -84,6 +87,7 @@ def gather(index: TensorIndex) -> SourceFacts:
         _Looked(index, beside, _unfit),
         no_number=_Looked(index, packed, _without_number),
         factors=_Looked(index, beside, _factors),
+        zeros=_Looked(index, index.tensors, _zero_points),
     )
 
 
@@ -173,6 +177,29 @@ def _factors(tensor: Tensor, files: Files) -> list[float]:
         with np.errstate(all="ignore"):
             found.append(float(np.float32(1) / number if scheme.divisor else number))
     return found
+
+
+def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
+    import numpy as np
+
+    from ckconv.io.packed import numbers_alone
+    from ckconv.io.rows import RowReader, canonical_pieces
+    from ckconv.quant.affine import integers
+    from ckconv.quant.integers import of_triple, parts_of
+
+    triple, unfit, middle = triple_of(tensor.dtype), 0, True
+    if triple is not None:
+        _, scales, biases = (RowReader(plane, files) for plane in tensor.planes)
+        each = (of_triple(triple, rows, biases.rows(n, n + len(rows))) for n, rows in canonical_pieces(scales))
+    elif tensor.packed:
+        each = (parts_of(rows, tensor.dtype) for rows in numbers_alone(tensor, lambda array: RowReader(array, files)))
+    else:
+        each = (parts_of(rows, tensor.dtype) for _, rows in canonical_pieces(RowReader(tensor, files)))
+    for parts in each:
+        zeros, fits = integers(parts)
+        unfit += int(np.count_nonzero(~fits))
+        middle = middle and bool((zeros[fits] == 1 << parts.bits - 1).all())
+    return unfit, middle
 
 
 def _unfit(tensor: Tensor, files: Files) -> dict[DType, int]:

@@ -20,6 +20,7 @@ from ckconv.quant.quantise import (
     GGML_TYPES,
     NEEDS_IMPORTANCE,
     SPEED,
+    UNLIKE,
     Errors,
     Quantising,
     has_library,
@@ -79,7 +80,7 @@ def parsed(text: str) -> Asked:
     for word in (asked.word, *(word for _, word in rules)):
         if not (word in GGML_TYPES or word in FLOATS or word in recipes.names() or word.partition(":")[0] in MODES):
             hint = f"for a GGUF or a bump file {_GGML_WORDS}; for MLX {_MLX_WORDS}"
-            made = f"nothing makes {word.upper()} of floats as llama-quantize does"
+            made = UNLIKE.get(word.upper(), f"nothing makes {word.upper()} of floats as llama-quantize does")
             why = made if word.upper() in GGML_BLOCKS else f"there is no type {word!r}"
             raise UsageError("usage.quantize", f"--quantize {text}: {why}", hint=hint)
     if asked.word in FLOATS:

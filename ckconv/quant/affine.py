@@ -195,6 +195,15 @@ def to_triple(parts: Affine, triple: Triple) -> Repacked:
     return Repacked((pack(codes, q.bits), *numbers), fits.size, int((~fits).sum()))
 
 
+def integers(parts: Affine) -> tuple[Bytes, Flags]:
+    """Zero points of as many bits as the codes have, and which groups have one."""
+    import numpy as np
+
+    zero, found = _zeros(parts, 1 << parts.bits - 1)
+    fits = (zero >= 0) & (zero < 1 << parts.bits) & np.isfinite(parts.scale) & found
+    return np.where(fits, zero, 0).astype(np.uint8), fits
+
+
 def natural_group(group: int) -> int:
     """The largest group of MLX's that divides groups of this size, 0 if none does."""
     return next((size for size in (128, 64, 32) if group % size == 0), 0)

@@ -97,6 +97,12 @@ class Conversion(NamedTuple):
         return self.plane is not None and scheme_of(self.target) is not None
 
     @property
+    def together(self) -> int:
+        """Rows of the source that one row of the array which is written is for."""
+        scheme = scheme_of(self.target) if self.plane == 2 else None
+        return packed.together(scheme) if scheme else 1
+
+    @property
     def quantises(self) -> bool:
         """Values are rounded to the blocks of another type, or to a float type that somebody asked for so."""
         if self.source is self.target or way_between(self.source, self.target):
@@ -126,9 +132,9 @@ class Conversion(NamedTuple):
         if self.plane and triple is not None and self.quantises:
             floats, number = self._floats(rows)
             return planes_of(floats, triple, number, codes=False)[self.plane], 0
-        made, changed = self._apply(rows)
+        made, changed = self._apply(rows.reshape(len(rows) * self.together, -1) if len(rows) else rows)
         if self.plane is not None and self._taken_apart:  # every group is judged once
-            return packed.planes(made, self.target)[self.plane], 0 if self.plane else changed
+            return packed.plane(made, self.target, self.plane), 0 if self.plane else changed
         if self.plane is None or triple is None:
             return made, changed
         return split_planes(made, triple)[self.plane], changed

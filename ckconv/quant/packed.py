@@ -161,12 +161,26 @@ def rows_of(*parts: Rows) -> Rows:
     return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in parts], axis=1)
 
 
-def planes(rows: Rows, dtype: DType) -> tuple[Rows, Rows]:
-    """Codes, as one stream of bits a row with the lowest first, and scales of rows of a packed type."""
+def plane(rows: Rows, dtype: DType, number: int) -> Rows:
+    """One array of rows of a packed type, as bytes.
+
+    Args:
+        number: 0 for the codes, one stream of bits a row with the lowest first; 1 for the scales; 2 for the zero
+            points, in words that are for :func:`together` rows each.
+    """
     from ckconv.quant.mlx import pack
+    from ckconv.quant.packings.words import of_rows
 
     found = numbers(rows, dtype)
-    return pack(found.codes, found.scheme.bits), found.stored_scales
+    if number < 2:
+        return found.stored_scales if number else pack(found.codes, found.scheme.bits)
+    assert found.zeros is not None
+    return of_rows(found.zeros, found.scheme.bits)
+
+
+def together(scheme: Scheme) -> int:
+    """Rows whose zero points are in one word of 32 bits."""
+    return 32 // scheme.bits
 
 
 def decode(rows: Rows, dtype: DType) -> Floats:

@@ -26,9 +26,14 @@ if TYPE_CHECKING:
 #: Types that gguf's package quantises to, in numpy (``quantize_blocks`` of ``gguf/quants.py``).
 IN_NUMPY = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"})
 
-#: Types that libgguf does not know, or makes other blocks of than llama-quantize (IQ1_M), or ggml has for intermediate
-#: results only.
-_NO_QUANTISER = frozenset({"Q8_1", "Q8_K", "Q2_0", "IQ1_M"})
+#: Types of which libgguf makes other blocks than llama-quantize, and why.
+UNLIKE = {
+    "IQ1_M": "llama.cpp sums in another order for IQ1_M since September 2026 (its #28706), and libgguf 0.2.2 makes "
+    "the blocks of before"
+}
+
+#: Those types, and those that libgguf does not know, or ggml has for intermediate results only.
+_NO_QUANTISER = frozenset({"Q8_1", "Q8_K", "Q2_0", *UNLIKE})
 
 #: Types that are garbage without an importance matrix (``tensor_requires_imatrix`` of ``llama-quant.cpp``).
 NEEDS_IMPORTANCE = frozenset({"IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"})

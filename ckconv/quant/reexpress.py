@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.lazy import NamedTuple
-from ckconv.quant import affine, packed, repack
+from ckconv.quant import affine, integers, packed, repack
 from ckconv.quant import nvfp4 as packed_ways
 from ckconv.quant.affine import Affine, Repacked
 from ckconv.quant.mlx import Quantization, Triple
@@ -54,10 +54,6 @@ SCATTERED = "columns that share a scale lie anywhere in the row (desc_act), and 
 _OF_PACKED = tuple(DTYPES[name] for name in ("Q4_0", "Q4_1", "Q8_0"))
 
 
-#: GGUF blocks that are a scale and integers around zero -> the same numbers as other quantisers have them.
-INTEGERS = {DTYPES[name]: packed.Scheme(INT, bits, 32, F16) for name, bits in (("Q4_0", 4), ("Q8_0", 8))}
-
-
 @cache
 def numbers_of(dtype: DType) -> Numbers | None:
     """How the numbers of a type that only goes one way are read; ``None`` for any other type."""
@@ -66,24 +62,9 @@ def numbers_of(dtype: DType) -> Numbers | None:
         return Numbers(kind.bits, kind.group, kind.zero is not None, partial(parts_of, block=dtype))
     if scheme is None or scheme.codes != INT or scheme.ordered or scheme.factor:
         return None
-    if not _whole(dtype, 1):
+    if not integers.whole(dtype, 1):
         return None
-    return Numbers(scheme.bits, dtype.block, True, partial(_packed_parts, dtype=dtype))
-
-
-def _whole(dtype: DType, unit: int) -> bool:
-    """Groups are of one size, a multiple of ``unit``; else the last one of a row is smaller."""
-    scheme = scheme_of(dtype)
-    return scheme is not None and scheme.groups(dtype.block) == 1 and dtype.block % unit == 0
-
-
-def _packed_parts(rows: Rows, *, dtype: DType, codes: bool = True) -> Affine:
-    import numpy as np
-
-    found = packed.numbers(rows, dtype)
-    assert found.zeros is not None  # of integers
-    kept = found.codes if codes else found.codes[:, :0]
-    return Affine(found.scheme.bits, dtype.block, kept, found.scales, zero=found.zeros.astype(np.int16))
+    return Numbers(scheme.bits, dtype.block, True, partial(integers.of_packed, dtype=dtype))
 
 
 @cache
@@ -92,17 +73,15 @@ def way_between(source: DType, target: DType) -> Way | None:
     triple, into = triple_of(source), triple_of(target)
     if source is target or (triple and into):
         return None
-    if nvfp4 := packed_ways.way_between(source, target):
-        return nvfp4
+    if found := packed_ways.way_between(source, target) or integers.way_between(source, target):
+        return found
     if triple is not None:
         recipe = repack.find(triple.quantization, target)
         return partial(_to_blocks, recipe, triple) if recipe else None
     if into is not None and (recipe := repack.find(into.quantization, source)):
         return partial(recipe.to_triple, triple=into)
-    if into is not None and into.quantization == _MXFP8 and is_fp8(source) and _whole(source, _MXFP8.group_size):
+    if into and into.quantization == _MXFP8 and is_fp8(source) and integers.whole(source, _MXFP8.group_size):
         return partial(_to_mxfp8, dtype=source)
-    if source in INTEGERS and scheme_of(target) == INTEGERS[source]:
-        return partial(_to_integers, block=source)
     numbers = numbers_of(source)
     if numbers is None:
         return None
@@ -165,17 +144,6 @@ def _to_mxfp8(rows: Rows, *, dtype: DType, codes: bool = True) -> Repacked:
     return Repacked((kept, repeated), sound.size, int((~sound).sum()))
 
 
-def _to_integers(rows: Rows, *, block: DType, codes: bool = True) -> Repacked:
-    import numpy as np
-
-    from ckconv.quant import ggml
-
-    blocks = ggml.of_bytes(rows, block)
-    scales = np.ascontiguousarray(blocks["d"])
-    unfit = ~np.isfinite(scales)
-    return Repacked((packed.rows_of(ggml.get_codes(blocks, block), scales),), unfit.size, int(unfit.sum()))
-
-
 def scattered(dtype: DType) -> bool:
     """Groups are no runs of columns."""
     scheme = scheme_of(dtype)
@@ -206,7 +174,7 @@ def triple_for(source: DType, number: DType) -> Triple | None:
     recipe = repack.BY_BLOCK.get(source)
     if recipe is not None:
         return repack.natural_triple(source, number if recipe.mode == "affine" else None)
-    if is_fp8(source) and _whole(source, _MXFP8.group_size):
+    if is_fp8(source) and integers.whole(source, _MXFP8.group_size):
         return MXFP8
     if packed_ways.is_scaled(source):
         return packed_ways.TRIPLE

@@ -19,10 +19,10 @@ from ckconv.formats.safetensors.checkpoint_pieces import StoredArray
 from ckconv.lazy import NamedTuple
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.planner import EMBEDDING
+from ckconv.quant.integers import INTEGERS, with_zeros
 from ckconv.quant.mlx import Triple
 from ckconv.quant.nvfp4 import DIVISOR, FACTOR, TRIPLE, inverse, is_scaled
-from ckconv.quant.packed import INT, Scheme, packed_type, scheme_of
-from ckconv.quant.reexpress import INTEGERS
+from ckconv.quant.packed import INT, Scheme, packed_type, scheme_of, together
 from ckconv.quant.triples import triple_of, triple_type
 
 COMPRESSED, MODELOPT = "compressed-tensors", "modelopt"
@@ -71,12 +71,19 @@ def form_of(dtype: DType) -> Form:
     if scheme.codes != INT:
         return _NV if scheme.divisor else _MODELOPT
     group = {"strategy": "group", "group_size": scheme.group}
-    weights = {"num_bits": scheme.bits, "type": "int", "symmetric": True, "dynamic": False, **group}
+    weights = {"num_bits": scheme.bits, "type": "int", "symmetric": not scheme.zeros, "dynamic": False, **group}
     return Form("pack-quantized", ("weight_packed", _I32), None, weights)
 
 
-def packed_as(layout: str, tensor: Tensor, mxfp4: Triple) -> DType | None:
-    """The type that holds every number of a quantised matrix in this layout; ``None`` where it has none."""
+def packed_as(
+    layout: str, tensor: Tensor, mxfp4: Triple, number: DType | None = None, *, middle: bool = False
+) -> DType | None:
+    """The type that holds every number of a quantised matrix in this layout; ``None`` where it has none.
+
+    Args:
+        number: type of the scales where the matrix has float32 ones, if it is to be another.
+        middle: every zero point is the middle one, so that none is stored.
+    """
     source = tensor.dtype
     if source is _NVFP4 or triple_of(source) == TRIPLE or is_scaled(source):
         return packed_type(DIVISOR if layout == COMPRESSED else FACTOR, tensor.shape[-1])
@@ -86,7 +93,19 @@ def packed_as(layout: str, tensor: Tensor, mxfp4: Triple) -> DType | None:
         return triple_type(mxfp4)
     if source in INTEGERS:
         return packed_type(INTEGERS[source], tensor.shape[-1])
-    return source if _is_symmetric(scheme_of(source), source) else None
+    if _is_symmetric(scheme_of(source), source):
+        return source
+    scheme = with_zeros(source)
+    if scheme is None or scheme.group % 32:
+        return None
+    scales = number if number and scheme.number is F32 else scheme.number
+    return packed_type(scheme._replace(number=scales, zeros=not middle), tensor.shape[-1])
+
+
+def words_of(dtype: DType) -> int:
+    """Rows of a matrix whose zero points are in one word; 1 where none are stored."""
+    scheme = scheme_of(dtype)
+    return together(scheme) if scheme and scheme.codes == INT and scheme.zeros else 1
 
 
 def _is_symmetric(scheme: Scheme | None, dtype: DType) -> bool:
@@ -105,15 +124,19 @@ def misplaced(entry: Entry) -> str:
 
 
 def arrays_of(name: str, shape: tuple[int, ...], dtype: DType) -> list[StoredArray]:
-    """Codes and scales of a module."""
+    """Codes, scales and zero points of a module."""
     form, scheme, module = form_of(dtype), scheme_of(dtype), name.removesuffix(".weight")
     bits, group = (scheme.bits, scheme.group) if scheme else (4, 32)
     suffix, codes = form.codes
     scales = form.scales or (scheme.number if scheme else _U8)
-    return [
+    arrays = [
         StoredArray(f"{module}.{suffix}", codes, (*shape[:-1], shape[-1] * bits // 8 // codes.size)),
         StoredArray(f"{module}.weight_scale", scales, (*shape[:-1], shape[-1] // group)),
     ]
+    if scheme and scheme.zeros:
+        many, rows = together(scheme), math.prod(shape[:-1])
+        arrays.append(StoredArray(f"{module}.weight_zero_point", _I32, (rows // many, shape[-1] // group), many))
+    return arrays
 
 
 def beside(entry: Entry, shape: tuple[int, ...], dtype: DType, factor: float) -> Module:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ckconv.core.dtypes import BF16, DTYPES, DType
-from ckconv.core.names import parse
+from ckconv.core.dtypes import BF16, DTYPES, F32, DType
+from ckconv.core.names import GATE_UP, PARTS, QKV, parse
 from ckconv.core.tensors import Tensor
+from ckconv.errors import counted
 from ckconv.families.loaders import TRANSFORMERS
 from ckconv.families.names import HF, names_of
 from ckconv.formats.huggingface.packing import (
@@ -20,6 +21,7 @@ from ckconv.formats.huggingface.packing import (
     misplaced,
     packed_as,
     quantization_of,
+    words_of,
 )
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.checkpoint_names import Entry
@@ -27,6 +29,7 @@ from ckconv.formats.safetensors.checkpoint_pieces import BLOCKS, module_of, plac
 from ckconv.plan.decoding import DECODE
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.planner import EMBEDDING, HEAD
+from ckconv.quant.integers import with_zeros
 from ckconv.quant.mlx import Quantization, Triple
 from ckconv.quant.nvfp4 import DIVISOR, inverse, is_scaled
 from ckconv.quant.packed import scheme_of
@@ -38,6 +41,19 @@ _MXFP4 = Triple(Quantization("mxfp4", 4, 32), BF16)
 #: transformers 5.23 with compressed-tensors 0.20: packed ones end in an AttributeError of qwen3_moe, and of those that
 #: are floats ``core_model_loading.convert`` finds none ("Ckpt contains: 0").
 _EXPERTS = "transformers makes one tensor of a layer's experts, and does not in a checkpoint that is packed as"
+
+#: Of a triple or a block of Q4_1.
+_NO_ZERO = "groups have a bias that is no code times their scale, and so no zero point"
+
+#: vLLM's ``process_weights_after_loading`` of NVFP4 (``compressed_tensors_w4a16_nvfp4.py``, ``modelopt.py``): the
+#: largest ``weight_global_scale`` or ``weight_scale_2`` of matrices that it computes as one is taken for all of them.
+#: SGLang does the same, and nothing else loads ModelOpt's.
+_ONE_SCALE = {
+    COMPRESSED: "vLLM divides q, k and v, and gate and up, by the largest of their scales of scales, and gets other "
+    "values where these differ; transformers computes each with its own",
+    MODELOPT: "vLLM and SGLang multiply q, k and v, and gate and up, by the largest of their scales of scales, and "
+    "would get other values",
+}
 
 
 class HuggingFacePlanner(CheckpointPlanner):
@@ -69,6 +85,23 @@ class HuggingFacePlanner(CheckpointPlanner):
             )
         return frozenset({BF16.name})
 
+    def _renamed(self) -> list[Module]:
+        modules = super()._renamed()
+        wholes = {
+            tuple(module.format(n=parse(name).layer) + ".weight" for module in PARTS[whole])
+            for name in self.types
+            for whole in (QKV, GATE_UP)
+        }
+        apart = 0
+        for parts in wholes if self.options.pack else ():
+            scaled = [self.tensors[name] for name in parts if is_scaled(self.types.get(name, F32))]
+            apart += len({number for tensor in scaled for number in self._factors(tensor)}) > 1
+        if apart and self.options.pack == MODELOPT:
+            self.refuse(f"{_ONE_SCALE[MODELOPT]}: they differ in {counted(apart, 'place')}", DECODE)
+        elif apart:
+            self.notes.append(f"{_ONE_SCALE[COMPRESSED]}: {counted(apart, 'place')}")
+        return modules
+
     def _types(self, entries: Sequence[Entry]) -> dict[str, DType]:
         self._entries = {part: entry for entry in entries for part in entry.parts}
         if self.options.pack and any(entry.expert is not None for entry in entries):
@@ -81,10 +114,14 @@ class HuggingFacePlanner(CheckpointPlanner):
             return triple_type(_MXFP4)
         if not self.options.pack:
             return super()._block_type(tensor)
-        dtype = packed_as(self.options.pack, tensor, _MXFP4)
-        why = self._unpackable(tensor, dtype)
+        number = DTYPES[self.dtype.upper()] if self.dtype in ("f16", "bf16") else None
+        count, middle = 0, False
+        if self.options.pack == COMPRESSED and with_zeros(tensor.dtype):
+            count, middle = self.source.zeros.get(tensor.name, (count, middle))
+        dtype = packed_as(self.options.pack, tensor, _MXFP4, number, middle=middle)
+        why = (_NO_ZERO, DECODE) if count else self._unpackable(tensor, dtype)
         if why:
-            self._fault(*why, tensor.source)
+            self._fault(*why, tensor.source, count)
         return dtype if dtype is not None and not why else tensor.dtype
 
     def _unpackable(self, tensor: Tensor, dtype: DType | None) -> tuple[str, str] | None:
@@ -100,6 +137,8 @@ class HuggingFacePlanner(CheckpointPlanner):
             return f"{layout} cannot pack it: {why}", DECODE
         if wrong := self.unsound(tensor):
             return wrong, DECODE
+        if (many := words_of(dtype)) and math.prod(tensor.shape[:-1]) % many:
+            return f"{layout} has zero points of {many} rows in a word, and the rows are no multiple of that", DECODE
         numbers = self._factors(tensor)
         if entry is not None and any(self._factors(self.tensors[part]) != numbers for part in entry.parts):
             return "matrices that are stored as one have scales of scales of their own", DECODE

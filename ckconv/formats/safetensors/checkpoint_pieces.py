@@ -111,11 +111,16 @@ def spare_of(
 
 
 class StoredArray(NamedTuple):
-    """One of the arrays that a quantised module is stored as."""
+    """One of the arrays that a quantised module is stored as.
+
+    Attributes:
+        together: how many rows of the matrix one of its rows is for.
+    """
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
+    together: int = 1
 
 
 def _triple(name: str, shape: tuple[int, ...], triple: Triple) -> list[StoredArray]:
@@ -150,13 +155,14 @@ def planes(
             else Conversion(part.dtype, dtype, plane=number, factor=part.layout.scale, array=array.dtype)
             for part, same in zip(parts, kept, strict=True)
         ]
+        own = plain(*array.shape) if array.together > 1 else None
         pieces.append(
             Piece(
                 array.name,
                 entry.canonical,
                 array.dtype,
                 array.shape,
-                layout.of_width(math.prod(array.shape) * layout.cols // layout.elements),
+                own or layout.of_width(math.prod(array.shape) * layout.cols // layout.elements),
                 sources[0],
                 conversions[0],
                 _runs(entry, parts, sources, conversions),
@@ -174,6 +180,6 @@ def _runs(
         return ()
     found, number = [], entry.expert or 0
     for part, source, conversion in zip(parts, sources, conversions, strict=True):
-        each = source.layout.rows // (1 if entry.expert is None else part.shape[0])
+        each = source.layout.rows // (1 if entry.expert is None else part.shape[0]) // conversion.together
         found.append(Run(source, conversion, number * each, (number + 1) * each))
     return tuple(found)

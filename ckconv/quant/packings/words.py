@@ -1,4 +1,4 @@
-"""Codes in words of 32 bits, where neighbours in a word are rows of the matrix."""
+"""Codes in words of 32 bits, where neighbours in a word are rows of the matrix, and such words of codes."""
 
 from __future__ import annotations
 
@@ -25,3 +25,14 @@ def along_rows(words: Rows, bits: int, places: Sequence[int] = ()) -> Rows:
     if bits < 8:
         codes &= np.uint8((1 << bits) - 1)
     return codes.reshape(-1, stored.shape[1])
+
+
+def of_rows(codes: Rows, bits: int) -> Rows:
+    """The inverse: uint8 rows, whole words of them -> words ``[n * bits / 32, 4 * columns]``, lowest bits first."""
+    import numpy as np
+
+    each = codes.reshape(-1, 4, 8 // bits, codes.shape[1])  # words, bytes of a word, codes of a byte
+    packed = each[:, :, 0].copy()
+    for place in range(1, 8 // bits):
+        packed |= each[:, :, place] << np.uint8(place * bits)
+    return np.ascontiguousarray(packed.swapaxes(1, 2)).reshape(len(packed), -1)
