@@ -55,12 +55,22 @@ RUNS: dict[str, tuple[str, ...]] = {
     "peft": ("--to", "peft"),
 }
 
+#: Linear layers in the layout of another quantiser, of whatever is quantised.
+LAID_OUT: dict[str, tuple[str, ...]] = {
+    f"packed as {layout}": ("--to", "hf", "--pack", layout, "--decode", "*emb*")
+    for layout in ("compressed-tensors", "modelopt")
+}
+
 #: What is asked of checkpoints that another quantiser packed: those of the runs that its packing matters to.
 PACKED: dict[str, tuple[str, ...]] = {
     **{name: RUNS[name] for name in ("bump", "gguf", "safetensors", "safetensors decoded", "mlx")},
     "safetensors library": ("--to", "safetensors", "--dequantize", "--dtype", "source"),
     "gguf scaled": ("--to", "gguf", "--tensor-scales"),
+    **LAID_OUT,
 }
+
+#: Folders of models that are quantised -> what is asked of them.
+QUANTISED = {"quantised": PACKED, "mlx": RUNS | LAID_OUT, "kquants": RUNS | LAID_OUT}
 
 
 def sources() -> list[Path]:
@@ -79,7 +89,7 @@ def lines() -> Iterator[str]:
     os.environ.pop("SOURCE_DATE_EPOCH", None)
     for source in sources():
         base = _base(source)
-        for name, arguments in (PACKED if source.parent.name == "quantised" else RUNS).items():
+        for name, arguments in QUANTISED.get(source.parent.name, RUNS).items():
             with tempfile.TemporaryDirectory() as place:
                 out = Path(place) / "out"
                 call = ["convert", str(source), f"{out}/", *arguments, *base, "--json"]

@@ -129,6 +129,7 @@ class HuggingFacePlanner(CheckpointPlanner):
         layout, entry = self.options.pack, self._entries.get(tensor.name)
         if dtype is None:
             elsewhere = layout != COMPRESSED and packed_as(COMPRESSED, tensor, _MXFP4) is not None
+            elsewhere = elsewhere and not (with_zeros(tensor.dtype) and self.source.zeros.get(tensor.name, (0,))[0])
             hint = f"--pack {COMPRESSED} keeps it; {DECODE}" if elsewhere else DECODE
             return f"{layout} has no type for the numbers of {tensor.dtype}", hint
         if tensor.name == EMBEDDING:
