@@ -64,7 +64,7 @@ def wrong_rows(
             return [], changed, got.nbytes
         return [start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]], changed, got.nbytes
 
-    ranges = row_ranges(mine if mine.piece >= theirs.piece else theirs, max(mine.row_bytes, theirs.row_bytes))
+    ranges = row_ranges(_broader(mine, theirs), max(mine.row_bytes, theirs.row_bytes))
     pieces = (partial(compared, start=start, stop=stop) for start, stop in ranges)
     with closing(both.each(pieces, alone=is_light(source, conversion))) as results:
         for some, changed, nbytes in results:
@@ -72,6 +72,12 @@ def wrong_rows(
             rounded += changed
             progress(nbytes)
     return wrong, rounded
+
+
+def _broader(mine: RowReader, theirs: RowReader) -> RowReader:
+    """Whose pieces are taken: of packed matrices those that were written, which take more memory than they are large."""
+    packed = theirs.tensor.packed and mine.layout.whole_rows
+    return mine if mine.piece >= theirs.piece and not packed else theirs
 
 
 def _converted(

@@ -91,6 +91,9 @@ def from_float32(floats: Floats, dtype: DType) -> tuple[Rows, int]:
         return np.ascontiguousarray(floats).view(np.uint8), 0
     bits = np.ascontiguousarray(floats).view(np.uint32)
     if dtype is BF16:
+        halves = bits.view(np.uint16).reshape(*bits.shape, 2)  # the lower one first
+        if not halves[..., 0].any():
+            return np.ascontiguousarray(halves[..., 1]).view(np.uint8), 0
         # Round to nearest even on the upper half. A NaN must not round up to infinity: its upper half stays as it is,
         # and is made quiet where its payload was only in the lower one.
         rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)

@@ -43,16 +43,16 @@ _MXFP4 = Triple(Quantization("mxfp4", 4, 32), BF16)
 _EXPERTS = "transformers makes one tensor of a layer's experts, and does not in a checkpoint that is packed as"
 
 #: Of a triple or a block of Q4_1.
-_NO_ZERO = "groups have a bias that is no code times their scale, and so no zero point"
+_NO_ZERO = "groups have a bias that is not a code times their scale, so they have no zero point"
 
 #: vLLM's ``process_weights_after_loading`` of NVFP4 (``compressed_tensors_w4a16_nvfp4.py``, ``modelopt.py``): the
 #: largest ``weight_global_scale`` or ``weight_scale_2`` of matrices that it computes as one is taken for all of them.
 #: SGLang does the same, and nothing else loads ModelOpt's.
 _ONE_SCALE = {
-    COMPRESSED: "vLLM divides q, k and v, and gate and up, by the largest of their scales of scales, and gets other "
-    "values where these differ; transformers computes each with its own",
-    MODELOPT: "vLLM and SGLang multiply q, k and v, and gate and up, by the largest of their scales of scales, and "
-    "would get other values",
+    COMPRESSED: "vLLM takes the largest scale of scales of q, k and v, or of gate and up, for all of them: where they "
+    "differ, as in {} here, it computes other values; transformers takes each matrix's own",
+    MODELOPT: "vLLM and SGLang, which load modelopt, take the largest scale of scales of q, k and v, or of gate and up, "
+    "for all of them, and in {} these differ",
 }
 
 
@@ -96,10 +96,9 @@ class HuggingFacePlanner(CheckpointPlanner):
         for parts in wholes if self.options.pack else ():
             scaled = [self.tensors[name] for name in parts if is_scaled(self.types.get(name, F32))]
             apart += len({number for tensor in scaled for number in self._factors(tensor)}) > 1
-        if apart and self.options.pack == MODELOPT:
-            self.refuse(f"{_ONE_SCALE[MODELOPT]}: they differ in {counted(apart, 'place')}", DECODE)
-        elif apart:
-            self.notes.append(f"{_ONE_SCALE[COMPRESSED]}: {counted(apart, 'place')}")
+        if apart:
+            said = _ONE_SCALE[self.options.pack].format(counted(apart, "place"))
+            self.refuse(said, DECODE) if self.options.pack == MODELOPT else self.notes.append(said)
         return modules
 
     def _types(self, entries: Sequence[Entry]) -> dict[str, DType]:
