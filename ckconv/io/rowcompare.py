@@ -75,7 +75,7 @@ def wrong_rows(
 
 
 def _broader(mine: RowReader, theirs: RowReader) -> RowReader:
-    """Whose pieces are taken: of packed matrices those that were written, which take more memory than they are large."""
+    """Whose pieces are taken: of packed matrices those that were written, as these take more memory than bytes."""
     packed = theirs.tensor.packed and mine.layout.whole_rows
     return mine if mine.piece >= theirs.piece and not packed else theirs
 

@@ -51,8 +51,8 @@ _NO_ZERO = "groups have a bias that is not a code times their scale, so they hav
 _ONE_SCALE = {
     COMPRESSED: "vLLM takes the largest scale of scales of q, k and v, or of gate and up, for all of them: where they "
     "differ, as in {} here, it computes other values; transformers takes each matrix's own",
-    MODELOPT: "vLLM and SGLang, which load modelopt, take the largest scale of scales of q, k and v, or of gate and up, "
-    "for all of them, and in {} these differ",
+    MODELOPT: "vLLM and SGLang, which load modelopt, take the largest scale of scales of q, k and v, or of gate and "
+    "up, for all of them, and in {} these differ",
 }
 
 
