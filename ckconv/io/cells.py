@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 #: As many times the cells that are wanted are read at once, rather than those alone one by one; or a page.
 SPARSE, PAGE = 4, 4096
 
+#: Bytes from one run to the next that are read along: that takes less time than another read does.
+_ALONG = 32 << 10
+
 #: Of an axis of a box: how many cells, and from one to the next where they come from and where they go.
 Moved = tuple[int, int, int]
 
@@ -84,8 +87,9 @@ def read_box(read: Callable[[int, Cells], None], first: int, axes: Sequence[Move
 
 def _near(axes: Sequence[Moved], size: int, limit: int) -> bool:
     """So much of the bytes from the first cell to the last is wanted that they are read at once."""
-    nbytes = _span(axes) * size
-    return nbytes <= PAGE or nbytes <= min(limit, SPARSE * size * math.prod(n for n, _, _ in axes))
+    nbytes, wanted = _span(axes) * size, size * math.prod(n for n, _, _ in axes)
+    runs = math.prod(n for n, stride, _ in axes if stride > 1)
+    return nbytes <= PAGE or nbytes <= min(limit, max(SPARSE * wanted, _ALONG * runs))
 
 
 def _span(axes: Sequence[Moved]) -> int:

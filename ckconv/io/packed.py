@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Bytes of rows that are made at once.
 _PIECE = 1 << 20
-#: Bytes that all threads keep of an array whose rows are columns of the file: they are read in strips as broad as that.
+#: Bytes that all threads keep of a matrix whose rows are columns of the file: they are read in strips as broad as that.
 _WINDOW = 8 << 20
 
 _NO_ROWS = np.empty((0, 0), np.uint8)
@@ -44,6 +44,8 @@ class PackedRows:
             (packed, [None if array is None else reader(array.tensor) for array in packed.arrays])
             for packed in tensor.packed
         ]
+        readers = (reader for _, own in self._modules for reader in own if reader)
+        self.across = any(not reader.layout.in_order for reader in readers)  # they are read in strips, which are kept
         self._first = [0, *itertools.accumulate(packed.rows for packed in tensor.packed)]
         self._windows: dict[tuple[int, int], tuple[int, Rows]] = {}
         self._width = tensor.dtype.nbytes(self._columns)
@@ -73,17 +75,25 @@ class PackedRows:
 
     def _tile(self, number: int, packed: Packed, start: int, stop: int) -> Tile:
         arrays: list[Rows | None] = []
+        ahead = start + _WINDOW // (2 * made_at_once()) // self._stored_width(number, packed)
         for position, (array, reader) in enumerate(zip(packed.arrays, self._modules[number][1], strict=True)):
             if array is None or reader is None:
                 arrays.append(None)
                 continue
-            low, high = (start // array.per, -(-stop // array.per)) if array.per else (0, reader.layout.rows)
-            arrays.append(self._read((number, position), reader, low, high, keep=not array.per))
+            low, high, until = 0, reader.layout.rows, reader.layout.rows
+            if array.per:
+                low, high, until = start // array.per, -(-stop // array.per), -(-ahead // array.per)
+            arrays.append(self._read((number, position), reader, low, high, until, keep=not array.per))
         per = tuple(array.per if array is not None else 0 for array in packed.arrays)
         return Tile(start, stop, tuple(arrays), per, self._scheme, self._columns)
 
-    def _read(self, key: tuple[int, int], reader: Reader, low: int, high: int, *, keep: bool) -> Rows:
-        """Rows of an array; those that are there already are not read again."""
+    def _stored_width(self, number: int, packed: Packed) -> int:
+        """Bytes of all arrays for one row of the matrix."""
+        pairs = zip(packed.arrays, self._modules[number][1], strict=True)
+        return 1 + sum(reader.row_bytes // array.per for array, reader in pairs if array and reader and array.per)
+
+    def _read(self, key: tuple[int, int], reader: Reader, low: int, high: int, until: int, *, keep: bool) -> Rows:
+        """Rows of an array, up to ``until`` where they are columns; those that are there already are not read again."""
         if reader.layout.in_order and not keep:
             return reader.rows(low, high)
         first, rows = self._windows.get(key, (0, _NO_ROWS))
@@ -91,8 +101,7 @@ class PackedRows:
             rows = _NO_ROWS  # what there was is gone before there is more
             self._windows.pop(key, None)
             self._windows = {other: window for other, window in self._windows.items() if other[0] == key[0]}
-            first, many = low, _WINDOW // (1 + made_at_once()) // max(1, reader.row_bytes)
-            rows = reader.rows(low, min(reader.layout.rows, max(high, low + many)))
+            first, rows = low, reader.rows(low, min(reader.layout.rows, max(high, until)))
             self._windows[key] = first, rows
         return rows[low - first : high - first]
 

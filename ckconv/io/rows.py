@@ -109,7 +109,7 @@ class RowReader:
     def piece(self) -> int:
         """Bytes worth asking for at once: more where rows are put together out of many runs."""
         if self._packed:
-            return SCRATCH // 8
+            return SCRATCH // (16 if self._packed.across else 8)
         return CHUNK if self.layout.whole_rows or self.layout.run > 1 else SCRATCH
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -155,7 +155,7 @@ class RowReader:
             if one < other:
                 into = out[one - start :].reshape(-1)
                 for first, to, axes in row_boxes(strip, dtype.block, (one - at, other - at), (low, high)):
-                    read_box(self._cells, first, axes, into[to:], CHUNK)
+                    read_box(self._cells, first, axes, into[to:], CHUNK // 4)
             at += strip.height
         return out.view(np.uint8)
 

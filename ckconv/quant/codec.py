@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckconv.core.dtypes import BF16, F16, F32, DType
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     Rows = NDArray[np.uint8]
     Floats = NDArray[np.float32]
 
+#: Codes whose values are looked up at once.
+_AT_ONCE = 1 << 16
+
 
 def to_float32(rows: Rows, dtype: DType) -> Floats:
     """``[n, bytes]`` -> float32 ``[n, cols]``; exact for every type this is called with."""
@@ -24,7 +27,7 @@ def to_float32(rows: Rows, dtype: DType) -> Floats:
     if dtype is F32:
         return rows.view(np.float32)
     if dtype is F16:
-        return _float16_values().take(rows.view(np.uint16))
+        return looked_up(_float16_values(), rows.view(np.uint16))
     if dtype is BF16:
         bits = rows.view(np.uint16).astype(np.uint32)
         bits <<= np.uint32(16)
@@ -83,6 +86,17 @@ def _float16_values() -> Floats:
     return values
 
 
+def looked_up(table: Floats, codes: NDArray[Any]) -> Floats:
+    """``table[codes]``, some at a time: numpy makes an index of eight bytes of each code first."""
+    import numpy as np
+
+    values = np.empty(codes.shape, np.float32)
+    flat, out = codes.reshape(-1), values.reshape(-1)
+    for start in range(0, flat.size, _AT_ONCE):
+        table.take(flat[start : start + _AT_ONCE], out=out[start : start + _AT_ONCE], mode="clip")
+    return values
+
+
 def from_float32(floats: Floats, dtype: DType) -> tuple[Rows, int]:
     """float32 ``[n, cols]`` -> ``[n, bytes]`` and how many values are not exactly representable."""
     import numpy as np
@@ -96,12 +110,18 @@ def from_float32(floats: Floats, dtype: DType) -> tuple[Rows, int]:
             return np.ascontiguousarray(halves[..., 1]).view(np.uint8), 0
         # Round to nearest even on the upper half. A NaN must not round up to infinity: its upper half stays as it is,
         # and is made quiet where its payload was only in the lower one.
-        rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
-        is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-        upper = bits >> np.uint32(16)
-        quiet = np.where(upper & np.uint32(0x7F), upper, upper | np.uint32(0x40))
-        narrow = np.where(is_nan, quiet, rounded).astype(np.uint16)
-        back = narrow.astype(np.uint32) << np.uint32(16)
+        back = bits >> np.uint32(16)
+        back &= np.uint32(1)
+        back += np.uint32(0x7FFF)
+        back += bits
+        back >>= np.uint32(16)
+        narrow = back.astype(np.uint16)
+        is_nan = np.isnan(bits.view(np.float32))
+        if is_nan.any():
+            upper = bits[is_nan] >> np.uint32(16)
+            narrow[is_nan] = np.where(upper & np.uint32(0x7F), upper, upper | np.uint32(0x40))
+            back = narrow.astype(np.uint32)
+        back <<= np.uint32(16)
     else:
         with np.errstate(over="ignore", under="ignore"):
             narrow = floats.astype(np.float16).view(np.uint16)
@@ -111,5 +131,5 @@ def from_float32(floats: Floats, dtype: DType) -> tuple[Rows, int]:
             payload = nan >> np.uint32(13) & np.uint32(0x3FF)
             quiet = np.where(payload, payload, np.uint32(0x200))
             narrow[is_nan] = nan >> np.uint32(16) & np.uint32(0x8000) | np.uint32(0x7C00) | quiet
-        back = _float16_values().view(np.uint32).take(narrow)
+        back = looked_up(_float16_values(), narrow).view(np.uint32)
     return np.ascontiguousarray(narrow).view(np.uint8), int(np.count_nonzero(back != bits))

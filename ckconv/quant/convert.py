@@ -250,7 +250,8 @@ def narrowed(floats: Floats, target: DType) -> tuple[Rows, int]:
 
     made, changed = from_float32(floats, target)
     if changed:
-        beyond = np.isinf(to_float32(made, target)) & np.isfinite(floats)
+        infinite = made.view(np.uint16) << np.uint16(1) == (0x7C00 if target is F16 else 0x7F80) << 1
+        beyond = infinite & np.isfinite(floats) if infinite.any() else infinite
         if beyond.any():
             largest = float(np.abs(floats[beyond]).max())
             raise UnsupportedError(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.floats import e2m1, e4m3, e8m0
 from ckconv.lazy import NamedTuple
-from ckconv.quant.codec import to_float32
+from ckconv.quant.codec import looked_up, to_float32
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 #: What codes are; ``INT`` of as many bits as the scheme says.
 INT, E4M3, E2M1 = "int", "E4M3", "E2M1"
-
-#: Codes whose values are looked up at once.
-_AT_ONCE = 1 << 16
 
 
 class Scheme(NamedTuple):
@@ -201,22 +198,11 @@ def decode(rows: Rows, dtype: DType) -> Floats:
         where = np.arange(columns) // scheme.group
     with np.errstate(all="ignore"):  # infinite or NaN scales are values too
         if found.zeros is None:
-            values = _looked_up(e4m3() if scheme.codes == E4M3 else e2m1(), found.codes)
+            values = looked_up(e4m3() if scheme.codes == E4M3 else e2m1(), found.codes)
         else:
             values = found.codes.astype(np.float32)
             _each(values, found.zeros.astype(np.float32), where, np.subtract)
         _each(values, scales, where, np.multiply)
-    return values
-
-
-def _looked_up(table: Floats, codes: Rows) -> Floats:
-    """``table[codes]``, some at a time: numpy makes an index of eight bytes of each code first."""
-    import numpy as np
-
-    values = np.empty(codes.shape, np.float32)
-    flat, out = codes.reshape(-1), values.reshape(-1)
-    for start in range(0, flat.size, _AT_ONCE):
-        table.take(flat[start : start + _AT_ONCE], out=out[start : start + _AT_ONCE], mode="clip")
     return values
 
 
