@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
-from embedding_cases import with_modules
+from consumers import LIBRARY
+from embedding_cases import by_llama_cpp, with_modules
 from family_cases import cases, checkpoint
 
 import ckconv
@@ -125,9 +127,70 @@ def test_a_module_is_a_directory_of_the_model(path: str, tmp_path: Path) -> None
     assert not [entry for entry in (tmp_path / "copy").iterdir() if entry.is_dir()]
 
 
+#: What ckconv keeps in a GGUF besides what llama.cpp reads.
+KEPT = "sentence_transformers.*"
+PROMPTS = '{"prompts": {"query": "search_query: ", "document": "Sök:\\n"}, "default_prompt_name": null}\n'
+
+
+@pytest.mark.parametrize("pooling", [{"pooling_mode": "mean"}, {"pooling_mode_max_tokens": True}])
+def test_normalising_and_prompts_come_back_word_for_word(pooling: dict[str, Any], tmp_path: Path) -> None:
+    """A pooling that llama.cpp does not have, too."""
+    root = source(tmp_path / "hf", pooling, "Normalize")
+    (root / "config_sentence_transformers.json").write_text(PROMPTS)
+    (root / "sentence_bert_config.json").write_text('{"max_seq_length": 40}')
+    ckconv.convert(root, tmp_path / "m.gguf")
+    assert ckconv.verify(tmp_path / "m.gguf", root)
+
+    for to in ("safetensors", "mlx"):
+        report = ckconv.convert(tmp_path / "m.gguf", f"{tmp_path / to}/", to=to)
+
+        names = ("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json")
+        for name in (*names, "sentence_bert_config.json"):
+            assert (tmp_path / to / name).read_bytes() == (root / name).read_bytes()
+        assert not [note for note in report.plan.notes if "pooled" in note or "sentence_transformers" in note]
+        assert ckconv.verify(tmp_path / to, tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "safetensors", tmp_path / "again.gguf")
+    again, first = (gguf.GGUFReader(tmp_path / name).fields for name in ("again.gguf", "m.gguf"))
+    kept = [key for key in first if fnmatchcase(key, KEPT) or key.endswith("pooling_type")]
+    assert [again[key].contents() for key in kept] == [first[key].contents() for key in kept]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("sentence_transformers.pooling", '{"pooling_mode": "cls"}'),
+        ("sentence_transformers.modules", "[]"),
+        ("sentence_transformers.modules", '[{"type": "sentence_transformers.models.Dense", "path": "../2_Dense"}]'),
+        ("sentence_transformers.transformer", "{"),
+    ],
+)
+def test_documents_that_say_otherwise_than_the_file_are_made_anew(edit: tuple[str, str], tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", {"pooling_mode": "mean"}, "Normalize")
+    ckconv.convert(root, tmp_path / "m.gguf", options=ckconv.Options(set_meta=(edit,)))
+
+    report = ckconv.convert(tmp_path / "m.gguf", f"{tmp_path / 'back'}/", to="safetensors")
+
+    assert json.loads((tmp_path / "back" / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"] is True
+    assert any("whether they are normalised" in note for note in report.plan.notes)
+
+
+@pytest.mark.skipif(not LIBRARY, reason="LLAMA_CPP_LIBRARY names no folder of llama.cpp's libraries")
+def test_llama_cpp_takes_no_notice_of_them(tmp_path: Path) -> None:
+    root = source(tmp_path / "hf", {"pooling_mode": "mean"}, "Normalize")
+    (root / "config_sentence_transformers.json").write_text(PROMPTS)
+    ckconv.convert(root, tmp_path / "m.gguf")
+    ckconv.convert(root, tmp_path / "plain.gguf", options=ckconv.Options(drop_meta=(KEPT,)))
+
+    rows = [by_llama_cpp(tmp_path / name, ["a text", "Sök"], 1)[1] for name in ("m.gguf", "plain.gguf")]
+
+    assert (rows[0] == rows[1]).all()
+
+
 @pytest.mark.parametrize("word", ["mean", "cls", "lasttoken"])
 def test_the_files_of_sentence_transformers_come_back_from_a_gguf(word: str, tmp_path: Path) -> None:
-    ckconv.convert(source(tmp_path / "hf", {"pooling_mode": word}), tmp_path / "m.gguf")
+    """Of one that llama.cpp's converter wrote, which has nothing but how embeddings are pooled."""
+    options = ckconv.Options(drop_meta=(KEPT,))
+    ckconv.convert(source(tmp_path / "hf", {"pooling_mode": word}), tmp_path / "m.gguf", options=options)
 
     report = ckconv.convert(tmp_path / "m.gguf", f"{tmp_path / 'back'}/", to="safetensors")
     ckconv.convert(tmp_path / "back", tmp_path / "again.gguf")

@@ -9,14 +9,17 @@ from ckconv.core.beside import root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.core.typed import Value, scalar
 from ckconv.families.schema import Family
-from ckconv.formats.safetensors.modules import PLAIN, modules_of, pooling_of
+from ckconv.formats.safetensors.modules import PLAIN, kept_documents, modules_of, pooling_of
 from ckconv.plan.steps import Reason
 
 _HINT = "take it out of modules.json for the embeddings before it"
 
 
 def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[str, Value]:
-    """The key, where a checkpoint is one of sentence-transformers; notes are added for what has none.
+    """The keys, where a checkpoint is one of sentence-transformers; notes are added for what has none.
+
+    llama.cpp reads one of them. The documents are kept beside it, for the way back: what is behind the pooling, and
+    prompts, it has no words for.
 
     Raises:
         InputError: ``model.config``, a file is malformed.
@@ -29,7 +32,8 @@ def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[s
         notes.append("modules.json names no pooling: llama.cpp gives an embedding for every token")
     elif not number:
         notes.append(f"{said} pools as llama.cpp does not, which gives an embedding for every token")
-    return {f"{family.gguf}.pooling_type": scalar("u32", number)} if number else {}
+    made = {f"{family.gguf}.pooling_type": scalar("u32", number)} if number else {}
+    return made | {key: scalar("str", text) for key, text in kept_documents(root_of(index)).items()}
 
 
 def module_reasons(index: TensorIndex) -> list[Reason]:

@@ -12,7 +12,7 @@ from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.families.reference import REFERENCE
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
-from ckconv.formats.safetensors.modules import pooled, pooling_files
+from ckconv.formats.safetensors.modules import documents_of, pooled, pooling_files
 from ckconv.lazy import dataclass
 from ckconv.options import Options
 from ckconv.tokenizer.documents import tokenizer_files
@@ -90,16 +90,15 @@ def pooling_of_source(index: TensorIndex, options: Options) -> tuple[Mapping[str
     """The files of sentence-transformers for a GGUF that says how embeddings are pooled, and what it does not say."""
     if index.metadata_kind is not MetadataKind.TYPED or index.config is None:
         return {}, ()
-    number = getattr(index.metadata.get(f"{index.architecture}.pooling_type"), "value", None)
-    how = pooled(number)
-    if not how:
-        return {}, ()
-    if options.file_name:
-        note = f"embeddings are pooled {how} (pooling_type); DST is a single file without the files that say so"
-        return {}, (note,)
-    files = pooling_files(
-        int(number or 0), index.config.hidden_size, options.context or index.config.context_length or 0
-    )
+    values = {key: getattr(value, "value", None) for key, value in index.metadata.items()}
+    number = int(values.get(f"{index.architecture}.pooling_type") or 0)
+    kept, how = documents_of(values, number), pooled(number)
+    if options.file_name and (kept or how):
+        where = f"embeddings are pooled {how} (pooling_type)" if how else "there are documents of sentence-transformers"
+        return {}, (f"{where}; DST is a single file without the files that say so",)
+    if kept or not how:
+        return kept, ()
+    files = pooling_files(number, index.config.hidden_size, options.context or index.config.context_length or 0)
     note = f"embeddings are pooled {how} (modules.json); whether they are normalised behind that, a GGUF does not say"
     return files, (note,)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from ckconv.errors import InputError
 from ckconv.io.json import Document, parse_object, read_document, read_object
 from ckconv.lazy import NamedTuple
 
@@ -25,6 +27,15 @@ _KINDS = (
     ("cls", "pooling_mode_cls_token", 2, "by the first token"),
     ("lasttoken", "pooling_mode_lasttoken", 3, "by the last token"),
 )
+#: Keys of a GGUF that no engine reads -> the documents that are kept there, for the way back.
+_KEPT = {
+    "sentence_transformers.modules": MODULES,
+    "sentence_transformers.pooling": f"{_PLACE}/config.json",
+    "sentence_transformers.transformer": "sentence_bert_config.json",
+    "sentence_transformers.config": "config_sentence_transformers.json",
+}
+#: Bytes of one; prompts are a few lines.
+_MAX_KEPT = 1 << 16
 #: Keys of old files that ckconv never writes as true.
 _OTHERS = ("pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens")
 _DOCUMENT = Document("description", "model.config", "model.config", 1 << 20)
@@ -46,7 +57,11 @@ def modules_of(root: Path) -> list[Module]:
     path = root / MODULES
     if not path.is_file():
         return []
-    found = parse_object(b'{"modules": %s}' % read_document(path, _DOCUMENT), _DOCUMENT, path)["modules"]
+    return _listed(read_document(path, _DOCUMENT), path)
+
+
+def _listed(data: bytes, path: Path) -> list[Module]:
+    found = parse_object(b'{"modules": %s}' % data, _DOCUMENT, path)["modules"]
     listed = [module for module in (found if isinstance(found, list) else ()) if isinstance(module, dict)]
     return [Module(str(one.get("type")).rpartition(".")[2], str(one.get("path") or "")) for one in listed]
 
@@ -72,10 +87,45 @@ def pooling_of(root: Path, modules: list[Module]) -> tuple[int, str]:
     place = next((module.path for module in modules if module.kind == _POOLING), "")
     if not place or Path(place).name != place or not (root / place / "config.json").is_file():
         return 0, ""
-    said = read_object(root / place / "config.json", _DOCUMENT)
+    return _number(read_object(root / place / "config.json", _DOCUMENT)), f"{place}/config.json"
+
+
+def _number(said: Mapping[str, Any]) -> int:
     number = next((number for _, key, number, _ in _KINDS if said.get(key) is True), 0)
-    words = {word: number for word, _, number, _ in _KINDS}
-    return number or words.get(str(said.get("pooling_mode")), 0), f"{place}/config.json"
+    return number or {word: number for word, _, number, _ in _KINDS}.get(str(said.get("pooling_mode")), 0)
+
+
+def kept_documents(root: Path) -> dict[str, str]:
+    """Key of a GGUF -> the document that lies beside a checkpoint, word for word.
+
+    Raises:
+        InputError: ``model.config``, one is malformed.
+    """
+    data = {key: read_document(root / name, _DOCUMENT) for key, name in _KEPT.items() if (root / name).is_file()}
+    for key, text in data.items():
+        if _KEPT[key] != MODULES:
+            parse_object(text, _DOCUMENT, root / _KEPT[key])
+    return {key: text.decode() for key, text in data.items() if len(text) <= _MAX_KEPT}
+
+
+def documents_of(kept: Mapping[str, object], number: int) -> dict[str, bytes]:
+    """The files out of the keys of a GGUF; nothing where they pool otherwise than the file does, or say nothing.
+
+    Args:
+        kept: metadata of a GGUF.
+        number: how it pools.
+    """
+    files = {name: text.encode() for key, name in _KEPT.items() if isinstance(text := kept.get(key), str)}
+    pooling = files.get(_KEPT["sentence_transformers.pooling"])
+    try:
+        modules = _listed(files.get(MODULES, b"[]"), Path(MODULES))
+        said = parse_object(pooling, _DOCUMENT, Path(_POOLING)) if pooling else {}
+        for name in files.keys() - {MODULES, f"{_PLACE}/config.json"}:
+            parse_object(files[name], _DOCUMENT, Path(name))
+    except InputError:
+        return {}
+    plain = all(module.kind in PLAIN for module in modules)
+    return files if modules and plain and _number(said) == number else {}
 
 
 def pooled(number: object) -> str:
