@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine.apart import Apart
 from ckconv.engine.late import side_files
 from ckconv.engine.model import Model
-from ckconv.engine.request import merged, requested
 from ckconv.engine.run import Report, run
 from ckconv.engine.sides import check_alone, seen_as, with_mmproj
 from ckconv.engine.targets import make_plan
-from ckconv.engine.transfer import Unwatched
 from ckconv.engine.upload import uploading
 from ckconv.errors import UsageError, counted, quoted
 from ckconv.families.catalogue import own_families
@@ -92,6 +89,8 @@ def prepare(
         index = with_mmproj(index, mmproj)
     place = place or destination(target, _format_of_record(index, options))
     if adapters:
+        from ckconv.engine.request import merged
+
         index = merged(index, adapters, options, place.format)
     # Beside standard output there is no place for a record.
     record = options.source_record if place.parent or not format_of(place.format).keeps_source else False
@@ -191,10 +190,13 @@ def convert(
             raise UsageError("usage.target", "only the command line writes to standard output", hint="name a file")
         statement = Path(attest) if attest is not None else None
         late = side_files(plan, place, checksums=checksums, record=record, attest=statement, adapters=adapters)
-        apart = Apart(requested(plan, source, source_format, adapters), executor, resume, jobs)
-        wanted = apart if lasting else None
-        report = run(plan, place, force=force, verify=verify, late=late, watcher=progress, apart=wanted)
-        return upload.publish(report, progress or Unwatched()) if upload else report
+        apart = None
+        if lasting:
+            from ckconv.engine.apart import apart_of
+
+            apart = apart_of(plan, source, source_format, adapters, executor, resume, jobs)
+        report = run(plan, place, force=force, verify=verify, late=late, watcher=progress, apart=apart)
+        return upload.publish(report, progress) if upload else report
 
 
 def edit(
@@ -315,6 +317,8 @@ def check_output(
         found = verify_alone(out, named, progress=progress)
         return Checked(found, beside.path, beside.sums, check_source_record(out))
     if adapters and source.adapter is None:
+        from ckconv.engine.request import merged
+
         source = merged(source, adapters, options, out.format)
     asked = Request(beside.options(options, adapters), weights, named, path.is_dir())
     found = verify_whole(out, source, asked, progress=progress)

@@ -53,7 +53,6 @@ def command(
     terminal a table of all stands at the end.
     """
     from ckconv.cli.batch_run import Batch
-    from ckconv.engine.cluster import connected
     from ckconv.families.catalogue import own_families
     from ckconv.io.ahead import at_once
     from ckconv.output.filesystem import failing
@@ -73,6 +72,8 @@ def command(
         try:
             batch = Batch(flags, options, adapters, settings)
             if flags["cluster"]:
+                from ckconv.engine.cluster import connected
+
                 with connected(flags["cluster"]) as executor:
                     batch.run_on(executor, models)
             else:

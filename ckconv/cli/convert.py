@@ -24,6 +24,8 @@ from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, page_op
 from ckconv.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from ckconv.engine.run import Report
     from ckconv.options import Options
 
@@ -94,10 +96,7 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
     """
     from ckconv.api import prepare
     from ckconv.cli.report import print_plan
-    from ckconv.engine.apart import Apart
-    from ckconv.engine.cluster import connected
     from ckconv.engine.late import side_files
-    from ckconv.engine.request import requested
     from ckconv.engine.run import outputs_of, run
     from ckconv.engine.sides import check_alone
     from ckconv.engine.upload import uploading
@@ -155,12 +154,13 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
             outputs = outputs_of(plan, target, places=places, on_request=wanted, late=late)
             check_beside(tower, outputs, late_of_tower, force=force)
         apart = None
-        if flags["resume"] or flags["cluster"]:
+        if lasting:
             if dst == STDOUT:
                 raise UsageError("usage.target", "--resume and --cluster make files, and DST is stdout")
-            executor = context.with_resource(connected(flags["cluster"])) if flags["cluster"] else None
-            request = requested(plan, src, flags["source_format"], adapters)
-            apart = Apart(request, executor, flags["resume"], flags["jobs"])
+            from ckconv.engine.apart import apart_of
+
+            executor = _executor(context, flags["cluster"]) if flags["cluster"] else None
+            apart = apart_of(plan, src, flags["source_format"], adapters, executor, flags["resume"], flags["jobs"])
         with ProgressLine(settings, dst) as line:
             report = run(
                 plan,
@@ -190,6 +190,12 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
             with deferred():
                 first, beside_it = (report, done) if settings.json else (done, None)
                 _print(first, beside_it, settings, err=dst == STDOUT)
+
+
+def _executor(context: click.Context, address: str) -> Executor:
+    from ckconv.engine.cluster import connected
+
+    return context.with_resource(connected(address))
 
 
 def _check_page(page: Path, dst: str, flags: dict[str, Any]) -> None:

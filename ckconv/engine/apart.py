@@ -5,6 +5,7 @@ Nothing of it is under its name, nor the files around it, until every piece is f
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -13,7 +14,7 @@ from ckconv.engine.dispatch import dispatched
 from ckconv.engine.losses import Losses
 from ckconv.engine.pieces import Made, Piece, as_output, make, within, write_piece
 from ckconv.engine.readback import check_frame
-from ckconv.engine.request import Request, fingerprint
+from ckconv.engine.request import Request, fingerprint, requested
 from ckconv.engine.settle import Written
 from ckconv.engine.tensors import compare_tensors
 from ckconv.engine.transfer import Watcher, write_frames
@@ -43,6 +44,19 @@ class Apart(NamedTuple):
     executor: Executor | None = None
     resume: bool = False
     jobs: int | None = None
+
+
+def apart_of(
+    plan: Plan,
+    source: str | os.PathLike[str],
+    source_format: str | None,
+    adapters: Sequence[tuple[str | os.PathLike[str], float]],
+    executor: Executor | None,
+    resume: bool,
+    jobs: int | None,
+) -> Apart:
+    """How the files of this plan's output are made apart, with what made the plan."""
+    return Apart(requested(plan, source, source_format, adapters), executor, resume, jobs)
 
 
 def is_apart(plan: Plan) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckconv.core.beside import beside
-from ckconv.engine.apart import Apart, Assembly, is_apart
 from ckconv.engine.leftovers import check_leftovers, stale_lists
 from ckconv.engine.pipeline import SMALLEST_HOLE
 from ckconv.engine.reread import Soundness
@@ -28,6 +28,9 @@ from ckconv.output.publish import Outputs, Room, Small
 from ckconv.output.streamed import SideFile, digest_of
 from ckconv.plan.container import Container
 from ckconv.plan.steps import OutputFile, Plan
+
+if TYPE_CHECKING:
+    from ckconv.engine.apart import Apart, Assembly
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ def run(
             )
         paths = [target.parent / file.name for file in plan.files]
         rooms = _rooms_of_late(late, paths, plan, side)
-        assembly = Assembly(plan, container, apart, verify=verify) if apart is not None and is_apart(plan) else None
+        assembly = _assembly(plan, container, apart, verify=verify) if apart is not None else None
         if apart is not None and assembly is None and (apart.resume or apart.executor):
             plan = replace(plan, notes=(*plan.notes, "one file is written, or several that are one piece: at once"))
         rooms |= {
@@ -177,6 +180,12 @@ def run(
         losses.changed,
         losses.merged,
     )
+
+
+def _assembly(plan: Plan, container: Container, apart: Apart, *, verify: bool) -> Assembly | None:
+    from ckconv.engine.apart import Assembly, is_apart
+
+    return Assembly(plan, container, apart, verify=verify) if is_apart(plan) else None
 
 
 def outputs_of(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ckconv.engine.run import Report
-from ckconv.engine.transfer import Watcher
+from ckconv.engine.transfer import Unwatched, Watcher
 from ckconv.errors import ADDRESSES, CkconvError, OutputError, UsageError, shown
 from ckconv.formats import format_of
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
@@ -46,7 +44,7 @@ class Upload:
         self.local = f"{folder / name}/" if directory else str(folder / name)
         ADDRESSES[str(folder)] = shown(place)
 
-    def publish(self, report: Report, watcher: Watcher) -> Report:
+    def publish(self, report: Report, watcher: Watcher | None = None) -> Report:
         """Send all files, then give them their names; what loaders begin with comes last.
 
         Raises:
@@ -59,6 +57,7 @@ class Upload:
         paths = [*first, *(reversed(weights) if single else weights), *index]
         self._uploads.check_free([path.name for path in paths])
         digests = []
+        watcher = watcher or Unwatched()
         watcher.begin("sending", sum(path.stat().st_size for path in paths))
         try:
             for path in paths:
@@ -103,6 +102,9 @@ def uploading(target: str, *, replacing: bool = False, lasting: bool = False) ->
         raise UsageError("usage.target", f"{found[1]}: is only read", hint="copy it there afterwards")
     if replacing or lasting:
         raise UsageError("usage.target", "--force, --resume and --cluster are for outputs on this machine")
+    import shutil
+    import tempfile
+
     try:
         folder = Path(tempfile.mkdtemp(prefix="ckconv-"))
     except OSError as error:
