@@ -17,16 +17,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ckconv.core.tensors import Extent
+from ckconv.engine.blocks import BLOCK_BYTES, Block, Blocks
 from ckconv.engine.workers import Stage
 from ckconv.errors import Interrupted
+from ckconv.io.files import CHUNK
 from ckconv.signals import deferred, settling
 from ckconv.system import THREADS
 
 if TYPE_CHECKING:
     from ckconv.io.tiles import Tiles
 
-#: Bytes that may be written and not read again yet: they are to be in a cache still.
-LEAD = 8 << 20
+#: Bytes that may be written and not looked at yet.
+LEAD = 4 << 20
+
+#: Blocks that whoever follows holds at a time: it looks at one while others are hashed.
+HELD = 6
+
+#: What is kept of what is written: those, the lead, the one that is filled, and a few that pass from hand to hand.
+_MOST = HELD + LEAD // BLOCK_BYTES + 4
 
 T = TypeVar("T")
 
@@ -77,6 +85,8 @@ class Growth:
             tiles: decoded rows, handed from whoever writes them to whoever compares them.
         """
         self.tiles = tiles
+        #: Else what is written is read when all of it is.
+        self.blocks = Blocks(_MOST) if THREADS else None
         self._payloads: dict[Path, tuple[Extent, int]] = {}
         self._end = 0
         for payload in payloads:
@@ -90,6 +100,34 @@ class Growth:
     def paths(self) -> frozenset[Path]:
         """The files."""
         return frozenset(self._payloads)
+
+    def place(self, path: Path, offset: int) -> int:
+        """Where a byte of a file is among all that are written."""
+        return self._payloads[path][1] + offset
+
+    def read_back(self, path: Path, offset: int) -> tuple[Block | None, int]:
+        """What is kept of a byte, for which this waits: the block that holds it, and where in it.
+
+        Returns:
+            ``None`` where nothing is, and how many bytes may be read of the file instead.
+
+        Raises:
+            AbandonedError: nobody writes it.
+        """
+        if self.blocks is None or path not in self._payloads:
+            return None, CHUNK
+        payload, base = self._payloads[path]
+        if offset < payload.offset:
+            return None, payload.offset - offset
+        if offset >= payload.offset + payload.nbytes:
+            return None, CHUNK
+        self._wait(base + offset + 1)
+        return self.blocks.take(base + offset)
+
+    def done(self, block: Block) -> None:
+        """Nobody looks at what :meth:`read_back` gave any more."""
+        assert self.blocks is not None
+        self.blocks.done(block)
 
     def tell(self, path: Path, until: int) -> None:
         """The bytes of a file before ``until`` are written; waits while too many are that nobody has read again."""

@@ -12,10 +12,12 @@ import hashlib
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from ckconv.engine.blocks import BLOCK_BYTES, Block, Blocks
 from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError, unreadable
 from ckconv.io.files import READ_AHEAD, read_ahead
@@ -67,6 +69,8 @@ class Pipeline:
         buffers: int = BUFFERS,
         buffer_bytes: int = BUFFER_BYTES,
         followers: Sequence[Follower] = (),
+        blocks: Blocks | None = None,
+        place: int = 0,
     ) -> None:
         """Describe the stream; a thread starts with the first byte, when the caller can already end it.
 
@@ -77,12 +81,17 @@ class Pipeline:
             progress: called with the number of bytes just appended.
             buffers, buffer_bytes: the ring.
             followers: work with what is in the file while more is written; not for a pipe.
+            blocks: the buffers instead of a ring, handed on with what was read back; not for a pipe.
+            place: where the first byte goes, as blocks count.
         """
         self._fd, self._base, self._progress = fd, offset, progress
         self.to_file = fd is not None and seekable
+        self._blocks, self._place = blocks, place
+        self._block: Block | None = None
+        self._bytes = BLOCK_BYTES if blocks is not None else buffer_bytes
         # Whole pages: a copy to or from memory that starts inside a cache line costs a third more processor time.
-        self._ring = [memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(1 if self.to_file else buffers)]
-        self._bytes = buffer_bytes
+        buffers = 0 if blocks is not None else 1 if self.to_file else buffers
+        self._ring = [memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(buffers)]
         self._next, self._filled = 0, 0
         self._current: memoryview | None = None
         self._position = 0
@@ -102,8 +111,12 @@ class Pipeline:
             stage = self._started()
             if stage is not None:
                 stage.done.get()  # blocks until the thread is through with this buffer's last content
-            self._current = self._ring[self._next]
-            self._next = (self._next + 1) % len(self._ring)
+            if self._blocks is not None:
+                self._block = self._blocks.free()
+                self._current = self._block.meant
+            else:
+                self._current = self._ring[self._next]
+                self._next = (self._next + 1) % len(self._ring)
         return self._current[self._filled :]
 
     def advance(self, nbytes: int) -> None:
@@ -141,6 +154,8 @@ class Pipeline:
                     tensor=tensor or None,
                     offset=offset + done,
                 )
+            if self._block is not None:
+                self._block.copied(self._filled, got, path, offset + done)
             done += got
             self.advance(got)
 
@@ -150,7 +165,7 @@ class Pipeline:
         if not view.nbytes:  # an empty array of two dimensions has no flat view
             return
         view = view.cast("B")
-        if self.to_file and len(view) >= self._bytes:  # a copy less
+        if self.to_file and self._blocks is None and len(view) >= self._bytes:  # a copy less
             self._submit()
             while len(view) >= self._bytes:
                 self._append(view[: self._bytes])
@@ -228,7 +243,7 @@ class Pipeline:
                 self._stage.jobs.put(job)
             if self._fd is not None:
                 self._write(job, start)
-            self._current, self._filled = None, 0
+            self._current, self._block, self._filled = None, None, 0
 
     def _append(self, data: memoryview) -> None:
         check()
@@ -251,6 +266,7 @@ class Pipeline:
 
     def _write(self, job: memoryview, position: int) -> None:
         assert self._fd is not None
+        start, nbytes = position, len(job)
         try:
             while len(job):
                 at = self._base + position
@@ -261,13 +277,29 @@ class Pipeline:
                     continue
                 job = job[wrote:]
                 position += wrote
-                self._tell(wrote)
         except BrokenPipeError:
             raise
         except OSError as error:
             raise OutputError(
                 write_code(error), f"writing failed after {position:,} bytes: {error.strerror}", offset=position
             ) from error
+        if self._block is not None:
+            self._read_back(self._block, start, nbytes)
+        self._tell(nbytes)
+
+    def _read_back(self, block: Block, start: int, nbytes: int) -> None:
+        """Hand a block on. What cannot be read is for whoever then looks into the file itself."""
+        assert self._fd is not None
+        assert self._blocks is not None
+        stored, done = memoryview(block.stored)[:nbytes], 0
+        with suppress(OSError):
+            while got := read_into(self._fd, stored[done:], self._base + start + done):
+                done += got
+                if done == nbytes:
+                    block.read_back(self._place + start, nbytes)
+                    self._blocks.add(block)
+                    return
+        self._blocks.done(block)
 
     def _tell(self, nbytes: int) -> None:
         for follower in self._followers:

@@ -8,49 +8,67 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import Extent, Identity
+from ckconv.engine.blocks import Block
+from ckconv.engine.following import HELD, Growth
 from ckconv.engine.workers import Stage
-from ckconv.io.files import CHUNK, Files, Growing
+from ckconv.io.files import CHUNK, Files
+from ckconv.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-#: Blocks that are kept of an extent: one is looked at while others are hashed.
-BLOCKS = 4
+
+class Shown(NamedTuple):
+    """A run of bytes that somebody looks at and a thread hashes.
+
+    Attributes:
+        offset: where it begins in its file.
+        block, at: the block that it is in, and where; ``None`` where it was read from the file.
+    """
+
+    offset: int
+    bytes: memoryview
+    block: Block | None
+    at: int
 
 
 class Reading:
-    """One extent, read block by block from its beginning to its end; a thread hashes the blocks."""
+    """One extent, looked at run by run from its beginning to its end; a thread hashes the runs."""
 
-    def __init__(self, extent: Extent, read: Callable[[Path, int, memoryview], None]) -> None:
-        self._extent, self._read = extent, read
+    def __init__(
+        self, extent: Extent, read: Callable[[Path, int, memoryview], None], growing: Growth | None = None
+    ) -> None:
+        self._extent, self._read, self._growing = extent, read, growing
         self._hash = hashlib.sha256()
-        self._ring: list[memoryview] = []
+        self._held: deque[Shown] = deque()
+        self._spare: list[memoryview] = []
         self._stage: Stage | None = None
-        #: Blocks that were read.
-        self._count = 0
+        #: Bytes that were looked at.
+        self._until = 0
 
     def holds(self, offset: int) -> bool:
         """The byte at ``offset`` of the file is in the extent."""
         return 0 <= offset - self._extent.offset < self._extent.nbytes
 
-    def shown(self, offset: int) -> memoryview | None:
-        """What there is from ``offset`` on of a block, read now if it was not yet; ``None`` if it is kept no more."""
-        number, within = divmod(offset - self._extent.offset, CHUNK)
-        while self._count <= number:
+    def shown(self, offset: int) -> Shown | None:
+        """The run that has the byte at ``offset`` of the file, read now if it was not; ``None``: it is held no more."""
+        while self._until <= offset - self._extent.offset:
             self._next()
-        if number < self._count - len(self._ring):
-            return None
-        return self._ring[number % BLOCKS][within : self._size(number)]
+        for run in reversed(self._held):
+            if run.offset <= offset:
+                return run
+        return None
 
     def digest(self) -> bytes:
         """SHA-256 of the whole extent, of which the rest is read."""
-        while self._size(self._count) > 0:
+        while self._until < self._extent.nbytes:
             self._next()
         self.stop()
         return self._hash.digest()
@@ -63,25 +81,39 @@ class Reading:
             stage.wait()
             self._stage = None
 
-    def _size(self, number: int) -> int:
-        return min(CHUNK, self._extent.nbytes - number * CHUNK)
-
     def _next(self) -> None:
-        if len(self._ring) < BLOCKS:  # whole pages, see the pipeline's
-            self._ring.append(memoryview(mmap.mmap(-1, CHUNK)))
         if self._stage is not None:
-            self._stage.done.get()  # what the block held before is hashed
-        block = self._ring[self._count % BLOCKS][: self._size(self._count)]
-        self._read(self._extent.path, self._extent.offset + self._count * CHUNK, block)
-        self._count += 1
+            self._stage.done.get()  # the run that is held longest is hashed
+        if len(self._held) == HELD:
+            self._let_go(self._held.popleft())
+        run = self._run(self._extent.offset + self._until, self._extent.nbytes - self._until)
+        self._held.append(run)
+        self._until += len(run.bytes)
         if self._extent.nbytes <= CHUNK:
-            self._hash.update(block)
+            self._hash.update(run.bytes)
             return
         if self._stage is None:
-            stage = Stage(lambda job, _: self._hash.update(job), BLOCKS - 1)  # type: ignore[arg-type]
+            stage = Stage(lambda job, _: self._hash.update(job), HELD - 1)  # type: ignore[arg-type]
             stage.start()
             self._stage = stage
-        self._stage.jobs.put(block)
+        self._stage.jobs.put(run.bytes)
+
+    def _run(self, offset: int, left: int) -> Shown:
+        path = self._extent.path
+        block, at = self._growing.read_back(path, offset) if self._growing is not None else (None, CHUNK)
+        if block is not None:
+            return Shown(offset, memoryview(block.stored)[at : min(block.nbytes, at + left)], block, at)
+        # Whole pages, see the pipeline's.
+        buffer = self._spare.pop() if self._spare else memoryview(mmap.mmap(-1, CHUNK))
+        buffer = buffer[: min(at, left)]
+        self._read(path, offset, buffer)
+        return Shown(offset, buffer, None, 0)
+
+    def _let_go(self, run: Shown) -> None:
+        if run.block is None:
+            self._spare.append(memoryview(run.bytes.obj))
+        elif self._growing is not None:
+            self._growing.done(run.block)
 
 
 class ReadOnce(Files):
@@ -90,7 +122,7 @@ class ReadOnce(Files):
     def __init__(
         self,
         known: Mapping[Path, Identity] | None = None,
-        growing: Growing | None = None,
+        growing: Growth | None = None,
         *,
         hashed: Iterable[Extent] = (),
         moved: Mapping[Path, Path] | None = None,
@@ -103,27 +135,45 @@ class ReadOnce(Files):
         """
         super().__init__(known, growing, moved)
         read = super().read_into
-        self._readings = {extent: Reading(extent, read) for extent in hashed}
+        self._readings = {extent: Reading(extent, read, growing) for extent in hashed}
         self._of_path: dict[Path, list[Reading]] = {}
+        #: Where what :meth:`shown` has just shown is kept.
+        self._last: tuple[Block, int] | None = None
         for extent, reading in self._readings.items():
             self._of_path.setdefault(extent.path, []).append(reading)
 
     def read_into(self, path: Path, offset: int, buffer: Buffer) -> None:
         """See :meth:`ckconv.io.files.Files.read_into`."""
         view = memoryview(buffer).cast("B")
-        while len(view) and (block := self._block(path, offset)) is not None:
-            n = min(len(block), len(view))
-            view[:n] = block[:n]
+        while len(view) and (run := self._run(path, offset)) is not None:
+            there = run.bytes[offset - run.offset :]
+            n = min(len(there), len(view))
+            view[:n] = there[:n]
             view, offset = view[n:], offset + n
         if len(view):
             super().read_into(path, offset, view)
 
     def shown(self, path: Path, offset: int, nbytes: int) -> memoryview:
         """See :meth:`ckconv.io.files.Files.shown`."""
-        block = self._block(path, offset)
-        return super().shown(path, offset, nbytes) if block is None else block[:nbytes]
+        run = self._run(path, offset)
+        self._last = None
+        if run is None:
+            return super().shown(path, offset, nbytes)
+        within = offset - run.offset
+        if run.block is not None:
+            self._last = run.block, run.at + within
+        return run.bytes[within : within + nbytes]
 
-    def _block(self, path: Path, offset: int) -> memoryview | None:
+    def holds(self, path: Path, offset: int, shown: memoryview) -> bool:
+        """See :meth:`ckconv.io.files.Files.holds`."""
+        if self._last is not None:
+            block, at = self._last
+            same = block.is_copy(at, len(shown), path, offset)
+            if same is not None:
+                return same
+        return super().holds(path, offset, shown)
+
+    def _run(self, path: Path, offset: int) -> Shown | None:
         for reading in self._of_path.get(path, ()):
             if reading.holds(offset):
                 return reading.shown(offset)

@@ -246,7 +246,9 @@ def write_files(
         begin = payload(file, frame, place).offset
         followers = (WriteBehind(fd), Telling(growth, place, begin))
         told(begin + len(frame.epilogue))
-        with Pipeline(fd, offset=begin, progress=told, followers=followers) as pipeline:
+        with Pipeline(
+            fd, offset=begin, progress=told, followers=followers, blocks=growth.blocks, place=growth.place(place, begin)
+        ) as pipeline:
             stream(file, frame, begin, files, pipeline, told, losses, growth.tiles)
             pipeline.finish()
     losses.check()

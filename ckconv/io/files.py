@@ -192,18 +192,22 @@ class Files:
         Args:
             told: hears of the bytes of each pair, counted once.
         """
-        theirs = self._buffers[1]
         for (path, at), (other, other_at), left in parts:
             while left:
                 mine = self.shown(path, at, left)
                 n = len(mine)
-                self.read_into(other, other_at, memoryview(theirs)[:n])
                 if told:
                     told(n)
-                if (theirs if n == CHUNK else theirs[:n]) != mine:  # no view first: it would compare byte by byte
+                if not self.holds(other, other_at, mine):
                     return False
                 at, other_at, left = at + n, other_at + n, left - n
         return True
+
+    def holds(self, path: Path, offset: int, shown: memoryview) -> bool:
+        """The bytes from ``offset`` on are those that :meth:`shown` has just shown of another place."""
+        theirs = self._buffers[1]
+        self.read_into(path, offset, memoryview(theirs)[: len(shown)])
+        return theirs.startswith(shown)  # two views would be compared byte by byte
 
     def shown(self, path: Path, offset: int, nbytes: int) -> memoryview:
         """Bytes from ``offset`` on, at least one and at most ``nbytes`` or ``CHUNK``; of use until the next call.
