@@ -82,9 +82,7 @@ class Batch:
                 convert(model, self._flags, self._options, self._adapters, self._settings)
             except Interrupted as error:
                 _fail(model, error, "interrupted")
-                done = sum(one.status in ("converted", "there") for one in models)
-                what = f"interrupted; {done:,} of {len(models):,} models are done, the same command goes on"
-                raise Interrupted(error.signal_number, what, (error.message, *error.details)) from error
+                raise _interrupted(error, models) from error
             except Exception as error:
                 self._failed(model, error)
             finally:
@@ -123,9 +121,7 @@ class Batch:
                 if error is not None:
                     print_error(error, self._settings)
         except Interrupted as error:
-            done = sum(one.status in ("converted", "there") for one in models)
-            what = f"interrupted; {done:,} of {len(models):,} models are done, the same command goes on"
-            raise Interrupted(error.signal_number, what, (error.message, *error.details)) from error
+            raise _interrupted(error, models) from error
         self._lines.check()
 
     def _print(self, model: Model) -> None:
@@ -198,7 +194,7 @@ def convert(
         CkconvError: as ``convert``.
     """
     from ckconv.api import prepare
-    from ckconv.engine.conversion_record import recorded
+    from ckconv.engine.conversion_record import Facts, recorded
     from ckconv.engine.fitting import found_there
     from ckconv.engine.late import side_files
     from ckconv.engine.run import run
@@ -214,14 +210,15 @@ def convert(
         adapters=adapters,
         options=options,
     )
-    late = side_files(plan, place, checksums=flags["checksums"], record=True, adapters=adapters)
+    facts = Facts(plan, adapters)
+    late = side_files(plan, place, checksums=flags["checksums"], record=True, facts=facts)
     model.format, model.version, model.bytes = plan.format, plan.version or None, plan.nbytes
     model.notes = [*plan.notes]
     extra = [MAP_NAME] if flags["with_map"] else []
     needed = [*(item.path for item in late), *(Path(model.target, name) for name in extra)]
     there: tuple[Written, ...] = ()
     try:
-        there = found_there(plan, place, needed, recorded(plan, place, adapters))
+        there = found_there(plan, place, needed, recorded(facts, place))
     except OutputError:
         if not flags["force"]:
             raise
@@ -244,6 +241,12 @@ def convert(
         )
     model.status, model.verified, model.notes = "converted", report.verified, [*report.plan.notes]
     model.files = _files(report.files)
+
+
+def _interrupted(error: Interrupted, models: Sequence[Model]) -> Interrupted:
+    done = sum(one.status in ("converted", "there") for one in models)
+    what = f"interrupted; {done:,} of {len(models):,} models are done, the same command goes on"
+    return Interrupted(error.signal_number, what, (error.message, *error.details))
 
 
 def _fail(model: Model, error: CkconvError, status: str) -> None:

@@ -29,7 +29,7 @@ BUILDER = "https://github.com/ckconv/ckconv"
 Recorded = Callable[[Sequence[Written]], bytes]
 
 
-def recorded(plan: Plan, place: Destination, adapters: Sequence[tuple[Path, float]]) -> Recorded:
+def recorded(facts: Facts, place: Destination) -> Recorded:
     """What makes the record of a conversion.
 
     Raises:
@@ -37,7 +37,7 @@ def recorded(plan: Plan, place: Destination, adapters: Sequence[tuple[Path, floa
     """
     if place.parent is None:
         raise UsageError("usage.side-file", "--record writes a file beside the model, and stdout has no place for it")
-    parent, facts = place.parent, _Facts(plan, adapters)
+    parent = place.parent
 
     def content(files: Sequence[Written]) -> bytes:
         outputs = [{"name": _beside(file.path, parent), "bytes": file.nbytes, "sha256": file.sha256} for file in files]
@@ -47,7 +47,7 @@ def recorded(plan: Plan, place: Destination, adapters: Sequence[tuple[Path, floa
     return content
 
 
-def attested(plan: Plan, place: Destination, path: Path, adapters: Sequence[tuple[Path, float]]) -> Late:
+def attested(facts: Facts, place: Destination, path: Path) -> Late:
     """The same as a statement of in-toto with SLSA's provenance, both version 1, to be signed by whoever wants to.
 
     Raises:
@@ -55,7 +55,7 @@ def attested(plan: Plan, place: Destination, path: Path, adapters: Sequence[tupl
     """
     if place.parent is None:
         raise UsageError("usage.side-file", "--attest names files beside the model, and stdout has none")
-    parent, facts = place.parent, _Facts(plan, adapters)
+    parent = place.parent
 
     def content(files: Sequence[Written]) -> bytes:
         sources = [{"name": file["name"], "digest": {"sha256": file["sha256"]}} for file in facts.sources]
@@ -77,7 +77,7 @@ def attested(plan: Plan, place: Destination, path: Path, adapters: Sequence[tupl
     return Late(path, lambda files: len(content(files)), lambda files: [content(files)])
 
 
-class _Facts:
+class Facts:
     """What a conversion was asked for, and of what it is made; a source is hashed once."""
 
     def __init__(self, plan: Plan, adapters: Sequence[tuple[Path, float]]) -> None:

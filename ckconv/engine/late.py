@@ -14,7 +14,7 @@ from ckconv.plan.steps import Plan
 from ckconv.record.schema import record_path
 
 if TYPE_CHECKING:
-    from ckconv.engine.conversion_record import Recorded
+    from ckconv.engine.conversion_record import Facts, Recorded
     from ckconv.engine.settle import Late
     from ckconv.plan.steps import Beside
 
@@ -27,33 +27,31 @@ def side_files(
     record: bool = False,
     attest: Path | None = None,
     adapters: Sequence[tuple[str | os.PathLike[str], float]] = (),
+    facts: Facts | None = None,
 ) -> Sequence[Late]:
     """The files beside the model whose content follows from what is written.
 
     Args:
         attest: where the statement for in-toto goes.
+        facts: what the record and the statement say, if somebody has gathered that already.
     """
     from ckconv.engine.checksums import checksum_file
 
     plan.check()
     content: Recorded | None = None
-    merged = [(Path(path), weight) for path, weight in adapters]
-    if record:
-        from ckconv.engine.conversion_record import recorded
+    if record or attest:
+        from ckconv.engine.conversion_record import Facts, attested, record_file, recorded
 
-        content = recorded(plan, place, merged)
+        facts = facts or Facts(plan, [(Path(path), weight) for path, weight in adapters])
+        content = recorded(facts, place) if record else None
     late = []
     digested = format_of(plan.format).keeps_source
     if plan.record:
         late.append(_source_record(plan.record, plan, place, content if digested else None))
     if content and not (plan.record and digested):
-        from ckconv.engine.conversion_record import record_file
-
         late.append(record_file(place, content))
-    if attest:
-        from ckconv.engine.conversion_record import attested
-
-        late.append(attested(plan, place, attest, merged))
+    if attest and facts:
+        late.append(attested(facts, place, attest))
     return [*late, checksum_file(place)] if checksums else late
 
 

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import Kind as Kinds
 from ckconv.core.layouts import plain, shifted
 from ckconv.core.names import Name, parse, with_layer
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, cut, matrix_of, plain_tensor
 from ckconv.errors import Faults, UnsupportedError, quoted
 from ckconv.families import axes as shapes
-from ckconv.families.kinds import Kind, factor_of, kind_of, stored_layout
+from ckconv.families.kinds import Kind, factor_of, kind_of, stored_layout, with_factor
 from ckconv.families.names import Names, Part, Stored
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
@@ -195,15 +194,7 @@ class _Reading:
             factor = factor_of(part, self.sizes.scope)
         except shapes.AxesError as error:
             raise UnsupportedError("model.config", str(error), tensor=tensor.source) from None
-        if factor == 1.0:
-            return tensor
-        if tensor.dtype.kind is not Kinds.FLOAT:
-            multiplied = (
-                f"is {tensor.dtype}, and the class multiplies its result by a factor, which blocks cannot store"
-            )
-            message = f"tensor {quoted(tensor.source)} {multiplied}"
-            raise UnsupportedError("model.config", message, tensor=tensor.source)
-        return replace(tensor, layout=replace(tensor.layout, scale=factor))
+        return with_factor(tensor, factor)
 
     def _kind(self, part: Part, layer: int | None, source: str) -> Kind:
         key = id(part), self.sizes.number(part.row, layer)

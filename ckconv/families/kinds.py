@@ -8,9 +8,11 @@ from typing import Any
 
 from ckconv.core.adapters import float32
 from ckconv.core.dtypes import F32, DType
+from ckconv.core.dtypes import Kind as Kinds
 from ckconv.core.layouts import Axis, Layout, merged, strip
 from ckconv.core.names import parse
-from ckconv.core.tensors import matrix_of
+from ckconv.core.tensors import Tensor, matrix_of
+from ckconv.errors import UnsupportedError, quoted
 from ckconv.families import axes as shapes
 from ckconv.families.names import GGUF, Part, Stored, heads_of, names_of
 from ckconv.families.schema import Family
@@ -100,6 +102,21 @@ def factor_of(part: Part, parameters: Mapping[str, Any]) -> float:
     if not factor or not math.isfinite(factor):
         raise shapes.AxesError(f"{part.by} is {factor:g}, and a matrix is multiplied by it")
     return factor
+
+
+def with_factor(tensor: Tensor, factor: float) -> Tensor:
+    """The values times the factor that the format's class multiplies them with.
+
+    Raises:
+        UnsupportedError: ``model.config``, they are blocks.
+    """
+    if factor == 1.0 and tensor.layout.scale == 1.0:
+        return tensor
+    if tensor.dtype.kind is not Kinds.FLOAT:
+        why = "and the class multiplies its result by a factor, which blocks cannot store"
+        message = f"tensor {quoted(tensor.source)} is {tensor.dtype}, {why}"
+        raise UnsupportedError("model.config", message, tensor=tensor.source)
+    return replace(tensor, layout=replace(tensor.layout, scale=factor))
 
 
 def is_regrouped(family: Family, module: str, parameters: Mapping[str, Any] | None) -> bool:

@@ -238,6 +238,18 @@ class Written(NamedTuple):
     refused: Mapping[str, tuple[Any, Any]] = {}
 
 
+def nested(entries: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    """A document whose keys have these paths, dotted."""
+    document: dict[str, Any] = {}
+    for path, (_, value) in entries.items():
+        *tables, key = path.split(".")
+        table = document
+        for name in tables:
+            table = table.setdefault(name, {})
+        table[key] = value
+    return document
+
+
 def write(family: Family, values: Mapping[str, Any], format: str, stated: Collection[str] = ()) -> Written:
     """What ``format`` says of these parameters.
 

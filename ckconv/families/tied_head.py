@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.dtypes import Kind
 from ckconv.core.tensors import Tensor
-from ckconv.errors import UnsupportedError, quoted
 from ckconv.families.catalogue import FAMILIES
-from ckconv.families.kinds import factor_of
+from ckconv.families.kinds import factor_of, with_factor
 from ckconv.families.names import HF, names_of
 from ckconv.families.parameters import scope_of
-from ckconv.lazy import replace
 
 _EMBEDDING, _HEAD = "token_embedding.weight", "output.weight"
 
@@ -31,10 +28,4 @@ def as_head(embedding: Tensor, config: ModelConfig | None) -> Tensor:
     if all(part.by is None for part in parts) or len(parts) < 2:
         return embedding
     its, own = (factor_of(part, scope) for part in parts)
-    if its == own:
-        return embedding
-    if embedding.dtype.kind is not Kind.FLOAT:
-        multiplied = f"is {embedding.dtype}, and the class multiplies what comes out of it, which no block holds"
-        message = f"tensor {quoted(embedding.source)} {multiplied}"
-        raise UnsupportedError("model.config", message, tensor=embedding.source)
-    return replace(embedding, layout=replace(embedding.layout, scale=own))
+    return embedding if its == own else with_factor(embedding, own)

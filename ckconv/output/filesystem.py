@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -84,11 +84,27 @@ def removed(path: Path, what: str = "is left over") -> list[str]:
     Returns:
         a sentence, if it cannot be removed.
     """
+    return _gone(path, path.unlink, what)
+
+
+def removed_directory(path: Path) -> list[str]:
+    """The same for an empty directory."""
+    return _gone(path, path.rmdir, "is left over")
+
+
+def _gone(path: Path, remove: Callable[[], None], what: str) -> list[str]:
     try:
-        path.unlink(missing_ok=True)
+        remove()
+    except FileNotFoundError:
+        pass
     except OSError as error:
-        return [f"{path} {what}; it could not be removed: {error.strerror}"]
+        return [not_removed(path, error, what)]
     return []
+
+
+def not_removed(path: Path, error: OSError, what: str = "is left over") -> str:
+    """The sentence about what is still there."""
+    return f"{path} {what}; it could not be removed: {error.strerror}"
 
 
 def made_meanwhile(target: Path) -> OutputError:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from ckconv.errors import OutputError
+from ckconv.output.filesystem import removed_directory
 
 
 class Folders:
@@ -55,14 +55,7 @@ class Folders:
         Returns:
             sentences about what is still there.
         """
-        left = []
+        left: list[str] = []
         while self._made:
-            path = self._made.pop()
-            with suppress(FileNotFoundError):
-                try:
-                    path.rmdir()
-                except OSError as error:
-                    if isinstance(error, FileNotFoundError):
-                        raise
-                    left.append(f"{path} is left over; it could not be removed: {error.strerror}")
+            left += removed_directory(self._made.pop())
         return left

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from ckconv.output.filesystem import not_removed, removed_directory
 from ckconv.output.kept import FINISHED, KEPT, remove_entry
 
 
@@ -19,17 +20,13 @@ def remove_directory(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        return [_left(path, error)]
+        return [not_removed(path, error)]
     for entry in sorted(found, key=lambda entry: entry.name != FINISHED):  # without it nobody goes on with the rest
         if entry.name == KEPT:
             remove_kept(entry)
         else:
             remove_entry(entry)
-    try:
-        path.rmdir()
-    except OSError as error:
-        return [_left(path, error)]
-    return []
+    return removed_directory(path)
 
 
 def remove_kept(kept: Path) -> None:
@@ -41,7 +38,3 @@ def remove_kept(kept: Path) -> None:
                     link.unlink()
             own.rmdir()
         kept.rmdir()
-
-
-def _left(path: Path, error: OSError) -> str:
-    return f"{path} is left over; it could not be removed: {error.strerror}"

@@ -243,9 +243,7 @@ class Staging:
         Returns:
             sentences about what is still there.
         """
-        left, self._left = self._left, []
-        while self._temps:
-            left += removed(self._temps.pop())
+        left = self._without_temps()
         if self.path is not None:
             try:
                 kept.put_back(self.path)
@@ -320,14 +318,18 @@ class Staging:
         Returns:
             sentences about what is still there.
         """
-        left, self._left = self._left, []
-        while self._temps:
-            left += removed(self._temps.pop())
+        left = self._without_temps()
         if self.path is not None:
             left += remove_directory(self.path)
             if not left:
                 self.path = None
         self._let_go()
+        return left
+
+    def _without_temps(self) -> list[str]:
+        left, self._left = self._left, []
+        while self._temps:
+            left += removed(self._temps.pop())
         return left
 
     def _let_go(self) -> None:

@@ -12,7 +12,7 @@ from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.core.towers import PREFIX, parted
 from ckconv.families.loaders import TRANSFORMERS
 from ckconv.families.naming_schemes import NESTED
-from ckconv.families.parameters import write
+from ckconv.families.parameters import nested, write
 from ckconv.families.presence import expected
 from ckconv.families.towers import PREPROCESSOR, tower_family
 from ckconv.formats.huggingface.plan import HuggingFacePlanner
@@ -135,7 +135,7 @@ class WholePlanner(HuggingFacePlanner):
 
     def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
         text = json.loads(super()._document(modules, kept))
-        tables = _tables(self._said)
+        tables = nested(self._said)
         inner = {key: value for key, value in text.items() if key not in _OF_THE_CLASS}
         document = {
             **{key: text[key] for key in _OUTER if key in text},
@@ -148,18 +148,6 @@ class WholePlanner(HuggingFacePlanner):
         self.beside["preprocessor_config.json"] = _encoded(tables.get(PREPROCESSOR, {}))
         self.notes.append(_PREPARED)
         return _encoded(document)
-
-
-def _tables(entries: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-    """A document of dotted paths."""
-    document: dict[str, Any] = {}
-    for path, (_, value) in entries.items():
-        *tables, key = path.split(".")
-        table = document
-        for name in tables:
-            table = table.setdefault(name, {})
-        table[key] = value
-    return document
 
 
 def _encoded(document: Mapping[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.families.catalogue import FAMILIES
-from ckconv.families.parameters import scope_of, write
+from ckconv.families.parameters import nested, scope_of, write
 from ckconv.families.schema import Family
 from ckconv.lazy import dataclass, replace
 
@@ -73,16 +73,9 @@ def _neutral(family: Family) -> dict[str, Any]:
 
 def _rows(family: Family, scope: Mapping[str, Any]) -> dict[str, Any]:
     """What the rows of the parameters say; tables of a family whose RoPE the reader knows have a rule of their own."""
-    document: dict[str, Any] = {}
-    for path, (_, value) in write(family, scope, "hf").entries.items():
-        *tables, key = path.split(".")
-        if family.rope and tables and tables[0].startswith("rope_"):
-            continue
-        table = document
-        for name in tables:
-            table = table.setdefault(name, {})
-        table[key] = value
-    return document
+    entries = write(family, scope, "hf").entries
+    of_rope = {path for path in entries if family.rope and path.startswith("rope_") and "." in path}
+    return nested({path: said for path, said in entries.items() if path not in of_rope})
 
 
 def _keys_of(family: Family, name: str) -> list[str]:
