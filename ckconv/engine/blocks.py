@@ -27,7 +27,7 @@ class Block:
         meant: what is written. Whole pages: to write from memory that starts inside a cache line takes longer.
         stored: what was read back.
         place, nbytes: where it is, counted as :class:`ckconv.engine.following.Growth` does.
-        same: all that is stored is what was meant.
+        same: some of it was copied, and all that is stored is what was meant.
     """
 
     __slots__ = ("_copied", "_starts", "meant", "nbytes", "place", "same", "stored")
@@ -49,7 +49,7 @@ class Block:
     def read_back(self, place: int, nbytes: int) -> None:
         """So many bytes were stored at ``place``; they are compared now, while a cache has both."""
         self.place, self.nbytes = place, nbytes
-        self.same = self.stored.startswith(self.meant[:nbytes])
+        self.same = bool(self._starts) and self.stored.startswith(self.meant[:nbytes])
 
     def copied(self, at: int, nbytes: int, path: Path, offset: int) -> None:
         """The ``nbytes`` from ``at`` on were copied from byte ``offset`` of ``path``."""

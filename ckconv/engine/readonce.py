@@ -173,6 +173,13 @@ class ReadOnce(Files):
                 return same
         return super().holds(path, offset, shown)
 
+    def is_shown(self, shown: memoryview, data: memoryview) -> bool:
+        """See :meth:`ckconv.io.files.Files.is_shown`."""
+        if self._last is None:
+            return super().is_shown(shown, data)
+        block, at = self._last
+        return block.stored.startswith(data, at)
+
     def _run(self, path: Path, offset: int) -> Shown | None:
         for reading in self._of_path.get(path, ()):
             if reading.holds(offset):

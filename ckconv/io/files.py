@@ -209,6 +209,24 @@ class Files:
         self.read_into(path, offset, memoryview(theirs)[: len(shown)])
         return theirs.startswith(shown)  # two views would be compared byte by byte
 
+    def stores(self, extents: Iterable[Extent], start: int, data: memoryview) -> bool:
+        """The bytes from ``start`` on, of a run that is stored as several, are these."""
+        at = 0
+        for path, offset, left in cut(extents, start, start + len(data)):
+            while left:
+                mine = self.shown(path, offset, left)
+                n = len(mine)
+                if not self.is_shown(mine, data[at : at + n]):
+                    return False
+                at, offset, left = at + n, offset + n, left - n
+        return True
+
+    def is_shown(self, shown: memoryview, data: memoryview) -> bool:
+        """What :meth:`shown` has just shown are these bytes."""
+        mine = self._buffers[1]
+        mine[: len(shown)] = shown
+        return mine.startswith(data)
+
     def shown(self, path: Path, offset: int, nbytes: int) -> memoryview:
         """Bytes from ``offset`` on, at least one and at most ``nbytes`` or ``CHUNK``; of use until the next call.
 
@@ -223,6 +241,12 @@ class Files:
     def _buffers(self) -> tuple[bytearray, bytearray]:
         """Used again and again: memory that is new costs more than what is done with it."""
         return bytearray(CHUNK), bytearray(CHUNK)
+
+    def wait_for(self, extents: Iterable[Extent], start: int, stop: int) -> None:
+        """Wait until these bytes of a run that is stored as several are there."""
+        if self._growing is not None:
+            for path, offset, nbytes in cut(extents, start, stop):
+                self._growing.wait_for(path, offset + nbytes)
 
     @property
     def grow(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckconv.core.dtypes import WIDENS_TO_F32
+from ckconv.core.layouts import plain
 from ckconv.io.ahead import SideBySide, is_light
 from ckconv.io.cells import cell_of, stored_view
 from ckconv.io.files import CHUNK, Files
@@ -52,9 +53,20 @@ def wrong_rows(
     wrong: list[int] = []
     rounded = 0
 
+    in_order = tiles is not None and tensor.as_stored and mine.dtype is tensor.dtype
+    in_order = in_order and tensor.layout.same_bytes_as(plain(tensor.layout.rows, tensor.layout.cols))
+
     def compared(readers: tuple[RowReader, RowReader], start: int, stop: int) -> tuple[list[int], int, int]:
-        got = readers[0].rows(start, stop)  # when it is there, its tile is
-        made = tiles.take(source, conversion, start, stop) if tiles else None
+        made = None
+        if tiles is not None and in_order:
+            begin, end = start * mine.row_bytes, stop * mine.row_bytes
+            files.wait_for(tensor.extents, begin, end)  # when they are there, their tile is
+            made = tiles.take(source, conversion, start, stop)
+            if made is not None and files.stores(tensor.extents, begin, memoryview(made[0]).cast("B")):
+                return [], made[1], end - begin
+        got = readers[0].rows(start, stop)
+        if made is None:
+            made = tiles.take(source, conversion, start, stop) if tiles else None
         if made is None:
             made = _converted(readers[1].rows(start, stop), start, tensor.layout.rows, conversion, importance)
         want, changed = made
