@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.late import side_files
+from ckconv.engine.merging import merged
 from ckconv.engine.model import Model
 from ckconv.engine.run import Report, run
 from ckconv.engine.sides import check_alone, seen_as, with_mmproj
@@ -89,8 +90,6 @@ def prepare(
         index = with_mmproj(index, mmproj)
     place = place or destination(target, _format_of_record(index, options))
     if adapters:
-        from ckconv.engine.request import merged
-
         index = merged(index, adapters, options, place.format)
     # Beside standard output there is no place for a record.
     record = options.source_record if place.parent or not format_of(place.format).keeps_source else False
@@ -317,8 +316,6 @@ def check_output(
         found = verify_alone(out, named, progress=progress)
         return Checked(found, beside.path, beside.sums, check_source_record(out))
     if adapters and source.adapter is None:
-        from ckconv.engine.request import merged
-
         source = merged(source, adapters, options, out.format)
     asked = Request(beside.options(options, adapters), weights, named, path.is_dir())
     found = verify_whole(out, source, asked, progress=progress)

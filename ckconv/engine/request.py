@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from ckconv.core.tensors import TensorIndex
 from ckconv.core.version import __version__
+from ckconv.engine.merging import merged
 from ckconv.engine.targets import make_plan
-from ckconv.errors import OutputError, UsageError, shown
+from ckconv.errors import OutputError
 from ckconv.families.own import own_files
-from ckconv.formats import format_of
 from ckconv.formats.detect import open_index
 from ckconv.formats.locate import located
 from ckconv.io.addresses import ADDRESS, as_path
@@ -103,22 +100,6 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
     """A path that means the same in another directory; an address, and a name of a cache, as they are."""
     text = str(path)
     return text if ADDRESS.fullmatch(text) or not os.path.lexists(text) else os.path.abspath(text)  # noqa: PTH100
-
-
-def merged(
-    index: TensorIndex, adapters: Sequence[tuple[str | os.PathLike[str], float]], options: Options, to: str
-) -> TensorIndex:
-    """A model with adapters merged into it, for an output of the format ``to``."""
-    from ckconv.adapters.merged import Adapting, merge_adapters
-
-    base = index.path if index.config is not None else None
-    for path, weight in adapters:
-        if not math.isfinite(weight):
-            raise UsageError("usage", f"the weight of {shown(path)} is {weight}, which is not a finite number")
-    links = options.follow_links
-    opened = [Adapting(open_index(as_path(path), base=base, follow_links=links), weight) for path, weight in adapters]
-    unrounded = partial(format_of(to).stores_float32, options)
-    return merge_adapters(index, opened, decoded=options.decodes, unrounded=unrounded)
 
 
 class Fingerprint(NamedTuple):
