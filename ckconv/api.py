@@ -248,8 +248,7 @@ def verify(
     Args:
         mmproj: the tower of ``source``, where ``path`` is a checkpoint of both.
         left_out: names or globs of source tensors that are not in the file on purpose.
-        options: with which it was converted, as far as no conversion record says that; how values are
-            stored is read off the file.
+        options: with which it was converted, as far as no conversion record says that or the file shows it.
         adapters: (path, weight) of each adapter that was merged into it.
         weights: compare the tensors alone.
         jobs: how many pieces of a tensor are compared at once, as for :func:`convert`.
