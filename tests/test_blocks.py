@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.readonce import ReadOnce
 
 A, B = Path("a"), Path("b")
+
+Looking = Callable[[ReadOnce, Extent, Path, bytes], bool]
 
 
 def block_of(place: int, data: bytes, stored: bytes | None = None) -> Block:
@@ -89,10 +92,19 @@ def test_blocks_before_what_is_asked_for_are_used_again() -> None:
     assert blocks.free() is block
 
 
+def against_a_file(files: ReadOnce, extent: Extent, source: Path, data: bytes) -> bool:
+    return files.are_same([(extent[:2], (source, 0), len(data))])
+
+
+def against_memory(files: ReadOnce, extent: Extent, source: Path, data: bytes) -> bool:
+    return files.stores([extent], 0, memoryview(data))
+
+
+@pytest.mark.parametrize("looking", [against_a_file, against_memory])
 @pytest.mark.parametrize("begin", [0, 1, 4096, 777])
 @pytest.mark.parametrize("flipped", [None, 0, BLOCK_BYTES, 3 * BLOCK_BYTES + 5])
 def test_who_follows_hashes_and_compares_what_is_in_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: int, flipped: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: int, flipped: int | None, looking: Looking
 ) -> None:
     source, target, data = tmp_path / "in", tmp_path / "out", os.urandom(4 * BLOCK_BYTES + 321)
     source.write_bytes(data)
@@ -108,7 +120,7 @@ def test_who_follows_hashes_and_compares_what_is_in_the_file(
 
     def look() -> tuple[bool, bytes]:
         with ReadOnce({}, growth, hashed=[Extent(target, 0, begin + len(data))]) as files:
-            same = files.are_same([((target, begin), (source, 0), len(data))])
+            same = looking(files, extent, source, data)
             return same, files.digest(Extent(target, 0, begin + len(data)))
 
     fd, read = os.open(target, os.O_RDWR), os.open(source, os.O_RDONLY)

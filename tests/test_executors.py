@@ -17,7 +17,7 @@ import pytest
 from conftest import FIXTURES, Result
 
 import ckconv
-from ckconv.engine import apart, cluster, pieces
+from ckconv.engine import apart, cluster, pieces, pipeline
 from ckconv.errors import OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options
 
@@ -67,29 +67,14 @@ def other_version() -> None:
 
 def flip() -> None:
     """In a worker: a byte of what is written is another one."""
-    real = pieces.write_frames
+    real = pipeline.write_some
 
-    def write(plan: Any, container: Any, fds: Any, path: Path) -> None:
-        (fd,) = fds
-        real(plan, container, [fd], path)
-        os.pwrite(fd, b"\xff", plan.files[0].nbytes - 1)
+    def write(fd: int, data: Any, at: int) -> int:
+        wrote = real(fd, data, at)
+        os.pwrite(fd, bytes([data[wrote - 1] ^ 1]), at + wrote - 1)
+        return wrote
 
-    real_files = pieces.write_files
-
-    def write_files(plan: Any, container: Any, files: Any, outputs: Any, growth: Any, watcher: Any) -> Any:
-        ((fd, place),) = outputs
-        tell = growth.tell
-        last = plan.files[0].nbytes
-
-        def telling(path: Path, until: int) -> None:
-            if until == last:
-                os.pwrite(fd, b"\xff", until - 1)
-            tell(path, until)
-
-        growth.tell = telling
-        return real_files(plan, container, files, [(fd, place)], growth, watcher)
-
-    pieces.write_frames, pieces.write_files = write, write_files
+    pipeline.write_some = write
 
 
 def pool(workers: int = 2, arm: Callable[..., None] | None = None, *given: object) -> ProcessPoolExecutor:
