@@ -34,7 +34,8 @@ how many configurations are right, and of how many, where some are refused; the 
   byte for byte, and llama.cpp computes the logits that transformers does.
 - **GGUF → HF**: every value of the checkpoint, under the same names; transformers finds no key missing and none too
   many, and computes the same logits.
-- **HF → MLX**, and **GGUF → MLX**, which is held to the same: mlx-lm computes the logits that transformers does.
+- **HF → MLX**, and **GGUF → MLX**, which is held to the same: mlx-lm computes the logits that transformers does,
+  of encoders mlx-embeddings their embeddings.
 - **MLX → GGUF**: the same tensors and keys as from the checkpoint.
 - **LoRA**: ways of adapters of the family that are right: PEFT → GGUF and PEFT → MLX used beside the model, and merged
   into a GGUF and an MLX model, compute what peft does; and back to PEFT they change every module by the same.

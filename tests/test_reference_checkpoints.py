@@ -147,7 +147,7 @@ def pickled(path: Path, tensors: dict[str, Array]) -> None:
 
 @pytest.mark.parametrize("ending", ["pth", "pt"])
 def test_files_of_different_tensors_are_put_together(tmp_path: Path, ckconv, halves: Any, ending: str) -> None:
-    """As Mixtral 8x7B was published: layers in turn in eight files."""
+    """As Mixtral 8x7B was published, in eight files."""
     own, expected, parts = halves
     for n, part in enumerate(parts):
         pickled(own / f"consolidated.0{n}.{ending}", part)
