@@ -70,3 +70,9 @@ def test_a_pooler_goes_along_to_mlx(tmp_path: Path, ckconv) -> None:
     assert {name for name in own if name.startswith("pooler.")} == {"pooler.dense.weight", "pooler.dense.bias"}
     assert all(np.array_equal(found[name], own[name]) for name in own)
     assert ckconv("verify", tmp_path / "mlx", source).code == 0
+
+    assert ckconv("convert", tmp_path / "mlx", f"{tmp_path}/hf32/", "--to", "hf", "--dtype", "f32").code == 0
+    wide = load_file(tmp_path / "hf32" / "model.safetensors")
+    assert wide.keys() == own.keys()
+    assert all(np.array_equal(wide[name], own[name].astype(np.float32)) for name in own)
+    assert {array.dtype.name for array in wide.values()} == {"float32"}

@@ -156,7 +156,7 @@ class CheckpointPlanner(Planner):
                 modules.append(self._module(entry, parts, dtype))
         if self.options.names == "hf" and modules:
             dtype = self.types.get(EMBEDDING, F32)  # without one it is refused
-            spare = [*spare_of(self.family, self.scheme, self.config.scope, dtype, self.index.dropped)]
+            spare = [*spare_of(self.family, self.scheme, self.config.scope, dtype, self.index.dropped, self.plain_type)]
             if named := ", ".join(piece.name for module in spare for piece in module if piece.source is None):
                 self.notes.append(f"zeros stand for {named}, which the class would fill at random if they were missing")
             written = {piece.canonical for module in spare for piece in module}

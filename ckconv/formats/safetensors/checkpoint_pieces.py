@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckconv.core.dtypes import DTYPES, DType, Kind
@@ -89,13 +89,19 @@ def _dense(entry: Entry, parts: Sequence[Tensor], shape: tuple[int, ...], layout
 
 
 def spare_of(
-    family: Family, scheme: str, parameters: Mapping[str, Any], dtype: DType, dropped: Sequence[Dropped]
+    family: Family,
+    scheme: str,
+    parameters: Mapping[str, Any],
+    dtype: DType,
+    dropped: Sequence[Dropped],
+    typed: Callable[[str, DType], DType],
 ) -> Iterator[Module]:
     """Tensors that nothing of the model needs, and that its class makes up at random where they are not there.
 
     Args:
         dtype: of zeros, where the source does not have them.
         dropped: what its rules leave out.
+        typed: the type in the output of an array that stands for itself.
     """
     sizes = Sizes(family, parameters)
     own = {item.stored.name: item.stored for item in dropped if item.copied}
@@ -104,7 +110,7 @@ def spare_of(
         shape = tuple(int(math.prod(size(str(letter)) for letter in product)) for product in row.axes)
         found = next((one for called, one in own.items() if called == name or called.endswith(f".{name}")), None)
         if found is not None and found.shape == shape:
-            yield (copied_piece(found.name, found, found.dtype)._replace(name=name),)
+            yield (copied_piece(found.name, found, typed(found.name, found.dtype))._replace(name=name),)
             continue
         layout = plain(*matrix_of(shape, dtype))
         yield (Piece(name, row.name, dtype, shape, layout, None, None),)
