@@ -11,21 +11,15 @@ that the texts need, which leaves the ids as they are but for their numbers.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import tempfile
-from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import gguf
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from models import add_value  # noqa: E402
+from llama_cpp_vocabulary import ids_by_file, ids_of, said_by  # noqa: E402
 
 from ckconv.tokenizer.pretokenizers import pre_tokenizers  # noqa: E402
 
@@ -38,33 +32,6 @@ _SIZE, _LONGEST = 6000, 24
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 Keys = dict[str, Any]
-
-
-def written(keys: Mapping[str, Any], path: Path) -> Path:
-    """A GGUF of a tokenizer alone, whose keys are named without ``tokenizer.ggml.``."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(1)
-    for key, value in keys.items():
-        packed = key == "precompiled_charsmap"
-        add_value(writer, f"tokenizer.ggml.{key}", b64decode(value) if packed else value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
-
-
-def ids_of(keys: Mapping[str, Any], texts: Sequence[str]) -> list[list[int]] | None:
-    """What llama.cpp makes of the texts, ``None`` where it does not load the tokenizer."""
-    with tempfile.TemporaryDirectory() as folder:
-        return ids_by_file(written(keys, Path(folder) / "vocabulary.gguf"), texts)
-
-
-def ids_by_file(path: Path, texts: Sequence[str]) -> list[list[int]] | None:
-    """As :func:`ids_of`, of a file that is there."""
-    script = ROOT / "tests" / "llama_cpp_tokens.py"
-    command = [sys.executable, str(script), os.environ["LLAMA_CPP_LIBRARY"], str(path)]
-    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=False)
-    return json.loads(done.stdout) if done.returncode == 0 else None
 
 
 def trained() -> Keys:
@@ -110,9 +77,7 @@ def record_names() -> None:
 
 def record_vocabulary(path: Path) -> None:
     """A real vocabulary, cut, with the ids that llama.cpp makes with the whole; with the cut one it makes the same."""
-    reader = gguf.GGUFReader(path)
-    prefix = "tokenizer.ggml."
-    keys = {name.removeprefix(prefix): f.contents() for name, f in reader.fields.items() if name.startswith(prefix)}
+    keys = said_by(path)
     if keys["model"] == "bert":
         keys = {"bos_token_id": 101, **keys}  # llama.cpp's default, which no longer fits
     wanted = ids_by_file(path, TEXTS)
@@ -154,8 +119,6 @@ def _cut(keys: Keys, kept: Sequence[int], new: Mapping[int, int]) -> Keys:
         words = set(made["tokens"])
         halves = (merge.split(" ") for merge in keys["merges"] if not merge.startswith(" "))
         made["merges"] = [f"{a} {b}" for a, b in halves if {a, b, a + b} <= words]
-    if "precompiled_charsmap" in keys:
-        made["precompiled_charsmap"] = b64encode(bytes(keys["precompiled_charsmap"])).decode()
     return made | {key: new[value] for key, value in keys.items() if key.endswith("_token_id") and value in new}
 
 

@@ -82,7 +82,7 @@ def test_a_pre_tokenizer_is_recognised_by_its_whole_definition(pre: object, mode
         ),
         ({**document(), "decoder": {"type": "WordPiece"}}, "its decoder is 'WordPiece'"),
         (document(None), "pre-tokenizer is none that llama.cpp names"),
-        (document(type="Unigram"), "its model is 'Unigram', not byte-level BPE"),
+        (document(type="Unigram"), "its normaliser is no map of characters alone, but none"),
         (document(type="WordPiece"), "its normaliser is not BERT's"),
         (document(dropout=0.1), "dropout = 0.1"),
         (document(end_of_word_suffix="</w>"), "end_of_word_suffix = '</w>'"),

@@ -227,7 +227,8 @@ def test_names_for_the_same_rules() -> None:
     [
         ({}, "the source has none"),
         (metadata(model="no_vocab"), "the source has none"),
-        (metadata(model="rwkv"), "its model is 'rwkv', which is not known exactly"),
+        (metadata(model="rwkv"), "it takes the longest word that a text begins with, which no tokenizer.json says"),
+        (metadata(model="later"), "its model is 'later', which is not known exactly"),
         (metadata(pre=...), "the source does not say how it splits text (tokenizer.ggml.pre)"),
         (metadata(pre="x"), "it splits text as 'x', whose definition is not known exactly"),
         (metadata(merges=...), "tokenizer.ggml.merges is missing or too short"),

@@ -13,6 +13,7 @@ from conftest import FIXTURES
 from test_plan_checkpoint_tokenizer import Array, Scalar, files_of, left_out
 
 from ckconv.core.typed import Value, array, scalar
+from ckconv.output.streamed import pieces_of
 from ckconv.tokenizer.files import TokenizerFiles
 from ckconv.tokenizer.gguf import tokenizer_keys
 from ckconv.tokenizer.pretokenizers import pre_tokenizers
@@ -29,11 +30,11 @@ VOCABULARIES = sorted(path.stem for path in (FOLDER / "vocabularies").glob("*.js
 _FINER = frozenset({"falcon"})
 #: Texts with marks: the tokenizers library applies SentencePiece's rules to wholes, llama.cpp one by one; and to take
 #: accents off, as BERT does, llama.cpp decomposes fewer characters.
-_WITH_MARKS = {"t5": 16, "bert": 60}
+WITH_MARKS = {"t5": 16, "bert": 60}
 #: Names with the definition of another, which is the one that is written.
 _SAME = {"starcoder": "smollm", "refact": "smollm", "mpt": "olmo"}
 #: Why a file that llama.cpp opens says too little.
-_UNSAID = {
+UNSAID = {
     "aquila": "the source does not say how it splits text (tokenizer.ggml.pre)",
     "gpt-neox": "the source does not say how it splits text (tokenizer.ggml.pre)",
     "baichuan": "'---' and '▁t' have one score, and merges have an order",
@@ -41,7 +42,13 @@ _UNSAID = {
 #: Whether the unknown token is a special one or of a type of its own is all the same.
 _KINDS = {2: 3}
 #: llama.cpp takes words for the end of a text by their text, although the vocabulary has them as normal ones.
-_FOUND_BY_TEXT = ("</s>", "<s>", "<|endoftext|>")
+FOUND_BY_TEXT = ("</s>", "<s>", "<|endoftext|>")
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """Of a real vocabulary: its keys, and the ids."""
+    found: dict[str, Any] = json.loads((FOLDER / "vocabularies" / f"{name}.json").read_bytes())
+    return found
 
 
 def keys_of(said: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -55,7 +62,7 @@ def keys_of(said: Mapping[str, Any]) -> dict[str, Scalar]:
 
 def document_of(said: Mapping[str, Any]) -> dict[str, Any]:
     files, _ = files_of(keys_of(said))
-    document: dict[str, Any] = json.loads(files["tokenizer.json"])
+    document: dict[str, Any] = json.loads(b"".join(pieces_of(files["tokenizer.json"])))
     return document
 
 
@@ -85,32 +92,28 @@ def test_only_names_that_are_newer_than_the_recording_have_none() -> None:
     assert pre_tokenizers().keys() - RESULTS.keys() == {"glm5"}
 
 
-@pytest.mark.parametrize("name", _UNSAID)
+@pytest.mark.parametrize("name", UNSAID)
 def test_a_real_vocabulary_that_says_too_little_is_left_out_with_the_reason(name: str) -> None:
-    said = json.loads((FOLDER / "vocabularies" / f"{name}.json").read_bytes())["keys"]
-
-    assert left_out(keys_of(said)) == _UNSAID[name]
+    assert left_out(keys_of(recorded(name)["keys"])) == UNSAID[name]
 
 
 @pytest.mark.parametrize("name", ["aquila", "gpt-neox"])
 def test_llama_cpp_takes_the_default_where_a_file_does_not_say_how_text_is_split(name: str) -> None:
-    recorded = json.loads((FOLDER / "vocabularies" / f"{name}.json").read_bytes())
-    document = document_of({**recorded["keys"], "pre": "default"})
+    document = document_of({**recorded(name)["keys"], "pre": "default"})
 
-    others = differing(document, TEXTS, recorded["ids"])
-    assert [text for text in others if not any(word in text for word in _FOUND_BY_TEXT)] == []
+    others = differing(document, TEXTS, recorded(name)["ids"])
+    assert [text for text in others if not any(word in text for word in FOUND_BY_TEXT)] == []
 
 
-@pytest.mark.parametrize("name", sorted(set(VOCABULARIES) - _UNSAID.keys()))
+@pytest.mark.parametrize("name", sorted(set(VOCABULARIES) - UNSAID.keys()))
 def test_a_real_vocabulary_makes_the_same_ids_and_comes_back(name: str) -> None:
-    recorded = json.loads((FOLDER / "vocabularies" / f"{name}.json").read_bytes())
-    said = recorded["keys"]
+    said = recorded(name)["keys"]
     files, _ = files_of(keys_of(said))
     document, settings = json.loads(files["tokenizer.json"]), json.loads(files["tokenizer_config.json"])
 
     known = pre_tokenizers().get(said.get("pre", ""))
-    others = {text for text in differing(document, TEXTS, recorded["ids"]) if text not in _FOUND_BY_TEXT}
-    assert (known and known.otherwise) or len(others) == _WITH_MARKS.get(said["model"], 0), others
+    others = {text for text in differing(document, TEXTS, recorded(name)["ids"]) if text not in FOUND_BY_TEXT}
+    assert (known and known.otherwise) or len(others) == WITH_MARKS.get(said["model"], 0), others
     model = files.get("tokenizer.model") if said["model"] == "t5" else None
     source = TokenizerFiles(tokenizer=document, model=model, settings=settings)
     made = tokenizer_keys(source, len(said["tokens"])).metadata

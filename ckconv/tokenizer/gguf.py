@@ -1,8 +1,9 @@
 """The ``tokenizer.*`` keys of a GGUF, from what a checkpoint says about its tokenizer, where llama.cpp does the same.
 
-Two kinds can be said faithfully: byte-level BPE whose pre-tokenizer llama.cpp knows by name ("gpt2"), out of
-``tokenizer.json``, and SentencePiece BPE ("llama"), out of ``tokenizer.model`` or ``tokenizer.json``. Any other is left
-out, which llama.cpp loads too: it then takes token ids and has no words ("no_vocab").
+Four kinds can be said faithfully: byte-level BPE whose pre-tokenizer llama.cpp knows by name ("gpt2"), out of
+``tokenizer.json``, SentencePiece BPE ("llama") and unigram models ("t5"), out of ``tokenizer.model`` or
+``tokenizer.json``, and WordPiece ("bert"). Any other is left out, which llama.cpp loads too: it then takes token ids
+and has no words ("no_vocab").
 Source: ``_set_vocab_gpt2`` of llama.cpp's converter.
 """
 
@@ -16,6 +17,7 @@ from ckconv.lazy import dataclass
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_sentencepiece import from_json, from_model, is_sentencepiece
 from ckconv.tokenizer.gguf_special import chat_templates, ended, put_around, special_ids
+from ckconv.tokenizer.gguf_unigram import from_unigram, is_unigram
 from ckconv.tokenizer.gguf_words import Words, check_text, filled, words_of
 from ckconv.tokenizer.merging import unmade
 from ckconv.tokenizer.pretokenizers import recognised
@@ -56,7 +58,8 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
         return _made(files, from_model(files, files.model, vocab_size), vocab_size)
     if files.tokenizer is None:
         raise LeftOut(files.why or (f"{files.others[0]} is not read" if files.others else "the source has none"))
-    made = from_json if is_sentencepiece(files.tokenizer) else from_wordpiece if is_wordpiece(files.tokenizer) else _bpe
+    kinds = ((is_sentencepiece, from_json), (is_unigram, from_unigram), (is_wordpiece, from_wordpiece))
+    made = next((made for is_one, made in kinds if is_one(files.tokenizer)), _bpe)
     return _made(files, made(files, files.tokenizer, vocab_size), vocab_size)
 
 

@@ -36,13 +36,16 @@ from ckconv.tokenizer.sentencepiece import (
 )
 
 #: Score of a token that the SentencePiece model does not have; of an id that nothing has.
-_ADDED_SCORE, _EMPTY_SCORE = -1000.0, -10000.0
+ADDED_SCORE, EMPTY_SCORE = -1000.0, -10000.0
 #: Digits of an id, of which an embedding has far fewer.
 _MAX_DIGITS = 9
 _SPACE = "▁"
 _BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 #: Characters of all ways to cut all pieces in two; Gemma's 262,144 pieces have 2^24.
 _MAX_CUT = 1 << 28
+
+#: Why a unigram model is left out: a character without a piece is the unknown token there.
+PIECES_FOR_BYTES = "has pieces for bytes, which llama.cpp does not take in unigram models"
 
 Rows = list[tuple[str, float, int]]
 
@@ -63,19 +66,14 @@ def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
     if not unigram and model.model_type != BPE:
         raise LeftOut("tokenizer.model is of neither the BPE nor the unigram type")
     if model.byte_fallback == unigram:
-        has = (
-            "has pieces for bytes, which llama.cpp does not take in unigram models"
-            if unigram
-            else "has no pieces for bytes"
-        )
-        raise LeftOut(f"tokenizer.model {has}")
+        raise LeftOut(f"tokenizer.model {PIECES_FOR_BYTES if unigram else 'has no pieces for bytes'}")
     model = _moved(model) if files.moved else model
     rows = _pieces(model, files, vocab_size)
     prefix = files.settings.get("add_prefix_space")
     prefix = prefix if isinstance(prefix, bool) else model.add_dummy_prefix
     if unigram:
-        words = _words(rows, model.special, prefix=prefix, notes=[])
-        return replace(words, metadata={**words.metadata, **_rules(model)}, behind=_prefix(prefix))
+        words = as_words(rows, model.special, prefix=prefix, notes=[])
+        return as_unigram(words, model.charsmap, one_space=model.remove_extra_whitespaces, prefix=prefix)
     notes = []
     if model.charsmap or model.remove_extra_whitespaces:
         rules = model.normalizer or "removing spaces"
@@ -83,7 +81,7 @@ def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
     own = dict(model.special)
     if files.versioned and own["pad"] < 0:  # MistralVocab.pad_id of gguf-py
         own["pad"] = own["eos"]
-    return _words(rows, own, prefix=prefix, notes=notes)
+    return as_words(rows, own, prefix=prefix, notes=notes)
 
 
 #: What XLM-R has in front of the pieces in place of SentencePiece's own (``XLMRobertaTokenizer`` of transformers).
@@ -96,14 +94,15 @@ def _moved(model: SentencePiece) -> SentencePiece:
     return replace(model, pieces=(*first, *model.pieces[3:]), special=own)
 
 
-def _rules(model: SentencePiece) -> dict[str, Value]:
-    """What llama.cpp does to a text before it takes pieces of a unigram model."""
+def as_unigram(words: Words, charsmap: bytes, *, one_space: bool, prefix: bool) -> Words:
+    """The same pieces, of which the likeliest are taken, and what llama.cpp does to a text before."""
     rules = {
         "model": scalar("str", "t5"),
-        "remove_extra_whitespaces": scalar("bool", model.remove_extra_whitespaces),
-        "precompiled_charsmap": raw_array("u8", len(model.charsmap), model.charsmap),
+        "remove_extra_whitespaces": scalar("bool", one_space),
+        "precompiled_charsmap": raw_array("u8", len(charsmap), charsmap),
     }
-    return {f"tokenizer.ggml.{key}": value for key, value in rules.items() if key[0] != "p" or model.charsmap}
+    said = {f"tokenizer.ggml.{key}": value for key, value in rules.items() if key[0] != "p" or charsmap}
+    return replace(words, metadata={**words.metadata, **said}, behind=_prefix(prefix))
 
 
 def _prefix(prefix: bool) -> dict[str, Value]:
@@ -142,7 +141,7 @@ def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: in
     rows: Rows = []
     for token, kind in filled(by_id, vocab_size):
         if kind == UNUSED:
-            rows.append((token, _EMPTY_SCORE, kind))
+            rows.append((token, EMPTY_SCORE, kind))
         elif token == unknown:
             rows.append((token, 0.0, UNKNOWN))
         elif kind == NORMAL and token in _BYTES:
@@ -150,8 +149,8 @@ def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: in
         elif kind == NORMAL:
             rows.append((token, scores.get(token, float(-len(scores))), kind))
         else:
-            rows.append((token.replace(_SPACE, " ") if kind == USER_DEFINED else token, _ADDED_SCORE, kind))
-    words = _words(rows, {}, prefix=prefix, notes=notes)
+            rows.append((token.replace(_SPACE, " ") if kind == USER_DEFINED else token, ADDED_SCORE, kind))
+    words = as_words(rows, {}, prefix=prefix, notes=notes)
     return _with_merges(words, merges, adds_bos=put_around(files)[0]) if merges else words
 
 
@@ -166,7 +165,8 @@ def _with_merges(words: Words, merges: list[str], *, adds_bos: bool) -> Words:
     return replace(words, metadata={**said, **kept, "tokenizer.ggml.merges": array("str", merges)})
 
 
-def _words(rows: Rows, own: Mapping[str, int], *, prefix: bool, notes: list[str]) -> Words:
+def as_words(rows: Rows, own: Mapping[str, int], *, prefix: bool, notes: list[str]) -> Words:
+    """Pieces that neighbours are joined to; ``own`` are the model's special ones."""
     texts = [text for text, _, _ in rows]
     metadata = {
         "tokenizer.ggml.model": scalar("str", "llama"),
@@ -188,14 +188,14 @@ def _spaces(document: Mapping[str, Any]) -> tuple[bool, list[str]]:
     """
     prefix, escaped = False, False
     notes: list[str] = []
-    for step in _steps(document.get("normalizer"), "normalizers"):
+    for step in steps(document.get("normalizer"), "normalizers"):
         if step == {"type": "Prepend", "prepend": _SPACE}:
             prefix = True
         elif step == {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}:
             escaped = True
         else:
             raise LeftOut(f"it normalises text first ({step.get('type')}), which llama.cpp does not do")
-    for step in _steps(document.get("pre_tokenizer"), "pretokenizers"):
+    for step in steps(document.get("pre_tokenizer"), "pretokenizers"):
         scheme = step.get("prepend_scheme", "always")
         if step.get("type") == "Metaspace" and step.get("replacement") == _SPACE and step.get("split") is False:
             escaped = True
@@ -211,7 +211,7 @@ def _spaces(document: Mapping[str, Any]) -> tuple[bool, list[str]]:
     return prefix, notes
 
 
-def _steps(part: object, members: str) -> list[dict[str, Any]]:
+def steps(part: object, members: str) -> list[dict[str, Any]]:
     """The steps of a normaliser or pre-tokenizer."""
     steps = part.get(members) if isinstance(part, dict) and part.get("type") == "Sequence" else [part]
     steps = [] if steps == [None] else steps
@@ -282,16 +282,16 @@ def _merges(merges: object) -> Iterator[tuple[str, str]]:
 def _pieces(model: SentencePiece, files: TokenizerFiles, vocab_size: int) -> Rows:
     """Words, scores and types by id: the model's, then what was added to it, then what fills the embedding's rows."""
     rows = [(piece.text, piece.score, piece.type) for piece in model.pieces]
-    rows += [(f"[PAD{n}]", _EMPTY_SCORE, UNUSED) for n in range(len(rows), vocab_size)]
+    rows += [(f"[PAD{n}]", EMPTY_SCORE, UNUSED) for n in range(len(rows), vocab_size)]
     for number, token, special in _added(files):
         check_text(token)
         if not 0 <= number < vocab_size:
             raise LeftOut(f"token {token!r} has the id {number:,}, the embedding {vocab_size:,} rows")
         if special or LOOKS_SPECIAL.fullmatch(token):
-            rows[number] = (token, _ADDED_SCORE, CONTROL)
+            rows[number] = (token, ADDED_SCORE, CONTROL)
         elif rows[number][0] != token or rows[number][2] == UNUSED:
             # A user's token is matched against text, where a space is a space.
-            rows[number] = (token.replace(_SPACE, " "), _ADDED_SCORE, USER_DEFINED)
+            rows[number] = (token.replace(_SPACE, " "), ADDED_SCORE, USER_DEFINED)
     return rows
 
 

@@ -57,6 +57,14 @@ _SPECIAL = {
 #: whatever the file says.
 PIECES: dict[str, bool] = {"gemma4": True, "granite-embed-multi-311m": True, "sarvam-moe": False}
 
+#: Models of llama.cpp that no ``tokenizer.json`` says, or none of a family that ckconv knows, and why.
+OTHER_MODELS: dict[str, str] = {
+    "hybriddna": "it takes six letters at a time between <dna> and </dna>, which no tokenizer.json says",
+    "plamo2": "it scores pieces as PLaMo's own code does, and ckconv knows no model of PLaMo",
+    "rwkv": "it takes the longest word that a text begins with, which no tokenizer.json says",
+    "whitespace": "it is that of Jina's Chinese embedding model, whose architecture ckconv does not know",
+}
+
 #: Models whose name holds one of these have special tokens that swallow the white space behind them, but for these.
 PHI3_NAMES = ("phi-3", "phi3")
 #: Words that llama.cpp looks up in their vocabulary, without asking whether they are there.
@@ -118,6 +126,8 @@ def vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     kind = _text(metadata, "tokenizer.ggml.model")
     if kind in ("", "no_vocab", "none"):
         raise NotFaithful("the source has none")
+    if kind in OTHER_MODELS:
+        raise NotFaithful(OTHER_MODELS[kind])
     if kind not in ("gpt2", "llama", "gemma4", "t5", "bert"):
         raise NotFaithful(f"its model is {kind!r}, which is not known exactly")
     name = "gemma4" if kind == "gemma4" else _text(metadata, "tokenizer.ggml.pre")
