@@ -236,6 +236,23 @@ def scaled_fp8_model(root: Path, decoder: Decoder, *, strategy: str, shards: int
     return model(root, decoder, pack, compressed_settings("float-quantized", weights), shards=shards, **config)
 
 
+def bitnet_model(root: Path, decoder: Decoder, *, times: bool = False, **config: Any) -> dict[str, np.ndarray]:
+    """Four rows of -1, 0 and 1 in a byte, a quarter of the matrix apart; the scale divides, or is multiplied with."""
+
+    def pack(module: str, shape: tuple[int, int], seed: int) -> Any:
+        rng = np.random.default_rng(seed)
+        ternary, scale = rng.integers(-1, 2, shape), bf16_values(rng.uniform(0.5, 80, 1).astype(np.float32))
+        quarters = (ternary + 1).astype(np.uint8).reshape(4, -1, shape[1])
+        weight = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+        return (
+            {f"{module}.weight": weight, f"{module}.weight_scale": bf16(scale)},
+            ternary * (scale if times else 1 / scale),
+        )
+
+    kind = {"linear_class": "autobitlinear", "quantization_mode": "offline"} if times else {}
+    return model(root, decoder, pack, {"quant_method": "bitnet", "modules_to_not_convert": None, **kind}, **config)
+
+
 def arrays_of(source: Path) -> dict[str, Raw]:
     """Every array of a checkpoint of one file, as bytes."""
     data = (source / "model.safetensors").read_bytes()

@@ -11,7 +11,15 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import Decoder
-from packed_checkpoints import arrays_of, awq_model, compressed_model, fp8_model, gptq_model, scaled_fp8_model
+from packed_checkpoints import (
+    arrays_of,
+    awq_model,
+    bitnet_model,
+    compressed_model,
+    fp8_model,
+    gptq_model,
+    scaled_fp8_model,
+)
 from safetensors import safe_open
 
 #: Rows and columns are whole words of every packing, and no whole blocks of 128.
@@ -33,6 +41,11 @@ MODELS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], str]] = {
         "block-scaled FP8, 8-bit, blocks of 128 x 128: 7 matrices",
     ),
     "AWQ": (awq_model, "AWQ, 4-bit, groups of 32: 7 matrices"),
+    "ternary": (bitnet_model, "BitNet, ternary, one scale a matrix: 7 matrices"),
+    "ternary, times a scale": (
+        partial(bitnet_model, times=True),
+        "BitNet, ternary, one scale a matrix: 7 matrices",
+    ),
     "int4 words": (
         compressed_model,
         "compressed-tensors pack-quantized, 4-bit, groups of 32: 7 matrices",

@@ -13,6 +13,7 @@ import pytest
 from checkpoints import Decoder, Raw, Tensors, save
 from packed_checkpoints import (
     awq_model,
+    bitnet_model,
     compressed_model,
     drawn,
     fp8_model,
@@ -99,6 +100,11 @@ BROKEN = {
     "a grid of scales": (FP8, array(".weight_scale_inv", "F32", 2, 1), "need [1, 1] scales, and there are [2, 1]"),
     "blocks of another size": (FP8, says(weight_block_size=[32, 32]), "need [2, 2] scales, and there are [1, 1]"),
     "scales of other rows": (ROWS, array(".weight_scale", "BF16", 32, 1), "no block size is declared"),
+    "a ternary matrix with many scales": (
+        bitnet_model,
+        array(".weight_scale", "F32", 16),
+        "weight_scale has shape [16], and a ternary matrix has one scale",
+    ),
     "a shape of other rows": (compressed_model, filled(".weight_shape", "I64", 99), "weight_shape is [99, 99]"),
     "words of other bits": (compressed_model, weights(num_bits=8), "in 8 bits"),
     "scales of other groups": (compressed_model, array(".weight_scale", "BF16", 64, 4), "scales has 4"),

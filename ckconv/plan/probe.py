@@ -156,8 +156,10 @@ def _without_number(tensor: Tensor, files: Files) -> int:
     for packed in tensor.packed:  # otherwise they are the second of its arrays
         scales = packed.arrays[1]
         assert scales is not None
+        own = scales.tensor.dtype  # of bytes the scheme says what they are; BitNet's reciprocals are of another type
+        number = scheme.number if own.size == 1 else own
         for _, rows in canonical_pieces(RowReader(scales.tensor, files)):
-            count += int(np.count_nonzero(np.isnan(scale_values(np.ascontiguousarray(rows), scheme.number))))
+            count += int(np.count_nonzero(np.isnan(scale_values(np.ascontiguousarray(rows), number))))
     return count
 
 

@@ -191,9 +191,9 @@ def shaped(stored: StoredTensor, shape: tuple[int, ...]) -> None:
 
 
 def _table() -> tuple[Packing, ...]:
-    from ckconv.quant.packings import awq, compressed, fp8, gptq, mx, nvfp4
+    from ckconv.quant.packings import awq, bitnet, compressed, fp8, gptq, mx, nvfp4
 
-    return tuple(one for layouts in (awq, gptq, fp8, compressed, mx, nvfp4) for one in layouts.PACKINGS)
+    return tuple(one for layouts in (awq, bitnet, gptq, fp8, compressed, mx, nvfp4) for one in layouts.PACKINGS)
 
 
 PACKINGS = _table()
