@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from ckconv.adapters.model import matrix_shape
 from ckconv.adapters.names import families_of, family_named, path_of, placed
+from ckconv.adapters.parted import parted
 from ckconv.adapters.places import Outputs
 from ckconv.core.adapters import Adapter, AdapterModule, Role
 from ckconv.core.config import ModelConfig
@@ -63,6 +64,7 @@ class AdapterPlanner(Planner):
     holds_blocks = False
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
+        index = parted(index, self.has_place)
         super().__init__(index, options, source)
         assert index.adapter is not None
         self.adapter: Adapter = index.adapter
@@ -84,6 +86,10 @@ class AdapterPlanner(Planner):
         if self.reasons or only_reasons:
             return self.refused()
         return self.finish(pieces)
+
+    def has_place(self, module: str, base: ModelConfig) -> bool:
+        """The target has one matrix for a module of the base."""
+        return True
 
     @abstractmethod
     def check(self) -> None:

@@ -237,15 +237,19 @@ class Layout:
 
     def part(self, first: int, rows: int) -> Layout:
         """The places of canonical rows ``first`` and on in the same stored matrix; whole heads if there are some."""
-        at = 0
-        while first >= self.strips[at].height:
-            first, at = first - self.strips[at].height, at + 1
-        one = self.strips[at]
-        inner = math.prod(n for n, _ in one.rows[1:])
-        stride = one.rows[0][1] if one.rows else 0
-        kept = merged([(rows // inner, stride), *one.rows[1:]])
-        places = Strip(one.first + first // inner * stride, kept, one.cols)
-        return replace(self, rows=rows, strips=(places,), shared=True)
+        strips: list[Strip] = []
+        left = rows
+        for one in self.strips:
+            many = min(left, one.height - first)
+            if many <= 0:
+                first = max(0, first - one.height)
+                continue
+            inner = math.prod(n for n, _ in one.rows[1:])
+            stride = one.rows[0][1] if one.rows else 0
+            kept = merged([(many // inner, stride), *one.rows[1:]])
+            strips.append(Strip(one.first + first // inner * stride, kept, one.cols))
+            first, left = 0, left - many
+        return replace(self, rows=rows, strips=tuple(strips), shared=True)
 
     def of_width(self, cols: int) -> Layout:
         """The same places for rows of another width; only for whole rows."""

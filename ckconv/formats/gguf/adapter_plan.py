@@ -11,12 +11,13 @@ from ckconv.adapters.model import family_of
 from ckconv.adapters.names import family_named, gguf_name_of, placed_in_gguf, weight_pattern
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, power_of_two
 from ckconv.core.adapters import AdapterModule, Role, effective_scale, float32
-from ckconv.core.config import FIELD_OF
+from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.layouts import headed, plain
-from ckconv.core.names import parse
+from ckconv.core.names import PARTS, parse
 from ckconv.core.tensors import Tensor
 from ckconv.core.typed import Value, scalar
 from ckconv.errors import quoted
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import is_regrouped
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import heads_of, interleaves
@@ -53,6 +54,10 @@ class GgufAdapterPlanner(AdapterPlanner):
     what = "GGUF"
     roles = frozenset({Role.A, Role.B})
 
+    def has_place(self, module: str, base: ModelConfig) -> bool:
+        """It has a name of its own."""
+        return gguf_name_of(module, FAMILIES[base.family]) is not None
+
     def check(self) -> None:
         """The architecture, names and the order of rows follow from the base model."""
         self.family = self._family()
@@ -84,7 +89,8 @@ class GgufAdapterPlanner(AdapterPlanner):
         elif _unadapted(module, family) and self.index.format != "gguf":
             self.refuse(f"llama.cpp computes {module.name} of a {family.gguf} without its adapter", _MERGED_HINT)
         elif gguf_name_of(module.name, family) is None and self.index.format != "gguf":
-            self.refuse(f"GGUF has no name for {quoted(module.path)}", _MERGED_HINT)
+            several = ", which is several matrices there" if parse(module.name).pattern in PARTS else ""
+            self.refuse(f"GGUF has no name for {quoted(module.path)}{several}", _MERGED_HINT)
         elif self.index.format != "gguf" and base is None and is_regrouped(family, module.name, scope):
             self.refuse(f"GGUF has rows or columns of {module.name} in another order than the adapter", _BASE_HINT)
         elif module.name == _EMBEDDING and base is not None and base.tied:

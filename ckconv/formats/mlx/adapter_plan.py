@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ckconv.adapters.names import local_path
+from ckconv.adapters.names import local_path, path_of
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
 from ckconv.core.adapters import Role
+from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import plain, transposed
 from ckconv.errors import quoted
 from ckconv.families.names import MLX
@@ -41,6 +42,10 @@ class MlxAdapterPlanner(AdapterPlanner):
     def _refuse_roles(self) -> None:
         if self.index.format != "mlx":
             super()._refuse_roles()
+
+    def has_place(self, module: str, base: ModelConfig) -> bool:
+        """It has a path of its own."""
+        return path_of(module, (base.family,), MLX) is not None
 
     def check(self) -> None:
         """One rank; embeddings that mean the same."""
