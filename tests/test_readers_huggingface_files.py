@@ -237,7 +237,7 @@ def test_a_directory_whose_name_begins_alike_is_outside(root: Path, tmp_path: Pa
     assert fault(root).code == "index.path"
 
 
-@pytest.mark.parametrize("name", [ONE, INDEX, "config.json", "tokenizer.json", "README.md"])
+@pytest.mark.parametrize("name", [ONE, INDEX, "config.json", "tokenizer.json", "any.model.v3", "README.md"])
 def test_no_file_of_a_directory_may_be_a_link_out_of_it(name: str, root: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("{}")
     (root / name).unlink(missing_ok=True)

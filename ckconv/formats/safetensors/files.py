@@ -44,8 +44,8 @@ SIDE_FILES = (
     CONFIG_NAME, "generation_config.json", "*preprocessor_config.json", "processor_config.json", "hf_quant_config.json",
     "quantize_config.json", "quant_config.json", "quanto_qmap.json",
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "normalizer.json", "chat_template.json", "*.jinja", "*.model", "*.tiktoken", "tekken.json", "params.json",
-    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "*.py", "README.md",
+    "normalizer.json", "chat_template.json", "*.jinja", "*.model", "*.model.v[0-9]*", "*.tiktoken", "tekken.json",
+    "params.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "*.py", "README.md",
     "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*", "CITATION*",
 )  # fmt: skip
 
