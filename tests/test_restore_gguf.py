@@ -11,17 +11,27 @@ from pathlib import Path
 import pytest
 from checkpoints import Raw, save
 from conftest import FIXTURES, Result
+from family_cases import RECORDS, checkpoint, recording
 from gguf import GGUFReader
 from safetensors import deserialize
 from test_record import packed
 from test_towers_back import WHOLE
 from tower_cases import recordings, with_tokens
 
+from ckconv import Options, convert
 from ckconv.record import keep as keeping
 
 Ckconv = Callable[..., Result]
 
 RECORDED = recordings()
+
+#: Family -> its first case that llama.cpp's converter makes a GGUF of.
+FAMILIES = {
+    path.stem: case
+    for path in sorted(RECORDS.glob("*.json"))
+    for case in [next((case for case in recording(path.stem).values() if case.get("converter")), None)]
+    if case is not None
+}
 
 #: What a repository has beside the weights that no GGUF holds.
 BESIDE = {
@@ -157,6 +167,26 @@ def test_other_options_ask_for_another_file(ckconv: Ckconv, tmp_path: Path) -> N
     done = ckconv("convert", tmp_path / "text.gguf", tmp_path / "mmproj.gguf", f"{tmp_path}/back/", *flags)
 
     assert "--dtype asks for another file than the source was" in done.out, done.err
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_comes_back(family: str, tmp_path: Path) -> None:
+    source = checkpoint(FAMILIES[family], tmp_path / "source")
+
+    convert(source, tmp_path / "made.gguf", options=Options(source_record="always"))
+    convert(tmp_path / "made.gguf", f"{tmp_path}/back/")
+
+    assert contents(tmp_path / "back") == contents(source)
+
+
+def test_a_batch_finds_what_is_there(ckconv: Ckconv, tmp_path: Path) -> None:
+    words = ["batch", FIXTURES / "hf/qwen2-tied-bf16", "--to", "gguf", "--into", tmp_path / "out", "--source-record"]
+
+    statuses = [json.loads(ckconv(*words).out.splitlines()[0])["status"] for _ in range(2)]
+
+    assert statuses == ["converted", "there"]
+    (tmp_path / "out/qwen2-tied-bf16/model.gguf.source.zip").unlink()
+    assert ckconv(*words).code == 6
 
 
 def test_what_does_not_fit_is_said(ckconv: Ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

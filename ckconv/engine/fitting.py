@@ -10,6 +10,7 @@ from ckconv.engine.conversion_record import Recorded
 from ckconv.engine.settle import Written
 from ckconv.engine.whole import Request, check_beside, check_source_record, verify_alone, verify_whole
 from ckconv.errors import CkconvError, OutputError
+from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.io.files import readable
@@ -65,12 +66,11 @@ def found_there(plan: Plan, place: Destination, needed: Iterable[Path], record: 
 
 def _listed(plan: Plan, place: Destination, record: Recorded) -> tuple[Written, ...]:
     assert place.directory is not None
-    path = place.directory / IN_DIRECTORY
-    if plan.record is not None:
-        path = record_path(place.directory / plan.files[0].name)
+    inside = plan.record is not None and format_of(plan.format).keeps_source
+    path = record_path(place.directory / plan.files[0].name) if inside else place.directory / IN_DIRECTORY
     if not there(path):
         raise _other(place, "without a conversion record")
-    data = open_record(path).conversion() if plan.record is not None else read_document(path, DOCUMENT)
+    data = open_record(path).conversion() if inside else read_document(path, DOCUMENT)
     if data is None:
         raise _other(place, "without a conversion record")
     document = parse_object(data, DOCUMENT, path)
