@@ -13,6 +13,7 @@ from checkpoints import Raw, save
 from conftest import Result
 from family_directions import differing, read_gguf
 from safetensors import deserialize
+from test_towers_back import seen
 from tower_cases import MLX_VLM, recordings, with_tokens
 
 from ckconv.api import convert, diff
@@ -74,18 +75,39 @@ def test_its_text_model_is_that_of_the_checkpoint(name: str, ckconv: Callable[..
     assert ckconv("verify", tmp_path / "mmproj.gguf", made).code == 0
 
 
-def test_a_note_says_what_keeps_the_tower(ckconv: Callable[..., Result], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", WHOLE)
+def test_it_becomes_a_checkpoint_of_transformers(name: str, ckconv: Callable[..., Result], tmp_path: Path) -> None:
+    source, made = both(name, tmp_path)
+
+    done = ckconv("convert", made, f"{tmp_path}/out/", "--to", "hf")
+
+    assert done.code == 0, done.err
+    assert diff(source, tmp_path / "out").same
+    wanted, said = (json.loads((root / "config.json").read_text()) for root in (source, tmp_path / "out"))
+    assert {**said, "tie_word_embeddings": None} == {**wanted, "tie_word_embeddings": None}
+    assert ckconv("verify", tmp_path / "out", made).code == 0
+    names = {name for name, _ in deserialize((tmp_path / "out" / "model.safetensors").read_bytes())}
+    assert names - {"language_model.lm_head.weight"} == {*RECORDED[name]["tensors"]}
+
+
+def test_a_copy_keeps_the_tower(ckconv: Callable[..., Result], tmp_path: Path) -> None:
     _, made = both("gemma3-f16", tmp_path)
 
-    done = ckconv("convert", made, f"{tmp_path}/text/", "--to", "hf")
-
-    assert "vision_tower.* (37 tensors); --to mlx keeps everything" in done.out, done.err
     assert ckconv("convert", made, f"{tmp_path}/copy/", "--to", "mlx").code == 0
     assert diff(made, tmp_path / "copy").same
 
 
+@pytest.mark.live
+@pytest.mark.parametrize("name", ["gemma3-f16", "gemma3-bf16", "qwen3_vl-f16"])
+def test_transformers_sees_with_it(name: str, tmp_path: Path) -> None:
+    source, made = both(name, tmp_path)
+    convert(made, f"{tmp_path}/out/", to="safetensors")
+
+    assert np.abs(seen(source) - seen(tmp_path / "out")).max() == 0
+
+
 @pytest.mark.parametrize("name", WHOLE)
-def test_it_becomes_the_checkpoint_of_transformers_again(name: str, tmp_path: Path) -> None:
+def test_its_two_files_become_the_checkpoint_again(name: str, tmp_path: Path) -> None:
     source, made = both(name, tmp_path)
 
     convert(made, tmp_path / "text.gguf")

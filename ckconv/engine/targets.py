@@ -55,6 +55,10 @@ def _make_plan(index: TensorIndex, to: str, options: Options) -> Plan:
         if options.source_record and (target.keeps_source or options.source_record == "always"):
             notes.append("no source record is written: the values are not those of the source")
         return replace(plan, notes=(*plan.notes, *notes))
+    if target.holds_towers and index.format != to and not format_of(index.format).single:
+        from ckconv.formats.huggingface.tower import with_tower
+
+        index = with_tower(index)
     if not target.keeps_source:
         plan = _back(index, to, options) if _has_record(index, options) else _plan_model(index, to, options)
         return _keeping(plan) if options.source_record == "always" and not plan.restores else plan

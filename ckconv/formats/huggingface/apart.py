@@ -18,7 +18,7 @@ def planner_of(index: TensorIndex) -> type[Planner] | None:
         from ckconv.formats.huggingface.speech_plan import SpeechPlanner
 
         return SpeechPlanner
-    if index.tower is None or index.config is None or index.format in CHECKPOINTS:
+    if index.tower is None or index.config is None:
         return None
     from ckconv.formats.huggingface.whole_plan import WholePlanner
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ckconv.core.documents import QUANTIZATION_KEYS, document_of
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.core.towers import PREFIX, parted
@@ -16,6 +17,7 @@ from ckconv.families.parameters import nested, write
 from ckconv.families.presence import expected
 from ckconv.families.towers import PREPROCESSOR, tower_family
 from ckconv.formats.huggingface.plan import HuggingFacePlanner
+from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
 from ckconv.formats.safetensors.checkpoint_names import Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import module_of
 from ckconv.options import Options
@@ -77,6 +79,8 @@ class WholePlanner(HuggingFacePlanner):
         if layers is not None and len(layers) != config.own.get("deepstack"):
             own = config.own.get("deepstack")
             self.refuse(f"{len(layers)} layers of the tower are seen by the text model, which says {own}")
+        if self.index.format in CHECKPOINTS:  # whose document says it
+            return
         wanted = self._family.in_huggingface.tokens
         self._tokens = token_ids(self.index.metadata, wanted.values())
         missing = [token for token in wanted.values() if token not in self._tokens]
@@ -135,6 +139,11 @@ class WholePlanner(HuggingFacePlanner):
 
     def _document(self, modules: Sequence[Module], kept: bool) -> bytes:
         text = json.loads(super()._document(modules, kept))
+        if self.index.format in CHECKPOINTS:
+            whole = {
+                key: value for key, value in document_of(self.index.metadata).items() if key not in QUANTIZATION_KEYS
+            }
+            return _encoded({**whole, **{key: text[key] for key in _OUTER if key in text}})
         tables = nested(self._said)
         inner = {key: value for key, value in text.items() if key not in _OF_THE_CLASS}
         document = {
