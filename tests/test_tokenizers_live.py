@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import FIXTURES
 from consumers import LIBRARY
 from llama_cpp_vocabulary import ids_by_file, ids_of, said_by
 from test_plan_checkpoint_tokenizer import left_out
@@ -130,3 +132,18 @@ def test_a_released_sentencepiece_model_makes_its_librarys_ids(path: str, tmp_pa
     plain = [number for number, text in enumerate(TEXTS) if not SPECIAL.search(text)]
     assert len(plain) > 500
     assert [TEXTS[number] for number in plain if found[number] != wanted[number]] == []
+
+
+def test_a_unigram_tokenizer_as_transformers_saves_it_makes_its_ids(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "xlm-roberta"}')
+    shutil.copy(FIXTURES / "tokenizers" / "sentencepiece-rules.model", tmp_path / "sentencepiece.bpe.model")
+    library = transformers.XLMRobertaTokenizer.from_pretrained(tmp_path)
+    library.save_pretrained(tmp_path / "saved")
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+    files = {path.name.replace(".", "__"): path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+
+    found = made(converted(tmp_path / "model", len(library), **files))
+
+    others = [text for text, ids in zip(TEXTS, found, strict=True) if ids != library(text)["input_ids"]]
+    assert len(others) <= WITH_MARKS["t5"], others
