@@ -19,7 +19,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "What lies beside": (
         "--template", "--config", "--config-out", "--manifest", "--map", "--mmproj", "--checksums", "--record",
-        "--attest", "--no-source-record", "--side-files-only", "--follow-links",
+        "--attest", "--source-record", "--no-source-record", "--side-files-only", "--follow-links",
     ),
     "The run": (
         "--from-file", "--into", "--resume", "--cluster", "--jobs", "--weights", "--rebuild", "--html", "--no-verify",
