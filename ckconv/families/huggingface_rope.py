@@ -133,7 +133,8 @@ def read_rope(
     if style.alpha and table.get("alpha") and (consumer == MLX_LM or kind == "dynamic"):
         alpha = float(checked_number(f"{name}.alpha", table["alpha"], REAL, fail))
         return Rope(float(theta), base, 1.0, None, tuple(modifiers), (), tuple(overruled), alpha)
-    plain = kind == "default" or (consumer == MLX_LM and _is_plain_mrope(table, kind))
+    takes_mrope = consumer == MLX_LM or "mrope" in style.types
+    plain = kind == "default" or (takes_mrope and _is_plain_mrope(table, kind))
     in_table = consumer == TRANSFORMERS or style.mlx_lm == "only_rope_parameters"
     part, key, idle = _part(own, table if in_table else {}, name, style.part.get(consumer, 1.0), fail)
     if plain and not turns_a_part:
@@ -169,7 +170,10 @@ def of_a_count(own: Mapping[str, Any], values: Mapping[str, float], key: str, co
 
 
 def _is_plain_mrope(table: Mapping[str, Any], kind: str) -> bool:
-    """``initialize_rope`` of mlx-lm turns a text by ``mrope`` as without any scaling, and wants three sections."""
+    """``initialize_rope`` of mlx-lm turns a text by ``mrope`` as without any scaling, and wants three sections.
+
+    So do the classes of transformers that know the type.
+    """
     sections = table.get("mrope_section")
     return kind == "mrope" and isinstance(sections, list) and len(sections) == 3
 
