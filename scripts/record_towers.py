@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 import consumers  # noqa: E402
+import torch  # noqa: E402
 import transformers  # noqa: E402
 from family_directions import read_gguf  # noqa: E402
 from safetensors import safe_open  # noqa: E402
@@ -29,6 +33,9 @@ _TEXT = {"vocab_size": 384, "hidden_size": 24, "intermediate_size": 40, "num_hid
 _GEMMA = {**_TEXT, "head_dim": 12, "sliding_window": 8, "query_pre_attn_scalar": 12}
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 1]}
 _WORDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_CLIP = {"model_type": "clip_vision_model", "hidden_size": 16, "num_attention_heads": 2, "patch_size": 4}
+# The converter maps `linear_2` of a projector where there are three layers or more.
+_PIXTRAL = {"model_type": "pixtral", "hidden_size": 16, "num_attention_heads": 2, "patch_size": 4}
 _PREPARED = {"image_mean": [0.5, 0.25, 0.125], "image_std": [0.5, 0.4, 0.3]}
 
 _INTERN = {"architectures": ["InternVisionModel"], "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 4,
@@ -99,6 +106,49 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, str]]
          "downsample_ratio": 0.5, "tie_word_embeddings": False,
          "vision_config": {**_INTERN, "image_size": [24, 24], "patch_size": [6, 6], "num_hidden_layers": 5}},
         {**_PREPARED, "size": {"height": 24, "width": 24}}, _INTERN_NAMES,
+    ),
+    "llava-f16": (
+        "Llava", "F16",
+        {"text_config": {**_TEXT, "model_type": "llama"}, "image_token_index": 377,
+         "vision_config": {**_CLIP, "intermediate_size": 20, "num_hidden_layers": 3, "image_size": 16}},
+        _PREPARED, {"vision_tower.": "vision_tower.vision_model."},
+    ),
+    "llava-f32": (
+        "Llava", "F32",
+        {"text_config": {**_TEXT, "model_type": "mistral"}, "image_token_index": 377, "vision_feature_layer": -3,
+         "vision_config": {**_CLIP, "intermediate_size": 28, "num_hidden_layers": 4, "image_size": 20,
+                           "hidden_act": "gelu", "layer_norm_eps": 1e-6, "projection_dim": 24}},
+        _PREPARED, {"vision_tower.": "vision_tower.vision_model."},
+    ),
+    "pixtral-f16": (
+        "Llava", "F16",
+        {"text_config": {**_TEXT, "model_type": "mistral"}, "image_token_index": 377, "vision_feature_layer": -1,
+         "vision_feature_select_strategy": "full",
+         "vision_config": {**_PIXTRAL, "intermediate_size": 20, "num_hidden_layers": 3, "image_size": 16}},
+        _PREPARED, {},
+    ),
+    "pixtral-bf16": (
+        "Llava", "BF16",
+        {"text_config": {**_TEXT, "model_type": "mistral", "head_dim": 8}, "image_token_index": 377,
+         "vision_feature_layer": -1, "vision_feature_select_strategy": "full", "multimodal_projector_bias": False,
+         "vision_config": {**_PIXTRAL, "intermediate_size": 28, "num_hidden_layers": 3, "image_size": 20,
+                           "hidden_act": "silu"}},
+        _PREPARED, {},
+    ),
+    "mistral3-f16": (
+        "Mistral3", "F16",
+        {"text_config": {**_TEXT, "model_type": "mistral", "head_dim": 12, "rms_norm_eps": 1e-5},
+         "image_token_index": 377,
+         "vision_config": {**_PIXTRAL, "intermediate_size": 20, "num_hidden_layers": 3, "image_size": 16}},
+        _PREPARED, {},
+    ),
+    "mistral3-bf16": (
+        "Mistral3", "BF16",
+        {"text_config": {**_TEXT, "model_type": "mistral", "rms_norm_eps": 1e-5}, "image_token_index": 377,
+         "spatial_merge_size": 3, "multimodal_projector_bias": True,
+         "vision_config": {**_PIXTRAL, "intermediate_size": 28, "num_hidden_layers": 3, "image_size": 24,
+                           "hidden_act": "silu"}},
+        _PREPARED, {},
     ),
 }  # fmt: skip
 
@@ -194,6 +244,8 @@ def converted(name: str, recorded: dict[str, Any], converter: consumers.Consumer
     """What describes a checkpoint, with what llama.cpp's converter makes of its tower."""
     dtype = next(iter(recorded["tensors"].values()))[0]
     checkpoint(recorded, place / "source")
+    if name.startswith("llava"):
+        return {**recorded, "converter": read_gguf(older(place, recorded))}
     asked = {
         "model": str(place / "source"), "out": str(place / "theirs.gguf"), "type": dtype.lower(), "document": {},
         "plain": name in CASES, "arguments": ["--mmproj"], "vocabulary": False,
@@ -201,6 +253,39 @@ def converted(name: str, recorded: dict[str, Any], converter: consumers.Consumer
     if said := converter.ask(asked):
         raise ValueError(f"llama.cpp's converter, of {name}: {said}")
     return {**recorded, "converter": read_gguf(place / "theirs.gguf")}
+
+
+def older(place: Path, recorded: dict[str, Any]) -> Path:
+    """What ``convert_image_encoder_to_gguf.py`` makes: convert_hf_to_gguf.py knows no CLIP in a LLaVA."""
+    document, prepared = recorded["config"], recorded["prepared"]
+    dtype = next(iter(recorded["tensors"].values()))[0]
+    classes: Any = transformers
+    model = classes.LlavaForConditionalGeneration.from_pretrained(place / "source", dtype=torch.float32).model
+    model.vision_tower.save_pretrained(place / "clip")
+    vision = {**document["vision_config"], "vision_feature_layer": document["vision_feature_layer"]}
+    (place / "clip" / "config.json").write_text(json.dumps(vision))
+    projector = model.multi_modal_projector.state_dict()
+    torch.save({f"multi_modal_projector.{key}": value for key, value in projector.items()}, place / "projector.pt")
+
+    class Clip(torch.nn.Module):  # type: ignore[misc]
+        """A CLIP that is called as transformers 4 called it, for which the script was written."""
+
+        @classmethod
+        def from_pretrained(cls, folder: str) -> Clip:
+            clip = cls()
+            clip.vision_model = classes.CLIPVisionModel.from_pretrained(folder, dtype=torch.float32)
+            return clip
+
+    script = Path(os.environ["LLAMA_CPP_SOURCES"], "tools/mtmd/legacy-models/convert_image_encoder_to_gguf.py")
+    sys.argv = [
+        str(script), "-m", str(place / "clip"), "--clip-model-is-vision", "-o", str(place),
+        "--llava-projector", str(place / "projector.pt"), *(["--use-f32"] if dtype == "F32" else []),
+        *("--image-mean", *map(str, prepared["image_mean"])), *("--image-std", *map(str, prepared["image_std"])),
+    ]  # fmt: skip
+    named: Any = SimpleNamespace(CLIPVisionModel=Clip, CLIPModel=None, CLIPProcessor=None, SiglipVisionModel=None)
+    with patch.dict(sys.modules, transformers=named):
+        runpy.run_path(str(script), run_name="__main__")
+    return place / f"mmproj-model-{dtype.lower()}.gguf"
 
 
 def main() -> None:

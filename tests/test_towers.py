@@ -22,12 +22,15 @@ from ckconv.engine.towers import convert_tower
 from ckconv.errors import CkconvError
 
 #: What llama.cpp's converter rounds and ckconv does not: it stores matrix and kernels as F16 in every file, and adds 1
-#: to the norm in the type of the source.
+#: to the norm in the type of the source. So are the kernel of a CLIP and the matrices behind it in the older script's.
 ROUNDED = {
     "gemma3-bf16": ("mm.input_projection.weight",),
     "gemma3-f16": ("mm.soft_emb_norm.weight",),
+    "llava-f32": ("v.patch_embd.weight", "mm.0.weight", "mm.2.weight"),
     "ultravox-bf16": ("a.conv1d.1.weight", "a.conv1d.2.weight"),
 }
+#: clip.cpp loads no Pixtral without it; convert_hf_to_gguf.py leaves out whatever is called language_model, and so it.
+LINE_BREAK = "v.token_embd.img_break"
 RECORDED = recordings()
 
 
@@ -49,6 +52,9 @@ def test_an_mmproj_is_the_one_that_llama_cpps_converter_makes(name: str, tmp_pat
     report = convert_tower(source, tmp_path / "mmproj.gguf")
 
     made, wanted = read_gguf(tmp_path / "mmproj.gguf"), RECORDED[name]["converter"]
+    if name.startswith(("pixtral", "mistral3")):
+        assert LINE_BREAK not in wanted["tensors"]
+        wanted["tensors"][LINE_BREAK] = made["tensors"][LINE_BREAK]
     for rounded in ROUNDED.get(name, ()):
         wanted["tensors"][rounded] = made["tensors"][rounded]
     assert differing(wanted["tensors"], made["tensors"]) == ""
@@ -73,6 +79,33 @@ def test_what_the_converter_rounds_is_exact_in_float32(name: str, stored: str, m
     drawn = values(stored, tuple(shape)).ravel()
     wanted = drawn.astype(np.float16).astype(np.float32) if kind == "F16" else rounded_to_bf16(drawn)
     assert np.array_equal(found.data.ravel(), wanted + np.float32(more))
+
+
+@pytest.mark.parametrize("name", ["pixtral-bf16", "mistral3-f16"])
+def test_between_rows_of_parts_is_a_word_of_the_text_model(name: str, tmp_path: Path) -> None:
+    source = checkpoint(RECORDED[name], tmp_path / "source")
+    convert_tower(source, tmp_path / "mmproj.gguf")
+    convert(source, tmp_path / "text.gguf")
+    tokens = json.loads((source / "tokenizer.json").read_text())["added_tokens"]
+    number = next(token["id"] for token in tokens if token["content"] == "[IMG_BREAK]")
+
+    word, words = (
+        next(one for one in gguf.GGUFReader(tmp_path / file).tensors if one.name == tensor)
+        for file, tensor in (("mmproj.gguf", LINE_BREAK), ("text.gguf", "token_embd.weight"))
+    )
+
+    assert word.tensor_type.name == "F32"
+    assert np.array_equal(word.data.ravel(), gguf.dequantize(words.data, words.tensor_type)[number])
+
+
+def test_a_vocabulary_without_that_word_is_refused(tmp_path: Path) -> None:
+    source = checkpoint(RECORDED["pixtral-f16"], tmp_path / "source")
+    document = json.loads((source / "tokenizer.json").read_text())
+    document["added_tokens"] = [one for one in document["added_tokens"] if one["content"] != "[IMG_BREAK]"]
+    (source / "tokenizer.json").write_text(json.dumps(document))
+
+    with pytest.raises(CkconvError, match="no tensor for line_break"):
+        convert_tower(source, tmp_path / "mmproj.gguf")
 
 
 def test_a_file_says_that_it_is_an_mmproj(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ def recordings() -> dict[str, Any]:
 
 def checkpoint(recorded: Mapping[str, Any], root: Path) -> Path:
     """The checkpoint's directory."""
+    if "[IMG_BREAK]" in tokens_of(recorded["config"]).values():  # the tower's file has its embedding
+        return with_tokens(recorded, root)
     plain_checkpoint(recorded, root)
     (root / "preprocessor_config.json").write_text(json.dumps(recorded["prepared"]))
     return root
@@ -30,21 +32,32 @@ def with_tokens(recorded: Mapping[str, Any], root: Path) -> Path:
     """The same with a tokenizer that has the tokens of pictures, and their numbers in config.json."""
     recorded = json.loads(json.dumps(recorded))
     config = recorded["config"]
-    tokens = _TOKENS.get(config["model_type"], _TOKENS["qwen"])
+    tokens = tokens_of(config)
     plain_checkpoint(recorded, root)
     document = json.loads((root / "tokenizer.json").read_text())
     first = 1 + max([*document["model"]["vocab"].values(), *(added["id"] for added in document["added_tokens"])])
     shared = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     for number, (key, text) in enumerate(tokens.items(), first):
         document["added_tokens"].append({"id": number, "content": text, **shared})
-        config[key] = number
+        if key.startswith(("image_", "video_", "vision_", "boi_", "eoi_")):
+            config[key] = number
     (root / "tokenizer.json").write_text(json.dumps(document))
     (root / "config.json").write_text(json.dumps(config))
     (root / "preprocessor_config.json").write_text(json.dumps(recorded["prepared"]))
     return root
 
 
+def tokens_of(config: Mapping[str, Any]) -> Mapping[str, str]:
+    """Key of config.json -> the token of pictures that it names; other keys where it names none."""
+    if config["model_type"].startswith("qwen"):
+        return _TOKENS["qwen"]
+    vision = config.get("vision_config", {}).get("model_type")
+    return _TOKENS["pixtral" if vision == "pixtral" else config["model_type"]]
+
+
 _TOKENS = {
+    "llava": {"image_token_index": "<image>"},
+    "pixtral": {"image_token_index": "[IMG]", "break": "[IMG_BREAK]", "end": "[IMG_END]"},
     "gemma3": {
         "image_token_index": "<image_soft_token>",
         "boi_token_index": "<start_of_image>",

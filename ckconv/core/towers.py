@@ -19,12 +19,14 @@ class Tower(NamedTuple):
         parameters: by the names of the family's file.
         modifiers: whatever else changes what is computed, as "key = value" of the source.
         unread: keys of the source that no class of the family is known to read.
+        others: what the preprocessor's document says otherwise than the parameters, as "key = value".
     """
 
     family: str
     parameters: Mapping[str, Any]
     modifiers: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 #: What stands before the names of a tower's tensors in the index of a model that has both.

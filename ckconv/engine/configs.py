@@ -7,6 +7,7 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.core.towers import PREFIX, Tower
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
 from ckconv.families.parameters import differ
+from ckconv.families.towers import tower_family
 from ckconv.families.words import without_noted
 from ckconv.lazy import replace
 
@@ -20,8 +21,10 @@ def _of_towers(one: Tower | None, other: Tower | None) -> dict[str, tuple[object
     """Of what a picture is seen with; of a text model alone nothing is known of it."""
     if one is None or other is None:
         return {}
+    rows = (row for tower in (one, other) for row in tower_family(tower.family).parameters.values())
+    aids = {row.name for row in rows if row.read_only}
     names = dict.fromkeys((*one.parameters, *other.parameters))  # one of them is the kind of projector
-    pairs = {name: (one.parameters.get(name), other.parameters.get(name)) for name in names}
+    pairs = {name: (one.parameters.get(name), other.parameters.get(name)) for name in names if name not in aids}
     return {f"{PREFIX}{name}": pair for name, pair in pairs.items() if differ(*pair)}
 
 

@@ -60,6 +60,7 @@ def canonicalise(
     path: Path | None = None,
     layers: str = "the number of layers",
     nested: tuple[tuple[str, str], ...] = (),
+    extra: str = _EXTRA,
 ) -> Canonical:
     """Apply a family's rows.
 
@@ -68,13 +69,14 @@ def canonicalise(
         path: the model, for errors.
         layers: what the file calls the number of layers.
         nested: what may stand before every name, and what the rows have in its place.
+        extra: why layers behind the last are left out.
 
     Raises:
         InputError: ``model.config`` where a tensor's shape, layer or expert contradicts the configuration, or two
             tensors are one.
         UnsupportedError: ``model.config``, values in an order that cannot be moved.
     """
-    reading = _Reading(family, names, config, said, path, layers, nested)
+    reading = _Reading(family, names, config, said, path, layers, nested, extra)
     for item in items:
         reading.add(item)
     return reading.finish()
@@ -90,8 +92,9 @@ class _Reading:
         path: Path | None,
         layers: str,
         nested: tuple[tuple[str, str], ...],
+        why: str,
     ) -> None:
-        self.names, self.said, self.layers, self.nested = names, said, layers, nested
+        self.names, self.said, self.layers, self.nested, self.why = names, said, layers, nested, why
         self.family, self.config = family, config
         self.sizes = Sizes(family, config.scope)
         self.tensors: dict[str, Tensor] = {}
@@ -111,7 +114,7 @@ class _Reading:
             numbers = found.numbers.value(self.sizes.scope)
             name = name._replace(layer=numbers.index(name.layer) if name.layer in numbers else len(numbers))
         if name.layer is not None and 0 <= name.layer - self.config.num_layers < self.extra:
-            self.dropped += [Dropped(stored, _EXTRA) for stored in item.stored]
+            self.dropped += [Dropped(stored, self.why) for stored in item.stored]
         elif found is None:
             why = self.names.dropped.get(name.pattern)
             if why is not None:

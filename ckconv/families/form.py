@@ -192,7 +192,7 @@ _FORMS: dict[str, Form] = {
             "class": _many(_text),
             "match": _scalar,
             "text": _table({"of": _many(_text), "prefix": _text}),
-            "tokens": _table_of(_text),
+            **dict.fromkeys(("tokens", "embeddings"), _table_of(_text)),
         }
     ),
     "prefix": _table_of(_many(_layer)),
@@ -206,7 +206,7 @@ _FORMS: dict[str, Form] = {
     "config": _table(
         {
             **_KEYS,
-            "written": _table_of(_plain),
+            **dict.fromkeys(("written", "within"), _table_of(_plain)),
             "rope": _table(
                 {"by_layer": _flag, "alpha": _flag, "types": _many(_text), "noted": _many(_text), "part": _PARTS}
                 | _ROPE_TEXTS

@@ -94,6 +94,8 @@ def huggingface_config(
         InputError: ``model.config``, a field is missing, absurd, or contradicts another.
     """
     whole = _with_outer_tie(config, consumer, stored)
+    if whole is not config and isinstance(config.get("text_config"), dict):
+        whole = {**family.document.within, **whole}
     own = {**whole, **_of_tables(ConfigSource(whole), family)}
     keys, reader = family.document.keys, _READERS[consumer]
 

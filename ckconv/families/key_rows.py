@@ -80,10 +80,12 @@ class Document(NamedTuple):
     Attributes:
         keys: every key of a document.
         written: constants of a document that is made.
+        within: what the class takes for keys that a table within another document leaves out, as released ones do.
     """
 
     keys: Keys
     written: Mapping[str, Any] = {}
+    within: Mapping[str, Any] = {}
     rope: RopeStyle = RopeStyle()
     window: WindowStyle = WindowStyle()
 
@@ -94,7 +96,7 @@ class KeyRows(Fields):
     def document(self, name: str, row: Mapping[str, Any], parameters: Iterable[Parameter]) -> Document:
         """``[config]``."""
         self.where = "config"
-        self.fields(row, _SECTION | {"written", "rope", "window"})
+        self.fields(row, _SECTION | {"written", "within", "rope", "window"})
         cells = [cell for parameter in parameters for cell in parameter.key_cells("hf") if not cell.unread]
         readers: dict[str, set[str]] = {}
         for cell in cells:
@@ -105,6 +107,7 @@ class KeyRows(Fields):
         return Document(
             Keys(name, self._keys(row, own, expressions=False)),
             dict(row.get("written", {})),
+            dict(row.get("within", {})),
             self._rope(row.get("rope", {})),
             self._window(row.get("window", {})),
         )

@@ -125,7 +125,7 @@ def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0, read: list[Path
     for name in [parents] if isinstance(parents, str) else parents:
         inherited = merged(_parent(path, name, folder), folder=folder, depth=depth + 1, read=read)
         inherited.pop("engines", None)  # what was measured for one class says nothing of another
-        for style in ("rope", "window"):
+        for style in ("rope", "window", "within"):
             inherited.get("config", {}).pop(style, None)
         inherited.pop("huggingface", None)
         inherited.pop("gguf", None)

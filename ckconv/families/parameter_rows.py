@@ -105,6 +105,11 @@ class Parameter(NamedTuple):
         """Some formats have it in the tensors."""
         return any(cell.folded for cell in self.cells.get("gguf", ()))
 
+    @property
+    def read_only(self) -> bool:
+        """No format says it: others follow from it."""
+        return all(cell.alias or cell.kind == "fixed" for cells in self.cells.values() for cell in cells)
+
     def key_cells(self, format: str) -> tuple[ParameterCell, ...]:
         """Cells that are a key of the format."""
         return tuple(cell for cell in self.cells.get(format, ()) if cell.kind == "key")

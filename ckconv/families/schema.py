@@ -36,6 +36,7 @@ class Match(NamedTuple):
         text: of a tower: families of text models that see with it, any where there are none, and what stands in a
             checkpoint before the names of their tensors.
         tokens: of a tower: key of ``config.json`` -> the token whose id it is.
+        embeddings: of a tower: canonical tensor -> the token whose embedding in the text model it is.
     """
 
     names: tuple[str, ...] = ()
@@ -43,6 +44,7 @@ class Match(NamedTuple):
     condition: Expression | None = None
     text: tuple[tuple[str, ...], str] = ((), "")
     tokens: Mapping[str, str] = {}
+    embeddings: Mapping[str, str] = {}
 
 
 class Fusion(NamedTuple):
@@ -191,7 +193,9 @@ class _Reader(Fields):
 
     def _match(self, section: str, word: str) -> Match:
         self.where = section
-        row = self.fields(self.table.get(section, {}), frozenset({word, "class", "match", "text", "tokens"}))
+        row = self.fields(
+            self.table.get(section, {}), frozenset({word, "class", "match", "text", "tokens", "embeddings"})
+        )
         text = self.fields(row.get("text", {}), frozenset({"of", "prefix"}))
         return Match(
             texts(row.get(word)),
@@ -199,6 +203,7 @@ class _Reader(Fields):
             self._condition(row.get("match")),
             (texts(text.get("of")), str(text.get("prefix", ""))),
             row.get("tokens", {}),
+            row.get("embeddings", {}),
         )
 
     def _condition(self, text: object) -> Expression | None:

@@ -5,7 +5,8 @@ Their files have the form of a family's and lie in a folder of their own, as no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,23 @@ from ckconv.core.config import ModelConfig, shortest_float32
 from ckconv.core.towers import Tower
 from ckconv.errors import InputError
 from ckconv.families.canonical import Canonical, Item, canonicalise
-from ckconv.families.expressions import ExpressionError
+from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.keys import TRANSFORMERS
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import names_of
-from ckconv.families.parameters import ParameterError, Source, Values
+from ckconv.families.parameters import ParameterError, Source, Values, differ
 from ckconv.families.schema import Family, load
 
 _TOWERS = FOLDER / "towers"
 
 #: What the rows call the document beside it that says how pictures are prepared.
 PREPROCESSOR = "preprocessor"
+
+#: Likewise, of the one that says how pictures and text are put together.
+PROCESSOR = "processor"
+
+#: Why layers behind the last that is computed are left out.
+_BEHIND = "of a layer behind the one that the text model sees"
 
 #: What may stand before every name of a checkpoint: the class with a head has the model as ``model``.
 _NESTED = (("model.", ""),)
@@ -51,18 +58,25 @@ def tower_of_document(document: Mapping[str, Any]) -> Family | None:
     """The tower of a model that sees, by the ``model_type`` of the whole; ``None`` for one that is not known."""
     word = f'"{document.get("model_type")}"'
     found = (tower_family(name) for name, text in _texts().items() if word in text)
-    return next((one for one in found if document.get("model_type") in one.in_huggingface.names), None)
+    fits = (one for one in found if document.get("model_type") in one.in_huggingface.names)
+    return next((one for one in fits if _holds(one.in_huggingface.condition, document)), None)
 
 
-def tower_of_projector(projector: str) -> Family | None:
-    """The tower of an mmproj, by ``clip.projector_type``."""
+def tower_of_projector(projector: str, has: Callable[[str], bool]) -> Family | None:
+    """The tower of an mmproj, by ``clip.projector_type``.
+
+    Args:
+        has: the metadata has this key, after the architecture's prefix.
+    """
     found = (tower_family(name) for name, text in _texts().items() if f"'{projector}'" in text)
-    return next((one for one in found if _matches(one, projector)), None)
+    said = {"projector_type": projector, "has": has}
+    return next((one for one in found if one.in_gguf.condition and _holds(one.in_gguf.condition, said)), None)
 
 
-def _matches(family: Family, projector: str) -> bool:
-    condition = family.in_gguf.condition
-    return condition is not None and bool(condition.value({"projector_type": projector}))
+def _holds(condition: Expression | None, said: Mapping[str, Any]) -> bool:
+    with suppress(ExpressionError):  # what is not said fulfils no condition
+        return condition is None or bool(condition.value(said))
+    return False
 
 
 def tower_parameters(family: Family, source: Source, path: Path) -> Tower:
@@ -77,18 +91,32 @@ def tower_parameters(family: Family, source: Source, path: Path) -> Tower:
     except (ParameterError, ExpressionError) as error:
         raise InputError("model.config", str(error), path=path) from None
     table = family.parameters["layers"].key_cells("hf")[0].head  # of the document, which is the tower's
-    said = source.value(table) if source.format == "hf" else None
-    return Tower(family.name, parameters, *_besides(family, table, said if isinstance(said, dict) else {}))
+    said = _said(source, table) if source.format == "hf" else {}
+    others = tuple(
+        f"{cell.key} = {stated!r}"
+        for name, row in family.parameters.items()
+        for cell in row.key_cells("hf")
+        if row.value is not None and cell.head == PREPROCESSOR and said
+        if not isinstance(stated := source.value(cell.key), str | None) and differ(stated, parameters[name])
+    )
+    return Tower(family.name, parameters, *_besides(family, table, said), others)
+
+
+def _said(source: Source, table: str) -> Mapping[str, Any]:
+    """Keys of the tower's table, and those of the document beside it with that one's name before them."""
+    own, beside = (found if isinstance(found := source.value(name), dict) else {} for name in (table, PREPROCESSOR))
+    return {**own, **{f"{PREPROCESSOR}.{key}": value for key, value in beside.items()}}
 
 
 def _besides(family: Family, table: str, said: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Keys that no row reads: those that change what is computed, and those that nobody is known to read."""
     keys = family.document.keys
     cells = (cell for row in family.parameters.values() for cell in row.key_cells("hf"))
-    read = {cell.key.removeprefix(f"{table}.") for cell in cells if cell.head == table}
+    read = {".".join(cell.key.split(".")[:2]).removeprefix(f"{table}.") for cell in cells}
     rest = {key: value for key, value in said.items() if key not in read and value is not None}
-    modifiers = (f"{table}.{key} = {rest[key]!r}" for key in keys.active(rest, TRANSFORMERS))
-    return tuple(modifiers), tuple(f"{table}.{key}" for key in keys.unknown(rest))
+    named = {key: key if key.startswith(f"{PREPROCESSOR}.") else f"{table}.{key}" for key in rest}
+    modifiers = (f"{named[key]} = {rest[key]!r}" for key in keys.active(rest, TRANSFORMERS))
+    return tuple(modifiers), tuple(named[key] for key in keys.unknown(rest))
 
 
 def _plain(value: Any) -> Any:
@@ -123,5 +151,13 @@ def tower_tensors(items: Iterable[Item], tower: Tower, format: str, path: Path) 
     names = names_of(family, format)
     nested = _NESTED if format == "hf" else ()
     return canonicalise(
-        items, family, names, config, lambda *words: "", path=path, layers="the tower's layers", nested=nested
+        items,
+        family,
+        names,
+        config,
+        lambda *words: "",
+        path=path,
+        layers="the tower's layers",
+        nested=nested,
+        extra=_BEHIND,
     )

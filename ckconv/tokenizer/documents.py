@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,22 @@ def vocabulary_beside(index: TensorIndex) -> Mapping[str, Any]:
     model = (_json(root / "tokenizer.json") or {}).get("model")
     words = model.get("vocab") if isinstance(model, dict) else None
     return words if isinstance(words, dict) else {}
+
+
+def token_ids_beside(index: TensorIndex, texts: Iterable[str]) -> dict[str, int]:
+    """Text of a token -> its number, of those that the files beside a checkpoint add to its words.
+
+    Raises:
+        InputError: ``tokenizer.json``, a document is malformed.
+    """
+    files, wanted = tokenizer_files(index), {*texts}
+    added = (files.tokenizer or {}).get("added_tokens")
+    decoder = files.settings.get("added_tokens_decoder")
+    tokens = [*(added if isinstance(added, list) else ())]
+    if isinstance(decoder, dict):
+        tokens += [{**token, "id": int(n)} for n, token in decoder.items() if isinstance(token, dict) and n.isdecimal()]
+    found = {token.get("content"): token.get("id") for token in tokens if isinstance(token, dict)}
+    return {text: number for text, number in found.items() if text in wanted and isinstance(number, int)}
 
 
 def _apart(root: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -104,7 +104,10 @@ def _tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:
     """The tower that an mmproj holds, where it is one whose names are known: any other is copied as it is."""
     from ckconv.families.towers import tower_of_projector, tower_parameters, tower_tensors
 
-    family = tower_of_projector(str(value_of(file.metadata, "clip.projector_type") or ""))
+    def has(name: str) -> bool:
+        return value_of(file.metadata, f"clip.{name}") is not None
+
+    family = tower_of_projector(str(value_of(file.metadata, "clip.projector_type") or ""), has)
     with suppress(InputError, UnsupportedError):
         if family is not None:
             tower = tower_parameters(family, KeySource(file, family.gguf), path)

@@ -16,16 +16,17 @@ from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import names_of
 from ckconv.families.parameters import Written, write
 from ckconv.families.presence import expected, narrow
+from ckconv.families.schema import Family
 from ckconv.families.sizes import Scope
-from ckconv.families.towers import tower_family
+from ckconv.families.towers import PREPROCESSOR, tower_family
 from ckconv.formats.gguf.entries import Entry, entry_of, is_fp32
 from ckconv.formats.gguf.plan import GgufPlanner
 from ckconv.plan.steps import Plan, missing_tensors
 from ckconv.tokenizer.gguf import TokenizerKeys
 
-#: Kernels over pixels: ``tensor_force_quant`` of ``MmprojModel`` stores them as F16 in a file of F16 and as F32 in any
-#: other, as BF16 in none. A family's row ``narrow`` names what may be F16.
-_PIXELS = "v.patch_embd."
+#: Kernels over pixels, and what merges parts of a picture: ``tensor_force_quant`` of ``MmprojModel`` stores them as F16
+#: in a file of F16 and as F32 in any other, as BF16 in none. A family's row ``narrow`` names what may be F16.
+_PIXELS = ("v.patch_embd.", "mm.patch_merger.")
 
 
 class TowerPlanner(GgufPlanner):
@@ -58,14 +59,14 @@ class TowerPlanner(GgufPlanner):
         for name, (value, taken) in self._written.refused.items():
             said = f"{name} of the tower is {value!r}, and llama.cpp computes with {taken!r}"
             self.refuse(sentences.get(name, said).format_map(dict(self._tower.parameters)))
-        for condition in family.engines[LLAMA_CPP.row].same_if:
-            if not condition.expression.value(self._tower.parameters):
-                self.notes.append(condition.said(self._tower.parameters))
+        row = family.engines[LLAMA_CPP.row]
+        for take, conditions in ((self.refuse, row.right_if), (self.notes.append, row.same_if)):
+            for condition in conditions:
+                if not condition.expression.value(self._tower.parameters):
+                    take(condition.said(self._tower.parameters))
         for modifier in self._tower.modifiers:
             self.refuse(f"{modifier} of the tower changes the computation, and llama.cpp has no place for it")
-        if self._tower.unread:
-            unread = ", ".join(listed([*self._tower.unread]))
-            self.notes.append(f"no known class of {family.model_type} reads these keys of config.json: {unread}")
+        self._note_keys(family)
         for item in index.dropped:
             self.leave_out(item.stored.name, item.reason, item.stored.extent.nbytes)
         surplus: Counter[str] = Counter()
@@ -85,6 +86,21 @@ class TowerPlanner(GgufPlanner):
         wanted = expected(family, "gguf", self._tower.parameters)
         self.reasons += missing_tensors({name: count - there[name] for name, count in wanted.items()})
         return entries
+
+    def _note_keys(self, family: Family) -> None:
+        """Keys that are not carried."""
+        beside = f"{PREPROCESSOR}."
+        keys = [*self._tower.unread]
+        for file, named in (
+            ("config.json", [key for key in keys if not key.startswith(beside)]),
+            ("preprocessor_config.json", [key.removeprefix(beside) for key in keys if key.startswith(beside)]),
+        ):
+            if named:
+                unread = ", ".join(listed(named))
+                self.notes.append(f"no known class of {family.model_type} reads these keys of {file}: {unread}")
+        if self._tower.others:
+            others = ", ".join(other.removeprefix(beside) for other in self._tower.others)
+            self.notes.append(f"llama.cpp takes what the model says, not preprocessor_config.json: {others}")
 
     def _placed_tensors(self, scope: Scope) -> list[Entry]:
         """The tensors under the names of GGUF."""

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.documents import document_of
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.dtypes import Kind
+from ckconv.core.layouts import plain
+from ckconv.core.tensors import Tensor, TensorIndex, cut, matrix_of
 from ckconv.core.towers import joined
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import plain_item
@@ -17,6 +19,8 @@ from ckconv.families.towers import tower_of_document, tower_parameters, tower_te
 from ckconv.formats.safetensors.spec import MAX_JSON
 from ckconv.io.json import Document, parse_object, read_object
 from ckconv.lazy import replace
+from ckconv.plan.planner import EMBEDDING
+from ckconv.tokenizer.documents import token_ids_beside
 
 #: Files that say how pictures are prepared -> the table in them that says it where it is not the document; the later
 #: one counts (``MmprojModel.__init__`` of llama.cpp's ``conversion/base.py``).
@@ -63,11 +67,12 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
             message = f"{stored.name} of the tower is quantised, and one whose values are floats is converted"
             raise UnsupportedError("tower.quantised", message, path=index.path)
     found = tower_tensors(map(plain_item, beside), tower, _NAMES[index.format], index.path)
+    embedded = _embeddings(index, family.in_huggingface.embeddings)
     return replace(
         index,
         config=None,
         stored=tuple(beside),
-        tensors=found.tensors,
+        tensors={**found.tensors, **embedded},
         canonical_of=found.canonical_of,
         dropped=found.dropped,
         unknown=found.unknown,
@@ -76,6 +81,26 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
         facts={**index.facts, "kind": "mmproj"},
         tower=tower,
     )
+
+
+def _embeddings(index: TensorIndex, wanted: Mapping[str, str]) -> dict[str, Tensor]:
+    """Rows of the text model's embedding that the tower's file has, too."""
+    whole = index.tensors.get(EMBEDDING)
+    if not wanted or whole is None or whole.dtype.kind is not Kind.FLOAT or whole.layout.scale != 1.0:
+        return {}
+    (count, width), ids = whole.shape, token_ids_beside(index, wanted.values())
+    rows = {name: ids[token] for name, token in wanted.items() if 0 <= ids.get(token, -1) < count}
+    nbytes = whole.dtype.nbytes(width)
+    return {
+        name: replace(
+            whole,
+            name=name,
+            shape=(width,),
+            extents=tuple(cut(whole.extents, row * nbytes, (row + 1) * nbytes)),
+            layout=plain(*matrix_of((width,), whole.dtype)),
+        )
+        for name, row in rows.items()
+    }
 
 
 def _settings(index: TensorIndex, documents: Mapping[str, bytes] | None) -> Mapping[str, Any]:

@@ -8,20 +8,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckconv.core.documents import QUANTIZATION_KEYS, document_of
+from ckconv.core.dtypes import F32
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.core.towers import PREFIX, parted
 from ckconv.families.loaders import TRANSFORMERS
 from ckconv.families.naming_schemes import NESTED
-from ckconv.families.parameters import nested, write
+from ckconv.families.parameters import differ, nested, write
 from ckconv.families.presence import expected
-from ckconv.families.towers import PREPROCESSOR, tower_family
+from ckconv.families.towers import PREPROCESSOR, PROCESSOR, tower_family
 from ckconv.formats.huggingface.plan import HuggingFacePlanner
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
 from ckconv.formats.safetensors.checkpoint_names import Spelling
-from ckconv.formats.safetensors.checkpoint_pieces import module_of
+from ckconv.formats.safetensors.checkpoint_pieces import module_of, spare_of
 from ckconv.options import Options
 from ckconv.plan.pieces import Module
+from ckconv.plan.planner import EMBEDDING
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Plan, missing_tensors
 from ckconv.tokenizer.vocabulary import token_ids
@@ -29,6 +31,9 @@ from ckconv.tokenizer.vocabulary import token_ids
 #: What the text part's document says that stands around it, in the document of the whole.
 _OUTER = ("dtype", "torch_dtype", "tie_word_embeddings")
 _OF_THE_CLASS = ("architectures", "dtype", "torch_dtype")
+
+#: Tables of the tower's rows that are documents of their own.
+_BESIDE = {PREPROCESSOR: "preprocessor_config.json", PROCESSOR: "processor_config.json"}
 
 _PREPARED = (
     "preprocessor_config.json says what the mmproj does; how large pictures may be, and by which filter they are "
@@ -79,6 +84,12 @@ class WholePlanner(HuggingFacePlanner):
         if layers is not None and len(layers) != config.own.get("deepstack"):
             own = config.own.get("deepstack")
             self.refuse(f"{len(layers)} layers of the tower are seen by the text model, which says {own}")
+        eps = self._tower.parameters.get("text_eps")
+        if eps is not None and differ(eps, config.norm_eps):
+            self.refuse(
+                f"the class takes rms_norm_eps of the text model, {config.norm_eps:g}, for the projector's norm, and "
+                f"llama.cpp computes that with {eps:g}"
+            )
         if self.index.format in CHECKPOINTS:  # whose document says it
             return
         wanted = self._family.in_huggingface.tokens
@@ -94,7 +105,10 @@ class WholePlanner(HuggingFacePlanner):
     def _modules(self) -> list[Module]:
         """The tensors of the tower."""
         family = self._family
-        tensors = {name: tensor for name, tensor in self._seen.items() if not self._left(tensor)}
+        embedded = family.in_huggingface.embeddings
+        tensors = {
+            name: tensor for name, tensor in self._seen.items() if name not in embedded and not self._left(tensor)
+        }
         prefix = "model." if self._prefix.startswith("model.") else ""
         entries, nameless = Spelling(family, self._tower.parameters, "hf").entries(tensors)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
@@ -108,6 +122,10 @@ class WholePlanner(HuggingFacePlanner):
                 dtype = self._type_of(parts, entry.shift)
                 named = entry._replace(name=prefix + entry.name, canonical=PREFIX + entry.canonical)
                 modules.append(module_of(named, parts, dtype))
+        dtype = self.types.get(EMBEDDING, F32)
+        for (piece,) in spare_of(family, "hf", self._tower.parameters, dtype, ()):
+            modules.append((piece._replace(name=prefix + piece.name),))
+            self.notes.append(f"zeros stand for {prefix + piece.name}, which nothing that the text model sees needs")
         return modules
 
     def _left(self, tensor: Tensor) -> bool:
@@ -148,14 +166,15 @@ class WholePlanner(HuggingFacePlanner):
         inner = {key: value for key, value in text.items() if key not in _OF_THE_CLASS}
         document = {
             **{key: text[key] for key in _OUTER if key in text},
-            **{key: value for key, value in tables.items() if key != PREPROCESSOR},
+            **{key: value for key, value in tables.items() if key not in _BESIDE},
             **{key: self._tokens[token] for key, token in self._family.in_huggingface.tokens.items()},
             "architectures": [self._family.hf_class],
             "model_type": self.within,
             "text_config": {**inner, **tables.get("text_config", {})},
         }
-        self.beside["preprocessor_config.json"] = _encoded(tables.get(PREPROCESSOR, {}))
-        self.notes.append(_PREPARED)
+        self.beside |= {file: _encoded(tables[table]) for table, file in _BESIDE.items() if table in tables}
+        row = self._family.engines.get(TRANSFORMERS.row)
+        self.notes += [_PREPARED, *(condition.sentence for condition in (row.same_if if row else ()))]
         return _encoded(document)
 
 
