@@ -141,7 +141,8 @@ class _Comparison:
             if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
                 twin = theirs.get("token_embedding.weight")
                 twin = as_head(twin, self.source.config) if twin is not None and self.source is not None else None
-            if twin is not None and tensor.may_be_absent and self._may_be_left_out(twin) and self._is_zero(tensor):
+            spare = self._may_be_left_out(twin) if twin is not None else False
+            if spare and ((tensor.may_be_absent and self._is_zero(tensor)) or self._is_part(tensor)):
                 zero_filled += 1
             elif twin is not None:
                 faults += self._rows(tensor, twin)
@@ -201,6 +202,12 @@ class _Comparison:
         """A name stands for itself too: what a file calls a tensor may hold the brackets of a glob."""
         names = (tensor.name, tensor.source)
         return any(glob in names or any(fnmatchcase(name, glob) for name in names) for glob in self.left_out)
+
+    def _is_part(self, tensor: Tensor) -> bool:
+        """The output stores it within another tensor, which is held against the source's."""
+        return tensor.source != tensor.name and tensor.source in {
+            other.source for other in self.out.tensors.values() if other.name != tensor.name
+        }
 
     def _rows(self, tensor: Tensor, twin: Tensor) -> list[Fault]:
         """Compare the canonical rows of a tensor with its source's."""

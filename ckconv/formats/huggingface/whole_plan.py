@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckconv.core.documents import QUANTIZATION_KEYS, document_of
-from ckconv.core.dtypes import F32
+from ckconv.core.dtypes import F32, Kind
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.core.towers import PREFIX, parted
@@ -109,6 +109,9 @@ class WholePlanner(HuggingFacePlanner):
         tensors = {
             name: tensor for name, tensor in self._seen.items() if name not in embedded and not self._left(tensor)
         }
+        for tensor in (self._seen[name] for name in embedded if name in self._seen):
+            if EMBEDDING in self.tensors and self.tensors[EMBEDDING].dtype.kind is not Kind.FLOAT:  # else compared
+                self.leave_out(tensor.name, "a row of the text model's embedding, which is quantised", tensor.nbytes)
         prefix = "model." if self._prefix.startswith("model.") else ""
         entries, nameless = Spelling(family, self._tower.parameters, "hf").entries(tensors)
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
@@ -123,7 +126,7 @@ class WholePlanner(HuggingFacePlanner):
                 named = entry._replace(name=prefix + entry.name, canonical=PREFIX + entry.canonical)
                 modules.append(module_of(named, parts, dtype))
         dtype = self.types.get(EMBEDDING, F32)
-        for (piece,) in spare_of(family, "hf", self._tower.parameters, dtype, ()):
+        for (piece,) in spare_of(family, "hf", self._tower.parameters, dtype, (), self.plain_type):
             modules.append((piece._replace(name=prefix + piece.name),))
             self.notes.append(f"zeros stand for {prefix + piece.name}, which nothing that the text model sees needs")
         return modules

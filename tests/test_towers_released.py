@@ -1,0 +1,174 @@
+"""Configurations of models that see as they were released, and what in them llama.cpp computes otherwise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from tower_cases import checkpoint, recordings, with_tokens
+
+from ckconv import Options
+from ckconv.api import convert
+from ckconv.engine.towers import convert_tower
+from ckconv.errors import CkconvError
+from ckconv.families.huggingface_config import huggingface_config, huggingface_family
+from ckconv.families.towers import tower_of_document
+
+RECORDED = recordings()
+
+#: llava-hf/llava-1.5-7b-hf and mistral-community/pixtral-12b: what their config.json says of the text part.
+TEXTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "llava": (
+        {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096, "model_type": "llama",
+         "rms_norm_eps": 1e-05, "torch_dtype": "float16", "vocab_size": 32064},
+        (4096, 32, 32, 32, 11008, 128),
+    ),
+    "pixtral": (
+        {"head_dim": 128, "hidden_size": 5120, "intermediate_size": 14336, "is_composition": True,
+         "max_position_embeddings": 1024000, "model_type": "mistral", "num_hidden_layers": 40, "num_key_value_heads": 8,
+         "rms_norm_eps": 1e-05, "rope_theta": 1000000000.0, "sliding_window": None, "vocab_size": 131072},
+        (5120, 40, 32, 8, 14336, 128),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_part_that_leaves_out_sizes_has_those_of_its_class(name: str) -> None:
+    text, sizes = TEXTS[name]
+    document = {"model_type": "llava", "text_config": text}
+    family = huggingface_family(document)
+    assert family is not None
+
+    config = huggingface_config(document, family, (), Path(name))
+
+    made = (config.hidden_size, config.num_layers, config.num_heads, config.num_kv_heads, config.ffn_size)
+    assert (*made, config.head_dim) == sizes
+
+
+@pytest.mark.parametrize(
+    ("vision", "name"),
+    [
+        ({"model_type": "clip_vision_model"}, "llava"),
+        ({"model_type": "pixtral"}, "pixtral"),
+        ({"model_type": "siglip_vision_model"}, ""),
+    ],
+)
+def test_a_llava_sees_with_what_its_vision_config_names(vision: dict[str, Any], name: str) -> None:
+    family = tower_of_document({"model_type": "llava", "vision_config": vision})
+    assert (family.name if family else "") == name
+
+
+def test_qwens_flat_document_is_the_same_model(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["qwen2_5_vl-bf16"]))
+    convert(checkpoint(recorded, tmp_path / "nested"), tmp_path / "nested.gguf")
+    convert_tower(tmp_path / "nested", tmp_path / "nested-mmproj.gguf")
+    text = recorded["config"].pop("text_config")
+    rope = text.pop("rope_parameters")
+    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    recorded["config"] = {**text, **recorded["config"], "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+
+    convert(checkpoint(recorded, tmp_path / "flat"), tmp_path / "flat.gguf")
+    convert_tower(tmp_path / "flat", tmp_path / "flat-mmproj.gguf")
+
+    for end in (".gguf", "-mmproj.gguf"):
+        one, other = (gguf.GGUFReader(tmp_path / f"{name}{end}") for name in ("nested", "flat"))
+        said = [
+            {key: field.contents() for key, field in each.fields.items() if not key.startswith("general.")}
+            for each in (one, other)
+        ]
+        assert said[0] == said[1]
+        assert [t.data.tobytes() for t in one.tensors] == [t.data.tobytes() for t in other.tensors]
+
+
+OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
+    ("llava-f16", {"vision_feature_select_strategy": "full"}, "leaves out what CLIP makes of the whole picture"),
+    ("llava-f16", {"projector_hidden_act": "relu"}, "projector_act of the tower is 'relu'"),
+    ("llava-f16", {"vision_config.hidden_act": "silu"}, "hidden_act of the tower is silu"),
+    ("llava-f16", {"vision_feature_layer": [-2, -1]}, r"sees 2 layers of the tower \(vision_feature_layer\)"),
+    ("pixtral-f16", {"vision_feature_layer": -2}, "what the last layer makes, and vision_feature_layer is -2"),
+    ("pixtral-f16", {"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy is default"),
+    ("pixtral-bf16", {"vision_config.head_dim": 4}, "turns 4 elements of a head"),
+    ("pixtral-bf16", {"vision_config.rope_parameters": {"rope_theta": 5e5}}, "500000.0.* changes the computation"),
+    ("mistral3-f16", {"text_config.rms_norm_eps": 1e-6}, "rms_norm_eps of the text model, 1e-06"),
+    ("gemma3-f16", {"vision_config.intermediate_size": 16}, "two matrices of an MLP for each other"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "why"), OTHERWISE)
+def test_what_llama_cpp_computes_otherwise_is_refused(
+    name: str, keys: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    recorded = json.loads(json.dumps(RECORDED[name]))
+    for path, value in keys.items():
+        table, _, key = path.rpartition(".")
+        (recorded["config"][table] if table else recorded["config"])[key] = value
+    if keys.get("vision_feature_layer") == [-2, -1]:  # both beside each other
+        recorded["tensors"]["multi_modal_projector.linear_1.weight"][1] = [24, 32]
+    if "vision_config.intermediate_size" in keys:
+        for tensor, (_, shape) in recorded["tensors"].items():
+            if tensor.startswith("vision_tower.") and ".mlp." in tensor:
+                shape[:] = [min(size, 16) for size in shape]
+
+    with pytest.raises(CkconvError, match=why) as caught:
+        convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
+
+    assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)
+
+
+def test_a_layer_that_is_counted_from_the_first_one_is_the_same(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["llava-f16"]))
+    convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "last.gguf")
+    recorded["config"]["vision_feature_layer"] = 2
+
+    convert_tower(checkpoint(recorded, tmp_path / "other"), tmp_path / "first.gguf")
+
+    one, other = (gguf.GGUFReader(tmp_path / name) for name in ("last.gguf", "first.gguf"))
+    assert [t.data.tobytes() for t in one.tensors] == [t.data.tobytes() for t in other.tensors]
+    assert one.fields["clip.vision.feature_layer"].contents() == other.fields["clip.vision.feature_layer"].contents()
+
+
+def test_halves_whose_projectors_norm_differs_are_refused(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["mistral3-f16"]))
+    convert_tower(with_tokens(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
+    recorded["config"]["text_config"]["rms_norm_eps"] = 1e-6
+    convert(with_tokens(recorded, tmp_path / "other"), tmp_path / "text.gguf")
+
+    with pytest.raises(CkconvError, match=r"rms_norm_eps of the text model, 1e-06, for the projector's norm"):
+        convert(tmp_path / "text.gguf", f"{tmp_path}/out/", mmproj=tmp_path / "mmproj.gguf")
+
+
+def test_a_word_of_another_text_model_is_found(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["pixtral-f16"]))
+    source = with_tokens(recorded, tmp_path / "source")
+    convert(source, tmp_path / "text.gguf")
+    convert_tower(source, tmp_path / "mmproj.gguf")
+    reader = gguf.GGUFReader(tmp_path / "mmproj.gguf", "r+")
+    word = next(tensor for tensor in reader.tensors if tensor.name == "v.token_embd.img_break")
+    word.data[3] += 1
+    reader.data.flush()
+
+    with pytest.raises(CkconvError) as caught:
+        convert(tmp_path / "text.gguf", f"{tmp_path}/out/", mmproj=tmp_path / "mmproj.gguf")
+
+    assert (caught.value.code, caught.value.exit_code) == ("verify.tensor", 5)
+
+
+def test_a_quantised_text_model_has_its_own_word(tmp_path: Path) -> None:
+    recorded = json.loads(json.dumps(RECORDED["pixtral-f16"]))
+    wider = {24: 32, 12: 16, 40: 64}
+    recorded["config"]["text_config"] |= {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
+    for _, shape in recorded["tensors"].values():
+        shape[:] = [wider.get(size, size) for size in shape]
+    source = with_tokens(recorded, tmp_path / "source")
+    convert(source, tmp_path / "text.gguf", options=Options(quantize="Q8_0"))
+    convert_tower(source, tmp_path / "mmproj.gguf")
+
+    report = convert(
+        tmp_path / "text.gguf", f"{tmp_path}/out/", mmproj=tmp_path / "mmproj.gguf", options=Options(dequantize=True)
+    )
+
+    assert [left.name for left in report.plan.left_out] == ["tower.line_break"]
+    assert report.verified
