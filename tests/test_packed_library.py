@@ -91,6 +91,7 @@ RUNS = [
     *(f"{name} --to safetensors --dequantize --dtype {dtype}" for name in NAMES for dtype in ("f32", "source")),
     *(f"{name} --to gguf" for name in ("awq-g32", "ct-w4-g32-sym", "fp8-block-ue8m0", "gptq-8b-gall-sym", "ct-mxfp4")),
     *(f"{name} --to mlx" for name in ("awq-g32", "ct-w4-g32-asym", "fp8-block-ue8m0", "metal-q4g64", "ct-mxfp8")),
+    *(f"{name} --to hf --pack compressed-tensors" for name in ("awq-g32", "gptq-4b-g32-asym-v1", "gptq-8b-gall-sym")),
     "../hf/qwen3-tied-bf16 --to gguf --quantize q4_0",
     "../hf/qwen3-tied-bf16 --to mlx --quantize affine:4:32",
     "../kquants/llama64.Q4_K_M.gguf --to mlx",

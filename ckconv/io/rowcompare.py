@@ -76,7 +76,7 @@ def wrong_rows(
             return [], changed, got.nbytes
         return [start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]], changed, got.nbytes
 
-    ranges = row_ranges(_broader(mine, theirs), max(mine.row_bytes, theirs.row_bytes))
+    ranges = row_ranges(_broader(mine, theirs), max(mine.row_bytes, theirs.row_bytes), conversion)
     pieces = (partial(compared, start=start, stop=stop) for start, stop in ranges)
     with closing(both.each(pieces, alone=is_light(source, conversion))) as results:
         for some, changed, nbytes in results:
@@ -87,9 +87,11 @@ def wrong_rows(
 
 
 def _broader(mine: RowReader, theirs: RowReader) -> RowReader:
-    """Whose pieces are taken: of packed matrices those that were written, as these take more memory than bytes."""
-    packed = theirs.tensor.packed and mine.layout.whole_rows
-    return mine if mine.piece >= theirs.piece and not packed else theirs
+    """Whose pieces are taken: of packed matrices their own, as they take more memory than bytes."""
+    for packed, other in ((theirs, mine), (mine, theirs)):
+        if packed.tensor.packed and other.layout.whole_rows:
+            return packed
+    return mine if mine.piece >= theirs.piece else theirs
 
 
 def _converted(

@@ -232,18 +232,27 @@ def canonical_pieces(reader: Reader, row_bytes: int = 0) -> Iterator[tuple[int, 
     return ((start, reader.rows(start, stop)) for start, stop in row_ranges(reader, row_bytes))
 
 
-def row_ranges(reader: Reader, row_bytes: int = 0) -> Iterator[tuple[int, int]]:
+def row_ranges(reader: Reader, row_bytes: int = 0, conversion: Conversion | None = None) -> Iterator[tuple[int, int]]:
     """All canonical rows in order: (first row, the one behind the last), about ``reader.piece`` bytes each.
 
-    ``row_bytes`` is the size of a row in whatever the caller turns it into, where that is larger.
+    ``row_bytes`` is the size of a row in whatever the caller turns it into, where that is larger, with ``conversion``.
     """
     layout = reader.layout
-    step = max(1, reader.piece // max(row_bytes, reader.row_bytes, 1))
+    step = max(1, reader.piece // max(row_bytes, reader.row_bytes, _codes(reader, conversion), 1))
     sizes = [n for n, _ in layout.strips[0].rows]
     inner = itertools.accumulate(reversed(sizes), lambda one, n: one * n)
     step -= step % max((n for n in inner if 0 < n <= step), default=1)  # whole heads, so that no row is read twice
     for start in range(0, layout.rows, step):
         yield start, min(start + step, layout.rows)
+
+
+def _codes(reader: Reader, conversion: Conversion | None) -> int:
+    """Bytes that a row is worth while it is packed again: each code is one, in more than one array.
+
+    Packed matrices, of which that is so always, have smaller pieces.
+    """
+    again = conversion is not None and conversion.action is Action.REPACK and reader.piece >= CHUNK
+    return 2 * reader.layout.cols if again else 0
 
 
 def stored_pieces(
@@ -262,7 +271,11 @@ def stored_pieces(
         conversion = reader.left(conversion)
     if not layout.elements:
         return
-    row_bytes = max(conversion.written.nbytes(layout.stored_cols), reader.row_bytes * layout.stored_cols // layout.cols)
+    row_bytes = max(
+        conversion.written.nbytes(layout.stored_cols),
+        reader.row_bytes * layout.stored_cols // layout.cols,
+        _codes(reader, conversion),
+    )
     step = max(1, (reader.piece if layout.whole_rows else SCRATCH) // max(1, row_bytes)) * layout.stored_cols
     strides = (stride for strip in layout.strips for _, stride in (*strip.rows, *strip.cols))
     step -= step % max((stride for stride in strides if layout.stored_cols <= stride <= step), default=1)

@@ -193,10 +193,10 @@ def _zero_points(tensor: Tensor, files: Files) -> tuple[int, bool]:
     if triple is not None:
         _, scales, biases = (RowReader(plane, files) for plane in tensor.planes)
         each = (of_triple(triple, rows, biases.rows(n, n + len(rows))) for n, rows in canonical_pieces(scales))
-    elif tensor.packed:
-        each = (parts_of(rows, tensor.dtype) for rows in numbers_alone(tensor, lambda array: RowReader(array, files)))
     else:
-        each = (parts_of(rows, tensor.dtype) for _, rows in canonical_pieces(RowReader(tensor, files)))
+        whole = (rows for _, rows in canonical_pieces(RowReader(tensor, files)))
+        found = numbers_alone(tensor, lambda array: RowReader(array, files)) if tensor.packed else whole
+        each = (parts_of(rows, tensor.dtype, codes=False) for rows in found)
     for parts in each:
         zeros, fits = integers(parts)
         unfit += int(np.count_nonzero(~fits))

@@ -69,21 +69,22 @@ def of_triple(triple: Triple, scales: Rows, biases: Rows, codes: Rows | None = N
     return Affine(q.bits, q.group_size, unpacked, scale, bias=bias)
 
 
-def parts_of(rows: Rows, dtype: DType) -> Affine:
-    """Rows of a type that :func:`with_zeros` knows."""
+def parts_of(rows: Rows, dtype: DType, *, codes: bool = True) -> Affine:
+    """Rows of a type that :func:`with_zeros` knows; without ``codes`` the numbers alone."""
     import numpy as np
 
     from ckconv.quant import ggml
 
     triple = triple_of(dtype)
     if triple is not None:
-        codes, scales, biases = split_planes(rows, triple)
-        return of_triple(triple, scales, biases, codes)
+        weight, scales, biases = split_planes(rows, triple)
+        return of_triple(triple, scales, biases, weight if codes else None)
     if dtype is not _Q4_1:
-        return of_packed(rows, dtype)
+        return of_packed(rows, dtype, codes=codes)
     blocks = ggml.of_bytes(rows, dtype)
     d, m = (np.ascontiguousarray(blocks[field]).astype(np.float32) for field in ("d", "m"))
-    return Affine(4, 32, ggml.get_codes(blocks, dtype), d, bias=m)
+    found = ggml.get_codes(blocks, dtype) if codes else np.empty((len(rows), 0), np.uint8)
+    return Affine(4, 32, found, d, bias=m)
 
 
 def way_between(source: DType, target: DType) -> Callable[..., Repacked] | None:

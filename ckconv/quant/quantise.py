@@ -90,8 +90,10 @@ class Errors:
         import numpy as np
 
         with np.errstate(all="ignore"):
-            moved = (after - before).astype(np.float64)
-            largest = float(np.abs(moved).max(initial=0.0))
+            differences = after - before
+            largest = float(np.maximum(differences.max(initial=0.0), -differences.min(initial=0.0)))
+            moved = differences.astype(np.float64)
+            del differences
             square = float(np.square(moved, out=moved).sum())
         if not np.isfinite(largest):
             beyond = float(np.abs(before).max())
