@@ -247,10 +247,7 @@ def row_ranges(reader: Reader, row_bytes: int = 0, conversion: Conversion | None
 
 
 def _codes(reader: Reader, conversion: Conversion | None) -> int:
-    """Bytes that a row is worth while it is packed again: each code is one, in more than one array.
-
-    Packed matrices, of which that is so always, have smaller pieces.
-    """
+    """Bytes that a row is worth while blocks are packed again; packed matrices have smaller pieces as it is."""
     again = conversion is not None and conversion.action is Action.REPACK and reader.piece >= CHUNK
     return 2 * reader.layout.cols if again else 0
 
@@ -271,11 +268,8 @@ def stored_pieces(
         conversion = reader.left(conversion)
     if not layout.elements:
         return
-    row_bytes = max(
-        conversion.written.nbytes(layout.stored_cols),
-        reader.row_bytes * layout.stored_cols // layout.cols,
-        _codes(reader, conversion),
-    )
+    read = reader.row_bytes * layout.stored_cols // layout.cols
+    row_bytes = max(conversion.written.nbytes(layout.stored_cols), read, _codes(reader, conversion))
     step = max(1, (reader.piece if layout.whole_rows else SCRATCH) // max(1, row_bytes)) * layout.stored_cols
     strides = (stride for strip in layout.strips for _, stride in (*strip.rows, *strip.cols))
     step -= step % max((stride for stride in strides if layout.stored_cols <= stride <= step), default=1)
