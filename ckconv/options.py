@@ -180,12 +180,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "trainable", "--trainable", Takes.NOTHING, "Write what the engine trains.", gives="headerless", limited=True
     ),
-    Option("trainable", "--wrapped", Takes.NOTHING, "Write it as the engine wraps it.", gives="wrapped", limited=True),
+    Option("trainable", "--wrapped", Takes.NOTHING, "Write the same for inference.", gives="wrapped", limited=True),
     Option(
         "engine",
         "--engine",
         Takes.WORD,
-        "The age of the engine: with it the version and the numbers of types follow. Without: April's rules.",
+        "The engine's release, which decides version and type numbers; without it, the rules of April.",
         words=_words("january", "april", "july"),
         limited=True,
     ),
@@ -227,10 +227,8 @@ OPTIONS: tuple[Option, ...] = (
         limited=True,
         records=Records.BOTH,
     ),
-    Option(
-        "imatrix", "--imatrix", Takes.EXISTING, "Importance, for --quantize.", limited=True, records=Records.NEITHER
-    ),
-    Option("allow_lossy", "--allow-lossy", Takes.NOTHING, "Let values change.", gives=True, records=Records.BOTH),
+    Option("imatrix", "--imatrix", Takes.EXISTING, "Importance for --quantize.", limited=True, records=Records.NEITHER),
+    Option("allow_lossy", "--allow-lossy", Takes.NOTHING, "Allow values to change.", gives=True, records=Records.BOTH),
     Option("context", "--context", Takes.NUMBER, "Context length.", most=1 << 30, limited=True, records=Records.BOTH),
     Option(
         "drop", "--drop", Takes.GLOB, "Leave out tensors by canonical or source name; repeatable.", records=Records.BOTH
@@ -239,7 +237,7 @@ OPTIONS: tuple[Option, ...] = (
         "template",
         "--template",
         Takes.EXISTING,
-        "The engine's template of the architecture, or their directory, to embed (bump 5).",
+        "The engine's template for the architecture, or the directory of templates, to embed (bump 5).",
         limited=True,
         records=Records.NEITHER,
     ),
@@ -247,7 +245,7 @@ OPTIONS: tuple[Option, ...] = (
         "base",
         "--base",
         Takes.PATH,
-        "The model that an adapter was made for: any format, or a config.json.",
+        "The model that the adapter was made for, or its config.json.",
         records=Records.NEITHER,
     ),
     Option(
@@ -262,29 +260,27 @@ OPTIONS: tuple[Option, ...] = (
         "families",
         "--family",
         Takes.FILES,
-        "A family file of your own (docs/adding-a-family.md); repeatable.",
+        "Use your own family file (docs/adding-a-family.md); repeatable.",
         **_ASIDE,
     ),
     Option(
         "max_shard_bytes",
         "--max-shard-size",
         Takes.SIZE,
-        "Split the output into files of at most SIZE of tensors (5GB).",
+        "Split the output into files with at most SIZE of tensors (5GB).",
         most=(1 << 63) - 1,
         limited=True,
     ),
-    Option("set_meta", "--set-meta", Takes.PAIR, "Metadata of the output; repeatable.", limited=True),
+    Option("set_meta", "--set-meta", Takes.PAIR, "Set metadata of the output; repeatable.", limited=True),
+    Option("drop_meta", "--drop-meta", Takes.GLOB, "Leave out metadata keys; repeatable.", limited=True),
     Option(
-        "drop_meta", "--drop-meta", Takes.GLOB, "Metadata keys that the output does not have; repeatable.", limited=True
-    ),
-    Option(
-        "tensor_scales", "--tensor-scales", Takes.NOTHING, "NVFP4: NAME.scale stands apart.", gives=True, limited=True
+        "tensor_scales", "--tensor-scales", Takes.NOTHING, "NVFP4: write NAME.scale, too.", gives=True, limited=True
     ),
     Option(
         "fuse",
         "--fuse",
         Takes.WORDS,
-        "Store these matrices as one (safetensors, MLX); repeatable.",
+        "Store these matrices fused (safetensors, MLX); repeatable.",
         words=_words("qkv", "gate-up"),
         limited=True,
     ),
@@ -292,11 +288,11 @@ OPTIONS: tuple[Option, ...] = (
         "names",
         "--names",
         Takes.WORD,
-        "What tensors are called (safetensors, MLX); max: as MAX declares GPT-2.",
+        "Naming scheme of the tensors (safetensors, MLX); max: as MAX names GPT-2.",
         words=_words("hf", "canonical", "gguf", "max"),
         limited=True,
     ),
-    Option("pack", "--pack", Takes.WORD, "Keep blocks, packed as this has them.", words=PACKED, limited=True),
+    Option("pack", "--pack", Takes.WORD, "Keep blocks, in this layout.", words=PACKED, limited=True),
     Option("tie", "--untie", Takes.NOTHING, "Store a tied output head as a tensor of its own.", gives="untie", **_HEAD),
     Option(
         "tie",
@@ -310,7 +306,7 @@ OPTIONS: tuple[Option, ...] = (
         "source_record",
         "--no-source-record",
         Takes.NOTHING,
-        "Write no DST.source.zip, which makes SRC again byte for byte; and look at none beside SRC.",
+        "Neither write DST.source.zip, which restores SRC byte for byte, nor use one beside SRC.",
         gives=False,
         **_ASIDE,
     ),
@@ -318,7 +314,7 @@ OPTIONS: tuple[Option, ...] = (
         "source_record",
         "--source-record",
         Takes.NOTHING,
-        "GGUF of a checkpoint: write DST.source.zip, which with DST, and its mmproj, makes SRC again byte for byte.",
+        "GGUF of a checkpoint: write DST.source.zip, which restores SRC byte for byte from DST and its mmproj.",
         gives="always",
         limited=True,
         **_ASIDE,

@@ -18,7 +18,7 @@ from ckconv.errors import CkconvError
 from ckconv.families.catalogue import FAMILIES
 
 EXPERTS = "the engine has no template with experts of SwiGLU"
-LATENT = "the engine's converter wants projections of Q, K and V, which latent attention has not"
+LATENT = "the engine's converter wants projections of Q, K and V, which latent attention does not have"
 
 
 class Wrong(NamedTuple):
@@ -29,7 +29,7 @@ class Wrong(NamedTuple):
 
 
 FAMILIES_RUN = {
-    "gemma": Wrong("not converted: missing attention.head_count", "that of gemma3 wants four norms more in a layer"),
+    "gemma": Wrong("not converted: missing attention.head_count", "that of gemma3 needs four more norms in a layer"),
     "gemma2": Wrong("not converted: missing attention.head_count", "that of gemma3 wants norms of Q and K"),
     "qwen3_next": Wrong("480 %", "its kernel of linear layers takes heads of keys for those of values"),
     "qwen3_5_moe": Wrong("no experts", EXPERTS),
@@ -41,14 +41,14 @@ FAMILIES_RUN = {
     "nemotron_h_moe": Wrong("142 %", "a nemotron_h with experts in blocks only, and computes something else"),
     "mixtral": Wrong("no template", EXPERTS),
     "qwen3moe": Wrong("no template", EXPERTS),
-    "arcee": Wrong("no template", "the engine's MLP has a gate, and arcee's none"),
+    "arcee": Wrong("no template", "the engine's MLP has a gate, and arcee's has none"),
     "granite": Wrong("no template", "no multipliers of embeddings, attention, residuals and logits"),
     "stablelm": Wrong("no template", "no LayerNorm"),
-    "olmo2": Wrong("no template", "before attention and MLP, and olmo2's behind them"),
-    "cohere": Wrong("no template", "attention and MLP one after the other, and cohere side by side"),
-    "exaone4": Wrong("no template", "before attention and MLP, and exaone4's behind them"),
-    "hunyuan_v1_dense": Wrong("no template", "normalises Q and K before RoPE, and hunyuan_v1_dense behind it"),
-    "glm": Wrong("no template", "that of glm4 wants two norms more in a layer"),
+    "olmo2": Wrong("no template", "before attention and MLP, and olmo2's after them"),
+    "cohere": Wrong("no template", "attention and MLP one after the other, and cohere computes them side by side"),
+    "exaone4": Wrong("no template", "before attention and MLP, and exaone4's after them"),
+    "hunyuan_v1_dense": Wrong("no template", "normalises Q and K before RoPE, and hunyuan_v1_dense after it"),
+    "glm": Wrong("no template", "that of glm4 needs two more norms in a layer"),
 }
 
 

@@ -251,6 +251,7 @@ def test_on_a_terminal_a_table_stands_at_the_end(tmp_path: Path) -> None:
     assert done.returncode == 4
     assert [line.split()[0] for line in table] == ["converted", "failed"]
     assert "[plan.refused]" in table[1]
+    assert max(map(len, table)) <= 80
     assert last == "1 converted, 1 failed"
 
 
@@ -284,7 +285,7 @@ def test_an_interrupted_batch_goes_on_where_it_was(
         done = ckconv(*arguments)
 
     assert (done.code, statuses(done.out)) == (status, ["converted", "interrupted"])
-    assert "interrupted; 1 of 3 models are done, the same command goes on" in done.err
+    assert "interrupted; 1 of 3 models are done; the same command continues" in done.err
     assert [path.name for path in (tmp_path / "all").iterdir()] == ["llama-tied-bf16.auto"]
     again = ckconv(*arguments)
     assert (again.code, statuses(again.out)) == (0, ["there", "converted", "converted"])

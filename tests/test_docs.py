@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -28,6 +30,23 @@ def test_examples_print_what_they_say(page: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def templates() -> Iterator[str]:
+    """Every text in the package, with … for what is put into it."""
+    for path in (ROOT / "ckconv").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_the_table_of_messages_has_those_that_there_are() -> None:
+    rows = re.findall(r"^\| `(.+)` \| `(.+)` \|$", DOCS["messages.md"], re.MULTILINE)
+    texts = set(templates())
+    gone = [now for _, now in rows if not any(now.replace("\\|", "|") in text for text in texts)]
+    assert (len(rows) >= 60, gone) == (True, [])
 
 
 def test_the_readme_opens_with_two_commands() -> None:

@@ -153,7 +153,7 @@ def test_january_has_a_q4_k_of_its_own(tmp_path: Path, ckconv) -> None:
 
 def test_codes_of_another_age_are_refused(tmp_path: Path, ckconv) -> None:
     refused = convert(ckconv, Model(**KQ, matrix=Q.Q6_K), tmp_path, "--engine", "january", "--dtype-codes", "v4")
-    assert (refused.code, "the engine of January 2026 numbers K-quants otherwise" in refused.err) == (4, True)
+    assert (refused.code, "the engine of January 2026 uses other numbers for K-quants" in refused.err) == (4, True)
     assert "hint: --dtype-codes v3" in refused.err
 
 

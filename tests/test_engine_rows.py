@@ -125,7 +125,7 @@ def test_a_fault_of_a_parameter_is_one_sentence(row: str, message: str, tmp_path
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ("[config.modifiers]\nhidden_size = 1", "config: hidden_size is said to be two things"),
+        ("[config.modifiers]\nhidden_size = 1", "config: hidden_size is given two meanings"),
         ('[config.carried]\nx = "jax"', "config: carried.x is 'jax' (known: transformers, mlx_lm, both)"),
         ('[config]\nwindow = { mlx_lm = "some" }', "config.window: mlx_lm is 'some' (known: "),
         ("[config]\nrope = { turned = true }", "config.rope: there is no field 'turned' (known: "),

@@ -50,7 +50,7 @@ def sentence(tmp_path: Path, text: str) -> str:
         ),
         ('extends = "nothing"', "extends 'nothing', and there is no such family"),
         ('extends = "../llama"', "extends '../llama', and there is no such family"),
-        ('extends = "llama"\nwithout = ["L.nothing.*"]', "without 'L.nothing.*': nothing inherited is called so"),
+        ('extends = "llama"\nwithout = ["L.nothing.*"]', "without 'L.nothing.*': nothing inherited has that name"),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x", gguf = "L.x", turned = true }',
             "tensors.L.x: there is no field 'turned'",
@@ -61,7 +61,7 @@ def sentence(tmp_path: Path, text: str) -> str:
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H", hf = "L.x" }',
-            "tensors.L.x: gguf is not said ('absent' where the format has none)",
+            "tensors.L.x: gguf is missing ('absent' where the format has none)",
         ),
         (
             'extends = "llama"\n[tensors]\n"L.x" = { axes = "H V", hf = "L.x", gguf = { name = "L.x", axes = "H I" } }',
@@ -124,7 +124,7 @@ def test_a_fault_of_a_file_is_one_sentence_with_the_key(tmp_path: Path, text: st
 def test_a_file_that_extends_itself_ends(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('extends = "b"')
     (tmp_path / "b.toml").write_text('extends = "a"')
-    with pytest.raises(InputError, match="extends leads in a circle, or too deep"):
+    with pytest.raises(InputError, match="extends forms a circle, or goes too deep"):
         merged(tmp_path / "a.toml", folder=tmp_path)
 
 

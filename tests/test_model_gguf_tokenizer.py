@@ -173,8 +173,8 @@ def test_an_end_that_is_put_behind_a_text_and_is_not_eos_token_is_llama_cpps() -
 
     assert (value(made, "eos_token_id"), value(made, "add_eos_token")) == (scalar("u32", 4), scalar("bool", True))
     assert made.notes == (
-        "llama.cpp has '<|endoftext|>' for eos_token, as tokenizer.json puts it behind a text; a text ends after "
-        "'<|im_end|>', too",
+        "llama.cpp has '<|endoftext|>' for eos_token, as tokenizer.json appends it to a text; a text also ends after "
+        "'<|im_end|>'",
     )
 
 

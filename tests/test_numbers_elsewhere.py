@@ -86,5 +86,5 @@ def test_numbers_of_layers_are_metadata_without_the_architecture_before_them(tmp
 def test_an_array_that_has_not_a_number_a_layer_is_an_error_of_the_file(tmp_path: Path) -> None:
     source = changed(made("apertus", "llama3", tmp_path), arrays={"xielu.beta": [0.5, 0.5]})
 
-    with pytest.raises(InputError, match=r"xielu\.beta is no list of 3 numbers"):
+    with pytest.raises(InputError, match=r"xielu\.beta must be a list of 3 numbers"):
         ckconv.convert(source, tmp_path / "back", to="safetensors")

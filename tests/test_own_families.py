@@ -260,12 +260,12 @@ MALFORMED = {
     ),
     "no model_type": (
         MINE.replace('model_type = "mylmo", ', ""),
-        "huggingface.model_type: not said; a family has one",
+        "huggingface.model_type: missing; a family has one",
     ),
-    "no class": (MINE.replace(', class = "MylmoForCausalLM"', ""), "huggingface.class: not said; a family has one"),
+    "no class": (MINE.replace(', class = "MylmoForCausalLM"', ""), "huggingface.class: missing; a family has one"),
     "a parameter that no model is read without": (
         MINE.replace("[tensors]\n", 'without = ["layers"]\n[tensors]\n'),
-        "parameters.layers: there is none, and no model is read without it",
+        "parameters.layers: there is none, and without it no model can be read",
     ),
     "a base of RoPE without a default": (
         parameter("rope_theta = { default = { mlx_lm = 500.0 } }"),

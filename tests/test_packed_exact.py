@@ -200,9 +200,17 @@ def test_the_checkpoint_comes_back_out_of_a_bump_file_of_blocks(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("make", "target", "sentence"),
     [
-        (partial(gptq_model, scattered=True), "gguf", "columns that share a scale lie anywhere in the row (desc_act)"),
-        (partial(gptq_model, scattered=True), "mlx", "columns that share a scale lie anywhere in the row (desc_act)"),
-        (partial(compressed_model, scattered=True), "gguf", "columns that share a scale lie anywhere in the row"),
+        (
+            partial(gptq_model, scattered=True),
+            "gguf",
+            "columns that share a scale are scattered over the row (desc_act)",
+        ),
+        (
+            partial(gptq_model, scattered=True),
+            "mlx",
+            "columns that share a scale are scattered over the row (desc_act)",
+        ),
+        (partial(compressed_model, scattered=True), "gguf", "columns that share a scale are scattered over the row"),
         (partial(gptq_model, bits=8), "gguf", "groups have numbers that no Q8_0 block holds"),
         (partial(gptq_model, group=16), "gguf", "no GGUF block holds int4 group 16 F16 zeros"),
         (partial(fp8_model, block=(64, 64)), "gguf", "groups have a scale that is not a power of two"),

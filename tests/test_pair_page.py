@@ -16,7 +16,7 @@ from ckconv.cli import page
 
 Run = Callable[..., Result]
 SOURCE = "hf/qwen2-tied-bf16"
-FIRST = ["What came of it", "What they are"]
+FIRST = ["Result", "What they are"]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_conversion_shows_source_and_output_and_every_error(quantised: Path, t
     assert seen[:2] == FIRST
     assert {"Largest difference by layer", "How far values are apart", "Configuration"} <= set(seen)
     assert [name for name in seen if name.startswith("Types by layer")][1].endswith("out.gguf")
-    assert rows(place, "What came of it")["verified"] == ["26 tensors"]
+    assert rows(place, "Result")["verified"] == ["26 tensors"]
 
 
 def test_the_errors_are_those_that_another_program_computes(quantised: Path, fixtures: Path, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_diff_has_its_verdict_and_its_exit_status(
 ) -> None:
     done = ckconv("diff", fixtures / SOURCE, quantised, "--html", tmp_path / "diff.html")
     assert (done.code, "not the same model" in done.out) == (5, True)
-    assert rows(tmp_path / "diff.html", "What came of it")["verdict"] == ["not the same model"]
+    assert rows(tmp_path / "diff.html", "Result")["verdict"] == ["not the same model"]
     assert ckconv("diff", quantised, quantised, "--html", tmp_path / "same.html").code == 0
     assert "How far values are apart" not in headings(tmp_path / "same.html")
     assert ckconv("diff", fixtures / SOURCE, quantised).out == done.out
@@ -117,7 +117,7 @@ def test_every_conversion_has_a_page(
     flags = [flag.replace("CONFIG", str(tmp_path / "own.json")) for flag in flags]
     done = ckconv("convert", fixtures / source, f"{tmp_path}/{out}", *flags, "--html", tmp_path / "page.html")
     assert (done.code, done.err) == (0, "")
-    assert headings(tmp_path / "page.html")[0] == "What came of it"
+    assert headings(tmp_path / "page.html")[0] == "Result"
 
 
 @pytest.mark.parametrize("flags", [["-"], ["out.gguf", "-n"], ["out/", "--to", "hf", "--side-files-only"]])

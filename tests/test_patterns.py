@@ -204,7 +204,7 @@ def test_more_patterns_and_names_than_can_be_matched_in_reasonable_time_are_refu
 
 @pytest.mark.parametrize("field", ["exclude_modules", "target_modules", "feedforward_modules", "layers_pattern"])
 def test_an_error_names_the_field_of_the_pattern(field: str) -> None:
-    with pytest.raises(InputError, match=rf"'\(' of {field} is no regular expression"):
+    with pytest.raises(InputError, match=rf"'\(' of {field} is not a regular expression"):
         Selection({field: "("}, Steps())
     with pytest.raises(UnsupportedError, match=f"of {field} is an expression that ckconv does not match"):
         Selection({field: "(?P<idx>layers)"}, Steps())

@@ -279,7 +279,7 @@ def test_a_family_that_the_engine_has_nothing_for_is_refused_for_one_reason(tmp_
     result = ckconv("convert", FIXTURES / "gguf/gpt2-f32.f32.gguf", tmp_path / "m.bump", "--bump-version", 5)
     assert result.code == 4
     assert result.err.endswith(
-        "bump 5 cannot hold this model: the engine has RoPE, RMSNorm and a gated MLP, and gpt2 none of them\n"
+        "bump 5 cannot hold this model: the engine has RoPE, RMSNorm and a gated MLP, and gpt2 has none of them\n"
     )
 
 

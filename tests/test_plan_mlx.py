@@ -265,7 +265,7 @@ def test_only_what_is_named_is_decoded(tmp_path: Path) -> None:
 
 def test_blocks_without_an_exact_triple_are_refused(tmp_path: Path) -> None:
     source = Model(hidden=256, ffn=256, matrix=Q.Q6_K).write(tmp_path / "m.gguf")
-    assert reasons(source, tmp_path, "mlx") == ["Q6_K is no exact MLX quantisation: token_embd.weight and 14 more"]
+    assert reasons(source, tmp_path, "mlx") == ["Q6_K has no exact form in MLX: token_embd.weight and 14 more"]
     made = tensors_of(to_mlx(source, tmp_path / "out", decode=("blk.*", "token_embd.weight")))
     assert {dtype for dtype, _, _ in made.values()} == {"F32"}
 
@@ -352,7 +352,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         (
             "llama",
             {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
-            "rope_type longrope .*; mlx-lm turns by the long factors in the first",
+            "rope_type longrope .*; mlx-lm uses the long factors for the first",
         ),
         ("mixtral", YARN, "which mlx-lm's mixtral does not do"),
     ],

@@ -85,7 +85,7 @@ def test_modules_with_weights_are_refused_for_a_gguf_and_copied_for_a_checkpoint
     for name, content in files.items():
         (root / "2_Dense" / name).write_bytes(content)
 
-    with pytest.raises(UnsupportedError, match="no Dense behind what it pools") as refused:
+    with pytest.raises(UnsupportedError, match="no Dense after pooling") as refused:
         ckconv.convert(root, tmp_path / "m.gguf")
     report = ckconv.convert(root, f"{tmp_path / 'copy'}/", to="safetensors", checksums=True, record=True)
 
@@ -206,7 +206,7 @@ def test_the_files_of_sentence_transformers_come_back_from_a_gguf(word: str, tmp
     ]
     assert json.loads((tmp_path / "back" / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
     assert pooled(tmp_path / "again.gguf") == pooled(tmp_path / "m.gguf")
-    assert any("whether they are normalised behind that, a GGUF does not say" in note for note in report.plan.notes)
+    assert any("a GGUF does not say whether they are normalised afterwards" in note for note in report.plan.notes)
 
 
 def test_a_single_file_of_tensors_has_no_place_for_them(tmp_path: Path) -> None:

@@ -200,8 +200,8 @@ def test_the_last_glob_that_matches_counts_and_floats_may_stay(tmp_path: Path) -
     [
         ("q4_x", "there is no type 'q4_x'"),
         ("iq1_m", "llama.cpp sums in another order for IQ1_M since September 2026"),
-        ("q8_1", "nothing makes Q8_1 of floats as llama-quantize does"),
-        ("q4_k,foo", "GLOB=TYPE expected behind a comma, not 'foo'"),
+        ("q8_1", "nothing here quantises floats to Q8_1 as llama-quantize does"),
+        ("q4_k,foo", "GLOB=TYPE expected after a comma, not 'foo'"),
         ("q4_k,layers.9.*=q8_0", "layers.9.* names no tensor of hf"),
         ("q4_k,lm_head.weight=q4_k_m", "q4_k_m is a recipe for a whole model, lm_head.weight takes a type"),
         ("affine:4:64", "affine:4:64 is a type of MLX"),
@@ -221,7 +221,7 @@ def test_words_that_ask_for_nothing_are_usage_errors(word: str, sentence: str, t
     ("word", "sentence"),
     [
         ("q8_0,*norm.weight=q4_0", "names only tensors that llama.cpp does not quantise"),
-        ("iq2_xxs", "IQ2_XXS is useless without an importance matrix"),
+        ("iq2_xxs", "IQ2_XXS needs an importance matrix"),
     ],
 )
 def test_what_cannot_be_done_is_refused(word: str, sentence: str, tmp_path: Path) -> None:

@@ -157,11 +157,11 @@ def test_verification_quantises_again(tmp_path: Path, ckconv: Callable[..., Resu
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("q4_k", "q4_k is no type of MLX"),
-        ("affine:4", "affine:4 is no type of MLX"),
+        ("q4_k", "q4_k is not a type of MLX"),
+        ("affine:4", "affine:4 is not a type of MLX"),
         ("affine:4:16", "in groups of 32, 64 or 128"),
         ("affine:7:64", "affine quantization has 7 bits"),
-        ("mxfp4:4:64", "mxfp4:4:64 is no type of MLX"),
+        ("mxfp4:4:64", "mxfp4:4:64 is not a type of MLX"),
     ],
 )
 def test_types_that_mlx_does_not_have_are_usage_errors(word: str, sentence: str, tmp_path: Path) -> None:

@@ -519,6 +519,6 @@ def test_a_file_that_is_cut_while_it_is_read(left: int, tmp_path: Path, ckconv) 
     assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5).code == 0
     with Cut(tmp_path / "m.bump") as cut:
         cut.left = left
-        with pytest.raises(OutputError, match="it changed meanwhile") as caught:
+        with pytest.raises(OutputError, match="it has changed") as caught:
             open_bump(tmp_path / "m.bump", source=cut)
     assert caught.value.code == "input.changed"

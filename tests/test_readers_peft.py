@@ -215,8 +215,8 @@ WRONG: list[tuple[str, str, dict[str, Any], dict[str, np.ndarray]]] = [
     ("adapter.scale", "a scale that float32 cannot hold", {"lora_alpha": 1e60}, pair()),
     ("adapter.config", "rank_pattern is a list", {"rank_pattern": [1]}, pair()),
     ("adapter.config", "target_modules is", {"target_modules": 3}, pair()),
-    ("adapter.config", "is no regular expression", {"rank_pattern": {"(": 2}}, pair()),
-    ("adapter.config", "is no regular expression", {"alpha_pattern": {"a)(b": 2}}, pair()),
+    ("adapter.config", "is not a regular expression", {"rank_pattern": {"(": 2}}, pair()),
+    ("adapter.config", "is not a regular expression", {"alpha_pattern": {"a)(b": 2}}, pair()),
     ("adapter.config", "use_rslora is 'yes'", {"use_rslora": "yes"}, pair()),
     ("adapter.config", "layers_to_transform is", {"layers_to_transform": "0"}, pair()),
     ("adapter.config", "modules_to_save is 'lm_head'", {"modules_to_save": "lm_head"}, pair()),
@@ -468,7 +468,7 @@ def test_a_base_that_this_user_may_not_read_is_no_fault_of_the_adapter(
 def test_an_adapter_that_names_itself_as_its_base_has_none(tmp_path: Path, ckconv: Any) -> None:
     path = build.peft(tmp_path / "a", pair(), base_model_name_or_path=str(tmp_path / "a"))
     assert ckconv("inspect", path).code == 0
-    assert "is an adapter, not the model that one changes" in ckconv("inspect", path, "--base", path).err
+    assert "is an adapter, not the model that an adapter changes" in ckconv("inspect", path, "--base", path).err
 
 
 @pytest.mark.parametrize(("architecture", "family"), [("llama", "llama"), ("qwen2", "qwen2"), ("qwen3moe", "qwen3moe")])

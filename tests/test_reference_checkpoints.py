@@ -189,10 +189,13 @@ def test_a_base_of_rope_that_two_readers_take_for_two_numbers_is_asked_for(tmp_p
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"moe": {"num_experts": 8}}, "what params.json says of moe is no num_experts and num_experts_per_tok alone"),
-        ({"moe": {**MOE, "route_every_n": 1}}, "what params.json says of moe is no num_experts and"),
-        ({"vision_encoder": {"hidden_size": 32}}, "params.json says vision_encoder, which is no part of a decoder"),
-        ({"yarn": {"factor": 2}}, "params.json says yarn, which is no part of a decoder"),
+        ({"moe": {"num_experts": 8}}, "what params.json says of moe is not num_experts and num_experts_per_tok"),
+        ({"moe": {**MOE, "route_every_n": 1}}, "what params.json says of moe is not num_experts and"),
+        (
+            {"vision_encoder": {"hidden_size": 32}},
+            "params.json says vision_encoder, which is not part of Mistral's decoders",
+        ),
+        ({"yarn": {"factor": 2}}, "params.json says yarn, which is not part of Mistral's decoders"),
     ],
 )
 def test_params_that_say_more_than_a_decoder_are_named_and_not_converted(

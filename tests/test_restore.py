@@ -515,8 +515,8 @@ def longer(document: dict[str, Any], members: dict[str, bytes]) -> None:
 
 
 LIES = {
-    no_header: (3, "record.files", "what it keeps is no source: 'm.gguf': starts with"),
-    other_header: (3, "record.files", "what it keeps is no source: 'm.gguf'"),
+    no_header: (3, "record.files", "what it keeps is not a source: 'm.gguf': starts with"),
+    other_header: (3, "record.files", "what it keeps is not a source: 'm.gguf'"),
     part_of_a_row: (3, "record.files", "it keeps parts of rows of"),
     another_tensor: (5, "verify.tensor", "differs from blk.0.attn_k.weight"),
     another_shape: (3, "record.files", "'blk.0.attn_k.weight', which the bump file holds in another shape"),

@@ -168,7 +168,7 @@ def test_a_flipped_bit_of_the_tower_is_found(ckconv: Callable[..., Result], tmp_
 
 REFUSED: list[tuple[str, str, str, str]] = [
     ("qwen3_vl-f16", "gemma3-f16", "plan.refused", "the tower is of a gemma3, and the text model is a qwen3_vl"),
-    ("qwen3_vl-f16", "qwen3_vl-bf16", "plan.refused", "1 layers of the tower are seen by the text model, which says 2"),
+    ("qwen3_vl-f16", "qwen3_vl-bf16", "plan.refused", "the text model takes 2 layers of the tower, which has 1"),
 ]
 
 
@@ -239,7 +239,7 @@ def test_a_tower_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     [
         (["text.gguf", "mmproj.gguf"], "whole.gguf", "usage.target", "no place for a text model and a tower"),
         (["mmproj.gguf", "text.gguf"], "out/", "usage", "text.gguf is no tower"),
-        (["source", "mmproj.gguf"], "out/", "usage", "source is no text model in a file"),
+        (["source", "mmproj.gguf"], "out/", "usage", "source is not a text model of a format"),
         (["text.gguf", "mmproj.gguf", "text.gguf"], "out/", "usage", "3 sources: one model expected"),
         (["text.gguf", "mmproj.gguf"], "out/", "plan.refused", "--names and --fuse are for text models"),
     ],

@@ -142,7 +142,7 @@ def test_what_cannot_be_asked_of_an_output_elsewhere(memory: Any, ckconv: Ckconv
         assert (done.code, "error[usage.target]" in done.err) == (2, True)
     for address in ("https://host/m/", "hf://owner/m/"):
         done = ckconv("convert", QWEN2, address, "--to", "mlx")
-        assert (done.code, "is only read" in done.err) == (2, True)
+        assert (done.code, "can be read, but not written" in done.err) == (2, True)
     done = ckconv("convert", QWEN2, "nosuchsystem://zoo/m/", "--to", "mlx")
     assert (done.code, "error[usage.remote]" in done.err) == (2, True)
     said = ckconv("convert", QWEN2, "memory://zoo/n/", "--to", "mlx", "--json").json

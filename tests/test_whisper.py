@@ -190,7 +190,7 @@ def test_fp32_is_written_where_it_is_asked_for(tmp_path: Path, ckconv) -> None:
     ("changed", "said"),
     [
         ({"activation_function": "relu"}, "activation_function = 'relu' changes the computation"),
-        ({"encoder_attention_heads": 3}, "encoder_attention_heads is 3, and d_model 8 is not shared out"),
+        ({"encoder_attention_heads": 3}, "encoder_attention_heads is 3, which does not divide d_model, 8"),
         ({"scale_embedding": True}, "scale_embedding = True changes the computation"),
     ],
 )
@@ -227,7 +227,7 @@ def test_a_head_of_its_own_is_refused(tmp_path: Path, ckconv) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (None, "there are no words beside it"),
+        (None, "there is no vocabulary beside it"),
         ({"a": 0, "<|endoftext|>": 50256}, "the vocabulary has no word 1"),
         ({**{f"{n}": n for n in range(50256)}, "\u4e00": 7}, "is not spelled in the letters of byte-level BPE"),
     ],

@@ -71,7 +71,7 @@ def merge_adapters(
     if quantised:
         raise UnsupportedError(
             "adapter.quantized",
-            f"{len(quantised)} matrices that the adapter changes are quantised",
+            f"the adapter changes {counted(len(quantised), 'matrix that is', 'matrices that are')} quantised",
             path=base.path,
             hint="--dequantize decodes them to float32, --decode GLOB only the ones it names",
             details=listed(quantised),

@@ -22,7 +22,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
-from ckconv.errors import quoted
+from ckconv.errors import counted, quoted
 from ckconv.families.modules import transposing
 from ckconv.lazy import NamedTuple, replace
 from ckconv.options import Options
@@ -76,7 +76,7 @@ class AdapterPlanner(Planner):
             self.refuse(text)
         if self.index.unknown and not self.adapter.unsupported:
             names = ", ".join(quoted(tensor.name) for tensor in self.index.unknown[:3])
-            self.refuse(f"no rule for {len(self.index.unknown)} tensors ({names})", _LEFT_OUT)
+            self.refuse(f"no rule for {counted(len(self.index.unknown), 'tensor')} ({names})", _LEFT_OUT)
         self._refuse_roles()
         if not self.modules and not self.reasons:
             self.refuse("no module is left")
@@ -179,7 +179,7 @@ class AdapterPlanner(Planner):
             pieces.append(piece_of(entry, dtype))
         for (reason, name), count in wrong.items():
             hint = "--dequantize decodes them" if "blocks" in reason else ""
-            self.refuse(f"{reason}: {count} tensors of type {name}", hint)
+            self.refuse(f"{reason}: {counted(count, 'tensor')} of type {name}", hint)
         return pieces
 
     def _dtype(self, entry: Entry) -> tuple[DType, str]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckconv.cli.conversion import adapters_of, cluster_option, conversion_options, options_of, writing_options
+from ckconv.cli.fitted import NARROWEST, shortened, width
 from ckconv.cli.format_name import FormatName
-from ckconv.cli.render import print_report_lines, size
+from ckconv.cli.render import print_lines, size
 from ckconv.cli.sections import Sections
 from ckconv.cli.settings import CONTEXT, PATH, common_options, settings_of
 from ckconv.errors import InputError, UsageError, counted, listed, shown, unreadable
@@ -34,7 +35,9 @@ _EXAMPLES = {
 
 @click.command("batch", cls=Sections, examples=_EXAMPLES, context_settings=CONTEXT)
 @click.argument("sources", metavar="SRC...", nargs=-1, type=PATH)
-@click.option("--from-file", type=PATH, metavar="LIST", help="Convert what LIST names besides: one a line; - is stdin.")
+@click.option(
+    "--from-file", type=PATH, metavar="LIST", help="Also convert what LIST names, one model per line; - is stdin."
+)
 @click.option("--into", type=PATH, required=True, metavar="DIR", help="Where every model gets a directory of its own.")
 @click.option("--from", "source_format", type=FormatName(), help="Read every SRC as this format.")
 @click.option("--to", type=FormatName(), required=True, help="Write this format.")
@@ -80,7 +83,7 @@ def command(
                 batch.run(models)
         finally:
             if sys.stdout.isatty() and not (settings.json or settings.quiet):
-                print_report_lines(_table(models), settings)
+                print_lines(_table(models, width(err=False)))
     found = {model.exit_status for model in models}
     return next((status for status in _GRAVITY if status in found), 0)
 
@@ -148,13 +151,16 @@ def _name(source: Path) -> str:
     return name.partition("@")[0].removeprefix("ollama:").replace(":", "-") or "model"
 
 
-def _table(models: Sequence[Model]) -> Iterator[str]:
-    """Every model that was come to in a line, then how many became what."""
+def _table(models: Sequence[Model], columns: int | None) -> Iterator[str]:
+    """Every model that was come to in a line of at most so many columns, then how many became what."""
     begun = [model for model in models if model.status]
-    width = max((len(model.target) for model in begun), default=0)
-    for model in begun:
-        what = f"[{model.error['code']}]" if model.error else size(model.bytes or 0)
-        yield f"{model.status:<11}  {model.target:<{width}}  {what:>9}  {model.seconds:>7.1f} s"
+    found = [f"[{model.error['code']}]" if model.error else size(model.bytes or 0) for model in begun]
+    ends = [f"  {what:>9}  {model.seconds:>7.1f} s" for model, what in zip(begun, found, strict=True)]
+    room = max((columns or sys.maxsize) - 13 - max(map(len, ends), default=0), NARROWEST // 3)
+    names = [shortened(model.target, room) for model in begun]
+    longest = max(map(len, names), default=0)
+    for model, name, end in zip(begun, names, ends, strict=True):
+        yield f"{model.status:<11}  {name:<{longest}}{end}"
     counts = {
         status: sum(model.status == status for model in models) for status in dict.fromkeys(m.status for m in begun)
     }

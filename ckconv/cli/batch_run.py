@@ -245,7 +245,7 @@ def convert(
 
 def _interrupted(error: Interrupted, models: Sequence[Model]) -> Interrupted:
     done = sum(one.status in ("converted", "there") for one in models)
-    what = f"interrupted; {done:,} of {len(models):,} models are done, the same command goes on"
+    what = f"interrupted; {done:,} of {len(models):,} models are done; the same command continues"
     return Interrupted(error.signal_number, what, (error.message, *error.details))
 
 

@@ -115,7 +115,7 @@ _WRITING: tuple[Callable[[Function], Function], ...] = (
 cluster_option = click.option(
     "--cluster",
     metavar="URL",
-    help="Have the workers of dask://HOST:PORT or ray://HOST:PORT do it; they see the files under the same paths.",
+    help="Let the workers of dask://HOST:PORT or ray://HOST:PORT do the work; they need the files at the same paths.",
 )
 
 

@@ -69,7 +69,7 @@ _EXAMPLES = {
     "--attest",
     type=PATH,
     metavar="FILE",
-    help="Write the same to FILE as a statement of in-toto with SLSA's provenance, unsigned.",
+    help="Write the same to FILE as an unsigned in-toto statement with SLSA provenance.",
 )
 @click.option(
     "--side-files-only",
@@ -80,7 +80,7 @@ _EXAMPLES = {
 @click.option(
     "--resume",
     is_flag=True,
-    help="Keep finished shards when the conversion ends early, and go on with those of an earlier one.",
+    help="Keep finished shards if the conversion ends early, and continue from those of an earlier run.",
 )
 @cluster_option
 @writing_options

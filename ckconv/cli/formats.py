@@ -16,7 +16,7 @@ _SCHEMAS = Path(__file__).parent / "schemas"
 @click.option(
     "--family",
     metavar="NAME",
-    help="Print the file of the family NAME, as a start for one of your own; a FILE is checked, and listed too.",
+    help="Print the family file of NAME, to start your own from; a FILE is checked, and listed with the others.",
 )
 @click.option(
     "--schema",

@@ -44,7 +44,7 @@ def compared(one: TensorIndex, other: TensorIndex, *, weights: bool = False) -> 
     from ckconv.engine.compare import diff, require_comparable
 
     if one.adapter is not None or other.adapter is not None or not one.tensors:
-        return None, "what is no whole model is not compared value by value"
+        return None, "only whole models are compared value by value"
     try:
         require_comparable(one, other)
         return diff(one, other, weights=weights, spread=True), ""
@@ -148,7 +148,7 @@ def _parts(
     faults: Sequence[str],
 ) -> Iterator[str]:
     rows = [*facts, *([("not compared", why)] if why else [])]
-    yield from table("What came of it", ("fact", "value"), rows, heading=True)
+    yield from table("Result", ("fact", "value"), rows, heading=True)
     if faults:
         yield from table("What is wrong", ("number", "fault"), list(enumerate(faults, 1)), heading=True)
     described = [Description(side.model, (), (), None, overview(side.model)) for side in sides]

@@ -67,7 +67,7 @@ def as_error(error: Exception) -> CkconvError:
     if isinstance(error, MemoryError):
         return OutputError("system", "there is not enough memory")
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "ckconv").partition(".")[0]) != "ckconv":
-        return UnsupportedError("system.package", f"this needs the package {package}, and Python has none here")
+        return UnsupportedError("system.package", f"this needs the package {package}, which is not installed")
     return CkconvError(
         "internal",
         f"{type(error).__name__}: {error}",

@@ -284,7 +284,9 @@ def _action_lines(plan: Plan) -> list[str]:
         lines.append(f"  {len(zero):>4}  zero    {nbytes}, for tensors that the model lacks")
     content = [step for step in plan.steps if step.content is not None]
     if content:
-        lines.append(f"  {len(content):>4}  content {size(sum(step.nbytes for step in content))} that is no tensor")
+        lines.append(
+            f"  {len(content):>4}  content {size(sum(step.nbytes for step in content))} that is not part of a tensor"
+        )
     lines.append(f"  {len(plan.left_out):>4}  drop")
     return lines
 

@@ -51,7 +51,7 @@ def longrope_note(config: ModelConfig) -> str:
     """When llama.cpp and transformers turn by the long factors (``llama_model::get_rope_factors``)."""
     original = int((config.rope_scaling or {})["original_max_position_embeddings"])
     both = f"of more than {original:,} tokens"
-    return f"longrope: llama.cpp turns by the long factors in a context {both}, transformers in a sequence {both}"
+    return f"longrope: llama.cpp uses the long factors for a context {both}, transformers in a sequence {both}"
 
 
 def same_factors_always(scaling: Mapping[str, Any]) -> bool:

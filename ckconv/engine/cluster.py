@@ -21,7 +21,7 @@ def connected(address: str) -> Iterator[Executor]:
     """The workers of a cluster.
 
     Raises:
-        UsageError: ``usage.cluster``, it is no address of one, or what speaks to it is not installed.
+        UsageError: ``usage.cluster``, it is not an address of one, or what speaks to it is not installed.
         OutputError: ``cluster.worker``, nobody answers there.
     """
     found = _ADDRESS.fullmatch(address)
@@ -32,12 +32,12 @@ def connected(address: str) -> Iterator[Executor]:
         opened = _OPENING[scheme](place)
         executor, close = next(opened)
     except ImportError as error:
-        message = f"{scheme}: is not spoken to from here: {error}"
+        message = f"{scheme}: cannot be used here: {error}"
         raise UsageError("usage.cluster", message, hint="pip install 'ckconv[cluster]'") from error
     except CkconvError:
         raise
     except Exception as error:
-        message = f"nobody answers at {address}: {type(error).__name__}"
+        message = f"nothing answers at {address}: {type(error).__name__}"
         raise OutputError("cluster.worker", message, hint="start the scheduler and its workers first") from error
     try:
         yield executor

@@ -82,7 +82,7 @@ class _Crew:
             self._deaths += 1
             if self._deaths > DEATHS:
                 message = f"workers died {DEATHS + 1} times in a row, and nothing was finished"
-                hint = "fewer processes leave each more memory"
+                hint = "fewer processes leave more memory to each"
                 raise OutputError("cluster.worker", message, hint=hint) from again[0][1]
         for piece, _ in again:
             self.submit(piece)
@@ -118,6 +118,6 @@ def _known(error: BaseException) -> BaseException:
     if isinstance(cause, CkconvError):
         return cause
     if isinstance(error, _STRANGERS):
-        message = f"a worker has another ckconv, or none: {error}"
+        message = f"a worker has another version of ckconv, or none: {error}"
         return OutputError("cluster.version", message, hint="install the same version there")
     return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ckconv.errors import UnsupportedError, listed
+from ckconv.errors import UnsupportedError, counted, listed
 from ckconv.plan.steps import Plan, Step
 from ckconv.quant.convert import Action
 
@@ -50,7 +50,7 @@ class Losses:
         """``text`` with the sum in its place, and every tensor with its count."""
         return UnsupportedError(
             code,
-            text.format(f"{sum(counts.values()):,} {unit} of {len(counts)} tensors"),
+            text.format(f"{sum(counts.values()):,} {unit} of {counted(len(counts), 'tensor')}"),
             path=self._plan.index.path,
             tensor=next(iter(counts)),
             hint=hint,

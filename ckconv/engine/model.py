@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Identity, Tensor, TensorIndex
+from ckconv.errors import counted
 from ckconv.io.files import Files
 from ckconv.lazy import dataclass
 
@@ -135,4 +136,5 @@ class Model:
         return self.index.config
 
     def __repr__(self) -> str:
-        return f"<{self.format} {self.architecture or 'model'} of {len(self.tensors)} tensors: {self.index.path}>"
+        what = f"{self.format} {self.architecture or 'model'}"
+        return f"<{what} of {counted(len(self.tensors), 'tensor')}: {self.index.path}>"

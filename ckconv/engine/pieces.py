@@ -143,7 +143,7 @@ class _Wanted:
         if now - self.looked[0] > _PATIENCE:
             self.looked[0] = now
             if not self.place.exists():
-                raise OutputError("output.write", "was taken away: nobody waits for it", path=self.place)
+                raise OutputError("output.write", "was removed: nothing waits for it any more", path=self.place)
 
 
 def write_piece(plan: Plan, container: Container, piece: Piece, watcher: Watcher | None = None) -> Made:

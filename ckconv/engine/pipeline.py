@@ -149,7 +149,7 @@ class Pipeline:
             if not got:
                 raise OutputError(
                     "input.changed",
-                    f"the file ends at byte {offset + done:,}, {nbytes - done:,} bytes early: it changed meanwhile",
+                    f"the file ends at byte {offset + done:,}, {nbytes - done:,} bytes early: it has changed",
                     path=path,
                     tensor=tensor or None,
                     offset=offset + done,

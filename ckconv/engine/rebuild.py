@@ -103,7 +103,7 @@ class Held:
             with readable(path):
                 data = read_at(fd, min(BUFFER_BYTES, nbytes - done), offset + done)
             if not data:
-                raise OutputError("input.changed", "the file ends early: it changed meanwhile", path=path)
+                raise OutputError("input.changed", "the file ends early: it has changed", path=path)
             self.put(data)
             done += len(data)
 

@@ -123,10 +123,10 @@ class Fingerprint(NamedTuple):
             OutputError: ``input.changed`` or ``cluster.version``.
         """
         if found.source != self.source:
-            message = "is not the file that it was when the conversion began, or not the same one for a worker"
+            message = "has changed since the conversion began, or is another file on a worker's machine"
             raise OutputError("input.changed", message)
         if found != self:
-            message = "a worker plans the same conversion in another way: a package has another version there"
+            message = "a worker plans this conversion differently: it has another version of some package"
             raise OutputError("cluster.version", message, hint="install the same versions there")
 
 

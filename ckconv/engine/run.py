@@ -135,7 +135,10 @@ def run(
         rooms = _rooms_of_late(late, paths, plan, side)
         assembly = _assembly(plan, container, apart, verify=verify) if apart is not None else None
         if apart is not None and assembly is None and (apart.resume or apart.executor):
-            plan = replace(plan, notes=(*plan.notes, "one file is written, or several that are one piece: at once"))
+            plan = replace(
+                plan,
+                notes=(*plan.notes, "--resume and --cluster change nothing here: the output is written in one piece"),
+            )
         rooms |= {
             path: Room(file.nbytes, tuple(_holes(file)), apart=assembly is not None)
             for path, file in zip(paths, plan.files, strict=True)

@@ -43,9 +43,11 @@ def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorInd
     tower = open_index(as_path(mmproj))
     if tower.tower is None or tower.config is not None:
         known = "a tower that is not known" if tower.facts.get("kind") == "mmproj" else "no tower"
-        raise UsageError("usage", f"{shown(mmproj)} is {known}, and the second of two sources is one (mmproj)")
+        raise UsageError("usage", f"{shown(mmproj)} is {known}, but the second of two sources must be a tower (mmproj)")
     if index.config is None or not format_of(index.format).single:
-        raise UsageError("usage", f"{shown(index.path)} is no text model in a file beside which a tower is one")
+        raise UsageError(
+            "usage", f"{shown(index.path)} is not a text model of a format that keeps the tower in a file of its own"
+        )
     return joined(index, tower)
 
 

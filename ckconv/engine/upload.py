@@ -99,7 +99,7 @@ def uploading(target: str, *, replacing: bool = False, lasting: bool = False) ->
         yield None
         return
     if found[1].lower() in _READ_ONLY:
-        raise UsageError("usage.target", f"{found[1]}: is only read", hint="copy it there afterwards")
+        raise UsageError("usage.target", f"{found[1]}: can be read, but not written", hint="copy it there afterwards")
     if replacing or lasting:
         raise UsageError("usage.target", "--force, --resume and --cluster are for outputs on this machine")
     import shutil

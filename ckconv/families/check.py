@@ -42,12 +42,12 @@ def _faults(family: Family) -> Iterator[tuple[str, str]]:
         ("class", family.in_huggingface.classes),
     ):
         if not found:
-            yield f"huggingface.{word}", "not said; a family has one"
+            yield f"huggingface.{word}", "missing; a family has one"
     if "hf" not in family.prefixes:
-        yield "prefix.hf", "not said; rows with M. and L. need it"
+        yield "prefix.hf", "missing; rows with M. and L. need it"
     for name in REQUIRED:
         if name not in family.parameters:
-            yield f"parameters.{name}", "there is none, and no model is read without it"
+            yield f"parameters.{name}", "there is none, and without it no model can be read"
     for name in ("rope_theta", "local_theta"):
         if name in family.parameters and "transformers" not in family.parameters[name].defaults:
             yield f"parameters.{name}", "no default for transformers, which reads files that do not say it"

@@ -48,7 +48,7 @@ def _number(value: Any) -> str | None:
 def _plain(value: Any, depth: int = 0) -> str | None:
     """A constant of a document: no date, nothing in great depth."""
     if isinstance(value, list | dict) and depth == _DEEPEST:
-        return ": tables in too many others"
+        return ": tables are nested too deep"
     if isinstance(value, list):
         return _each(lambda item: _plain(item, depth + 1), value)
     if isinstance(value, dict):

@@ -141,7 +141,7 @@ class KeyRows(Fields):
 
     def _only_once(self, found: Mapping[str, Key], key: str) -> None:
         if key in found:
-            raise self.fault(f"{key} is said to be two things")
+            raise self.fault(f"{key} is given two meanings")
 
     def _modifier(self, key: str, value: Any, expressions: bool) -> Key:
         if expressions and isinstance(value, str):

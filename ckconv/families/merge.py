@@ -119,7 +119,7 @@ def merged(path: Path, *, folder: Path = FOLDER, depth: int = 0, read: list[Path
     read = [] if read is None else read
     read.append(path)
     if depth > _MAX_DEPTH or len(read) > _MAX_FILES:
-        raise fault(path, "extends leads in a circle, or too deep")
+        raise fault(path, "extends forms a circle, or goes too deep")
     parents = own.pop("extends", [])
     result: Table = {}
     for name in [parents] if isinstance(parents, str) else parents:
@@ -149,7 +149,7 @@ def _remove(table: Table, patterns: object, path: Path) -> None:
                 del table[section][name]
                 hit = True
         if not hit:
-            raise fault(path, f"without {pattern!r}: nothing inherited is called so")
+            raise fault(path, f"without {pattern!r}: nothing inherited has that name")
 
 
 def _with_defaults(rows: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]], path: Path) -> Table:

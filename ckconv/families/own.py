@@ -72,7 +72,7 @@ def in_force(paths: Sequence[Path], shipped: Mapping[str, str]) -> Iterator[None
     try:
         yield
     except (ExpressionError, AxesError, ParameterError) as error:
-        raise fault(paths[0], f"a value that it computes of the model: {error}") from None
+        raise fault(paths[0], f"a value that it computes from the model: {error}") from None
     finally:
         _COUNTING.reset(token)
 

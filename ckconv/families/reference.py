@@ -97,9 +97,9 @@ def reference_config(params: Mapping[str, Any]) -> tuple[dict[str, Any] | None, 
         return None, f"{PARAMS_NAME} has no rope_theta, which {_THETAS}"
     more = [key for key, value in given.items() if key not in known and value not in _IDLE.get(key, ())]
     if more:
-        return None, f"{PARAMS_NAME} says {more[0]}, which is no part of a decoder of Mistral's that ckconv knows"
+        return None, f"{PARAMS_NAME} says {more[0]}, which is not part of Mistral's decoders that ckconv knows"
     if mixture is not None and (not isinstance(mixture, dict) or mixture.keys() != _MIXTURE.keys()):
-        return None, f"what {PARAMS_NAME} says of {_MOE} is no {' and '.join(_MIXTURE)} alone, as of a Mixtral"
+        return None, f"what {PARAMS_NAME} says of {_MOE} is not {' and '.join(_MIXTURE)} alone, as a Mixtral has it"
     said = {known[key]: value for key, value in given.items() if key in known}
     if isinstance(said.get("sliding_window"), str) and said["sliding_window"].isdecimal():
         said["sliding_window"] = int(said["sliding_window"])

@@ -222,7 +222,7 @@ class _Reader(Fields):
         fields = self.fields(row, frozenset({"canonical", "count", "numbers", *FORMATS}))
         count = self.expression(fields.get("count"))
         if count is None or not isinstance(fields.get("canonical"), str):
-            raise self.fault("canonical and count are not said")
+            raise self.fault("canonical and count are missing")
         prefixes = {key: fields[key] for key in FORMATS if key in fields}
         return Stack(fields["canonical"], count, prefixes, self.expression(fields.get("numbers")))
 
@@ -231,7 +231,7 @@ class _Reader(Fields):
         fields = self.fields(row, frozenset(FORMATS))
         known = {whole.replace("layers.{n}.", "L."): parts for whole, parts in PARTS.items()}
         if name not in known:
-            raise self.fault(f"no tensor of several is called that (known: {', '.join(known)})")
+            raise self.fault(f"none of the tensors has that name (known: {', '.join(known)})")
         parts = tuple(part.replace("layers.{n}.", "L.") for part in known[name])
         for part in parts:
             if part not in self.table.get("tensors", {}):

@@ -152,14 +152,14 @@ class TensorRows(Fields):
         self.where = f"tensors.{name}"
         fused = self._axes(row.get("axes"))
         if fused is None:
-            raise self.fault("axes are not said")
+            raise self.fault("axes are missing")
         axes = shapes.of_part(fused, row.get("part", 0))
         cells: dict[str, tuple[Cell, ...]] = {}
         dropped: dict[str, Dropped] = {}
         for format in FORMATS:
             cell = row.get(format, None if format != "mlx" else row.get("hf"))
             if cell is None:
-                raise self.fault(f"{format} is not said ('absent' where the format has none)")
+                raise self.fault(f"{format} is missing ('absent' where the format has none)")
             if isinstance(cell, dict) and "dropped" in cell:
                 also = (bool(cell.get(word)) for word in ("zeros", "copied"))
                 dropped[format] = Dropped(cell["name"], cell["dropped"], *also)

@@ -52,7 +52,7 @@ def detect(path: Path, source: ByteSource) -> str:
         "input.format",
         f"{what} is not a format that ckconv reads ({', '.join(names())})",
         path=path,
-        hint="--from FORMAT reads it as one and says what is wrong with it",
+        hint="--from FORMAT reads it as that format and says what is wrong with it",
     )
 
 
@@ -187,7 +187,7 @@ def adapter_format(path: Path, format: str | None = None) -> str | None:
 def _open_base(path: Path, *, follow_links: bool) -> TensorIndex:
     """The model that an adapter changes. An adapter that names itself is none."""
     if adapter_format(path):
-        raise UnsupportedError("model.architecture", "is an adapter, not the model that one changes", path=path)
+        raise UnsupportedError("model.architecture", "is an adapter, not the model that an adapter changes", path=path)
     return open_index(path, follow_links=follow_links)
 
 

@@ -168,7 +168,7 @@ def _checkpoint(named: str, url: str, file: Callable[[str], Origin]) -> Mapping[
     index = _if_there(name, file)
     if index is None:
         hint = "hf://OWNER/NAME reads a repository of the hub; else download the directory"
-        message = f"is a part of a checkpoint, whose other files only its index names, and there is no {name}"
+        message = f"is a part of a checkpoint, and its index, which names the other files, is missing: {name}"
         raise InputError("index.missing", message, path=url, hint=hint)
     if index.size > MAX_JSON:
         raise InputError("index.json", f"the index has {index.size:,} bytes", path=url, allowed=MAX_JSON)
@@ -177,7 +177,9 @@ def _checkpoint(named: str, url: str, file: Callable[[str], Origin]) -> Mapping[
     names = {*shards.values()} if isinstance(shards, dict) else set()
     for other in names:
         if not isinstance(other, str) or not re.fullmatch(r"[\w.+-]+", other):
-            raise InputError("index.path", f"names {quoted(str(other))}, which is no file beside it", path=url)
+            raise InputError(
+                "index.path", f"names {quoted(str(other))}, which is not the name of a file beside it", path=url
+            )
     beside = {other: found for other in _BESIDE if (found := _if_there(other, file)) is not None}
     return {name: index, **{other: file(other) for other in sorted(names)}, **beside}
 

@@ -49,7 +49,7 @@ class ByteSource:
             end = offset + len(data)
             raise OutputError(
                 "input.changed",
-                f"the file ends at byte {end:,}, {nbytes - len(data):,} bytes early: it changed meanwhile",
+                f"the file ends at byte {end:,}, {nbytes - len(data):,} bytes early: it has changed",
                 path=self.path,
                 offset=end,
             )

@@ -154,7 +154,7 @@ class Files:
             if not got:
                 raise OutputError(
                     "input.changed",
-                    f"the file ends at byte {offset + done:,}, {len(view) - done:,} bytes early: it changed meanwhile",
+                    f"the file ends at byte {offset + done:,}, {len(view) - done:,} bytes early: it has changed",
                     path=path,
                     offset=offset + done,
                 )

@@ -86,7 +86,7 @@ def files_at(url: str) -> tuple[dict[str, FsspecFile], bool]:
         if isinstance(cause, FileNotFoundError):
             raise InputError("input.missing", "there is no such file", path=url) from cause
         if isinstance(cause, PermissionError):
-            raise InputError("input.unreadable", "is not open to you", path=url) from cause
+            raise InputError("input.unreadable", "may not be read: access is denied", path=url) from cause
         raise
 
 
@@ -110,7 +110,7 @@ def _listed(system: Any, path: str, url: str) -> tuple[dict[str, FsspecFile], bo
         return {name: FsspecFile(system, path, url, info)}, True
     found = system.find(path, maxdepth=2, detail=True)
     if len(found) > _MOST:
-        raise InputError("input.format", f"holds {len(found):,} files, which is no model", path=url)
+        raise InputError("input.format", f"holds {len(found):,} files, which is not a model", path=url)
     inside = {str(PurePosixPath(name).relative_to(system._strip_protocol(path))): name for name in found}
     return {
         short: FsspecFile(system, name, f"{shown(url).rstrip('/')}/{short}", found[name])

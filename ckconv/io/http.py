@@ -166,7 +166,7 @@ class HttpFile:
                 self.size, self.whole = size, span is None
                 wanted = size if span is None else min(nbytes, size - offset)
                 if span not in (None, (offset, offset + wanted - 1)):
-                    raise ConnectionError("the server gave another range than the one it was asked for")
+                    raise ConnectionError("the server sent another range than it was asked for")
                 data: bytes = answer.read(wanted + 1)
         except urllib.error.HTTPError as error:
             error.close()
@@ -195,11 +195,13 @@ class HttpFile:
         length = headers.get("Content-Length") or ""
         if status == 206 or not length.isdecimal() or int(length) > WHOLE:
             hint = "download it first"
-            raise UnsupportedError("remote.ranges", "the server gives no ranges of it", path=self._shown, hint=hint)
+            raise UnsupportedError(
+                "remote.ranges", "the server does not send parts of a file", path=self._shown, hint=hint
+            )
         return int(length), None
 
     def _none(self) -> InputError:
-        return InputError("input.missing", "is no address", path=self._shown)
+        return InputError("input.missing", "is not an address", path=self._shown)
 
     def _changed(self, what: str) -> OutputError:
         return OutputError("input.changed", f"{what}: it changed while it was read", path=self._shown)
@@ -211,5 +213,5 @@ class HttpFile:
             return self._changed("has fewer bytes now")
         if error.code in _MISSING:
             return InputError("input.missing", "there is no such file", path=self._shown)
-        what = "is not open to you" if error.code in _REFUSED else "cannot be read"
+        what = "may not be read: access is denied" if error.code in _REFUSED else "cannot be read"
         return InputError("input.unreadable", f"{what}: HTTP status {error.code}", path=self._shown)

@@ -106,7 +106,7 @@ def _of_dat(path: Path) -> Imatrix:
         at += length
         calls, count = number(), number()
         if length < 0 or count < 1 or at + 4 * count > len(data):
-            raise ValueError(f"{quoted(name)} has {count:,} numbers and ends behind the file")
+            raise ValueError(f"{quoted(name)} has {count:,} numbers and ends beyond the end of the file")
         sums = np.frombuffer(data, "<f4", count, at).astype(np.float32)
         at += 4 * count
         found[name] = sums / np.float32(calls) if calls > 0 else sums

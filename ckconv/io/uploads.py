@@ -147,7 +147,7 @@ class Uploads:
             except Exception as error:
                 url = f"{self.url}/{name}" if name else self.url
                 if isinstance(error, PermissionError):
-                    raise InputError("input.unreadable", "is not open to you", path=url) from error
+                    raise InputError("input.unreadable", "may not be read: access is denied", path=url) from error
                 if pause is None or isinstance(error, _FINAL):
                     message = f"cannot be written, after {len(http.PAUSES) + 1} tries: {type(error).__name__}"
                     raise OutputError("remote.write", message, path=url, hint="try again later") from error

@@ -76,7 +76,7 @@ class Naming:
         kept = [old for old, _ in self._taken]
         self._given.clear()
         self._taken.clear()  # before one of them is gone: from here on nothing may be brought back
-        return [sentence for old in kept for sentence in removed(old, "is what was there before")]
+        return [sentence for old in kept for sentence in removed(old, "is the former file")]
 
     def undo(self) -> list[str]:
         """Bring back what was there and take the other names away; after :meth:`settle`, nothing.
@@ -97,7 +97,7 @@ class Naming:
                 continue
             try:
                 if left and not self._taken:
-                    raise OSError(errno.EBUSY, "it is held back, because there are new files beside it")
+                    raise OSError(errno.EBUSY, "it was not restored, because new files are beside it")
                 if target not in self._given and os.path.lexists(target):
                     raise OSError(errno.EEXIST, "another one was made meanwhile")
                 os.replace(old, target)

@@ -44,11 +44,11 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     """Why a model without rules cannot be planned for."""
     if index.quantizer:
         return Reason(
-            f"it was quantised by another tool, and ckconv cannot read that quantisation: {index.quantizer}",
+            f"another tool quantised it, and ckconv cannot read that quantisation: {index.quantizer}",
             "convert the original, unquantised checkpoint; --to safetensors copies this one as it is",
         )
     if index.facts.get("kind", "model") != "model":
-        return Reason(f"it is not a model but {quoted(str(index.facts['kind']))}, which this version does not convert")
+        return Reason(f"it is not a model but {quoted(str(index.facts['kind']))}, which ckconv does not convert")
     if _DIFFUSERS in index.metadata or diffuses(index.architecture):
         names = {stored.name for stored in index.stored}
         why = "it is a diffusion model, not a language model"
@@ -188,7 +188,7 @@ class Planner(ABC):
             count = self.source.no_number.get(tensor.name, 0)
         else:
             count = self.source.unfit.get(tensor.name, {}).get(tensor.dtype, 0)
-        return f"the scale of {counted(count, 'group')} is no number" if count else ""
+        return f"the scale of {counted(count, 'group')} is not a finite number" if count else ""
 
     def leave_out(self, name: str, reason: str, nbytes: int) -> None:
         """Note a source tensor that is not written."""

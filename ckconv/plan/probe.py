@@ -127,7 +127,11 @@ def numberless(index: TensorIndex) -> str:
         }
     names = [name for name, count in found.items() if count]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"the scale of {counted(sum(found.values()), 'group')} is no number: {names[0]}{more}" if names else ""
+    return (
+        f"the scale of {counted(sum(found.values()), 'group')} is not a finite number: {names[0]}{more}"
+        if names
+        else ""
+    )
 
 
 def _without_number(tensor: Tensor, files: Files) -> int:

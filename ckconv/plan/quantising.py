@@ -74,13 +74,13 @@ def parsed(text: str) -> Asked:
     for item in rest:
         glob, equals, word = item.rpartition("=")
         if not equals or not glob or not word:
-            raise UsageError("usage.quantize", f"--quantize {text}: GLOB=TYPE expected behind a comma, not {item!r}")
+            raise UsageError("usage.quantize", f"--quantize {text}: GLOB=TYPE expected after a comma, not {item!r}")
         rules.append((glob.strip(), word.strip().lower()))
     asked = Asked(first.strip().lower(), tuple(rules))
     for word in (asked.word, *(word for _, word in rules)):
         if not (word in GGML_TYPES or word in FLOATS or word in recipes.names() or word.partition(":")[0] in MODES):
             hint = f"for a GGUF or a bump file {_GGML_WORDS}; for MLX {_MLX_WORDS}"
-            made = UNLIKE.get(word.upper(), f"nothing makes {word.upper()} of floats as llama-quantize does")
+            made = UNLIKE.get(word.upper(), f"nothing here quantises floats to {word.upper()} as llama-quantize does")
             why = made if word.upper() in GGML_BLOCKS else f"there is no type {word!r}"
             raise UsageError("usage.quantize", f"--quantize {text}: {why}", hint=hint)
     if asked.word in FLOATS:
@@ -173,17 +173,19 @@ class Quantised:
                     why.setdefault(reason, []).append(part.source)
             if self._needs_importance(asked, dtype, item.matrix.name) and item.matrix.name not in self._importance:
                 reason = (
-                    f"{dtype} is useless without an importance matrix, and there is none for it",
+                    f"{dtype} needs an importance matrix, and there is none for it",
                     "--imatrix FILE names one",
                 )
                 why.setdefault(reason, []).append(item.matrix.name)
             wanted = given.get(item.matrix.name)
-            if item.matrix.shape[-1] % (wanted or _base(asked)).block:
-                fallen.setdefault(f"rows of {item.matrix.shape[-1]:,} are {dtype}", []).append(item.matrix.name)
+            columns, block = item.matrix.shape[-1], (wanted or _base(asked)).block
+            if columns % block:
+                text = f"rows of {columns:,} are not whole blocks of {block:,} and become {dtype}"
+                fallen.setdefault(text, []).append(item.matrix.name)
         for (text, hint), told in why.items():
             planner.refuse(f"{text}: {told[0]}{f' and {len(told) - 1} more' if len(told) > 1 else ''}", hint)
         for text, told in fallen.items():
-            planner.notes.append(f"{text}, as not whole blocks: {told[0]} ({counted(len(told), 'tensor')})")
+            planner.notes.append(f"{text}: {told[0]} ({counted(len(told), 'tensor')})")
         seconds = sum(
             math.prod(item.matrix.shape) / (SPEED.get(self.types[item.matrix.name].name, _FAST) * 1e6)
             for item in placed

@@ -48,7 +48,7 @@ _MXFP8 = Quantization("mxfp8", 8, 32)
 MXFP8 = Triple(_MXFP8, BF16)
 
 #: Why scattered groups are nothing but themselves.
-SCATTERED = "columns that share a scale lie anywhere in the row (desc_act), and everywhere else they are neighbours"
+SCATTERED = "columns that share a scale are scattered over the row (desc_act); other formats have them side by side"
 
 #: Blocks for what other quantisers packed, in the order of choice.
 _OF_PACKED = tuple(DTYPES[name] for name in ("Q4_0", "Q4_1", "Q8_0"))

@@ -154,7 +154,7 @@ def options_of(found: Mapping[str, Any]) -> Options:
     for name, value in found.items():
         takes = known[name].takes
         if takes in (Takes.GLOB, Takes.WORDS, Takes.PAIR) and not isinstance(value, list):
-            raise TypeError(f"{name} is no list")
+            raise TypeError(f"{name} is not a list")
         if takes in (Takes.GLOB, Takes.WORDS):
             value = tuple(value)
         elif takes is Takes.PAIR:

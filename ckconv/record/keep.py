@@ -55,7 +55,7 @@ def with_record(plan: Plan) -> Plan:
 def _prepare(plan: Plan) -> PendingRecord:
     index = plan.index
     if len(os.fsencode(record_path(Path(plan.files[0].name)).name)) > MAX_NAME_BYTES:
-        raise NoRecordError("its name would be longer than file systems have them")
+        raise NoRecordError("its name would be too long for a file system")
     with Files(index.identities) as files:
         returning = _Returning(plan, files)
         digested = format_of(plan.format).keeps_source

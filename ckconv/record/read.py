@@ -223,7 +223,7 @@ class _Checks:
         files = tuple(self._file(item) for item in self._of(d, "files", list))
         for file in files:
             if not file.tensors and (format_of(format).single or not _is_side_file(file.name)):
-                raise self._fault(f"{quoted(file.name)} is no file that belongs to a model of {format}", "record.files")
+                raise self._fault(f"{quoted(file.name)} does not belong to a model in {format}", "record.files")
         self._check_names(files)
         left_out, aliases = self._of(d, "left_out", list), self._of(d, "aliases", dict)
         if not all(isinstance(name, str) for name in (*left_out, *aliases.values())):

@@ -54,7 +54,7 @@ def restoring_plan(index: TensorIndex, to: str, options: Options) -> tuple[Plan 
     if to == index.format:
         return None, ""
     if record.format != to:
-        return None, f"beside it lies the record of its source: --to {record.format} makes that again"
+        return None, f"the record of its source is beside it: --to {record.format} restores that"
     if given:
         return None, f"the source record is not used: {', '.join(given)} asks for another file than the source was"
     names = _names(opened, options.file_name)

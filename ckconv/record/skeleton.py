@@ -71,5 +71,5 @@ def open_skeleton(opened: OpenRecord) -> TensorIndex:
         return index
     except (InputError, UnsupportedError) as error:  # and no signal, which is an error too
         where = f"{quoted(error.path)}: " if error.path else ""
-        message = f"what it keeps is no source: {where}{error.message}"
+        message = f"what it keeps is not a source: {where}{error.message}"
         raise InputError("record.files", message, path=opened.path, details=error.details) from error

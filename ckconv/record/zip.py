@@ -160,5 +160,5 @@ def _members(path: Path, directory: bytes, count: int, code: str) -> Sequence[Me
         members.append(Member(name, crc, nbytes))
         at += _CENTRAL.size + length
     if at != len(directory):
-        raise InputError(code, f"its directory holds {len(directory) - at:,} bytes that are no entry", path=path)
+        raise InputError(code, f"its directory holds {len(directory) - at:,} bytes that are not an entry", path=path)
     return members

@@ -216,7 +216,7 @@ def steps(part: object, members: str) -> list[dict[str, Any]]:
     steps = part.get(members) if isinstance(part, dict) and part.get("type") == "Sequence" else [part]
     steps = [] if steps == [None] else steps
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise LeftOut("its steps are no list of objects (tokenizer.json)")
+        raise LeftOut("its steps are not a list of objects (tokenizer.json)")
     return steps
 
 

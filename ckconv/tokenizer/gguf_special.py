@@ -47,7 +47,7 @@ def ended(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[TokenizerFiles
     ):
         return files, ()
     note = (
-        f"llama.cpp has {last!r} for eos_token, as tokenizer.json puts it behind a text; a text ends after {own!r}, too"
+        f"llama.cpp has {last!r} for eos_token, as tokenizer.json appends it to a text; a text also ends after {own!r}"
     )
     return replace(files, settings={**files.settings, "eos_token": last}), (note,)
 

@@ -49,7 +49,7 @@ class Bump3Planner(BumpPlanner):
         if self.options.engine and self.version not in age.versions:
             self.refuse(f"the engine of {age.title} loads no bump 3", f"--bump-version {age.versions[0]}")
         elif self.options.engine and self.numbering != age.codes:
-            self.refuse(f"the engine of {age.title} numbers K-quants otherwise", f"--dtype-codes {age.codes}")
+            self.refuse(f"the engine of {age.title} uses other numbers for K-quants", f"--dtype-codes {age.codes}")
         absent = next((row for row in (self.own_row, self.row) if row is not None and row.absent), None)
         if absent is not None:
             plain = f"{c.family} is not an RMSNorm + SwiGLU decoder, which is all this engine computes"

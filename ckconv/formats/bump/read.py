@@ -79,7 +79,7 @@ def _version(path: Path, head: bytes) -> int:
             path=path,
             offset=0,
             found=head[:8],
-            hint=f"a model trained in the engine has none: its {MANIFEST_NAME} has to lie beside it" if head else None,
+            hint=f"a model trained in the engine has none: its {MANIFEST_NAME} has to be beside it" if head else None,
         )
     if len(head) < HEADER_BYTES:
         raise InputError(

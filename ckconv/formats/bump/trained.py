@@ -238,7 +238,7 @@ def _check_gaps(path: Path, source: ByteSource, manifest: Manifest, start: int) 
     if source.size is not None and source.size > ends[-1]:
         raise InputError(
             "bump.extent",
-            f"{counted(source.size - ends[-1], 'byte')} behind the last entry of {MANIFEST_NAME}",
+            f"{counted(source.size - ends[-1], 'byte')} after the last entry of {MANIFEST_NAME}",
             path=path,
             offset=ends[-1],
         )

@@ -83,7 +83,7 @@ def stored_entries(planner: Planner) -> list[Entry]:
             planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
             continue
         if any(dropped):
-            planner.refuse(f"--drop names a part of {stored.name}, which is stored as one", f"--drop {stored.name}")
+            planner.refuse(f"--drop names only a part of {stored.name}", f"--drop {stored.name}")
         if planner.options.tie == "tie" and canonical == (HEAD,) and planner.source.head_is_embedding:
             planner.leave_out(stored.name, "--tie: byte for byte the embedding", stored.extent.nbytes)
             continue

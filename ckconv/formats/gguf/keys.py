@@ -119,7 +119,9 @@ def _new(key: str, text: str) -> Value:
 def _parsed(key: str, kind: str, text: str) -> Value:
     value = _try(kind, text)
     if value is None:
-        raise UsageError("usage.meta", f"--set-meta {key}: {quoted(text)} is no {kind}", found=text, allowed=kind)
+        raise UsageError(
+            "usage.meta", f"--set-meta {key}: {quoted(text)} is not of type {kind}", found=text, allowed=kind
+        )
     return value
 
 

@@ -38,7 +38,7 @@ def tensors_of_keys(file: GgufFile, family: Family, config: ModelConfig) -> Iter
             continue
         numbers, count = found.value, sizes.layers(row)
         if not isinstance(numbers, ArrayRef) or numbers.type != "f32" or numbers.count != count:
-            raise InputError("model.config", f"{row.key} is no list of {count:,} numbers, f32", path=file.path)
+            raise InputError("model.config", f"{row.key} must be a list of {count:,} numbers (f32)", path=file.path)
         pattern = canonical_pattern(family, row.name, "" if row.whole_name else "weight")
         shape = shapes.sizes(row.axes, sizes.of(row, None))
         for layer in range(count):

@@ -130,7 +130,7 @@ class GgufPlanner(Planner):
         placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in entries if e.parts and not e.fp32]
         if self.options.quantize and self._config is None:
             what = f"the architecture {self.index.architecture!r}"
-            self.refuse(f"ckconv does not know {what}, nor which of its tensors must stay floats")
+            self.refuse(f"ckconv does not know {what}, so it cannot tell which of its tensors must stay floats")
             placed = []
         self._placed = placed
         return Quantised(self, placed, self._config)
@@ -197,7 +197,7 @@ class GgufPlanner(Planner):
         if family is None and self._same_format and self.options.dtype in ("f16", "bf16"):
             self.refuse(
                 f"ckconv does not know the architecture {self.index.architecture!r},"
-                " nor which of its tensors must stay FP32"
+                " so it cannot tell which of its tensors must stay FP32"
             )
         if self.options.tie == "tie" and HEAD in self.index.tensors and not self.source.head_is_embedding:
             self.refuse("--tie: the output head is not byte for byte the embedding")

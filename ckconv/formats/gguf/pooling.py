@@ -44,7 +44,7 @@ def module_reasons(index: TensorIndex) -> list[Reason]:
     """
     modules = modules_of(root_of(index)) if index.metadata_kind is MetadataKind.DOCUMENT else []
     return [
-        Reason(f"llama.cpp computes no {module.kind} behind what it pools ({module.path}/ in modules.json)", _HINT)
+        Reason(f"llama.cpp has no {module.kind} after pooling ({module.path}/ in modules.json)", _HINT)
         for module in modules
         if module.kind not in PLAIN
     ]

@@ -96,7 +96,7 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
     if positive_numbers(scaling, ("factor",)) is None:
         yield Reason(f"{scaled(kind, config)} and names no factor")
     if kind == "yarn" and scaling.get("factor", 1) < 1:
-        yield Reason(f"{scaled(kind, config)} with factor = {scaling['factor']:g}, which llama.cpp weighs otherwise")
+        yield Reason(f"{scaled(kind, config)} with factor = {scaling['factor']:g}, which llama.cpp weights differently")
     if kind == "yarn":
         known, read = _YARN_KEYS | _YARN_FIXED.keys() | written | {*family.document.rope.noted}, ROPE_KEYS["yarn"]
         for key in sorted(key for key in scaling if key not in known and not read.idle(key, scaling[key])):

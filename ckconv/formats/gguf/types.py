@@ -103,7 +103,7 @@ def _nvfp4(planner: Planner, entry: Entry, source: DType) -> _Choice:
     config = planner.index.config
     row = FAMILIES[config.family].engines.get(LLAMA_CPP.row) if config else None
     if row is None or not row.scaled:
-        return _Choice(source, "of this family it is not known that llama.cpp multiplies NVFP4 by its scale", DECODE)
+        return _Choice(source, "llama.cpp is not known to multiply NVFP4 by its scale in this family", DECODE)
     if entry.shape[-1] % DTYPES["NVFP4"].block:
         return _Choice(source, f"rows of {entry.shape[-1]:,} elements are not whole blocks", DECODE)
     return _Choice(DTYPES["NVFP4"])

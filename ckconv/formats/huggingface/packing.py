@@ -119,7 +119,7 @@ def misplaced(entry: Entry) -> str:
     """Why what a checkpoint has under this name is no module that a layout packs; empty where it is one."""
     whole = entry.places is None and not entry.shift and all(factor == 1 for factor in entry.factors)
     if not entry.name.endswith(".weight") or not whole:
-        return "its class stores it otherwise than as the matrix [out, in] of a linear layer"
+        return "its class does not store it as the matrix [out, in] of a linear layer"
     return ""
 
 

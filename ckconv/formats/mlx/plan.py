@@ -68,7 +68,7 @@ class MlxPlanner(CheckpointPlanner):
         asked = self.dtype
         triple = triple_for(tensor.dtype, F32 if asked in ("engine", "keep") else DTYPES[asked.upper()])
         if triple is None or asked == "keep":
-            why = f"{tensor.dtype} is {'no exact MLX quantisation' if triple is None else 'another type in MLX'}"
+            why = f"{tensor.dtype} {'has no exact form in MLX' if triple is None else 'is another type in MLX'}"
             self._fault(SCATTERED if scattered(tensor.dtype) else why, DECODE, tensor.source)
             return tensor.dtype
         if is_fp8(tensor.dtype) and (count := self.source.unfit.get(tensor.name, {}).get(triple_type(triple), 0)):

@@ -48,7 +48,7 @@ def quantization_of(word: str, text: str) -> Quantization:
     numbers = [int(size) if size.isdecimal() and len(size) < 5 else -1 for size in sizes]
     wanted = "affine:BITS:GROUP, mxfp4, mxfp8 or nvfp4"
     if mode not in MODES or len(numbers) not in (0, 2) or (mode == "affine") != (len(numbers) == 2):
-        raise UsageError("usage.quantize", f"--quantize {text}: {word} is no type of MLX, {wanted} expected")
+        raise UsageError("usage.quantize", f"--quantize {text}: {word} is not a type of MLX; {wanted} expected")
     try:
         found = quantization(mode, *numbers)
     except InputError as error:

@@ -44,7 +44,7 @@ def rope_reasons(config: ModelConfig, scaling: Mapping[str, Any], row: Engine) -
         return
     if kind == "longrope" and not same_factors_always(scaling):
         original = scaling["original_max_position_embeddings"]
-        yield Reason(f"{scaled(kind, config)}; mlx-lm turns by the long factors in the first {original:,} tokens, too")
+        yield Reason(f"{scaled(kind, config)}; mlx-lm uses the long factors for the first {original:,} tokens, too")
     if kind == "yarn" and not scaling.get("original_max_position_embeddings"):
         yield Reason(
             f"{scaled(kind, config)} and names no original_max_position_embeddings: mlx-lm takes {_YARN_CONTEXT}"

@@ -35,7 +35,7 @@ class ModuleKeys:
         field: of the configuration, for errors.
 
     Raises:
-        InputError: ``adapter.config``, a key is no regular expression.
+        InputError: ``adapter.config``, a key is not a regular expression.
         UnsupportedError: ``adapter.unsupported``, a key is one that is not matched here.
     """
 
@@ -161,7 +161,7 @@ def _pattern(text: str, field: str, steps: Steps, around: str = "{}") -> Pattern
         alone = Pattern(text, steps)
         return alone if around == "{}" else Pattern(around.format(text), steps)
     except NoPattern as error:
-        message = f"{quoted(text)} of {field} is no regular expression: {error}"
+        message = f"{quoted(text)} of {field} is not a regular expression: {error}"
         raise InputError("adapter.config", message, path=steps.path) from None
     except NotMatched as error:
         message = f"{quoted(text)} of {field} is an expression that ckconv does not match: {error}"

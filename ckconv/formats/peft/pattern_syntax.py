@@ -23,7 +23,7 @@ _MAX_DEPTH = 32
 
 
 class NoPattern(ValueError):
-    """It is no regular expression."""
+    """It is not a regular expression."""
 
 
 class NotMatched(ValueError):

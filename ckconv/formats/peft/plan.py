@@ -10,7 +10,7 @@ from typing import Any
 from ckconv.adapters.experts import NUMBER, one_by_one
 from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, families_in, paths_in
 from ckconv.core.adapters import AdapterModule, Role, effective_scale
-from ckconv.errors import quoted
+from ckconv.errors import counted, quoted
 from ckconv.families.modules import transposing
 from ckconv.families.names import HF
 from ckconv.formats.peft.experts import Parameter, is_transposed, matrices, parameter_with
@@ -43,7 +43,10 @@ class PeftPlanner(AdapterPlanner):
         if self.index.format != "peft":
             whole = [m for m in self.modules if {Role.SAVED_WEIGHT, Role.SAVED_BIAS} & set(m.roles)]
             if whole:
-                self.refuse(f"peft has no place for whole tensors of {len(whole)} modules", "--drop leaves tensors out")
+                self.refuse(
+                    f"peft has no place for whole tensors of {counted(len(whole), 'module')}",
+                    "--drop leaves tensors out",
+                )
             if any(Role.MAGNITUDE in m.roles and m.embedding for m in self.modules):
                 self.refuse("peft keeps the DoRA magnitudes of an embedding by columns, MLX by rows")
         self.paths = paths_in(self, HF, same=self.index.format == "peft", placed=self.parameters)

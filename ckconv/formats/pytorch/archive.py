@@ -68,7 +68,7 @@ def _archive(source: ByteSource) -> Saved:
     members = _members(source)
     pickles = [name for name in members if name.endswith("/data.pkl")]
     if len(pickles) != 1:
-        raise Malformed("is a zip archive, and none of torch.save (it has no data.pkl)")
+        raise Malformed("is a zip archive that torch.save did not write (it has no data.pkl)")
     stem = pickles[0].removesuffix("data.pkl")
     order = members.get(f"{stem}byteorder")
     if order is not None and _read(source, order, 16) != b"little":
@@ -159,7 +159,7 @@ def _legacy(source: ByteSource) -> Saved:
         values.append(found.value)
         at += found.nbytes
         if values[0] != LEGACY_MAGIC:
-            raise Malformed("is a pickle, and none of torch.save")
+            raise Malformed("is a pickle that torch.save did not write")
     _, protocol, machine, value, keys = values
     if protocol != LEGACY_PROTOCOL or not isinstance(machine, dict) or not isinstance(keys, list):
         raise Malformed("is a pickle of another protocol than torch.save's")

@@ -99,7 +99,7 @@ def pooling_of_source(index: TensorIndex, options: Options) -> tuple[Mapping[str
     if kept or not how:
         return kept, ()
     files = pooling_files(number, index.config.hidden_size, options.context or index.config.context_length or 0)
-    note = f"embeddings are pooled {how} (modules.json); whether they are normalised behind that, a GGUF does not say"
+    note = f"embeddings are pooled {how} (modules.json); a GGUF does not say whether they are normalised afterwards"
     return files, (note,)
 
 

@@ -110,7 +110,7 @@ class WhisperPlanner(Planner):
         }
         heads, state = found["encoder_attention_heads"], found["d_model"]
         if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or state % heads:
-            self.refuse(f"encoder_attention_heads is {heads!r}, and d_model {state:,} is not shared out among so many")
+            self.refuse(f"encoder_attention_heads is {heads!r}, which does not divide d_model, {state:,}")
         for key, width in zip(table.widths, (scope["encoder_ffn"], scope["ffn"]), strict=True):
             if width != table.width * state:
                 self.refuse(f"{key} is {width:,}, and whisper.cpp makes it {table.width} times d_model, {state:,}")
@@ -188,7 +188,7 @@ class WhisperPlanner(Planner):
             return self._kept[0]
         vocabulary = vocabulary_beside(self.index)
         if not vocabulary:
-            self.refuse("there are no words beside it: neither vocab.json nor tokenizer.json has a vocabulary")
+            self.refuse("there is no vocabulary beside it, neither in vocab.json nor in tokenizer.json")
             return ()
         by_id = {number: word for word, number in vocabulary.items() if isinstance(number, int) and number < end}
         absent = next((number for number in range(end) if number not in by_id), None)

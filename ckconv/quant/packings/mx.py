@@ -45,7 +45,7 @@ def fit(stored: Arrays, declared: Declared, *, mode: str, apart: bool = False) -
     words = math.prod(own) * codes.dtype.size
     columns = q.columns(words)
     if not lead or not math.prod(lead) or not q.divides(columns) or q.row_bytes(columns) != words:
-        raise Misfit(f"{_last(codes)} has shape {list(codes.shape)}, and is no {q}")
+        raise Misfit(f"{_last(codes)} has shape {list(codes.shape)}, which is not {q}")
     groups = columns // q.group_size
     if apart:
         shaped(codes, (*lead, groups, q.row_bytes(q.group_size)))
