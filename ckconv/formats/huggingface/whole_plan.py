@@ -83,7 +83,7 @@ class WholePlanner(HuggingFacePlanner):
         layers = self._tower.parameters.get("deepstack")
         if layers is not None and len(layers) != config.own.get("deepstack"):
             own = config.own.get("deepstack")
-            self.refuse(f"{len(layers)} layers of the tower are seen by the text model, which says {own}")
+            self.refuse(f"the text model takes {own} layers of the tower, which has {len(layers)}")
         eps = self._tower.parameters.get("text_eps")
         if eps is not None and differ(eps, config.norm_eps):
             self.refuse(
