@@ -124,7 +124,8 @@ def test_the_two_files_are_the_checkpoints_two_halves(name: str, ckconv: Callabl
     assert "the class" in done.out
     checked = ckconv("verify", "--json", tmp_path / "out", text, mmproj)
     assert (checked.code, checked.json["mmproj"]) == (0, str(mmproj))
-    assert checked.json["tensors"] == sum(len(gguf.GGUFReader(file).tensors) for file in (text, mmproj))
+    within = name.startswith(("pixtral", "mistral3"))  # a row of the embedding is a tensor of the mmproj, too
+    assert checked.json["tensors"] == sum(len(gguf.GGUFReader(file).tensors) for file in (text, mmproj)) - within
     assert ckconv("verify", tmp_path / "out", mmproj, "--weights").code == 0
     assert verify(tmp_path / "out", text, mmproj=mmproj).compared
 

@@ -24,11 +24,13 @@ from ckconv.core.tensors import (
     TensorIndex,
     plain_tensor,
 )
+from ckconv.core.towers import PREFIX
 from ckconv.engine.configs import parameter_differences
 from ckconv.engine.reread import check_checksums
 from ckconv.engine.rowmoves import moved_chunks, row_order
 from ckconv.errors import VerifyError, listed
 from ckconv.families.tied_head import as_head
+from ckconv.families.towers import tower_family
 from ckconv.io.files import Files, paired_runs, runs
 from ckconv.io.tied import head_is_embedding
 from ckconv.lazy import NamedTuple
@@ -130,7 +132,7 @@ class _Comparison:
     def run(self) -> Compared:
         """Look at everything."""
         faults: list[Fault] = []
-        zero_filled = 0
+        zero_filled, within = 0, _within_text(self.out)
         theirs = _every_tensor(self.source) if self.source else {}
         for key, tensor in sorted(_every_tensor(self.out).items(), key=self._place):
             if self.only is not None and not self.only(tensor):
@@ -141,8 +143,9 @@ class _Comparison:
             if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
                 twin = theirs.get("token_embedding.weight")
                 twin = as_head(twin, self.source.config) if twin is not None and self.source is not None else None
-            spare = self._may_be_left_out(twin) if twin is not None else False
-            if spare and ((tensor.may_be_absent and self._is_zero(tensor)) or self._is_part(tensor)):
+            if twin is not None and tensor.name in within and self._may_be_left_out(twin):
+                continue
+            if twin is not None and tensor.may_be_absent and self._may_be_left_out(twin) and self._is_zero(tensor):
                 zero_filled += 1
             elif twin is not None:
                 faults += self._rows(tensor, twin)
@@ -158,7 +161,7 @@ class _Comparison:
                     faults.append(Fault("verify.tensor", f"{_label(tensor)} is not in the source", tensor.source))
         if self.absent:
             faults = [*self._config(), *self._absent(), *faults]
-        count = len(self.out.tensors) + len(self.out.unknown) - zero_filled
+        count = len(self.out.tensors) + len(self.out.unknown) - zero_filled - len(within)
         return Compared(faults, count, zero_filled, self.rounded)
 
     def _place(self, item: tuple[str, Tensor]) -> tuple[int, int]:
@@ -202,12 +205,6 @@ class _Comparison:
         """A name stands for itself too: what a file calls a tensor may hold the brackets of a glob."""
         names = (tensor.name, tensor.source)
         return any(glob in names or any(fnmatchcase(name, glob) for name in names) for glob in self.left_out)
-
-    def _is_part(self, tensor: Tensor) -> bool:
-        """The output stores it within another tensor, which is held against the source's."""
-        return tensor.source != tensor.name and tensor.source in {
-            other.source for other in self.out.tensors.values() if other.name != tensor.name
-        }
 
     def _rows(self, tensor: Tensor, twin: Tensor) -> list[Fault]:
         """Compare the canonical rows of a tensor with its source's."""
@@ -285,6 +282,14 @@ class _Comparison:
 
     def _told(self, name: str, nbytes: int) -> None:
         self.progress(nbytes, name)
+
+
+def _within_text(index: TensorIndex) -> Collection[str]:
+    """Tensors of a tower that a whole checkpoint stores as rows of its text model's embedding."""
+    if index.tower is None or index.config is None:
+        return ()
+    embedded = tower_family(index.tower.family).in_huggingface.embeddings
+    return {f"{PREFIX}{name}" for name in embedded} & index.tensors.keys()
 
 
 def _every_tensor(index: TensorIndex) -> dict[str, Tensor]:

@@ -119,7 +119,7 @@ class GgufPlanner(Planner):
             files=files,
             left_out=tuple(self.left_out),
             notes=tuple(self.notes),
-            rope_layout=("interleaved" if interleaved else "split") if rotary else "",
+            rope_layout=("interleaved" if interleaved else "split") if rotary or interleaved else "",
             contents=contents,
             importance=self.quantised.importance(self._placed),
             errors=self.quantised.errors if self.options.quantize else None,
