@@ -131,6 +131,7 @@ def test_a_packed_checkpoint_is_repacked_within_96_megabytes(tmp_path: Path, nam
 OTHERS = {
     "triples": ("mlx",),
     "decoded": ("safetensors", "--dequantize"),
+    "quantised": ("gguf", "--dequantize", "--quantize", "q8_0"),
     "rounded": ("safetensors", "--dequantize", "--dtype", "source"),
 }
 

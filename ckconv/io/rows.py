@@ -247,9 +247,9 @@ def row_ranges(reader: Reader, row_bytes: int = 0, conversion: Conversion | None
 
 
 def _codes(reader: Reader, conversion: Conversion | None) -> int:
-    """Bytes that a row is worth while blocks are packed again; packed matrices have smaller pieces as it is."""
-    again = conversion is not None and conversion.action is Action.REPACK and reader.piece >= CHUNK
-    return 2 * reader.layout.cols if again else 0
+    """Bytes that a row is worth while blocks are packed again, or packed matrices, of smaller pieces, quantised."""
+    action, worth = conversion and conversion.action, 2 if reader.piece >= CHUNK else 4
+    return worth * reader.layout.cols if action is (Action.REPACK if worth == 2 else Action.QUANTIZE) else 0
 
 
 def stored_pieces(
