@@ -544,6 +544,7 @@ Q = "model.layers.0.self_attn.q_proj"
         (module(Q, weight=BYTES, SCB=ONES), "bitsandbytes", 1),
         (module(Q, weight=Raw("F8_E5M2", (8, 8), bytes(64)), weight_scale_inv=ONES), "block-scaled FP8", 1),
         (module(Q, weight=BYTES, weight_scale=ONES), "FP8 or compressed-tensors", 1),
+        (module(Q, weight=BYTES, weight_scale=ONES[0, :1]), "FP8 or compressed-tensors", 1),
         (module(Q, weight_packed=WORDS, weight_shape=WORDS), "compressed-tensors", 1),
         (module(Q, weight___data=BYTES, other=ONES), "a quanto format", 1),
     ],

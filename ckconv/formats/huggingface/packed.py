@@ -149,6 +149,8 @@ def _found(
     """The packing that the arrays look like; of those with these names and types the declared one, if none does."""
     fitting = []
     for packing in PACKINGS:
+        if packing.declared and method not in packing.methods:
+            continue
         arrays = {s: by_name[module + s] for s in packing.suffixes if module + s in by_name}
         if packing.required <= arrays.keys() and all(a.dtype in packing.types(s) for s, a in arrays.items()):
             if packing.like(arrays):

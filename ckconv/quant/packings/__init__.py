@@ -139,6 +139,7 @@ class Packing(NamedTuple):
         fit: what some arrays are, see above.
         dense: suffix of the name that the decoded matrix has.
         like: tells it from another packing of the same names and types, by shapes.
+        declared: it is one only where ``quant_method`` says so: bytes and a scale may be many things.
     """
 
     name: str
@@ -147,6 +148,7 @@ class Packing(NamedTuple):
     fit: Callable[[Arrays, Declared], Module]
     dense: str = ".weight"
     like: Callable[[Arrays], bool] = lambda stored: True
+    declared: bool = False
 
     @property
     def required(self) -> frozenset[str]:

@@ -60,4 +60,4 @@ def _unpack(tile: Tile, *, quarter: int, number: DType, times: bool) -> Rows:
     return rows_of(codes, scales.view(np.uint8), np.full((len(codes), 1), _MIDDLE, np.uint8))
 
 
-PACKINGS = (Packing("BitNet", frozenset({"bitnet"}), {".weight": (U8,), ".weight_scale": FLOATS}, _fit),)
+PACKINGS = (Packing("BitNet", frozenset({"bitnet"}), {".weight": (U8,), ".weight_scale": FLOATS}, _fit, declared=True),)
