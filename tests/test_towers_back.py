@@ -225,6 +225,30 @@ def test_a_vocabulary_without_the_tokens_of_pictures_is_refused(tmp_path: Path) 
         convert(tmp_path / "blind.gguf", f"{tmp_path}/out/", mmproj=mmproj)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value", "why"),
+    [
+        ("gemma3-f16", "use_gelu", False, "gelu of the tower is False, and transformers computes with True"),
+        ("qwen2_5_vl-f32", "use_silu", False, "silu of the tower is False, and transformers computes with True"),
+        ("pixtral-f16", "vision.attention.layer_norm_epsilon", 0.5, "norm_eps of the tower is 0.5, and transformers"),
+        ("qwen3_vl-f16", "vision.attention.layer_norm_epsilon", 0.5, "norm_eps of the tower is 0.5, and transformers"),
+    ],
+)
+def test_what_the_class_computes_otherwise_is_refused(
+    name: str, key: str, value: object, why: str, tmp_path: Path
+) -> None:
+    _, text, mmproj = halves(name, tmp_path)
+    reader = gguf.GGUFReader(mmproj, "r+")
+    reader.fields[f"clip.{key}"].parts[-1][0] = value
+    reader.data.flush()
+
+    with pytest.raises(CkconvError, match=why) as caught:
+        convert(text, f"{tmp_path}/out/", mmproj=mmproj)
+
+    assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_tower_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     from ckconv import Options
 

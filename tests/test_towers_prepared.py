@@ -42,6 +42,11 @@ RELEASED: dict[str, dict[str, Any]] = {
         "image_processor_type": "PixtralImageProcessor", "patch_size": {"height": 4, "width": 4},
         "processor_class": "PixtralProcessor", "rescale_factor": 0.00392156862745098, "size": {"longest_edge": 20},
     },
+    "ultravox-f16": {
+        "chunk_length": 30, "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 8, "hop_length": 160,
+        "n_fft": 400, "n_samples": 480000, "nb_max_frames": 3000, "padding_side": "right", "padding_value": 0.0,
+        "processor_class": "UltravoxProcessor", "return_attention_mask": False, "sampling_rate": 16000,
+    },
     "mistral3-f16": {
         "do_convert_rgb": True, "do_pad": True, "image_processor_type": "PixtralImageProcessor", "resample": 3,
         "patch_size": {"height": 4, "width": 4}, "processor_class": "PixtralProcessor", "size": {"longest_edge": 16},
@@ -82,6 +87,7 @@ NAMED: list[tuple[str, dict[str, Any], str]] = [
         "llama.cpp pads a picture to a square, and does not cut one out of it (do_center_crop)",
     ),
     ("llava-f16", {"size": {"shortest_edge": 24}}, OTHERS + "size.shortest_edge = 24"),
+    ("ultravox-f16", {"feature_size": 80}, OTHERS + "feature_size = 80"),
     ("pixtral-f16", {"size": {"longest_edge": 64}}, OTHERS + "size.longest_edge = 64"),
     (
         "llava-f16",
@@ -108,6 +114,19 @@ def test_other_values_of_pixels_are_refused(name: str, key: str, value: object, 
         CkconvError, match=f"preprocessor.{key} = {value!r} of the tower changes the computation"
     ) as caught:
         notes(name, tmp_path, **{key: value})
+
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize(("key", "value"), [("hop_length", 80), ("n_fft", 512), ("sampling_rate", 8000)])
+def test_other_values_of_sounds_are_refused(key: str, value: int, tmp_path: Path) -> None:
+    with pytest.raises(CkconvError, match=f"preprocessor.{key} = {value} of the tower changes the computation"):
+        notes("ultravox-f16", tmp_path, **{key: value})
+
+
+def test_pictures_have_three_colours(tmp_path: Path) -> None:
+    with pytest.raises(CkconvError, match=r"have \[3, 1\] numbers, and llama.cpp takes three of each") as caught:
+        notes("llava-f16", tmp_path, image_std=[0.5])
 
     assert caught.value.exit_code == 4
 

@@ -94,6 +94,10 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     ("pixtral-bf16", {"vision_config.rope_parameters": {"rope_theta": 5e5}}, "500000.0.* changes the computation"),
     ("mistral3-f16", {"text_config.rms_norm_eps": 1e-6}, "rms_norm_eps of the text model, 1e-06"),
     ("gemma3-f16", {"vision_config.intermediate_size": 16}, "two matrices of an MLP for each other"),
+    ("ultravox-f16", {"audio_latency_block_size": 100}, r"hears in blocks of 100 frames \(audio_latency_block_size\)"),
+    ("internvl_chat-bf16", {"force_image_size": 32}, r"cut to 32 elements \(force_image_size\)"),
+    ("pixtral-f16", {"multimodal_projector_bias": False}, r"there is a projector.up.bias, and the class has none"),
+    ("qwen3_vl-f16", {"vision_config.hidden_act": "{gelu}"}, r"act of the tower is '\{gelu\}'"),
 ]
 
 
@@ -116,6 +120,27 @@ def test_what_llama_cpp_computes_otherwise_is_refused(
         convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
 
     assert (caught.value.code, caught.value.exit_code) == ("plan.refused", 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "key", "value", "why"),
+    [
+        ("llava-f16", "vision_config", "hidden_size", [16, 16], r"hidden_size must be one number.*, got \[16, 16\]"),
+        ("ultravox-f16", "audio_config", "encoder_attention_heads", -2, "must be one number that is not negative"),
+        ("qwen2_5_vl-f32", "vision_config", "spatial_merge_size", "x", "no arithmetic with 14 and 'x'"),
+    ],
+)
+def test_what_is_no_number_is_malformed(
+    name: str, table: str, key: str, value: object, why: str, tmp_path: Path
+) -> None:
+    recorded = json.loads(json.dumps(RECORDED[name]))
+    recorded["config"][table][key] = value
+
+    with pytest.raises(CkconvError, match=why) as caught:
+        convert_tower(checkpoint(recorded, tmp_path / "source"), tmp_path / "mmproj.gguf")
+
+    assert (caught.value.code, caught.value.exit_code) == ("model.config", 3)
+    assert not (tmp_path / "mmproj.gguf").exists()
 
 
 def test_a_layer_that_is_counted_from_the_first_one_is_the_same(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ Their files have the form of a family's and lie in a folder of their own, as no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
@@ -19,7 +20,8 @@ from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.keys import TRANSFORMERS
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import names_of
-from ckconv.families.parameters import ParameterError, Source, Values, differ
+from ckconv.families.parameter_rows import Parameter
+from ckconv.families.parameters import ParameterError, Source, Values, Written, differ
 from ckconv.families.schema import Family, load
 
 _TOWERS = FOLDER / "towers"
@@ -88,6 +90,8 @@ def tower_parameters(family: Family, source: Source, path: Path) -> Tower:
     values = Values(family, source)
     try:
         parameters = {name: _plain(values[name]) for name in family.parameters}
+        for name, row in family.parameters.items():
+            _check(row, parameters[name])
     except (ParameterError, ExpressionError) as error:
         raise InputError("model.config", str(error), path=path) from None
     table = family.parameters["layers"].key_cells("hf")[0].head  # of the document, which is the tower's
@@ -117,6 +121,45 @@ def _besides(family: Family, table: str, said: Mapping[str, Any]) -> tuple[tuple
     named = {key: key if key.startswith(f"{PREPROCESSOR}.") else f"{table}.{key}" for key in rest}
     modifiers = (f"{named[key]} = {rest[key]!r}" for key in keys.active(rest, TRANSFORMERS))
     return tuple(modifiers), tuple(named[key] for key in keys.unknown(rest))
+
+
+def taken_otherwise(tower: Tower, written: Written, format: str, engine: str) -> Iterator[str]:
+    """Sentences about parameters for which an engine takes another value than the tower has, whatever its file says.
+
+    Args:
+        written: the parameters, written in ``format``.
+    """
+    rows = tower_family(tower.family).parameters
+    for name, (value, taken) in written.refused.items():
+        sentence = next((cell.sentence for cell in rows[name].cells[format] if cell.sentence), "")
+        if sentence:
+            yield sentence.format_map(dict(tower.parameters))
+        else:
+            yield f"{name} of the tower is {value!r}, and {engine} computes with {taken!r}"
+
+
+#: Types of numbers in a GGUF -> those of Python, and the least that one may be.
+_NUMBERS: Mapping[str, tuple[tuple[type[int | float], ...], float]] = {
+    "u32": ((int,), 0),
+    "i32": ((int,), -math.inf),
+    "f32": ((int, float), -math.inf),
+}
+
+
+def _check(row: Parameter, value: Any) -> None:
+    """A value is of the type of its key: a list where that is one, of numbers that it holds."""
+    type = next((cell.type for cell in row.key_cells("gguf") if not cell.alias), "")
+    kind, many = type.removesuffix("[]"), type.endswith("[]")
+    if value is None or kind not in _NUMBERS:
+        return
+    types, least = _NUMBERS[kind]
+    listed = isinstance(value, list)
+    numbers = value if listed else [value]
+    right = all(isinstance(one, types) and not isinstance(one, bool) and one >= least for one in numbers)
+    if listed != many or not right:
+        keys = " or ".join(cell.key for cell in row.key_cells("hf")) or row.name
+        what = "a list of numbers" if many else "one number that is not negative"
+        raise ParameterError(f"{keys} must be {what}, got {value!r}")
 
 
 def _plain(value: Any) -> Any:

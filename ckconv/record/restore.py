@@ -90,6 +90,7 @@ class _Restorer:
     def __init__(self, index: TensorIndex, opened: OpenRecord, options: Options) -> None:
         self.index, self.opened, self.options = index, opened, options
         self.record = opened.record
+        self.here = "bump file" if self.record.payload else index.format
         self.was = open_skeleton(opened)
         self.files: dict[str, SourceFile] = {file.name: file for file in self.record.files}
         self.kept = {name: file.runs for name, file in self.files.items()}
@@ -208,9 +209,9 @@ class _Restorer:
         held = self.index.tensors.get(self.record.aliases.get(tensor.name, tensor.name))
         if held is None or held.shape != tensor.shape:
             what = "does not hold" if held is None else "holds in another shape"
-            raise self._fault(f"it does not keep {quoted(array.source)}, which the bump file {what}")
+            raise self._fault(f"it does not keep {quoted(array.source)}, which the {self.here} {what}")
         if not convertible(held.dtype, tensor.dtype) or between(held, tensor).quantises:
-            raise self._fault(f"{quoted(array.source)} was {tensor.dtype}, the bump file holds {held.dtype}")
+            raise self._fault(f"{quoted(array.source)} was {tensor.dtype}, the {self.here} holds {held.dtype}")
         conversion = between(held, tensor)._replace(plane=plane)
         whole = plane is None and (start, stop) == (0, array.layout.rows)
         if whole:
@@ -231,7 +232,7 @@ class _Restorer:
                 end = offset + nbytes
             for stored in self.was.stored:
                 if stored.extent.path.name == name and stored.extent.nbytes and list(_gaps(written, stored.extent)):
-                    raise self._fault(f"it does not keep {quoted(stored.name)}, and nothing in the bump file is it")
+                    raise self._fault(f"it does not keep {quoted(stored.name)}, and nothing in the {self.here} is it")
 
 
 def _row_bytes(array: Tensor) -> int:

@@ -10,7 +10,8 @@ from ckconv.core.dtypes import F16, DType
 from ckconv.core.names import parse, with_layer
 from ckconv.core.towers import Tower
 from ckconv.core.typed import Value
-from ckconv.errors import listed
+from ckconv.errors import InputError, listed
+from ckconv.families.expressions import ExpressionError
 from ckconv.families.gguf_metadata import general_keys, keys_of_entries, size_label, type_keys
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.names import names_of
@@ -18,7 +19,7 @@ from ckconv.families.parameters import Written, write
 from ckconv.families.presence import expected, narrow
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Scope
-from ckconv.families.towers import PREPROCESSOR, tower_family
+from ckconv.families.towers import PREPROCESSOR, taken_otherwise, tower_family
 from ckconv.formats.gguf.entries import Entry, entry_of, is_fp32
 from ckconv.formats.gguf.plan import GgufPlanner
 from ckconv.plan.steps import Plan, missing_tensors
@@ -37,10 +38,14 @@ class TowerPlanner(GgufPlanner):
 
         Raises:
             UsageError: ``usage.meta``, as of any GGUF.
+            InputError: ``model.config``, what the file would say cannot be computed from the parameters.
         """
         if self.options.quantize:
             self.refuse("--quantize is for the text model: a tower is written in the types that it has")
-        return super().plan(only_reasons=only_reasons)
+        try:
+            return super().plan(only_reasons=only_reasons)
+        except ExpressionError as error:
+            raise InputError("model.config", str(error), path=self.index.path) from None
 
     @cached_property
     def _tower(self) -> Tower:
@@ -54,11 +59,8 @@ class TowerPlanner(GgufPlanner):
     def _entries(self) -> list[Entry]:
         family, index = tower_family(self._tower.family), self.index
         scope = Scope(family, self._tower.parameters)
-        rows = ((row.name, cell) for row in family.parameters.values() for cell in row.cells.get("gguf", ()))
-        sentences = {name: cell.sentence for name, cell in rows if cell.sentence}
-        for name, (value, taken) in self._written.refused.items():
-            said = f"{name} of the tower is {value!r}, and llama.cpp computes with {taken!r}"
-            self.refuse(sentences.get(name, said).format_map(dict(self._tower.parameters)))
+        for sentence in taken_otherwise(self._tower, self._written, "gguf", "llama.cpp"):
+            self.refuse(sentence)
         row = family.engines[LLAMA_CPP.row]
         for take, conditions in ((self.refuse, row.right_if), (self.notes.append, row.same_if)):
             for condition in conditions:
@@ -84,6 +86,8 @@ class TowerPlanner(GgufPlanner):
         entries = self._placed_tensors(scope)
         there = Counter(parse(name).pattern for name in index.tensors)
         wanted = expected(family, "gguf", self._tower.parameters)
+        for pattern in there - Counter(wanted):
+            self.refuse(f"there is a {pattern}, and the class has none with what config.json says")
         self.reasons += missing_tensors({name: count - there[name] for name, count in wanted.items()})
         return entries
 

@@ -16,7 +16,7 @@ from ckconv.families.loaders import TRANSFORMERS
 from ckconv.families.naming_schemes import NESTED
 from ckconv.families.parameters import differ, nested, write
 from ckconv.families.presence import expected
-from ckconv.families.towers import PREPROCESSOR, PROCESSOR, tower_family
+from ckconv.families.towers import PREPROCESSOR, PROCESSOR, taken_otherwise, tower_family
 from ckconv.formats.huggingface.plan import HuggingFacePlanner
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
 from ckconv.formats.safetensors.checkpoint_names import Spelling
@@ -51,7 +51,7 @@ class WholePlanner(HuggingFacePlanner):
         self.whole, self._tower = index, index.tower
         self._family = tower_family(self._tower.family)
         self.within = self._family.model_type
-        self._said = write(self._family, self._tower.parameters, "hf").entries
+        self._written = write(self._family, self._tower.parameters, "hf")
 
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """The plan.
@@ -92,6 +92,8 @@ class WholePlanner(HuggingFacePlanner):
             )
         if self.index.format in CHECKPOINTS:  # whose document says it
             return
+        for sentence in taken_otherwise(self._tower, self._written, "hf", "transformers"):
+            self.refuse(sentence)
         wanted = self._family.in_huggingface.tokens
         self._tokens = token_ids(self.index.metadata, wanted.values())
         missing = [token for token in wanted.values() if token not in self._tokens]
@@ -165,7 +167,7 @@ class WholePlanner(HuggingFacePlanner):
                 key: value for key, value in document_of(self.index.metadata).items() if key not in QUANTIZATION_KEYS
             }
             return _encoded({**whole, **{key: text[key] for key in _OUTER if key in text}})
-        tables = nested(self._said)
+        tables = nested(self._written.entries)
         inner = {key: value for key, value in text.items() if key not in _OF_THE_CLASS}
         document = {
             **{key: text[key] for key in _OUTER if key in text},
