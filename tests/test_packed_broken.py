@@ -158,8 +158,9 @@ def test_a_zero_point_that_version_1_cannot_mean_is_refused_where_it_is_read(tmp
         (gptq_model, filled(".scales", "F16", 0x7E00)),
         (FP8, filled(".weight_scale_inv", "F32", 0x7FC00000)),
         (compressed_model, filled(".weight_scale", "BF16", 0x7FC0)),
+        (bitnet_model, filled(".weight_scale", "BF16", 0)),
     ],
-    ids=["GPTQ", "FP8", "int4 words"],
+    ids=["GPTQ", "FP8", "int4 words", "ternary, divided by zero"],
 )
 @pytest.mark.parametrize("model_type", ["llama", "unheard-of"])
 def test_scales_that_are_no_numbers_are_said_and_not_decoded(

@@ -249,6 +249,24 @@ def test_what_the_class_computes_otherwise_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_mmproj_whose_layers_are_several_is_not_one_of_the_first(tmp_path: Path) -> None:
+    _, text, mmproj = halves("llava-f16", tmp_path)
+    reader, writer = gguf.GGUFReader(mmproj), gguf.GGUFWriter(tmp_path / "two.gguf", "clip")
+    for key, field in reader.fields.items():
+        if not key.startswith(("GGUF.", "general.architecture")):
+            layers = [1, 2] if key == "clip.vision.feature_layer" else field.contents()
+            writer.add_key_value(key, layers, field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    with pytest.raises(CkconvError, match=r"two.gguf is a tower that is not known"):
+        convert(text, f"{tmp_path}/out/", mmproj=tmp_path / "two.gguf")
+
+
 def test_a_tower_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     from ckconv import Options
 

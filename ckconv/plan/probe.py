@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -157,9 +158,15 @@ def _without_number(tensor: Tensor, files: Files) -> int:
             assert found.factors is not None
             count += int(np.count_nonzero(np.isnan(found.scales) | np.isnan(found.factors)[:, None]))
         return count
+    first = 0
     for packed in tensor.packed:  # otherwise they are the second of its arrays
         scales = packed.arrays[1]
         assert scales is not None
+        start, first = first, first + packed.rows
+        if math.prod(scales.tensor.shape) == 1:  # BitNet's divides: any row has what is multiplied with
+            row = RowReader(tensor, files).rows(start, start + 1)
+            count += int(np.isnan(numbers(row, tensor.dtype).scales).any())
+            continue
         own = scales.tensor.dtype  # of bytes the scheme says what they are; BitNet's reciprocals are of another type
         number = scheme.number if own.size == 1 else own
         for _, rows in canonical_pieces(RowReader(scales.tensor, files)):

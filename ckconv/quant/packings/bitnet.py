@@ -57,6 +57,7 @@ def _unpack(tile: Tile, *, quarter: int, number: DType, times: bool) -> Rows:
     scales = to_float32(tile.own(1), number)
     with np.errstate(divide="ignore"):
         scales = np.ascontiguousarray(scales if times else np.float32(1) / scales)
+    scales[np.isinf(scales)] = np.nan  # it divides by zero, or nearly: what becomes of a 0 is no number
     return rows_of(codes, scales.view(np.uint8), np.full((len(codes), 1), _MIDDLE, np.uint8))
 
 
