@@ -11,6 +11,8 @@ import gguf
 import numpy as np
 import pytest
 from conftest import Result
+from family_cases import checkpoint as plain_checkpoint
+from family_cases import recording
 from safetensors import deserialize
 from tower_cases import recordings, with_tokens
 
@@ -184,6 +186,18 @@ def test_halves_of_two_models_are_refused(text: str, tower: str, code: str, why:
     assert caught.value.code == code
     assert why in f"{caught.value.message} {caught.value.details}"
     assert not (tmp_path / "out").exists()
+
+
+def test_a_text_model_that_the_class_would_not_find_is_refused(tmp_path: Path) -> None:
+    _, _, mmproj = halves("llava-f16", tmp_path)
+    case = next(case for case in recording("gpt2").values() if "config" in case and "tensors" in case)
+    convert(plain_checkpoint(case, tmp_path / "gpt2"), tmp_path / "gpt2.gguf")
+
+    with pytest.raises(CkconvError) as caught:
+        convert(tmp_path / "gpt2.gguf", f"{tmp_path}/out/", mmproj=mmproj)
+
+    assert caught.value.exit_code == 4
+    assert "called model.*, and a gpt2 has other names" in f"{caught.value.message} {caught.value.details}"
 
 
 def test_internvls_own_checkpoint_becomes_that_of_transformers(ckconv: Callable[..., Result], tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from ckconv.core.dtypes import F32, Kind
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.core.towers import PREFIX, parted
+from ckconv.families.catalogue import FAMILIES
 from ckconv.families.loaders import TRANSFORMERS
+from ckconv.families.names import HF, names_of
 from ckconv.families.naming_schemes import NESTED
 from ckconv.families.parameters import differ, nested, write
 from ckconv.families.presence import expected
@@ -75,6 +77,11 @@ class WholePlanner(HuggingFacePlanner):
             return
         if families and config.family not in families:
             self.refuse(f"the tower is of a {self.within}, and the text model is a {config.family}")
+        embedding = names_of(FAMILIES[config.family], HF).written.get(EMBEDDING)
+        if embedding is None or not embedding.pattern.startswith("model."):  # its loader renames no others
+            self.refuse(
+                f"the class loads text models whose tensors are called model.*, and a {config.family} has other names"
+            )
         width = self._tower.parameters["text_hidden"]
         if width != config.hidden_size:
             self.refuse(
