@@ -215,6 +215,6 @@ def test_what_another_run_is_writing_is_left_to_it(begun: Path, source: Path, pl
 def test_one_file_is_made_at_once(source: Path, place: Path, ckconv: Ckconv) -> None:
     done = ckconv("convert", source, f"{place}/m.gguf", "--resume", "--json")
     assert (done.code, staging(place)) == (0, [])
-    assert "one file is written" in " ".join(done.json["notes"])
+    assert "the output is written in one piece" in " ".join(done.json["notes"])
     refused = ckconv("convert", source, "-", "--to", "gguf", "--resume")
     assert (refused.code, "error[usage.target]" in refused.err) == (2, True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from test_stream import no_thread_left  # noqa: F401 - for every test
 
+from ckconv.engine import pipeline as writing
 from ckconv.engine import writeback
 from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.writeback import WriteBehind
@@ -23,6 +24,7 @@ STEP = 1 << 12
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writeback, "STEP", STEP)
+    monkeypatch.setattr(writing, "TOLD_AT_ONCE", 1)
 
 
 @pytest.fixture

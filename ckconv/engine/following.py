@@ -17,24 +17,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ckconv.core.tensors import Extent
-from ckconv.engine.blocks import BLOCK_BYTES, Block, Blocks
+from ckconv.engine.copies import Copies
 from ckconv.engine.workers import Stage
 from ckconv.errors import Interrupted
-from ckconv.io.files import CHUNK
 from ckconv.signals import deferred, settling
 from ckconv.system import THREADS
 
 if TYPE_CHECKING:
     from ckconv.io.tiles import Tiles
 
-#: Bytes that may be written and not looked at yet.
-LEAD = 4 << 20
-
-#: Blocks that whoever follows holds at a time: it looks at one while others are hashed.
-HELD = 6
-
-#: What is kept of what is written: those, the lead, the one that is filled, and a few that pass from hand to hand.
-_MOST = HELD + LEAD // BLOCK_BYTES + 4
+#: Bytes that may be written and not looked at yet: they are to be in a cache still.
+LEAD = 8 << 20
 
 T = TypeVar("T")
 
@@ -85,8 +78,7 @@ class Growth:
             tiles: decoded rows, handed from whoever writes them to whoever compares them.
         """
         self.tiles = tiles
-        #: Else what is written is read when all of it is.
-        self.blocks = Blocks(_MOST) if THREADS else None
+        self.copies = Copies()
         self._payloads: dict[Path, tuple[Extent, int]] = {}
         self._end = 0
         for payload in payloads:
@@ -105,29 +97,19 @@ class Growth:
         """Where a byte of a file is among all that are written."""
         return self._payloads[path][1] + offset
 
-    def read_back(self, path: Path, offset: int) -> tuple[Block | None, int]:
-        """What is kept of a byte, for which this waits: the block that holds it, and where in it.
-
-        Returns:
-            ``None`` where nothing is, and how many bytes may be read of the file instead.
+    def same(self, path: Path, offset: int, source: Path, source_offset: int, nbytes: int) -> int:
+        """How many bytes from ``offset`` on are known to be those of ``source``; waits for the first one.
 
         Raises:
             AbandonedError: nobody writes it.
         """
-        if self.blocks is None or path not in self._payloads:
-            return None, CHUNK
+        if path not in self._payloads:
+            return 0
         payload, base = self._payloads[path]
-        if offset < payload.offset:
-            return None, payload.offset - offset
-        if offset >= payload.offset + payload.nbytes:
-            return None, CHUNK
+        if not 0 <= offset - payload.offset < payload.nbytes:
+            return 0
         self._wait(base + offset + 1)
-        return self.blocks.take(base + offset)
-
-    def done(self, block: Block) -> None:
-        """Nobody looks at what :meth:`read_back` gave any more."""
-        assert self.blocks is not None
-        self.blocks.done(block)
+        return self.copies.same(base + offset, source, source_offset, nbytes)
 
     def tell(self, path: Path, until: int) -> None:
         """The bytes of a file before ``until`` are written; waits while too many are that nobody has read again."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from ckconv.engine.blocks import BLOCK_BYTES, Block, Blocks
+from ckconv.engine.copies import BLOCK_BYTES, Copies, Copy, noted
 from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError, unreadable
 from ckconv.io.files import READ_AHEAD, read_ahead
@@ -46,6 +46,9 @@ class Follower(Protocol):
 BUFFERS = 4
 BUFFER_BYTES = 1 << 20
 
+#: Bytes of which followers hear at once.
+TOLD_AT_ONCE = 1 << 20
+
 #: A run of zeros shorter than this is written like any other bytes: holes are whole blocks of the file system.
 SMALLEST_HOLE = 64 << 10
 
@@ -69,7 +72,7 @@ class Pipeline:
         buffers: int = BUFFERS,
         buffer_bytes: int = BUFFER_BYTES,
         followers: Sequence[Follower] = (),
-        blocks: Blocks | None = None,
+        copies: Copies | None = None,
         place: int = 0,
     ) -> None:
         """Describe the stream; a thread starts with the first byte, when the caller can already end it.
@@ -81,20 +84,23 @@ class Pipeline:
             progress: called with the number of bytes just appended.
             buffers, buffer_bytes: the ring.
             followers: work with what is in the file while more is written; not for a pipe.
-            blocks: the buffers instead of a ring, handed on with what was read back; not for a pipe.
-            place: where the first byte goes, as blocks count.
+            copies: hear of what was copied and read back; not for a pipe.
+            place: where the first byte goes, as they count.
         """
         self._fd, self._base, self._progress = fd, offset, progress
         self.to_file = fd is not None and seekable
-        self._blocks, self._place = blocks, place
-        self._block: Block | None = None
-        self._bytes = BLOCK_BYTES if blocks is not None else buffer_bytes
+        self._copies, self._place = copies, place
+        #: What is in the buffer of other files, and memory for what is read back of it.
+        self._copied: list[Copy] = []
+        self._stored = bytearray(BLOCK_BYTES) if copies is not None else bytearray()
+        self._bytes = BLOCK_BYTES if copies is not None else buffer_bytes
         # Whole pages: a copy to or from memory that starts inside a cache line costs a third more processor time.
-        buffers = 0 if blocks is not None else 1 if self.to_file else buffers
-        self._ring = [memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(buffers)]
+        self._ring = [memoryview(mmap.mmap(-1, self._bytes)) for _ in range(1 if self.to_file else buffers)]
         self._next, self._filled = 0, 0
         self._current: memoryview | None = None
         self._position = 0
+        #: Bytes of which followers do not know yet.
+        self._untold = 0
         self._digest = hashlib.sha256()
         self._stopped = False
         self._stage: Stage | None = None
@@ -111,12 +117,8 @@ class Pipeline:
             stage = self._started()
             if stage is not None:
                 stage.done.get()  # blocks until the thread is through with this buffer's last content
-            if self._blocks is not None:
-                self._block = self._blocks.free()
-                self._current = self._block.meant
-            else:
-                self._current = self._ring[self._next]
-                self._next = (self._next + 1) % len(self._ring)
+            self._current = self._ring[self._next]
+            self._next = (self._next + 1) % len(self._ring)
         return self._current[self._filled :]
 
     def advance(self, nbytes: int) -> None:
@@ -154,8 +156,8 @@ class Pipeline:
                     tensor=tensor or None,
                     offset=offset + done,
                 )
-            if self._block is not None:
-                self._block.copied(self._filled, got, path, offset + done)
+            if self._copies is not None:
+                noted(self._copied, Copy(self._place + self._position, got, path, offset + done))
             done += got
             self.advance(got)
 
@@ -165,7 +167,7 @@ class Pipeline:
         if not view.nbytes:  # an empty array of two dimensions has no flat view
             return
         view = view.cast("B")
-        if self.to_file and self._blocks is None and len(view) >= self._bytes:  # a copy less
+        if self.to_file and self._copies is None and len(view) >= self._bytes:  # a copy less
             self._submit()
             while len(view) >= self._bytes:
                 self._append(view[: self._bytes])
@@ -204,6 +206,7 @@ class Pipeline:
             BrokenPipeError: nobody reads what is written.
         """
         self._submit()
+        self._tell(0, all=True)
         self._end()
         if self.to_file:
             assert self._fd is not None
@@ -243,7 +246,7 @@ class Pipeline:
                 self._stage.jobs.put(job)
             if self._fd is not None:
                 self._write(job, start)
-            self._current, self._block, self._filled = None, None, 0
+            self._current, self._filled = None, 0
 
     def _append(self, data: memoryview) -> None:
         check()
@@ -266,7 +269,7 @@ class Pipeline:
 
     def _write(self, job: memoryview, position: int) -> None:
         assert self._fd is not None
-        start, nbytes = position, len(job)
+        meant, start, nbytes = job, position, len(job)
         try:
             while len(job):
                 at = self._base + position
@@ -283,27 +286,29 @@ class Pipeline:
             raise OutputError(
                 write_code(error), f"writing failed after {position:,} bytes: {error.strerror}", offset=position
             ) from error
-        if self._block is not None:
-            self._read_back(self._block, start, nbytes)
+        if self._copied:
+            self._read_back(meant, start)
         self._tell(nbytes)
 
-    def _read_back(self, block: Block, start: int, nbytes: int) -> None:
-        """Hand a block on. What cannot be read is for whoever then looks into the file itself."""
+    def _read_back(self, meant: memoryview, start: int) -> None:
+        """What is not found as it was meant, or cannot be read, is for whoever looks into the file."""
         assert self._fd is not None
-        assert self._blocks is not None
-        stored, done = memoryview(block.stored)[:nbytes], 0
+        assert self._copies is not None
+        stored, done = memoryview(self._stored)[: len(meant)], 0
         with suppress(OSError):
-            while got := read_into(self._fd, stored[done:], self._base + start + done):
+            while done < len(meant) and (got := read_into(self._fd, stored[done:], self._base + start + done)):
                 done += got
-                if done == nbytes:
-                    block.read_back(self._place + start, nbytes)
-                    self._blocks.add(block)
-                    return
-        self._blocks.done(block)
+        if done == len(meant) and self._stored.startswith(meant):
+            self._copies.add(self._copied)
+        self._copied = []
 
-    def _tell(self, nbytes: int) -> None:
-        for follower in self._followers:
-            follower.wrote(nbytes)
+    def _tell(self, nbytes: int, *, all: bool = False) -> None:
+        """Threads that wake each other for little wait for each other more than they work."""
+        self._untold += nbytes
+        if self._untold >= TOLD_AT_ONCE or (all and self._untold):
+            told, self._untold = self._untold, 0
+            for follower in self._followers:
+                follower.wrote(told)
 
     def __enter__(self) -> Pipeline:
         return self

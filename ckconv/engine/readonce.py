@@ -1,13 +1,15 @@
-"""Files that are read once for two purposes: a thread hashes what somebody else looks at.
+"""Files that are looked at and hashed in one pass: a thread hashes what somebody else has just looked at.
 
-The digest is of the very bytes that were looked at. What is looked at in another order than that of the file is read
-again.
+The thread reads it itself, out of the system's cache: memory that one processor fills and another one hashes, again and
+again, costs both more than that. Only what comes from another machine is handed over, as it is not asked for twice.
+What is looked at in another order than that of the file is read again, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,105 +17,152 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import Extent, Identity
-from ckconv.engine.blocks import Block
-from ckconv.engine.following import HELD, Growth
+from ckconv.engine.following import Growth
+from ckconv.engine.reread import HASHED_AT_ONCE, FileHash
 from ckconv.engine.workers import Stage
+from ckconv.errors import OutputError, unreadable
 from ckconv.io.files import CHUNK, Files
 from ckconv.lazy import NamedTuple
+from ckconv.system import is_elsewhere
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-class Shown(NamedTuple):
-    """A run of bytes that somebody looks at and a thread hashes.
+#: Runs that may be looked at and not hashed yet: a cache of the system still has them.
+LAG = 16
 
-    Attributes:
-        offset: where it begins in its file.
-        block, at: the block that it is in, and where; ``None`` where it was read from the file.
-    """
+#: Runs that are held where the thread is handed them: one is looked at while others are hashed.
+HELD = 4
+
+
+class Run(NamedTuple):
+    """Bytes that somebody looks at, and where they begin in their file."""
 
     offset: int
     bytes: memoryview
-    block: Block | None
-    at: int
 
 
 class Reading:
-    """One extent, looked at run by run from its beginning to its end; a thread hashes the runs."""
+    """One extent, looked at from its beginning to its end; a thread hashes it behind."""
 
     def __init__(
-        self, extent: Extent, read: Callable[[Path, int, memoryview], None], growing: Growth | None = None
+        self,
+        extent: Extent,
+        read: Callable[[Path, int, memoryview], None],
+        fd: Callable[[Path], int],
+        growth: Growth | None = None,
     ) -> None:
-        self._extent, self._read, self._growing = extent, read, growing
+        self._extent, self._read, self._fd, self._growth = extent, read, fd, growth
         self._hash = hashlib.sha256()
-        self._held: deque[Shown] = deque()
+        self._behind: FileHash | None = None
+        self._held: deque[Run] = deque()
         self._spare: list[memoryview] = []
         self._stage: Stage | None = None
-        #: Bytes that were looked at.
-        self._until = 0
+        #: Bytes that were looked at; of those, bytes of which the thread does not know yet.
+        self._until = self._unhashed = 0
 
     def holds(self, offset: int) -> bool:
         """The byte at ``offset`` of the file is in the extent."""
         return 0 <= offset - self._extent.offset < self._extent.nbytes
 
-    def shown(self, offset: int) -> Shown | None:
+    def run(self, offset: int) -> Run | None:
         """The run that has the byte at ``offset`` of the file, read now if it was not; ``None``: it is held no more."""
         while self._until <= offset - self._extent.offset:
             self._next()
         for run in reversed(self._held):
             if run.offset <= offset:
-                return run
+                return run if offset < run.offset + len(run.bytes) else None
         return None
+
+    def seen(self, offset: int, nbytes: int) -> None:
+        """Nobody needs to look at these bytes, nor at those before them."""
+        until = offset + nbytes - self._extent.offset
+        if self._until < until and self._extent.nbytes > CHUNK and self._stage is None:
+            self._stage = self._hashing()
+        while self._until < until:
+            if self._behind is None:
+                self._next()
+                continue
+            n = min(CHUNK, until - self._until)
+            if self._growth is not None:
+                self._growth.wait_for(self._extent.path, self._extent.offset + self._until + n)
+            self._until += n
+            self._hash_behind(n)
 
     def digest(self) -> bytes:
         """SHA-256 of the whole extent, of which the rest is read."""
-        while self._until < self._extent.nbytes:
-            self._next()
+        self.seen(self._extent.offset, self._extent.nbytes)
+        stage = self._stage
         self.stop()
-        return self._hash.digest()
+        if stage is not None and stage.error is not None:
+            raise stage.error
+        return self._hash.digest() if self._behind is None else self._behind.digest
 
     def stop(self) -> None:
         """End the thread."""
         stage = self._stage
         if stage is not None:
+            if self._behind is not None and self._until < self._extent.nbytes:
+                self._behind.stopped = True
             stage.jobs.put(None)
             stage.wait()
             self._stage = None
+            if self._behind is not None:
+                self._behind.close()
 
     def _next(self) -> None:
-        if self._stage is not None:
+        handed = self._stage is not None and self._behind is None
+        if handed:
+            assert self._stage is not None
             self._stage.done.get()  # the run that is held longest is hashed
-        if len(self._held) == HELD:
-            self._let_go(self._held.popleft())
-        run = self._run(self._extent.offset + self._until, self._extent.nbytes - self._until)
+        if len(self._held) == (HELD if handed else 1):
+            self._spare.append(memoryview(self._held.popleft().bytes.obj))
+        # Whole pages, see the pipeline's.
+        buffer = self._spare.pop() if self._spare else memoryview(mmap.mmap(-1, CHUNK))
+        run = Run(self._extent.offset + self._until, buffer[: self._extent.nbytes - self._until])
+        self._read(self._extent.path, run.offset, run.bytes)
         self._held.append(run)
         self._until += len(run.bytes)
         if self._extent.nbytes <= CHUNK:
             self._hash.update(run.bytes)
             return
         if self._stage is None:
+            self._stage = self._hashing()
+        if self._behind is None:
+            self._stage.jobs.put(run.bytes)
+        else:
+            self._hash_behind(len(run.bytes))
+
+    def _hash_behind(self, nbytes: int) -> None:
+        """Threads that wake each other for little wait for each other more than they work."""
+        assert self._stage is not None
+        self._unhashed += nbytes
+        if self._unhashed >= HASHED_AT_ONCE or self._until == self._extent.nbytes:
+            self._stage.done.get()
+            self._stage.jobs.put(self._unhashed)
+            self._unhashed = 0
+
+    def _hashing(self) -> Stage:
+        fd = self._fd(self._extent.path)
+        if is_elsewhere(fd):
             stage = Stage(lambda job, _: self._hash.update(job), HELD - 1)  # type: ignore[arg-type]
-            stage.start()
-            self._stage = stage
-        self._stage.jobs.put(run.bytes)
+        else:
+            self._behind = FileHash(os.dup(fd), self._extent.offset)
+            stage = Stage(self._follow, LAG)
+        stage.start()
+        return stage
 
-    def _run(self, offset: int, left: int) -> Shown:
-        path = self._extent.path
-        block, at = self._growing.read_back(path, offset) if self._growing is not None else (None, CHUNK)
-        if block is not None:
-            return Shown(offset, memoryview(block.stored)[at : min(block.nbytes, at + left)], block, at)
-        # Whole pages, see the pipeline's.
-        buffer = self._spare.pop() if self._spare else memoryview(mmap.mmap(-1, CHUNK))
-        buffer = buffer[: min(at, left)]
-        self._read(path, offset, buffer)
-        return Shown(offset, buffer, None, 0)
-
-    def _let_go(self, run: Shown) -> None:
-        if run.block is None:
-            self._spare.append(memoryview(run.bytes.obj))
-        elif self._growing is not None:
-            self._growing.done(run.block)
+    def _follow(self, job: memoryview | int, position: int) -> None:
+        assert self._behind is not None
+        assert isinstance(job, int)
+        try:
+            self._behind.read_to(position + job)
+        except OSError as error:
+            raise unreadable(error, self._extent.path, doing="cannot be read") from error
+        if self._behind.nbytes < position + job and not self._behind.stopped:
+            message = "the file ends early: it changed meanwhile"
+            raise OutputError("input.changed", message, path=self._extent.path)
 
 
 class ReadOnce(Files):
@@ -135,12 +184,11 @@ class ReadOnce(Files):
         """
         super().__init__(known, growing, moved)
         read = super().read_into
-        self._readings = {extent: Reading(extent, read, growing) for extent in hashed}
+        self._readings = {extent: Reading(extent, read, self.fd, growing) for extent in hashed}
         self._of_path: dict[Path, list[Reading]] = {}
-        #: Where what :meth:`shown` has just shown is kept.
-        self._last: tuple[Block, int] | None = None
         for extent, reading in self._readings.items():
             self._of_path.setdefault(extent.path, []).append(reading)
+        self._growth = growing
 
     def read_into(self, path: Path, offset: int, buffer: Buffer) -> None:
         """See :meth:`ckconv.io.files.Files.read_into`."""
@@ -156,40 +204,30 @@ class ReadOnce(Files):
     def shown(self, path: Path, offset: int, nbytes: int) -> memoryview:
         """See :meth:`ckconv.io.files.Files.shown`."""
         run = self._run(path, offset)
-        self._last = None
         if run is None:
             return super().shown(path, offset, nbytes)
         within = offset - run.offset
-        if run.block is not None:
-            self._last = run.block, run.at + within
         return run.bytes[within : within + nbytes]
 
-    def holds(self, path: Path, offset: int, shown: memoryview) -> bool:
-        """See :meth:`ckconv.io.files.Files.holds`."""
-        if self._last is not None:
-            block, at = self._last
-            same = block.is_copy(at, len(shown), path, offset)
-            if same is not None:
-                return same
-        return super().holds(path, offset, shown)
+    def known_same(self, path: Path, offset: int, other: Path, other_at: int, nbytes: int) -> int:
+        """See :meth:`ckconv.io.files.Files.known_same`."""
+        n = self._growth.same(path, offset, other, other_at, nbytes) if self._growth is not None else 0
+        reading = self._reading(path, offset) if n else None
+        if reading is not None:
+            reading.seen(offset, n)
+        return n
 
-    def is_shown(self, shown: memoryview, data: memoryview) -> bool:
-        """See :meth:`ckconv.io.files.Files.is_shown`."""
-        if self._last is None:
-            return super().is_shown(shown, data)
-        block, at = self._last
-        return block.stored.startswith(data, at)
+    def _run(self, path: Path, offset: int) -> Run | None:
+        reading = self._reading(path, offset)
+        return reading.run(offset) if reading is not None else None
 
-    def _run(self, path: Path, offset: int) -> Shown | None:
-        for reading in self._of_path.get(path, ()):
-            if reading.holds(offset):
-                return reading.shown(offset)
-        return None
+    def _reading(self, path: Path, offset: int) -> Reading | None:
+        return next((reading for reading in self._of_path.get(path, ()) if reading.holds(offset)), None)
 
     def digest(self, extent: Extent) -> bytes:
         """SHA-256 of an extent, all of it read now if it was not asked for before."""
         if extent not in self._readings:
-            self._readings[extent] = Reading(extent, super().read_into)
+            self._readings[extent] = Reading(extent, super().read_into, self.fd)
         return self._readings[extent].digest()
 
     def __exit__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +42,10 @@ class FileHash:
     def digest(self) -> bytes:
         """SHA-256 of :attr:`nbytes` bytes."""
         return self._hash.digest()
+
+    def close(self) -> None:
+        """Close the descriptor, for whoever made one for this alone."""
+        os.close(self._fd)
 
     def read_to(self, until: int) -> None:
         """Hash up to ``until`` bytes, or as far as the file goes: a hole may end only when the file does."""

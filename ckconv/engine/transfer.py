@@ -247,7 +247,7 @@ def write_files(
         followers = (WriteBehind(fd), Telling(growth, place, begin))
         told(begin + len(frame.epilogue))
         with Pipeline(
-            fd, offset=begin, progress=told, followers=followers, blocks=growth.blocks, place=growth.place(place, begin)
+            fd, offset=begin, progress=told, followers=followers, copies=growth.copies, place=growth.place(place, begin)
         ) as pipeline:
             stream(file, frame, begin, files, pipeline, told, losses, growth.tiles)
             pipeline.finish()

@@ -70,11 +70,8 @@ class Stage:
                 self.work(job, self._position)
         except BaseException as error:
             self.error = error
-        if isinstance(job, int):
-            self._position += job
-        else:
-            self._position += len(job)
-            self.done.put(None)
+        self._position += job if isinstance(job, int) else len(job)
+        self.done.put(None)
 
     def end(self) -> None:
         """There is no other job."""

@@ -192,40 +192,39 @@ class Files:
         Args:
             told: hears of the bytes of each pair, counted once.
         """
+        theirs = self._buffers[1]
         for (path, at), (other, other_at), left in parts:
             while left:
-                mine = self.shown(path, at, left)
-                n = len(mine)
+                n = self.known_same(path, at, other, other_at, left)
+                same = bool(n)
+                if not same:
+                    mine = self.shown(path, at, left)
+                    n = len(mine)
+                    self.read_into(other, other_at, memoryview(theirs)[:n])
+                    same = theirs.startswith(mine)  # two views would be compared byte by byte
                 if told:
                     told(n)
-                if not self.holds(other, other_at, mine):
+                if not same:
                     return False
                 at, other_at, left = at + n, other_at + n, left - n
         return True
 
-    def holds(self, path: Path, offset: int, shown: memoryview) -> bool:
-        """The bytes from ``offset`` on are those that :meth:`shown` has just shown of another place."""
-        theirs = self._buffers[1]
-        self.read_into(path, offset, memoryview(theirs)[: len(shown)])
-        return theirs.startswith(shown)  # two views would be compared byte by byte
+    def known_same(self, path: Path, offset: int, other: Path, other_at: int, nbytes: int) -> int:
+        """How many of the bytes at the two places are known to be the same, without looking; 0 if it is not known."""
+        return 0
 
     def stores(self, extents: Iterable[Extent], start: int, data: memoryview) -> bool:
         """The bytes from ``start`` on, of a run that is stored as several, are these."""
-        at = 0
+        theirs, at = self._buffers[1], 0
         for path, offset, left in cut(extents, start, start + len(data)):
             while left:
                 mine = self.shown(path, offset, left)
                 n = len(mine)
-                if not self.is_shown(mine, data[at : at + n]):
+                theirs[:n] = mine
+                if not theirs.startswith(data[at : at + n]):
                     return False
                 at, offset, left = at + n, offset + n, left - n
         return True
-
-    def is_shown(self, shown: memoryview, data: memoryview) -> bool:
-        """What :meth:`shown` has just shown are these bytes."""
-        mine = self._buffers[1]
-        mine[: len(shown)] = shown
-        return mine.startswith(data)
 
     def shown(self, path: Path, offset: int, nbytes: int) -> memoryview:
         """Bytes from ``offset`` on, at least one and at most ``nbytes`` or ``CHUNK``; of use until the next call.

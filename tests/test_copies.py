@@ -1,0 +1,137 @@
+"""What was copied from where, as the thread that writes says it to the one that looks."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckconv.core.tensors import Extent
+from ckconv.engine.copies import BLOCK_BYTES, Copies, Copy, noted
+from ckconv.engine.following import Following, Growth, Telling
+from ckconv.engine.pipeline import Pipeline
+from ckconv.engine.readonce import ReadOnce
+from ckconv.io.files import CHUNK
+
+A, B = Path("a"), Path("b")
+
+Looking = Callable[[ReadOnce, Extent, Path, bytes], bool]
+
+
+@pytest.mark.parametrize(
+    ("place", "path", "offset", "nbytes", "known"),
+    [
+        (1000, A, 100, 4096, 4096),
+        (1000, A, 100, 10_000, 8192),  # two copies that go on where the other ended are one
+        (5000, A, 4100, 10_000, 4192),
+        (9192, B, 7, 4096, 4096),
+        (9192, B, 7, 5000, 4096),
+        (1000, A, 101, 10, 0),
+        (1000, B, 100, 10, 0),
+        (999, A, 99, 10, 0),
+        (13_288, A, 9, 16, 0),  # too few to be remembered
+        (20_000, A, 9, 16, 0),
+    ],
+)
+def test_bytes_are_those_that_they_were_copied_from(
+    place: int, path: Path, offset: int, nbytes: int, known: int
+) -> None:
+    found: list[Copy] = []
+    for copy in (Copy(1000, 4096, A, 100), Copy(5096, 4096, A, 4196), Copy(9192, 4096, B, 7), Copy(13_288, 16, A, 9)):
+        noted(found, copy)
+    copies = Copies()
+    copies.add(found)
+    assert copies.same(place, path, offset, nbytes) == known
+
+
+def test_what_lies_before_is_forgotten() -> None:
+    copies = Copies()
+    copies.add([Copy(0, 5000, A, 0), Copy(5000, 5000, B, 0)])
+    assert copies.same(5000, B, 0, 10) == 10
+    assert copies.same(0, A, 0, 10) == 0
+
+
+def against_a_file(files: ReadOnce, extent: Extent, source: Path, data: bytes) -> bool:
+    return files.are_same([(extent[:2], (source, 0), len(data))])
+
+
+def against_memory(files: ReadOnce, extent: Extent, source: Path, data: bytes) -> bool:
+    return files.stores([extent], 0, memoryview(data))
+
+
+def nowhere(files: ReadOnce, extent: Extent, source: Path, data: bytes) -> bool:
+    return True
+
+
+def backwards(files: ReadOnce, extent: Extent, source: Path, data: bytes) -> bool:
+    path, begin, nbytes = extent
+    half = nbytes // 2
+    pairs = [((path, begin + at), (source, at), n) for at, n in ((half, nbytes - half), (0, half))]
+    return [files.are_same([pair]) for pair in pairs] == [True, True]
+
+
+@pytest.mark.parametrize("looking", [against_a_file, against_memory, backwards, nowhere])
+@pytest.mark.parametrize("begin", [0, 1, 4096, 777])
+@pytest.mark.parametrize("flipped", [None, 0, BLOCK_BYTES, 3 * BLOCK_BYTES + 5])
+@pytest.mark.parametrize("nbytes", [4 * BLOCK_BYTES + 321, 3 * BLOCK_BYTES + 6 + 20 * CHUNK])
+def test_who_follows_hashes_and_compares_what_is_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int, begin: int, flipped: int | None, looking: Looking
+) -> None:
+    source, target, data = tmp_path / "in", tmp_path / "out", os.urandom(nbytes)
+    source.write_bytes(data)
+    target.write_bytes(bytes(begin))
+    extent = Extent(target, begin, len(data))
+    growth = Growth([extent])
+    wrong = data if flipped is None else data[:flipped] + bytes([data[flipped] ^ 1]) + data[flipped + 1 :]
+
+    def write(fd: int, content: memoryview, offset: int) -> int:
+        return os.pwrite(fd, wrong[offset - begin : offset - begin + len(content)], offset)
+
+    monkeypatch.setattr("ckconv.engine.pipeline.write_some", write)
+    whole = Extent(target, 0, begin + len(data))
+
+    def look() -> tuple[bool, bytes]:
+        with ReadOnce({}, growth, hashed=[whole]) as files:
+            return looking(files, extent, source, data), files.digest(whole)
+
+    fd, read = os.open(target, os.O_RDWR), os.open(source, os.O_RDONLY)
+    try:
+        with Following(growth, look) as following:
+            place = growth.place(target, begin)
+            followers = [Telling(growth, target, begin)]
+            with Pipeline(fd, offset=begin, followers=followers, copies=growth.copies, place=place) as pipeline:
+                pipeline.copy(read, 0, len(data), path=source)
+                pipeline.finish()
+            same, digest = following.result()
+    finally:
+        os.close(fd)
+        os.close(read)
+    assert same is (flipped is None or looking is nowhere)
+    assert digest == hashlib.sha256(target.read_bytes()).digest()
+
+
+def test_bytes_that_were_read_back_as_they_were_meant_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target, data = tmp_path / "in", tmp_path / "out", os.urandom(8 * CHUNK)
+    source.write_bytes(data)
+    growth = Growth([Extent(target, 0, len(data))])
+    monkeypatch.setattr("ckconv.io.files.read_into", lambda *_: pytest.fail("it is read again"))
+
+    def look() -> bool:
+        with ReadOnce({}, growth) as files:
+            return files.are_same([((target, 0), (source, 0), len(data))])
+
+    fd, read = os.open(target, os.O_RDWR | os.O_CREAT), os.open(source, os.O_RDONLY)
+    try:
+        with (
+            Following(growth, look) as following,
+            Pipeline(fd, followers=[Telling(growth, target, 0)], copies=growth.copies) as pipeline,
+        ):
+            pipeline.copy(read, 0, len(data), path=source)
+            pipeline.finish()
+            assert following.result()
+    finally:
+        os.close(fd)
+        os.close(read)
