@@ -1,5 +1,6 @@
 """What was copied from where, as the thread that writes says it to the one that looks."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from ckconv.engine.copies import BLOCK_BYTES, Copies, Copy, noted
 from ckconv.engine.following import Following, Growth, Telling
 from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.readonce import ReadOnce
+from ckconv.engine.reread import FileHash
+from ckconv.errors import OutputError
 from ckconv.io.files import CHUNK
 
 A, B = Path("a"), Path("b")
@@ -135,3 +138,53 @@ def test_bytes_that_were_read_back_as_they_were_meant_are_not_read_again(
     finally:
         os.close(fd)
         os.close(read)
+
+
+def test_of_files_that_were_read_none_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    closed: list[int] = []
+    duplicate, close = os.dup, FileHash.close
+
+    def dup(fd: int) -> int:
+        made.append(duplicate(fd))
+        return made[-1]
+
+    def closes(hashing: FileHash) -> None:
+        closed.append(hashing._fd)
+        close(hashing)
+
+    monkeypatch.setattr("ckconv.engine.readonce.os.dup", dup)
+    monkeypatch.setattr(FileHash, "close", closes)
+    data = os.urandom(3 * CHUNK)
+    extents = [Extent(tmp_path / f"{number}", 0, len(data)) for number in range(20)]
+    for extent in extents:
+        extent.path.write_bytes(data)
+    still_open = []
+    with ReadOnce(hashed=extents) as files:
+        for extent in extents:
+            assert files.stores([extent], 0, memoryview(data))
+            still_open.append(len(made) - len(closed))
+        assert files.stores(extents[:1], 0, memoryview(data))  # it is read again
+        assert [files.digest(extent) for extent in extents] == [hashlib.sha256(data).digest()] * len(extents)
+    assert still_open == [1] * len(extents)
+    assert len(made) == len(closed) == len(extents)
+
+
+def test_a_digest_that_failed_before_others_began_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extents = [Extent(tmp_path / name, 0, 3 * CHUNK) for name in "ab"]
+    for extent in extents:
+        extent.path.write_bytes(bytes(3 * CHUNK))
+    first = extents[0].path.stat().st_ino
+    reads = FileHash.read_to
+
+    def fails(hashing: FileHash, until: int) -> None:
+        if os.fstat(hashing._fd).st_ino == first:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        reads(hashing, until)
+
+    monkeypatch.setattr(FileHash, "read_to", fails)
+    with ReadOnce(hashed=extents) as files:
+        for extent in extents:
+            assert files.stores([extent], 0, memoryview(bytes(3 * CHUNK)))
+        with pytest.raises(OutputError, match="cannot be read"):
+            files.digest(extents[0])

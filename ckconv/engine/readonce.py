@@ -61,6 +61,19 @@ class Reading:
         self._stage: Stage | None = None
         #: Bytes that were looked at; of those, bytes of which the thread does not know yet.
         self._until = self._unhashed = 0
+        #: The thread's, and its result, when it has ended.
+        self._error: BaseException | None = None
+        self._digest: bytes | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Something of it was looked at."""
+        return self._until > 0
+
+    @property
+    def over(self) -> bool:
+        """All of it was looked at."""
+        return self._until == self._extent.nbytes
 
     def holds(self, offset: int) -> bool:
         """The byte at ``offset`` of the file is in the extent."""
@@ -93,23 +106,26 @@ class Reading:
     def digest(self) -> bytes:
         """SHA-256 of the whole extent, of which the rest is read."""
         self.seen(self._extent.offset, self._extent.nbytes)
-        stage = self._stage
         self.stop()
-        if stage is not None and stage.error is not None:
-            raise stage.error
-        return self._hash.digest() if self._behind is None else self._behind.digest
+        if self._error is not None:
+            raise self._error
+        return self._digest or self._hash.digest()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, and hold nothing any more: what is looked at again is read."""
         stage = self._stage
         if stage is not None:
             if self._behind is not None and self._until < self._extent.nbytes:
                 self._behind.stopped = True
             stage.jobs.put(None)
             stage.wait()
-            self._stage = None
+            self._stage, self._error = None, stage.error
             if self._behind is not None:
                 self._behind.close()
+                self._digest = self._behind.digest
+                self._behind = None
+        self._held.clear()
+        self._spare.clear()
 
     def _next(self) -> None:
         handed = self._stage is not None and self._behind is None
@@ -214,12 +230,23 @@ class ReadOnce(Files):
         n = self._growth.same(path, offset, other, other_at, nbytes) if self._growth is not None else 0
         reading = self._reading(path, offset) if n else None
         if reading is not None:
+            self._begin(reading)
             reading.seen(offset, n)
         return n
 
     def _run(self, path: Path, offset: int) -> Run | None:
         reading = self._reading(path, offset)
-        return reading.run(offset) if reading is not None else None
+        if reading is None:
+            return None
+        self._begin(reading)
+        return reading.run(offset)
+
+    def _begin(self, reading: Reading) -> None:
+        """Those that are over hold nothing while others are looked at, however many there are."""
+        if not reading.begun:
+            for other in self._readings.values():
+                if other.over:
+                    other.stop()
 
     def _reading(self, path: Path, offset: int) -> Reading | None:
         return next((reading for reading in self._of_path.get(path, ()) if reading.holds(offset)), None)
