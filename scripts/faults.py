@@ -245,7 +245,7 @@ class Bench:
             return f"status {status}, one of {allowed} expected"
         if "nothing was left behind" in text and (state != self.old or left):
             return f"something was left behind: {sorted(state)} {left}"
-        if status == 0 or "it was kept" in text or "complete and there" in text:
+        if status == 0 or "it was kept" in text or "the output is complete" in text:
             if state != self.new:
                 return f"status {status}, and the new output is not there"
         elif state != self.old:

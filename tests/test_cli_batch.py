@@ -236,7 +236,6 @@ def test_on_a_terminal_a_table_stands_at_the_end(tmp_path: Path) -> None:
         stdout=theirs,
         stderr=subprocess.DEVNULL,
         cwd=ROOT,
-        env={**os.environ, "COLUMNS": "400"},  # so that a model is a line
         check=False,
     )
     os.close(theirs)

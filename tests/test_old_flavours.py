@@ -115,7 +115,7 @@ NAMED = {
         headerless_alone,
         3,
         "bump.magic",
-        "its weights_manifest.json has to lie beside",
+        "its weights_manifest.json has to be beside it",
     ),
     "unfinished": (unfinished, 3, "bump.magic", "the engine's script stopped before it wrote one"),
     "gemma 4": (called("gemma4"), 4, "model.architecture", "ckconv reads no bump file of a gemma4_text: the engine"),

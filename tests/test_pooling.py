@@ -161,6 +161,7 @@ def test_normalising_and_prompts_come_back_word_for_word(pooling: dict[str, Any]
         ("sentence_transformers.pooling", '{"pooling_mode": "cls"}'),
         ("sentence_transformers.modules", "[]"),
         ("sentence_transformers.modules", '[{"type": "sentence_transformers.models.Dense", "path": "../2_Dense"}]'),
+        ("sentence_transformers.modules", '[{"type": "sentence_transformers.models.Pooling", "path": "elsewhere"}]'),
         ("sentence_transformers.transformer", "{"),
     ],
 )

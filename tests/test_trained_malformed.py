@@ -64,7 +64,7 @@ def test_a_manifest_that_does_not_fit_is_one_sentence(what: str, tmp_path: Path,
     ("edit", "sentence"),
     [
         (lambda data: data[:-4], "'token_emb' is at"),
-        (lambda data: data + b"\0", "1 byte behind the last entry"),
+        (lambda data: data + b"\0", "1 byte after the last entry"),
         (lambda data: data[:-4160] + b"\1" + data[-4159:], ""),
     ],
     ids=["cut", "longer", "a value"],

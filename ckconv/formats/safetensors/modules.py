@@ -125,7 +125,8 @@ def documents_of(kept: Mapping[str, object], number: int) -> dict[str, bytes]:
     except InputError:
         return {}
     plain = all(module.kind in PLAIN for module in modules)
-    return files if modules and plain and _number(said) == number else {}
+    there = {module.path for module in modules if module.kind == _POOLING} == ({_PLACE} if pooling else set())
+    return files if modules and plain and there and _number(said) == number else {}
 
 
 def pooled(number: object) -> str:
