@@ -167,7 +167,7 @@ class Pipeline:
         if not view.nbytes:  # an empty array of two dimensions has no flat view
             return
         view = view.cast("B")
-        if self.to_file and self._copies is None and len(view) >= self._bytes:  # a copy less
+        if self.to_file and len(view) >= self._bytes:  # a copy less
             self._submit()
             while len(view) >= self._bytes:
                 self._append(view[: self._bytes])
