@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import FIXTURES
 
+import ckconv
 from ckconv.core.tensors import Extent
 from ckconv.engine.copies import BLOCK_BYTES, Copies, Copy, noted
 from ckconv.engine.following import Following, Growth, Telling
@@ -188,3 +190,16 @@ def test_a_digest_that_failed_before_others_began_is_an_error(tmp_path: Path, mo
             assert files.stores([extent], 0, memoryview(bytes(3 * CHUNK)))
         with pytest.raises(OutputError, match="cannot be read"):
             files.digest(extents[0])
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_what_nobody_compares_is_not_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: bool) -> None:
+    real, blocks = Pipeline._read_back, []
+
+    def read_back(self: Pipeline, meant: memoryview, start: int) -> None:
+        blocks.append(start)
+        real(self, meant, start)
+
+    monkeypatch.setattr(Pipeline, "_read_back", read_back)
+    ckconv.convert(FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf", tmp_path / "m.gguf", verify=verify)
+    assert bool(blocks) is verify

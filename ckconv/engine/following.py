@@ -70,15 +70,16 @@ class Growth:
     A place in any of them is counted from the beginning of the first one.
     """
 
-    def __init__(self, payloads: Iterable[Extent], tiles: Tiles | None = None) -> None:
+    def __init__(self, payloads: Iterable[Extent], tiles: Tiles | None = None, *, compared: bool = True) -> None:
         """Nothing is written.
 
         Args:
             payloads: of each file, in order, what is going to be written; what is around it is there already.
             tiles: decoded rows, handed from whoever writes them to whoever compares them.
+            compared: somebody does; else what is copied need not be read back at once.
         """
         self.tiles = tiles
-        self.copies = Copies()
+        self.copies = Copies() if compared else None
         self._payloads: dict[Path, tuple[Extent, int]] = {}
         self._end = 0
         for payload in payloads:
@@ -103,7 +104,7 @@ class Growth:
         Raises:
             AbandonedError: nobody writes it.
         """
-        if path not in self._payloads:
+        if path not in self._payloads or self.copies is None:
             return 0
         payload, base = self._payloads[path]
         if not 0 <= offset - payload.offset < payload.nbytes:

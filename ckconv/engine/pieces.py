@@ -167,7 +167,7 @@ def write_piece(plan: Plan, container: Container, piece: Piece, watcher: Watcher
             allocate(fd, file.nbytes, holes)
             write_frames(alone, around, [fd], staged)
             tiles = Tiles(1) if piece.verify and any(map(_decodes, file.steps)) else None
-            growth = Growth([payload(file, frame, staged)], tiles)
+            growth = Growth([payload(file, frame, staged)], tiles, compared=piece.verify)
             reading = _Reading(plan, container, piece, growth, place)
             wanted = _Wanted(place, watcher, [time.monotonic()])
             with Files(plan.index.identities) as files, Following(growth, reading.read) as following:

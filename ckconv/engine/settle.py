@@ -87,7 +87,7 @@ class Staged:
         self._places = [outputs.staged(path) for path in paths]
         self._parts = list(zip(paths, self._places, plan.files, container.frames, strict=True))
         payloads = (payload(file, frame, place) for _, place, file, frame in self._parts)
-        self.growth = Growth(payloads, self._tiles())
+        self.growth = Growth(payloads, self._tiles(), compared=verify)
         self.following = Following(self.growth, self._read)
 
     def _tiles(self) -> Tiles | None:
