@@ -17,11 +17,11 @@ from ckconv.lazy import dataclass
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_sentencepiece import from_json, from_model, is_sentencepiece
 from ckconv.tokenizer.gguf_special import chat_templates, ended, put_around, special_ids
-from ckconv.tokenizer.gguf_unigram import from_unigram, is_unigram
+from ckconv.tokenizer.gguf_unigram import from_unigram
 from ckconv.tokenizer.gguf_words import Words, check_text, filled, words_of
 from ckconv.tokenizer.merging import unmade
 from ckconv.tokenizer.pretokenizers import recognised
-from ckconv.tokenizer.wordpiece import from_wordpiece, is_wordpiece
+from ckconv.tokenizer.wordpiece import from_wordpiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,10 @@ def tokenizer_keys(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
         return TokenizerKeys({"tokenizer.ggml.model": scalar("str", "no_vocab")}, (note,))
 
 
+#: ``type`` of the model of a ``tokenizer.json`` -> what makes words of it; all else is BPE, of two kinds.
+_KINDS = {"Unigram": from_unigram, "WordPiece": from_wordpiece}
+
+
 def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
     """As :func:`tokenizer_keys`, with words.
 
@@ -58,8 +62,9 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
         return _made(files, from_model(files, files.model, vocab_size), vocab_size)
     if files.tokenizer is None:
         raise LeftOut(files.why or (f"{files.others[0]} is not read" if files.others else "the source has none"))
-    kinds = ((is_sentencepiece, from_json), (is_unigram, from_unigram), (is_wordpiece, from_wordpiece))
-    made = next((made for is_one, made in kinds if is_one(files.tokenizer)), _bpe)
+    model = files.tokenizer.get("model")
+    kind = str(model.get("type")) if isinstance(model, dict) else ""
+    made = from_json if is_sentencepiece(files.tokenizer) else _KINDS.get(kind, _bpe)
     return _made(files, made(files, files.tokenizer, vocab_size), vocab_size)
 
 

@@ -32,12 +32,6 @@ _SPACE = "▁"
 _SPACES = ("\t", "\n", "\r")
 
 
-def is_unigram(document: Mapping[str, Any]) -> bool:
-    """A ``tokenizer.json`` takes the likeliest pieces."""
-    model = document.get("model")
-    return isinstance(model, dict) and model.get("type") == "Unigram"
-
-
 def from_unigram(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Words:
     """The words, with their scores.
 

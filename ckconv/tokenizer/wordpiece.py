@@ -59,12 +59,6 @@ def _theirs(token: str) -> str:
     return token[1:] if token.startswith(SPACE) else _CONTINUED + token
 
 
-def is_wordpiece(document: Mapping[str, Any]) -> bool:
-    """A ``tokenizer.json`` holds WordPiece."""
-    model = document.get("model")
-    return isinstance(model, dict) and model.get("type") == "WordPiece"
-
-
 def from_wordpiece(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) -> Words:
     """The words of a ``tokenizer.json``.
 
