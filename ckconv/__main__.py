@@ -16,6 +16,9 @@ GARBAGE_THRESHOLD = 50_000
 def main() -> None:
     """Run the command line and exit; a user never sees a traceback without ``--debug``."""
     gc.set_threshold(GARBAGE_THRESHOLD)
+    # numpy's OpenBLAS starts a thread for every processor, which do nothing for a tenth of a second, as busily as they
+    # can: no matrices are multiplied here.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if not sys.warnoptions:  # what Python and numpy warn of names lines of this installation, and no user can mend them
         warnings.simplefilter("ignore")
     try:

@@ -98,6 +98,8 @@ def check() -> None:
 
     For places that begin or carry on with work, in the main thread.
     """
+    if _State.pending is None and _State.raised is None:
+        return
     if _State.depth or threading.current_thread() is not threading.main_thread():
         return
     _raise_pending()
