@@ -137,11 +137,12 @@ def fixtures() -> Path:
 @pytest.fixture(scope="module", params=[1 << 20, 64, 1], ids=["one piece", "64 bytes a piece", "a row a piece"])
 def small_pieces(request: pytest.FixtureRequest) -> Generator[None]:
     """The work of reading and writing rows in pieces of other sizes."""
-    from ckconv.io import rows
+    from ckconv.io import rows, stored
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CHUNK", "SCRATCH"):
             patch.setattr(rows, name, request.param)
+            patch.setattr(stored, name, request.param)
         yield
 
 

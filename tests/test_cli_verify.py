@@ -375,21 +375,21 @@ def test_verification_of_a_conversion_names_the_target(
     tmp_path: Path, ckconv: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer with a fault: two heads in each other's place. Nothing gets published."""
-    from ckconv.io import rows
+    from ckconv.io import stored
 
-    real = rows.stored_pieces
+    real = stored.stored_pieces
 
     def reversed_rows(piece):
         def make(reader):
             chunk, changed = piece(reader)
             return chunk[::-1].copy(), changed
 
-        return make
+        return piece._replace(make=make)
 
     def faulty(reader, layout, conversion):
         return (reversed_rows(piece) for piece in real(reader, layout, conversion))
 
-    monkeypatch.setattr(rows, "stored_pieces", faulty)
+    monkeypatch.setattr(stored, "stored_pieces", faulty)
     source = FLOAT.write(tmp_path / "m.gguf")
     result = ckconv("convert", source, tmp_path / "m.bump")
     assert result.code == 5

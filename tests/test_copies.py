@@ -6,16 +6,18 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import FIXTURES
 
 import ckconv
 from ckconv.core.tensors import Extent
-from ckconv.engine.copies import BLOCK_BYTES, Copies, Copy, noted
+from ckconv.engine.copies import BLOCK_BYTES, Copies, Copy, Made, noted
 from ckconv.engine.following import Following, Growth, Telling
 from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.reread import FileHash
+from ckconv.engine.store import Store
 from ckconv.errors import OutputError
 from ckconv.io.files import CHUNK
 
@@ -93,7 +95,7 @@ def test_who_follows_hashes_and_compares_what_is_in_the_file(
     def write(fd: int, content: memoryview, offset: int) -> int:
         return os.pwrite(fd, wrong[offset - begin : offset - begin + len(content)], offset)
 
-    monkeypatch.setattr("ckconv.engine.pipeline.write_some", write)
+    monkeypatch.setattr("ckconv.engine.store.write_some", write)
     whole = Extent(target, 0, begin + len(data))
 
     def look() -> tuple[bool, bytes]:
@@ -194,12 +196,105 @@ def test_a_digest_that_failed_before_others_began_is_an_error(tmp_path: Path, mo
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_what_nobody_compares_is_not_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: bool) -> None:
-    real, blocks = Pipeline._read_back, []
+    real, blocks = Store.has, []
 
-    def read_back(self: Pipeline, meant: memoryview, start: int) -> None:
+    def has(self: Store, data: memoryview, start: int) -> bool:
         blocks.append(start)
-        real(self, meant, start)
+        return real(self, data, start)
 
-    monkeypatch.setattr(Pipeline, "_read_back", read_back)
+    monkeypatch.setattr(Store, "has", has)
     ckconv.convert(FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf", tmp_path / "m.gguf", verify=verify)
     assert bool(blocks) is verify
+
+
+def test_memory_is_known_as_long_as_it_is_there() -> None:
+    rows = np.zeros(3 * 4096, np.uint8)
+    made, copies = Made(rows), Copies()
+    copies.add([Copy(0, 8192, made, 0), Copy(8192, 4096, made, 8192)])
+    assert copies.same(100, rows, 100, 10_000) == 8092
+    assert copies.same(8192, rows, 8192, 10_000) == 4096
+    assert copies.same(8192, rows, 0, 10_000) == 0
+    assert copies.same(8192, rows.copy(), 8192, 10_000) == 0
+    assert copies.same(8192, A, 8192, 10_000) == 0
+    del rows
+    assert copies.same(8192, np.zeros(3 * 4096, np.uint8), 8192, 10_000) == 0
+
+
+@pytest.mark.parametrize("flipped", [None, 5, BLOCK_BYTES + 7])
+@pytest.mark.parametrize("known", [True, False])
+def test_rows_are_placed_in_any_order_and_counted_in_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool, flipped: int | None
+) -> None:
+    """Two arrays, the second one written first; what the file has otherwise than it was meant is not known."""
+    one, other = (np.frombuffer(os.urandom(n), np.uint8).reshape(2, -1) for n in (2 * BLOCK_BYTES, BLOCK_BYTES // 2))
+    wrong = one.tobytes() + other.tobytes()
+    if flipped is not None:
+        wrong = wrong[:flipped] + bytes([wrong[flipped] ^ 1]) + wrong[flipped + 1 :]
+    target = tmp_path / "out"
+    head, growth = 100, Growth([Extent(target, 0, 100 + len(wrong))])
+
+    def write(fd: int, content: memoryview, offset: int) -> int:
+        within = offset - head
+        return os.pwrite(fd, wrong[within : within + len(content)] if within >= 0 else content, offset)
+
+    monkeypatch.setattr("ckconv.engine.store.write_some", write)
+    fd = os.open(target, os.O_RDWR | os.O_CREAT)
+    try:
+        with Pipeline(fd, followers=[Telling(growth, target, 0)], copies=growth.copies) as pipeline:
+            pipeline.put(bytes(head))
+            late = pipeline.place(other, head + one.nbytes, known=known)
+            early = pipeline.place(one, head, known=known)
+            with pytest.raises(AssertionError, match="placed at"):
+                late.append()
+            early.append()
+            late.append()
+            assert pipeline.position == head + len(wrong)
+            pipeline.finish()
+    finally:
+        os.close(fd)
+    assert target.read_bytes() == bytes(head) + wrong
+    if not known:
+        expected = [0, 0, 0]
+    else:
+        expected = [0 if flipped == 5 else 100, 0 if flipped not in (None, 5) else BLOCK_BYTES, other.nbytes]
+    assert [
+        min(growth.same(target, head, one, 0, 100), 100),
+        growth.same(target, head + BLOCK_BYTES, one, BLOCK_BYTES, one.nbytes),
+        growth.same(target, head + one.nbytes, other, 0, one.nbytes),
+    ] == expected
+
+
+def test_rows_that_were_read_back_as_they_were_meant_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rows = tmp_path / "out", np.frombuffer(os.urandom(3 * CHUNK), np.uint8)
+    extent = Extent(target, 0, rows.nbytes)
+    growth = Growth([extent])
+    monkeypatch.setattr("ckconv.io.files.read_into", lambda *_: pytest.fail("it is read again"))
+
+    def look() -> tuple[bool, bytes]:
+        with ReadOnce({}, growth, hashed=[extent]) as files:
+            return files.stores([extent], 0, rows), files.digest(extent)
+
+    fd = os.open(target, os.O_RDWR | os.O_CREAT)
+    try:
+        with (
+            Following(growth, look) as following,
+            Pipeline(fd, followers=[Telling(growth, target, 0)], copies=growth.copies) as pipeline,
+        ):
+            pipeline.place(rows, 0, known=True).append()
+            pipeline.finish()
+            assert following.result() == (True, hashlib.sha256(rows).digest())
+    finally:
+        os.close(fd)
+
+
+def test_an_array_without_values_takes_no_place(tmp_path: Path) -> None:
+    fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
+    try:
+        with Pipeline(fd) as pipeline:
+            pipeline.place(np.zeros((0, 4), np.float32), 0).append()
+            pipeline.finish()
+    finally:
+        os.close(fd)
+    assert (tmp_path / "out").read_bytes() == b""

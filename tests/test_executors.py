@@ -17,7 +17,7 @@ import pytest
 from conftest import FIXTURES, Result
 
 import ckconv
-from ckconv.engine import apart, cluster, pieces, pipeline
+from ckconv.engine import apart, cluster, pieces, store
 from ckconv.errors import OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options
 
@@ -67,14 +67,14 @@ def other_version() -> None:
 
 def flip() -> None:
     """In a worker: a byte of what is written is another one."""
-    real = pipeline.write_some
+    real = store.write_some
 
     def write(fd: int, data: Any, at: int) -> int:
         wrote = real(fd, data, at)
         os.pwrite(fd, bytes([data[wrote - 1] ^ 1]), at + wrote - 1)
         return wrote
 
-    pipeline.write_some = write
+    store.write_some = write
 
 
 def pool(workers: int = 2, arm: Callable[..., None] | None = None, *given: object) -> ProcessPoolExecutor:

@@ -14,7 +14,8 @@ from ckconv.core.layouts import Layout, headed, plain, transposed
 from ckconv.core.tensors import Extent, Tensor, cut
 from ckconv.io.files import Files
 from ckconv.io.joined import JoinedRows
-from ckconv.io.rows import RowReader, stored_pieces
+from ckconv.io.rows import RowReader
+from ckconv.io.stored import stored_pieces
 from ckconv.plan.steps import Step
 from ckconv.quant.convert import Conversion, Run
 from ckconv.quant.mlx import Quantization
@@ -72,7 +73,7 @@ def test_interleaved_rows_come_out_split(tmp_path: Path) -> None:
 def test_values_that_change_count_once_however_often_they_are_read(tmp_path: Path, monkeypatch) -> None:
     matrix = np.full((4, 3), 1.0009765625 + 2**-20, "<f4")
     run = Run(stored(tmp_path / "a", matrix), Conversion(F32, F16), 0, 4)
-    monkeypatch.setattr("ckconv.io.rows.SCRATCH", 8)  # one column a pass: the rows are read three times
+    monkeypatch.setattr("ckconv.io.stored.SCRATCH", 8)  # one column a pass: the rows are read three times
     assert written([run, run], transposed(8, 3))[1] == 24
 
 

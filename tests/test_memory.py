@@ -39,7 +39,8 @@ from ckconv.core.dtypes import F16, F32
 from ckconv.io.files import Files
 from ckconv.core.tensors import Extent, Tensor
 from ckconv.core.layouts import plain, transposed
-from ckconv.io.rows import RowReader, stored_pieces
+from ckconv.io.rows import RowReader
+from ckconv.io.stored import stored_pieces
 path, rows, cols = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 layout = {{"plain": plain, "transposed": transposed}}[sys.argv[4]](rows, cols)
 tensor = Tensor("t", "t", F16, (rows, cols), (Extent(path, 0, rows * cols * 2),), transposed(rows, cols))

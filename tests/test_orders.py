@@ -22,7 +22,8 @@ from ckconv.io import rows as rows_module
 from ckconv.io.files import Files
 from ckconv.io.joined import JoinedRows
 from ckconv.io.rowcompare import dirty_padding
-from ckconv.io.rows import RowReader, canonical_pieces, stored_pieces
+from ckconv.io.rows import RowReader, canonical_pieces
+from ckconv.io.stored import stored_pieces
 from ckconv.quant.convert import Conversion, Run
 
 

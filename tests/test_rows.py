@@ -16,7 +16,8 @@ from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.core.layouts import Layout, column_blocks, plain, transposed
 from ckconv.core.tensors import Extent, Tensor
 from ckconv.io.files import Files
-from ckconv.io.rows import RowReader, canonical_pieces, stored_pieces
+from ckconv.io.rows import RowReader, canonical_pieces
+from ckconv.io.stored import stored_pieces
 from ckconv.quant.convert import Conversion
 
 

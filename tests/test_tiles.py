@@ -10,9 +10,9 @@ import pytest
 from conftest import FIXTURES
 
 import ckconv
-from ckconv.engine import pipeline
+from ckconv.engine import store
 from ckconv.errors import VerifyError
-from ckconv.io import rows, tiles
+from ckconv.io import rows, stored, tiles
 from ckconv.options import Options
 from ckconv.quant import convert
 
@@ -61,7 +61,7 @@ def test_every_row_is_decoded_once_whether_it_is_compared_or_not(
 def test_a_byte_that_changes_on_its_way_to_the_disk_is_found(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, seen = pipeline.write_some, []
+    write, seen = store.write_some, []
 
     def flipping(fd: int, data: memoryview, at: int) -> int:
         seen.append(len(data))
@@ -69,7 +69,7 @@ def test_a_byte_that_changes_on_its_way_to_the_disk_is_found(
             data = memoryview(bytes([*data[:-5], data[-5] ^ 1, *data[-4:]]))
         return write(fd, data, at)
 
-    monkeypatch.setattr(pipeline, "write_some", flipping)
+    monkeypatch.setattr(store, "write_some", flipping)
     with pytest.raises(VerifyError, match="not what the source holds"):
         ckconv.convert(SOURCE, f"{tmp_path}/{target}", to="hf" if target == "out/" else "gguf", options=DECODE)
     assert list(tmp_path.iterdir()) == []
@@ -81,12 +81,12 @@ def test_rows_that_are_written_elsewhere_than_they_belong_are_found(
 ) -> None:
     """Rows are compared by where they are in the source, not by where the writer had them."""
     monkeypatch.setattr(rows, "CHUNK", 4096)
-    pieces = rows.stored_pieces
+    pieces = stored.stored_pieces
 
     def swapped(*arguments: Any) -> Any:
-        found = list(pieces(*arguments))
-        return [*found[1::-1], *found[2:]]
+        first, second, *others = pieces(*arguments)
+        return [first._replace(make=second.make), second._replace(make=first.make), *others]
 
-    monkeypatch.setattr(rows, "stored_pieces", swapped)
+    monkeypatch.setattr(stored, "stored_pieces", swapped)
     with pytest.raises(VerifyError, match="not what the source holds"):
         ckconv.convert(SOURCE, f"{tmp_path}/out/", to="hf", options=DECODE)

@@ -2,7 +2,8 @@
 
 The thread that copies reads back what it wrote and compares it while a cache still has both. Whoever then holds the
 output against its source asks about the two places that the output's own reader leads to: bytes that were copied from
-just there need not be read again. What was copied from elsewhere, computed, or stored otherwise is not known here.
+just there need not be read again. So it is with rows in memory, for whoever still has the very memory that they were
+written from. What came from elsewhere or is stored otherwise is not known here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from weakref import ref
 
 from ckconv.lazy import NamedTuple
 
@@ -24,18 +27,35 @@ SMALLEST = 4 << 10
 _MOST = 1 << 16
 
 
+class Made:
+    """Memory that bytes were written from, an array of numpy's. It is not kept: who asks about it still has it."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = ref(memory)
+
+    def is_of(self, memory: object) -> bool:
+        """It is this array, and none that has its address by now."""
+        return self._memory() is memory
+
+
 class Copy(NamedTuple):
     """Some bytes.
 
     Attributes:
         place: where they are, counted as :class:`ckconv.engine.following.Growth` does.
-        path, offset: where they came from.
+        source, offset: the file or the memory that they came from, and where they are in it.
     """
 
     place: int
     nbytes: int
-    path: Path
+    source: Path | Made
     offset: int
+
+    def is_of(self, source: object) -> bool:
+        """They came from this file, or from this memory."""
+        if isinstance(self.source, Made):
+            return self.source.is_of(source)
+        return isinstance(source, Path) and self.source == source
 
 
 def noted(copies: list[Copy], copy: Copy) -> None:
@@ -43,8 +63,8 @@ def noted(copies: list[Copy], copy: Copy) -> None:
     if copies:
         last = copies[-1]
         ends = last.place + last.nbytes == copy.place and last.offset + last.nbytes == copy.offset
-        if ends and last.path == copy.path:
-            copies[-1] = Copy(last.place, last.nbytes + copy.nbytes, last.path, last.offset)
+        if ends and last.source == copy.source:
+            copies[-1] = Copy(last.place, last.nbytes + copy.nbytes, last.source, last.offset)
             return
     copies.append(copy)
 
@@ -59,14 +79,18 @@ class Copies:
         """These were read back, and are the same."""
         self._known.extend(copy for copy in copies if copy.nbytes >= SMALLEST)
 
-    def same(self, place: int, path: Path, offset: int, nbytes: int) -> int:
-        """How many bytes from ``place`` on are those from ``offset`` of ``path`` on, ``nbytes`` at most; 0: not known.
+    def same(self, place: int, source: object, offset: int, nbytes: int) -> int:
+        """How many bytes from ``place`` on are those from ``offset`` of ``source`` on; 0 if that is not known.
 
         What lies before ``place`` is forgotten.
+
+        Args:
+            source: a file or memory.
+            nbytes: that are asked about; no more of them are said.
         """
         with suppress(IndexError):  # there is none, or it was forgotten meanwhile
             while (found := self._known[0]).place + found.nbytes <= place:
                 self._known.popleft()
-            if found.place <= place and found.path == path and found.offset + place - found.place == offset:
+            if found.place <= place and found.is_of(source) and found.offset + place - found.place == offset:
                 return min(nbytes, found.place + found.nbytes - place)
         return 0

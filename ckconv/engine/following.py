@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckconv.io.tiles import Tiles
 
 #: Bytes that may be written and not looked at yet: they are to be in a cache still.
-LEAD = 8 << 20
+LEAD = 4 << 20
 
 T = TypeVar("T")
 
@@ -98,8 +98,8 @@ class Growth:
         """Where a byte of a file is among all that are written."""
         return self._payloads[path][1] + offset
 
-    def same(self, path: Path, offset: int, source: Path, source_offset: int, nbytes: int) -> int:
-        """How many bytes from ``offset`` on are known to be those of ``source``; waits for the first one.
+    def same(self, path: Path, offset: int, source: object, source_offset: int, nbytes: int) -> int:
+        """How many bytes from ``offset`` on are known to be those of ``source``, a file or memory; waits for the first.
 
         Raises:
             AbandonedError: nobody writes it.

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from ckconv.engine.copies import BLOCK_BYTES, Copies, Copy, noted
+from ckconv.engine.copies import BLOCK_BYTES, Copies, Copy, Made, noted
+from ckconv.engine.store import Store
 from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError, unreadable
 from ckconv.io.files import READ_AHEAD, read_ahead
-from ckconv.output.filesystem import write_code
+from ckconv.lazy import NamedTuple
 from ckconv.signals import check, deferred, settling
-from ckconv.system import read_into, wait_for_reader, write_some
+from ckconv.system import read_into
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -53,6 +52,24 @@ TOLD_AT_ONCE = 1 << 20
 SMALLEST_HOLE = 64 << 10
 
 _ZEROS = memoryview(bytes(BUFFER_BYTES))
+
+
+class Placed(NamedTuple):
+    """Bytes that were written where they belong before it was their turn.
+
+    Attributes:
+        position: of the first one in the stream.
+        copies: those of them that were read back as they were meant.
+    """
+
+    stream: Pipeline
+    position: int
+    nbytes: int
+    copies: list[Copy]
+
+    def append(self) -> None:
+        """It is their turn."""
+        self.stream.take(self)
 
 
 class Pipeline:
@@ -87,12 +104,12 @@ class Pipeline:
             copies: hear of what was copied and read back; not for a pipe.
             place: where the first byte goes, as they count.
         """
-        self._fd, self._base, self._progress = fd, offset, progress
+        self._store = Store(fd, offset, seekable=seekable) if fd is not None else None
+        self._progress = progress
         self.to_file = fd is not None and seekable
         self._copies, self._place = copies, place
-        #: What is in the buffer of other files, and memory for what is read back of it.
+        #: What is in the buffer of other files.
         self._copied: list[Copy] = []
-        self._stored = bytearray(BLOCK_BYTES) if copies is not None else bytearray()
         self._bytes = BLOCK_BYTES if copies is not None else buffer_bytes
         # Whole pages: a copy to or from memory that starts inside a cache line costs a third more processor time.
         self._ring = [memoryview(mmap.mmap(-1, self._bytes)) for _ in range(1 if self.to_file else buffers)]
@@ -179,6 +196,39 @@ class Pipeline:
             view = view[taken:]
             self.advance(taken)
 
+    def place(self, data: Buffer, position: int, *, known: bool = False) -> Placed:
+        """Write bytes of a file where they belong, behind all that was appended, in any order and in any thread.
+
+        Args:
+            known: an array of numpy's that somebody else is going to look for in the file, if it is still there then.
+
+        Raises:
+            OutputError: ``output.write`` or ``output.space``.
+        """
+        view, copies = memoryview(data), list[Copy]()
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        made = Made(data) if known and self._copies is not None else None
+        assert self._store is not None
+        for start in range(0, len(view), self._bytes):
+            part = view[start : start + self._bytes]
+            self._store.write(part, position + start)
+            if made is not None and self._store.has(part, position + start):
+                noted(copies, Copy(self._place + position + start, len(part), made, start))
+        return Placed(self, position, len(view), copies)
+
+    def take(self, placed: Placed) -> None:
+        """It is the turn of what was written already."""
+        self._submit()
+        if placed.position != self._position:
+            raise AssertionError(f"bytes of {self._position:,} were placed at {placed.position:,}")
+        check()
+        if placed.copies and self._copies is not None:
+            self._copies.add(placed.copies)
+        self._position += placed.nbytes
+        if self._progress:
+            self._progress(placed.nbytes)
+        self._tell(placed.nbytes)
+
     def zeros(self, nbytes: int) -> None:
         """Append zeros: a hole in the file where it has blocks to leave out."""
         if not self.to_file or nbytes < SMALLEST_HOLE:
@@ -208,11 +258,8 @@ class Pipeline:
         self._submit()
         self._tell(0, all=True)
         self._end()
-        if self.to_file:
-            assert self._fd is not None
-            end = self._base + self._position
-            if os.fstat(self._fd).st_size < end:
-                os.ftruncate(self._fd, end)
+        if self._store is not None and self.to_file:
+            self._store.reach(self._position)
         for follower in self._followers:
             follower.finish()
         return b"" if self.to_file else self._digest.digest()
@@ -244,8 +291,7 @@ class Pipeline:
             job, start = self._current[: self._filled], self._position - self._filled
             if self._stage is not None:
                 self._stage.jobs.put(job)
-            if self._fd is not None:
-                self._write(job, start)
+            self._write(job, start)
             self._current, self._filled = None, 0
 
     def _append(self, data: memoryview) -> None:
@@ -268,39 +314,14 @@ class Pipeline:
             self._digest.update(job)
 
     def _write(self, job: memoryview, position: int) -> None:
-        assert self._fd is not None
-        meant, start, nbytes = job, position, len(job)
-        try:
-            while len(job):
-                at = self._base + position
-                try:
-                    wrote = write_some(self._fd, job, at) if self.to_file else os.write(self._fd, job)
-                except BlockingIOError:  # somebody made the pipe that we share non-blocking
-                    wait_for_reader(self._fd)
-                    continue
-                job = job[wrote:]
-                position += wrote
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise OutputError(
-                write_code(error), f"writing failed after {position:,} bytes: {error.strerror}", offset=position
-            ) from error
-        if self._copied:
-            self._read_back(meant, start)
-        self._tell(nbytes)
-
-    def _read_back(self, meant: memoryview, start: int) -> None:
-        """What is not found as it was meant, or cannot be read, is for whoever looks into the file."""
-        assert self._fd is not None
-        assert self._copies is not None
-        stored, done = memoryview(self._stored)[: len(meant)], 0
-        with suppress(OSError):
-            while done < len(meant) and (got := read_into(self._fd, stored[done:], self._base + start + done)):
-                done += got
-        if done == len(meant) and self._stored.startswith(meant):
-            self._copies.add(self._copied)
-        self._copied = []
+        if self._store is None:
+            return
+        self._store.write(job, position)
+        if self._copied and self._copies is not None:
+            if self._store.has(job, position):  # what it has not is for whoever looks into the file
+                self._copies.add(self._copied)
+            self._copied = []
+        self._tell(len(job))
 
     def _tell(self, nbytes: int, *, all: bool = False) -> None:
         """Threads that wake each other for little wait for each other more than they work."""

@@ -225,7 +225,7 @@ class ReadOnce(Files):
         within = offset - run.offset
         return run.bytes[within : within + nbytes]
 
-    def known_same(self, path: Path, offset: int, other: Path, other_at: int, nbytes: int) -> int:
+    def known_same(self, path: Path, offset: int, other: object, other_at: int, nbytes: int) -> int:
         """See :meth:`ckconv.io.files.Files.known_same`."""
         n = self._growth.same(path, offset, other, other_at, nbytes) if self._growth is not None else 0
         reading = self._reading(path, offset) if n else None

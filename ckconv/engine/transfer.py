@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckconv.core.tensors import Extent
 from ckconv.engine.following import Growth, Telling
 from ckconv.engine.losses import Losses
-from ckconv.engine.pipeline import Pipeline
+from ckconv.engine.pipeline import Pipeline, Placed
 from ckconv.engine.rowmoves import moved_chunks, row_order
 from ckconv.engine.writeback import WriteBehind
 from ckconv.errors import OutputError, UnsupportedError, UsageError, VerifyError
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from ckconv.core.tensors import Tensor
+    from ckconv.io.stored import Piece
     from ckconv.io.tiles import Tiles
+    from ckconv.quant.codec import Rows
 
 
 #: What a digest is before anything is written.
@@ -162,7 +165,7 @@ def _convert(step: Step, files: Files, pipeline: Sink, losses: Losses, tiles: Ti
     """Append rows that are put together or converted, several pieces at once."""
     from ckconv.io.ahead import SideBySide, is_light
     from ckconv.io.joined import JoinedRows
-    from ckconv.io.rows import stored_pieces
+    from ckconv.io.stored import stored_pieces
     from ckconv.io.together import reader_of
 
     assert step.conversion is not None
@@ -173,15 +176,27 @@ def _convert(step: Step, files: Files, pipeline: Sink, losses: Losses, tiles: Ti
     def reading(files: Files) -> Any:
         return JoinedRows(step.runs, cols, files, counted) if step.runs else reader_of(tensor, how, files, tiles)
 
+    placing = pipeline if isinstance(pipeline, Pipeline) and pipeline.to_file else None
+    begin, known = pipeline.position, tiles is not None
+
+    def make(piece: Piece, reader: Any) -> tuple[Placed | Rows, int]:
+        made, some = piece(reader)
+        if placing is None:
+            return made, some
+        return placing.place(made, begin + step.nbytes * piece.start // piece.of, known=known), some
+
     rows = SideBySide(reading, files)
     joined = rows.first if isinstance(rows.first, JoinedRows) else None
     conversion = Conversion(joined.dtype, joined.dtype) if joined else how
     light = all(is_light(run.tensor, run.conversion) for run in step.runs) if joined else is_light(tensor, conversion)
     try:
-        pieces = stored_pieces(rows.first, step.target.layout, conversion)
-        with closing(rows.each(pieces, alone=light)) as chunks:
-            for chunk, some in chunks:
-                pipeline.put(chunk)
+        pieces = (partial(make, piece) for piece in stored_pieces(rows.first, step.target.layout, conversion))
+        with closing(rows.each(pieces, alone=light)) as found:
+            for made, some in found:
+                if isinstance(made, Placed):
+                    made.append()
+                else:
+                    pipeline.put(made)
                 losses.add(step, some)
     except UnsupportedError as error:  # rows do not know whose they are
         if error.tensor is None:

@@ -1,8 +1,8 @@
 """Pieces of one tensor made side by side, and given in their order: what is computed does not depend on how many.
 
 Decoding, quantising and merging are loops of numpy and libgguf, which release the interpreter's lock, so threads share
-the work. Each has a reader and descriptors of its own, and at most one piece more than there are threads is made before
-somebody takes the first one: that bounds memory.
+the work. Each has a reader and descriptors of its own, and only a few pieces more than there are threads are made
+before somebody takes the first one: that bounds memory.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ T = TypeVar("T")
 
 #: More threads than this only cost memory: one stream of bytes is hashed and written behind them.
 MAX_JOBS = 64
+
+#: Pieces that wait to be taken while as many more are made: whoever takes them does other things meanwhile.
+BEHIND = 3
 
 
 class _State:
@@ -107,7 +110,7 @@ class SideBySide(Generic[R]):
             for piece in chain(head, waiting):
                 results.append(SimpleQueue())
                 jobs.put((piece, results[-1]))
-                if len(results) >= len(workers):
+                if len(results) >= len(workers) + BEHIND:
                     yield _taken(results.popleft())
             while results:
                 yield _taken(results.popleft())

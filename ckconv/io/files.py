@@ -209,20 +209,27 @@ class Files:
                 at, other_at, left = at + n, other_at + n, left - n
         return True
 
-    def known_same(self, path: Path, offset: int, other: Path, other_at: int, nbytes: int) -> int:
-        """How many of the bytes at the two places are known to be the same, without looking; 0 if it is not known."""
+    def known_same(self, path: Path, offset: int, other: object, other_at: int, nbytes: int) -> int:
+        """How many of the bytes at the two places are known to be the same, without looking; 0 if it is not known.
+
+        Args:
+            other: another file, or memory.
+        """
         return 0
 
-    def stores(self, extents: Iterable[Extent], start: int, data: memoryview) -> bool:
+    def stores(self, extents: Iterable[Extent], start: int, data: Buffer) -> bool:
         """The bytes from ``start`` on, of a run that is stored as several, are these."""
+        meant = memoryview(data).cast("B")
         theirs, at = self._buffers[1], 0
-        for path, offset, left in cut(extents, start, start + len(data)):
+        for path, offset, left in cut(extents, start, start + len(meant)):
             while left:
-                mine = self.shown(path, offset, left)
-                n = len(mine)
-                theirs[:n] = mine
-                if not theirs.startswith(data[at : at + n]):
-                    return False
+                n = self.known_same(path, offset, data, at, left)
+                if not n:
+                    mine = self.shown(path, offset, left)
+                    n = len(mine)
+                    theirs[:n] = mine
+                    if not theirs.startswith(meant[at : at + n]):  # two views would be compared byte by byte
+                        return False
                 at, offset, left = at + n, offset + n, left - n
         return True
 

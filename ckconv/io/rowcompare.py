@@ -62,7 +62,7 @@ def wrong_rows(
             begin, end = start * mine.row_bytes, stop * mine.row_bytes
             files.wait_for(tensor.extents, begin, end)  # when they are there, their tile is
             made = tiles.take(source, conversion, start, stop)
-            if made is not None and files.stores(tensor.extents, begin, memoryview(made[0]).cast("B")):
+            if made is not None and files.stores(tensor.extents, begin, made[0]):
                 return [], made[1], end - begin
         got = readers[0].rows(start, stop)
         if made is None:

@@ -1,16 +1,14 @@
-"""Canonical rows out of stored bytes, and stored bytes out of canonical rows, in bounded pieces.
+"""Canonical rows out of stored bytes, in bounded pieces: a :class:`RowReader` undoes a tensor's layout while reading.
 
-A :class:`RowReader` undoes a tensor's layout while reading. :func:`stored_pieces` goes the other way: it yields the
-bytes of a tensor as a target layout stores it. Neither ever holds a whole tensor: pieces are about ``CHUNK`` bytes,
-and where a layout takes rows apart they are up to ``SCRATCH`` bytes, so that the source is not read too often.
+It never holds a whole tensor: pieces are about ``CHUNK`` bytes, and where a layout takes rows apart they are up to
+``SCRATCH`` bytes, so that the source is not read too often.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -19,10 +17,9 @@ from ckconv.core.dtypes import F32
 from ckconv.core.layouts import Layout
 from ckconv.core.tensors import blocks_apart
 from ckconv.errors import UnsupportedError
-from ckconv.io.cells import PAGE, SPARSE, cell_of, indices, read_box, row_boxes, stored_view
+from ckconv.io.cells import PAGE, SPARSE, cell_of, read_box, row_boxes
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.packed import PackedRows
-from ckconv.lazy import replace
 from ckconv.quant.convert import Action, decodable, decode, narrowed, side_by_side
 
 if TYPE_CHECKING:
@@ -101,6 +98,11 @@ class RowReader:
         """The largest difference that adapters made to a value, of all rows read so far."""
         return self._merged.max_change if self._merged else 0.0
 
+    @property
+    def in_order(self) -> bool:
+        """The canonical rows are what is stored, one after the other."""
+        return self.tensor.as_stored and self.dtype is self.tensor.dtype and self.layout.in_order
+
     def left(self, conversion: Conversion) -> Conversion:
         """What of a conversion of the stored values is left to do with the rows."""
         return conversion if self.dtype is self.tensor.dtype else conversion._replace(source=self.dtype)
@@ -166,7 +168,7 @@ class RowReader:
             return np.empty((0, width), np.uint8)
         if not self.layout.whole_rows:
             first = int(canonical.min())
-            return _take(self._rows(first, int(canonical.max()) + 1, low, high), canonical - first)
+            return taken(self._rows(first, int(canonical.max()) + 1, low, high), canonical - first)
         places = (self.layout.start(canonical) + low) // dtype.block * dtype.size
         edges = [0, *(np.flatnonzero(np.diff(places) != width) + 1).tolist(), len(places)]
         first = int(places.min())
@@ -191,7 +193,7 @@ class RowReader:
         run = np.empty(max(nbytes, count * pitch), np.uint8)
         self._read(first, run[:nbytes])
         if pitch == width:
-            return _take(run.reshape(count, pitch), index)
+            return taken(run.reshape(count, pitch), index)
         picked: Rows = as_strided(run, (count, width), (pitch, 1))[index]
         return picked
 
@@ -220,7 +222,7 @@ class RowReader:
         self._read(first * out.itemsize, out.view(np.uint8))
 
 
-def _take(block: Rows, index: Index) -> Rows:
+def taken(block: Rows, index: Index) -> Rows:
     """``block[index]``, without a copy where that is the block itself."""
     if len(index) == len(block) and bool((index == np.arange(len(index))).all()):
         return block
@@ -238,7 +240,7 @@ def row_ranges(reader: Reader, row_bytes: int = 0, conversion: Conversion | None
     ``row_bytes`` is the size of a row in whatever the caller turns it into, where that is larger, with ``conversion``.
     """
     layout = reader.layout
-    step = max(1, reader.piece // max(row_bytes, reader.row_bytes, _codes(reader, conversion), 1))
+    step = max(1, reader.piece // max(row_bytes, reader.row_bytes, worth(reader, conversion), 1))
     sizes = [n for n, _ in layout.strips[0].rows]
     inner = itertools.accumulate(reversed(sizes), lambda one, n: one * n)
     step -= step % max((n for n in inner if 0 < n <= step), default=1)  # whole heads, so that no row is read twice
@@ -246,91 +248,10 @@ def row_ranges(reader: Reader, row_bytes: int = 0, conversion: Conversion | None
         yield start, min(start + step, layout.rows)
 
 
-def _codes(reader: Reader, conversion: Conversion | None) -> int:
+def worth(reader: Reader, conversion: Conversion | None) -> int:
     """Bytes that a row is worth while blocks are packed again, or packed matrices, of smaller pieces, quantised."""
     action, worth = conversion and conversion.action, 2 if reader.piece >= CHUNK else 4
     return worth * reader.layout.cols if action is (Action.REPACK if worth == 2 else Action.QUANTIZE) else 0
-
-
-def stored_pieces(
-    reader: Reader, layout: Layout, conversion: Conversion
-) -> Iterator[Callable[[Any], tuple[Rows, int]]]:
-    """What makes the bytes of a tensor as ``layout`` stores them, in order, of this reader or one like it.
-
-    Yields:
-        makers of contiguous uint8 arrays, and of how many values in each are not what they were
-        (see :class:`Conversion`).
-    """
-    if isinstance(reader, RowReader):
-        if _same_places(reader, layout, conversion):
-            yield from _elements(reader, conversion)
-            return
-        conversion = reader.left(conversion)
-    if not layout.elements:
-        return
-    read = reader.row_bytes * layout.stored_cols // layout.cols
-    row_bytes = max(conversion.written.nbytes(layout.stored_cols), read, _codes(reader, conversion))
-    step = max(1, (reader.piece if layout.whole_rows else SCRATCH) // max(1, row_bytes)) * layout.stored_cols
-    strides = (stride for strip in layout.strips for _, stride in (*strip.rows, *strip.cols))
-    step -= step % max((stride for stride in strides if layout.stored_cols <= stride <= step), default=1)
-    for start in range(0, layout.elements, step):
-        stop = min(start + step, layout.elements)
-        yield partial(_chunk, layout=layout, conversion=conversion, start=start, stop=stop)
-
-
-def _same_places(reader: RowReader, layout: Layout, conversion: Conversion) -> bool:
-    """Every element stays where it is, so that rows need not be put together, whatever they are to either side."""
-    elementwise = conversion.source.block == conversion.target.block == 1
-    complete = layout.elements == layout.rows * layout.cols and reader.tensor.merge is None
-    alike = replace(reader.layout, shift=layout.shift, scale=layout.scale)
-    return elementwise and complete and alike.same_bytes_as(layout)
-
-
-def _elements(reader: RowReader, conversion: Conversion) -> Iterator[Callable[[Any], tuple[Rows, int]]]:
-    rows = reader.layout.stored_rows
-    step = max(1, CHUNK // conversion.target.nbytes(reader.layout.stored_cols))
-    for start in range(0, rows, step):
-        yield partial(_converted, conversion=conversion, start=start, stop=min(start + step, rows))
-
-
-def _converted(reader: RowReader, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
-    return conversion.apply(reader.stored(start, stop))
-
-
-def _chunk(reader: Reader, layout: Layout, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
-    """Stored elements ``start`` to ``stop``, those of no canonical row zero."""
-    dtype, cell = conversion.written, cell_of(conversion.written)
-    out: Cells | None = None
-    above = all_changed = 0
-    for strip in layout.strips:
-        for box in strip.between(start, stop):
-            rows, cols = above + indices(strip, box, of_rows=True), indices(strip, box, of_rows=False)
-            values, changed = _box(reader, layout, conversion, rows, cols)
-            all_changed += changed
-            if layout.whole_rows and len(rows) * len(cols) == stop - start:
-                return values, changed
-            if out is None:
-                out = np.zeros((stop - start) // dtype.block, cell)
-            view = stored_view(out, strip, box, dtype.block, start)
-            view[...] = values.view(cell).reshape(view.shape)
-        above += strip.height
-    if out is None:
-        out = np.zeros((stop - start) // dtype.block, cell)
-    return out.view(np.uint8), all_changed
-
-
-def _box(reader: Reader, layout: Layout, conversion: Conversion, rows: Index, cols: Index) -> tuple[Rows, int]:
-    """Rows and columns of a tensor, converted, in this order."""
-    if layout.whole_rows and len(cols) == layout.cols:
-        made = conversion.apply(reader.gather(rows))
-        if isinstance(reader, RowReader) and reader.tiles is not None:
-            reader.tiles.add(reader.tensor, conversion, rows, *made)
-        return made
-    low, high = int(cols.min()), int(cols.max()) + 1
-    values, changed = reader.columns(rows, low, high, conversion)
-    block, cell = conversion.written.block, cell_of(conversion.written)
-    found = _take(values.view(cell).swapaxes(0, 1), (cols[::block] - low) // block).swapaxes(0, 1)
-    return np.ascontiguousarray(found).view(np.uint8), changed
 
 
 def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[Rows, int]:

@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING
 from ckconv.quant.convert import Action
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ckconv.core.tensors import Tensor
     from ckconv.quant.codec import Rows
     from ckconv.quant.convert import Conversion
@@ -35,14 +32,9 @@ class Tiles:
         self._kept: dict[_Place, tuple[Tensor, Conversion, Rows, int]] = {}
         self._order: deque[_Place] = deque()
 
-    def add(
-        self, tensor: Tensor, conversion: Conversion, canonical: NDArray[np.int64], rows: Rows, changed: int
-    ) -> None:
-        """Keep what ``conversion`` made of these canonical rows of ``tensor``, if it decodes and they are in order."""
+    def add(self, tensor: Tensor, conversion: Conversion, start: int, rows: Rows, changed: int) -> None:
+        """Keep what ``conversion`` made of the canonical rows of ``tensor`` from ``start`` on, if it decodes."""
         if conversion.action is not Action.DECODE or conversion.plane is not None or tensor.merge is not None:
-            return
-        start = int(canonical[0])
-        if len(rows) > 1 and not bool((canonical[1:] - canonical[:-1] == 1).all()):
             return
         place = _place(tensor, start)
         self._kept[place] = tensor, conversion, rows, changed

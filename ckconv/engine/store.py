@@ -1,0 +1,69 @@
+"""Where a stream of bytes ends: a file, which can be asked whether it has them, or a pipe."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from ckconv.engine.copies import BLOCK_BYTES
+from ckconv.errors import OutputError
+from ckconv.output.filesystem import write_code
+from ckconv.system import read_into, wait_for_reader, write_some
+
+
+class Store:
+    """Writes to ``fd``; to a file any thread may, each at places of its own."""
+
+    def __init__(self, fd: int, base: int, *, seekable: bool) -> None:
+        """Write nothing yet.
+
+        Args:
+            base: where in a file the first byte goes.
+            seekable: it is a file; else bytes go out in order.
+        """
+        self._fd, self._base, self._seekable = fd, base, seekable
+        #: Memory for what is read back, of as many threads as do so at once.
+        self._spare: list[bytearray] = []
+
+    def write(self, data: memoryview, position: int) -> None:
+        """Write ``data``, which begins at byte ``position`` of the stream.
+
+        Raises:
+            OutputError: ``output.write`` or ``output.space``.
+            BrokenPipeError: nobody reads what is written.
+        """
+        try:
+            while len(data):
+                try:
+                    if self._seekable:
+                        wrote = write_some(self._fd, data, self._base + position)
+                    else:
+                        wrote = os.write(self._fd, data)
+                except BlockingIOError:  # somebody made the pipe that we share non-blocking
+                    wait_for_reader(self._fd)
+                    continue
+                data = data[wrote:]
+                position += wrote
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(
+                write_code(error), f"writing failed after {position:,} bytes: {error.strerror}", offset=position
+            ) from error
+
+    def has(self, data: memoryview, position: int) -> bool:
+        """The file has these bytes there, ``BLOCK_BYTES`` at most; ``False`` also if it cannot be read."""
+        buffer, done = self._spare.pop() if self._spare else bytearray(BLOCK_BYTES), 0
+        stored = memoryview(buffer)[: len(data)]
+        with suppress(OSError):
+            while done < len(data) and (got := read_into(self._fd, stored[done:], self._base + position + done)):
+                done += got
+        same = done == len(data) and buffer.startswith(data)  # two views would be compared byte by byte
+        self._spare.append(buffer)
+        return same
+
+    def reach(self, position: int) -> None:
+        """Let a file go on to there, if it ends before."""
+        end = self._base + position
+        if os.fstat(self._fd).st_size < end:
+            os.ftruncate(self._fd, end)
