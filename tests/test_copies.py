@@ -298,3 +298,34 @@ def test_an_array_without_values_takes_no_place(tmp_path: Path) -> None:
     finally:
         os.close(fd)
     assert (tmp_path / "out").read_bytes() == b""
+
+
+def test_what_is_placed_too_late_is_not_written_to_the_file_that_has_the_number_by_then(tmp_path: Path) -> None:
+    """A thread that nobody waits for any more, as a signal came while somebody did."""
+    fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
+    try:
+        with Pipeline(fd, copies=Copies()) as pipeline:
+            pipeline.place(b"meant", 0).append()
+        with pytest.raises(OutputError):
+            pipeline.place(b"other", 0)
+    finally:
+        os.close(fd)
+    assert (tmp_path / "out").read_bytes() == b"meant"
+
+
+def test_threads_that_read_back_at_once_do_not_share_memory(tmp_path: Path) -> None:
+    class Emptied(list[bytearray]):
+        """Another thread takes the last one after this one has looked."""
+
+        def __bool__(self) -> bool:
+            return True
+
+    (tmp_path / "out").write_bytes(b"rows")
+    fd = os.open(tmp_path / "out", os.O_RDONLY)
+    try:
+        store = Store(fd, 0, seekable=True)
+        store._spare = Emptied()
+        assert [store.has(memoryview(data), 0) for data in (b"rows", b"rose")] == [True, False]
+        assert len(store._spare) == 1
+    finally:
+        os.close(fd)

@@ -266,8 +266,13 @@ class Pipeline:
 
     @settling
     def abort(self) -> None:
-        """End the threads, whatever they have left to do. Harmless after :meth:`finish`."""
+        """End the threads, whatever they have left to do. Harmless after :meth:`finish`.
+
+        Those that place bytes may be left behind by a signal that broke off who waited for them: they write no more.
+        """
         self._stopped = True
+        if self._store is not None:
+            self._store.end()
         with deferred():
             self._end()
             for follower in self._followers:

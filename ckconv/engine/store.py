@@ -53,7 +53,7 @@ class Store:
 
     def has(self, data: memoryview, position: int) -> bool:
         """The file has these bytes there, ``BLOCK_BYTES`` at most; ``False`` also if it cannot be read."""
-        buffer, done = self._spare.pop() if self._spare else bytearray(BLOCK_BYTES), 0
+        buffer, done = self._memory(), 0
         stored = memoryview(buffer)[: len(data)]
         with suppress(OSError):
             while done < len(data) and (got := read_into(self._fd, stored[done:], self._base + position + done)):
@@ -61,6 +61,16 @@ class Store:
         same = done == len(data) and buffer.startswith(data)  # two views would be compared byte by byte
         self._spare.append(buffer)
         return same
+
+    def _memory(self) -> bytearray:
+        try:
+            return self._spare.pop()
+        except IndexError:  # to look first would leave another thread time to take the last one
+            return bytearray(BLOCK_BYTES)
+
+    def end(self) -> None:
+        """Nothing is written any more: the descriptor is going to be closed, and another file may get its number."""
+        self._fd = -1
 
     def reach(self, position: int) -> None:
         """Let a file go on to there, if it ends before."""
