@@ -1,9 +1,9 @@
 """One stream of bytes, gathered in a buffer and written while it is read.
 
-Into a file the calling thread writes itself, while what it read is still in the cache: others follow it and hash what
-they read back. Into a pipe, out of which nothing can be read back, a thread hashes what is written, and where nothing
-is written at all what would be. hashlib gives up the interpreter's lock, so the two overlap, and memory is a ring of
-buffers whatever the model's size.
+Into a file the calling thread writes itself, while what it read is still in the cache, and so do threads that convert
+rows, each at its place: others follow them and hash what they read back. Into a pipe, out of which nothing can be read
+back, a thread hashes what is written, and where nothing is written at all what would be. hashlib gives up the
+interpreter's lock, so the two overlap, and memory is a ring of buffers whatever the model's size.
 """
 
 from __future__ import annotations
