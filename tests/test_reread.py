@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from ckconv.api import convert
 from ckconv.core.tensors import Extent
-from ckconv.engine import pipeline as stream
-from ckconv.engine import readonce
+from ckconv.engine import readonce, store
 from ckconv.engine.following import LEAD, Following, Growth
 from ckconv.engine.readonce import ReadOnce
 from ckconv.errors import VerifyError
@@ -121,7 +120,7 @@ def test_a_write_that_went_wrong_is_found(
         calls.append(at)
         return write(fd, spoil(bytes(data)) if len(calls) == which else data, at)
 
-    monkeypatch.setattr(stream.os, "pwrite", spoilt)
+    monkeypatch.setattr(store.os, "pwrite", spoilt)
     with pytest.raises(VerifyError) as info:
         convert(MODEL, tmp_path / "out.bump", options=Options(bump_version=version))
 

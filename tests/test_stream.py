@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckconv.engine import pipeline as stream
+from ckconv.engine import store
 from ckconv.engine.pipeline import SMALLEST_HOLE, Pipeline
 from ckconv.errors import InputError, OutputError
 
@@ -145,7 +145,7 @@ def test_long_zeros_take_no_space(out: int) -> None:
 
 def test_partial_writes_are_continued(out: int, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.pwrite
-    monkeypatch.setattr(stream.os, "pwrite", lambda fd, data, at: write(fd, data[:7], at))
+    monkeypatch.setattr(store.os, "pwrite", lambda fd, data, at: write(fd, data[:7], at))
     with Pipeline(out, offset=3, buffer_bytes=100) as pipeline:
         pipeline.put(SOURCE[:1000])
         pipeline.finish()
@@ -290,7 +290,7 @@ def test_after_an_interrupted_finish_nothing_is_written_any_more(out: int, monke
             inside.clear()
         return write(fd, data, at)
 
-    monkeypatch.setattr(stream.os, "pwrite", slow)
+    monkeypatch.setattr(store.os, "pwrite", slow)
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     pipeline = Pipeline(out)
     pipeline.put(b"x")
