@@ -7,6 +7,9 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -221,7 +224,7 @@ def test_a_batch_whose_workers_die(
 
 
 def test_what_is_no_cluster_is_refused(ckconv_run: Callable[..., Result], tmp_path: Path) -> None:
-    for address in ("spark://here:1", "dask://here", "dask://"):
+    for address in ("spark://here:1", "dask://here", "dask://", "local://", "local://0", "local://100", "local://h:1"):
         done = ckconv_run("convert", QWEN2, f"{tmp_path}/m/", "--to", "mlx", "--cluster", address)
         assert (done.code, "error[usage.cluster]" in done.err) == (2, True)
 
@@ -308,3 +311,51 @@ def test_a_signal_while_workers_work_leaves_nothing(tmp_path: Path, ckconv_run: 
     assert (done.code, "interrupted; nothing was left behind" in done.err) == (130, True)
     assert list(tmp_path.iterdir()) == []
     assert all(future.cancelled() for future in waiting)
+
+
+def local(out: Path, source: Path, *flags: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "ckconv", "convert", str(source), f"{out}/", "--to", "mlx", *flags]
+    return subprocess.Popen([*command, "--cluster", "local://2"], start_new_session=True, stderr=subprocess.PIPE)
+
+
+def test_processes_of_this_machine_write_the_bytes_of_one(ckconv_run: Callable[..., Result], tmp_path: Path) -> None:
+    for into, flags in (("one", []), ("two", ["--cluster", "local://2"])):
+        done = ckconv_run(
+            "convert", QWEN2, f"{tmp_path / into}/", "--to", "mlx", "--max-shard-size", "50KB", "-q", *flags
+        )
+        assert (done.code, done.err) == (0, "")
+    assert len(contents(tmp_path / "one")) > 3
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_what_ends_the_caller_ends_its_processes(number: int, tmp_path: Path) -> None:
+    """A terminal sends its signal to all of them: only the caller speaks. Who is killed can say nothing."""
+    out = tmp_path / "out"
+    with local(out, QWEN2, "--max-shard-size", "5KB") as caller:
+        until = time.monotonic() + 30
+        while not any(tmp_path.glob(".out.*/*")) and time.monotonic() < until:
+            time.sleep(0.01)
+        if number == signal.SIGINT:
+            os.killpg(caller.pid, number)
+        else:
+            caller.kill()
+        said = caller.stderr.read().decode() if caller.stderr and number == signal.SIGINT else ""
+        caller.wait()
+    assert "Traceback" not in said
+    if number == signal.SIGINT:
+        assert caller.returncode == 130
+        assert list(tmp_path.iterdir()) == []
+    until = time.monotonic() + 30
+    while alive(caller.pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not alive(caller.pid)
+    assert not out.exists()

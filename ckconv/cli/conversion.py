@@ -115,7 +115,8 @@ _WRITING: tuple[Callable[[Function], Function], ...] = (
 cluster_option = click.option(
     "--cluster",
     metavar="URL",
-    help="Let the workers of dask://HOST:PORT or ray://HOST:PORT do the work; they need the files at the same paths.",
+    help="Let the workers of dask://HOST:PORT or ray://HOST:PORT do the work; they need the files at the same paths."
+    " Or N processes of this machine: local://N.",
 )
 
 

@@ -1,4 +1,4 @@
-"""Clusters by their addresses, as executors: ``dask://HOST:PORT`` and ``ray://HOST:PORT``."""
+"""Clusters by their addresses, as executors: ``dask://HOST:PORT``, ``ray://HOST:PORT``, and ``local://N`` processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ckconv.errors import CkconvError, OutputError, UsageError
 
-_ADDRESS = re.compile(r"(dask|ray)://([^/\s]+:\d+)")
+_ADDRESS = re.compile(r"(dask|ray)://([^/\s]+:\d+)|(local)://([1-9]\d?)")
 
 #: Seconds in which a cluster answers.
 _PATIENCE = 30
@@ -26,8 +27,9 @@ def connected(address: str) -> Iterator[Executor]:
     """
     found = _ADDRESS.fullmatch(address)
     if found is None:
-        raise UsageError("usage.cluster", f"--cluster {address!r}: dask://HOST:PORT or ray://HOST:PORT expected")
-    scheme, place = found.groups()
+        expected = "dask://HOST:PORT, ray://HOST:PORT or local://N (1 to 99 processes) expected"
+        raise UsageError("usage.cluster", f"--cluster {address!r}: {expected}")
+    scheme, place = (group for group in found.groups() if group)
     try:
         opened = _OPENING[scheme](place)
         executor, close = next(opened)
@@ -75,4 +77,32 @@ class _Ray(Executor):
         return found
 
 
-_OPENING: dict[str, Callable[[str], _Opened]] = {"dask": _dask, "ray": _ray}
+def _local(place: str) -> _Opened:
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    # A process that is copied from one with threads may hang.
+    executor = ProcessPoolExecutor(int(place), get_context("spawn"), _serve)
+    yield executor, partial(executor.shutdown, cancel_futures=True)
+
+
+def _serve() -> None:
+    """In a process of this machine: what a terminal sends is for whoever began it, without whom it ends."""
+    import os
+    import threading
+    from multiprocessing import parent_process
+
+    from ckconv.signals import ignore
+
+    ignore()
+    parent = parent_process()
+    assert parent is not None
+
+    def end_with_it() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_it, daemon=True).start()
+
+
+_OPENING: dict[str, Callable[[str], _Opened]] = {"dask": _dask, "ray": _ray, "local": _local}
