@@ -9,8 +9,8 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -242,6 +242,22 @@ def syncs_data() -> bool:
 def sync_data(fd: int) -> None:
     """Bring the bytes of a file to the disk, where :func:`syncs_data`."""
     os.fdatasync(fd)
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Processes begun in the block hear none of :data:`ENDING`, from their first moment on, where the system can do so.
+
+    This process hears of them when the block ends.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _close(fd: int) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 from ckconv.errors import CkconvError, OutputError, UsageError
+from ckconv.system import deaf_children
 
 _ADDRESS = re.compile(r"(dask|ray)://([^/\s]+:\d+)|(local)://([1-9]\d?)")
 
@@ -81,8 +82,19 @@ def _local(place: str) -> _Opened:
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
+    with suppress(ImportError):  # of POSIX; where it begins it lets signals through again
+        from multiprocessing.resource_tracker import ensure_running
+
+        ensure_running()
+
+    class Processes(ProcessPoolExecutor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            """Begin; it may take a process more."""
+            with deaf_children():
+                return super().submit(fn, *args, **kwargs)
+
     # A process that is copied from one with threads may hang.
-    executor = ProcessPoolExecutor(int(place), get_context("spawn"), _serve)
+    executor = Processes(int(place), get_context("spawn"), _serve)
     yield executor, partial(executor.shutdown, cancel_futures=True)
 
 

@@ -92,7 +92,7 @@ class _Crew:
         if not isinstance(self._executor, ProcessPoolExecutor):
             raise OutputError("cluster.worker", f"the workers are gone: {error}") from error
         old = self._executor
-        self._executor = ProcessPoolExecutor(
+        self._executor = type(old)(
             getattr(old, "_max_workers", None),
             getattr(old, "_mp_context", None),
             getattr(old, "_initializer", None),
