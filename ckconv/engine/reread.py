@@ -16,7 +16,7 @@ from ckconv.signals import check
 from ckconv.system import read_into
 
 #: Bytes that are read and hashed before threads have to agree again who may run Python.
-HASHED_AT_ONCE = 4 << 20
+HASHED_AT_ONCE = 2 << 20
 
 
 class FileHash:
