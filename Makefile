@@ -43,11 +43,11 @@ slow: fuzz edits faults flips s3 pyodide cluster portable ignored
 
 # A source in S3: needs s3fs and moto[server].
 s3:
-	$(PYTHON) -m pytest -m s3
+	$(PYTHON) -m pytest -m s3 tests/test_remote_s3.py
 
 # Clusters of Dask and Ray on this machine: needs distributed and ray[client].
 cluster:
-	$(PYTHON) -m pytest -m cluster
+	$(PYTHON) -m pytest -m cluster tests/test_cluster.py
 
 # ckconv under Node and, with docs/viewer, in a browser: npm's pyodide is fetched beside.
 pyodide:

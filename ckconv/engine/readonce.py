@@ -177,7 +177,7 @@ class Reading:
         except OSError as error:
             raise unreadable(error, self._extent.path, doing="cannot be read") from error
         if self._behind.nbytes < position + job and not self._behind.stopped:
-            message = "the file ends early: it changed meanwhile"
+            message = "the file ends early: it has changed"
             raise OutputError("input.changed", message, path=self._extent.path)
 
 

@@ -177,7 +177,7 @@ def _convert(step: Step, files: Files, pipeline: Sink, losses: Losses, tiles: Ti
         return JoinedRows(step.runs, cols, files, counted) if step.runs else reader_of(tensor, how, files, tiles)
 
     placing = pipeline if isinstance(pipeline, Pipeline) and pipeline.to_file else None
-    begin, known = pipeline.position, tiles is not None
+    begin, known = pipeline.position, tiles is not None and not step.runs and how.action is Action.DECODE
 
     def make(piece: Piece, reader: Any) -> tuple[Placed | Rows, int]:
         made, some = piece(reader)
