@@ -245,9 +245,9 @@ def test_rows_are_placed_in_any_order_and_counted_in_theirs(
             late = pipeline.place(other, head + one.nbytes, known=known)
             early = pipeline.place(one, head, known=known)
             with pytest.raises(AssertionError, match="placed at"):
-                late.append()
-            early.append()
-            late.append()
+                pipeline.take(late)
+            pipeline.take(early)
+            pipeline.take(late)
             assert pipeline.position == head + len(wrong)
             pipeline.finish()
     finally:
@@ -282,7 +282,7 @@ def test_rows_that_were_read_back_as_they_were_meant_are_not_read_again(
             Following(growth, look) as following,
             Pipeline(fd, followers=[Telling(growth, target, 0)], copies=growth.copies) as pipeline,
         ):
-            pipeline.place(rows, 0, known=True).append()
+            pipeline.take(pipeline.place(rows, 0, known=True))
             pipeline.finish()
             assert following.result() == (True, hashlib.sha256(rows).digest())
     finally:
@@ -293,7 +293,7 @@ def test_an_array_without_values_takes_no_place(tmp_path: Path) -> None:
     fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
     try:
         with Pipeline(fd) as pipeline:
-            pipeline.place(np.zeros((0, 4), np.float32), 0).append()
+            pipeline.take(pipeline.place(np.zeros((0, 4), np.float32), 0))
             pipeline.finish()
     finally:
         os.close(fd)
@@ -305,7 +305,7 @@ def test_what_is_placed_too_late_is_not_written_to_the_file_that_has_the_number_
     fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
     try:
         with Pipeline(fd, copies=Copies()) as pipeline:
-            pipeline.place(b"meant", 0).append()
+            pipeline.take(pipeline.place(b"meant", 0))
         with pytest.raises(OutputError):
             pipeline.place(b"other", 0)
     finally:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing import get_context, parent_process
 from typing import Any
 
 from ckconv.errors import CkconvError, OutputError, UsageError
+from ckconv.signals import ignore
 from ckconv.system import deaf_children
 
 _ADDRESS = re.compile(r"(dask|ray)://([^/\s]+:\d+)|(local)://([1-9]\d?)")
@@ -79,33 +83,27 @@ class _Ray(Executor):
 
 
 def _local(place: str) -> _Opened:
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
     with suppress(ImportError):  # of POSIX; where it begins it lets signals through again
         from multiprocessing.resource_tracker import ensure_running
 
         ensure_running()
 
-    class Processes(ProcessPoolExecutor):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            """Begin; it may take a process more."""
-            with deaf_children():
-                return super().submit(fn, *args, **kwargs)
-
     # A process that is copied from one with threads may hang.
-    executor = Processes(int(place), get_context("spawn"), _serve)
+    executor = _Processes(int(place), get_context("spawn"), _serve)
     yield executor, partial(executor.shutdown, cancel_futures=True)
+
+
+class _Processes(ProcessPoolExecutor):
+    """Processes of this machine, which hear no signal."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Begin; it may take a process more."""
+        with deaf_children():
+            return super().submit(fn, *args, **kwargs)
 
 
 def _serve() -> None:
     """In a process of this machine: what a terminal sends is for whoever began it, without whom it ends."""
-    import os
-    import threading
-    from multiprocessing import parent_process
-
-    from ckconv.signals import ignore
-
     ignore()
     parent = parent_process()
     assert parent is not None

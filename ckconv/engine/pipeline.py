@@ -62,14 +62,9 @@ class Placed(NamedTuple):
         copies: those of them that were read back as they were meant.
     """
 
-    stream: Pipeline
     position: int
     nbytes: int
     copies: list[Copy]
-
-    def append(self) -> None:
-        """It is their turn."""
-        self.stream.take(self)
 
 
 class Pipeline:
@@ -214,7 +209,7 @@ class Pipeline:
             self._store.write(part, position + start)
             if made is not None and self._store.has(part, position + start):
                 noted(copies, Copy(self._place + position + start, len(part), made, start))
-        return Placed(self, position, len(view), copies)
+        return Placed(position, len(view), copies)
 
     def take(self, placed: Placed) -> None:
         """It is the turn of what was written already."""
@@ -224,10 +219,7 @@ class Pipeline:
         check()
         if placed.copies and self._copies is not None:
             self._copies.add(placed.copies)
-        self._position += placed.nbytes
-        if self._progress:
-            self._progress(placed.nbytes)
-        self._tell(placed.nbytes)
+        self.skip(placed.nbytes)
 
     def zeros(self, nbytes: int) -> None:
         """Append zeros: a hole in the file where it has blocks to leave out."""

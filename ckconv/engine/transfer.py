@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ckconv.core.tensors import Extent
 from ckconv.engine.following import Growth, Telling
 from ckconv.engine.losses import Losses
-from ckconv.engine.pipeline import Pipeline, Placed
+from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.rowmoves import moved_chunks, row_order
 from ckconv.engine.writeback import WriteBehind
 from ckconv.errors import OutputError, UnsupportedError, UsageError, VerifyError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from ckconv.core.tensors import Tensor
+    from ckconv.engine.pipeline import Placed
     from ckconv.io.stored import Piece
     from ckconv.io.tiles import Tiles
     from ckconv.quant.codec import Rows
@@ -177,6 +178,7 @@ def _convert(step: Step, files: Files, pipeline: Sink, losses: Losses, tiles: Ti
         return JoinedRows(step.runs, cols, files, counted) if step.runs else reader_of(tensor, how, files, tiles)
 
     placing = pipeline if isinstance(pipeline, Pipeline) and pipeline.to_file else None
+    append: Callable[[Any], None] = placing.take if placing else pipeline.put
     begin, known = pipeline.position, tiles is not None and not step.runs and how.action is Action.DECODE
 
     def make(piece: Piece, reader: Any) -> tuple[Placed | Rows, int]:
@@ -193,10 +195,7 @@ def _convert(step: Step, files: Files, pipeline: Sink, losses: Losses, tiles: Ti
         pieces = (partial(make, piece) for piece in stored_pieces(rows.first, step.target.layout, conversion))
         with closing(rows.each(pieces, alone=light)) as found:
             for made, some in found:
-                if isinstance(made, Placed):
-                    made.append()
-                else:
-                    pipeline.put(made)
+                append(made)
                 losses.add(step, some)
     except UnsupportedError as error:  # rows do not know whose they are
         if error.tensor is None:

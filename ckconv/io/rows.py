@@ -250,8 +250,8 @@ def row_ranges(reader: Reader, row_bytes: int = 0, conversion: Conversion | None
 
 def worth(reader: Reader, conversion: Conversion | None) -> int:
     """Bytes that a row is worth while blocks are packed again, or packed matrices, of smaller pieces, quantised."""
-    action, worth = conversion and conversion.action, 2 if reader.piece >= CHUNK else 4
-    return worth * reader.layout.cols if action is (Action.REPACK if worth == 2 else Action.QUANTIZE) else 0
+    action, each = conversion and conversion.action, 2 if reader.piece >= CHUNK else 4
+    return each * reader.layout.cols if action is (Action.REPACK if each == 2 else Action.QUANTIZE) else 0
 
 
 def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[Rows, int]:

@@ -92,7 +92,7 @@ def _converted(reader: RowReader, conversion: Conversion, start: int, stop: int)
 
 def _rows_in_order(reader: RowReader, conversion: Conversion, start: int, stop: int) -> tuple[Rows, int]:
     """Canonical rows that both sides store as they are: what :func:`_chunk` makes of them, without asking where."""
-    made = conversion.apply(reader.stored(start, stop))
+    made = _converted(reader, conversion, start, stop)
     if reader.tiles is not None:
         reader.tiles.add(reader.tensor, conversion, start, *made)
     return made
