@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -17,6 +18,9 @@ from ckconv.system import ENDING
 #: Seconds in which a repeated signal counts as the same wish, so that an impatient second Ctrl-C does not break
 #: the unwinding that the first one began.
 GRACE = 2.0
+
+#: Seconds after which a signal comes again that was held back, or whose exception was lost.
+AGAIN = 0.1
 
 #: The interpreter's own code that takes and gives back the locks of modules. An exception out of its middle leaves a
 #: module locked, and the next thread that imports it waits for ever.
@@ -42,7 +46,7 @@ class _State:
     pending: int | None = None
     raised_at = float("-inf")
     raised: int | None = None
-    over = False
+    lost = over = last = False
     sentence: str | None = None
     settling: set[CodeType] = set()  # noqa: RUF012 - there is one state
 
@@ -85,12 +89,32 @@ def declare(sentence: str | None) -> None:
 def _handle(number: int, frame: FrameType | None) -> None:
     if _State.over:
         return
-    if _State.depth or _must_go_on(frame):
+    repeated = time.monotonic() - _State.raised_at <= GRACE and not _State.lost
+    if _State.depth:
         _State.pending = number
-    elif time.monotonic() - _State.raised_at > GRACE:
-        _State.raised_at = time.monotonic()
-        _State.raised = number
-        raise interrupted(number)
+    elif _must_go_on(frame):
+        _State.pending = number
+        if not repeated:
+            _send_again(number)
+    elif not repeated:
+        _State.pending = number
+        _raise_pending()
+
+
+def _send_again(number: int) -> None:
+    """Send the signal once more in a moment: who waits for a server by then would hear of it when the server answers.
+
+    Only where the handler stays for as long as the process does: another one may not expect it.
+    """
+    if _State.last and hasattr(signal, "pthread_kill"):
+        with suppress(RuntimeError):  # no thread is to be had
+            _thread.start_new_thread(_sent_again, (number,))
+
+
+def _sent_again(number: int) -> None:
+    time.sleep(AGAIN)
+    if not _State.over and (_State.pending is not None or _State.lost):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
 def check() -> None:
@@ -104,21 +128,26 @@ def check() -> None:
         return
     _raise_pending()
     if _State.raised is not None:
+        _State.lost = False
         raise interrupted(_State.raised)
 
 
 def _raise_pending() -> None:
     number, _State.pending = _State.pending, None
     if number is not None:
+        _State.lost = False
         _State.raised_at = time.monotonic()
         _State.raised = number
         raise interrupted(number)
 
 
 def _report_lost(unraisable: sys.UnraisableHookArgs) -> None:
-    """Say nothing of a signal's exception that was lost: :func:`check` raises it again."""
+    """Say nothing of a signal's exception that was lost: :func:`check` raises it again, or the signal comes again."""
     if not isinstance(unraisable.exc_value, Interrupted):
         sys.__unraisablehook__(unraisable)
+    elif _State.raised is not None:
+        _State.lost = True
+        _send_again(_State.raised)
 
 
 @contextmanager
@@ -134,7 +163,8 @@ def interruptible(*, last: bool = False) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _State.raised_at, _State.raised, _State.over, _State.sentence = float("-inf"), None, False, None
+    _State.raised_at, _State.raised, _State.sentence = float("-inf"), None, None
+    _State.lost, _State.over, _State.last = False, False, last
     old = {number: signal.getsignal(number) for number in ENDING}
     # None: a handler that C code installed, which Python could not put back.
     old = {number: handler for number, handler in old.items() if handler not in (signal.SIG_IGN, None)}

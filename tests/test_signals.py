@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 
 import pytest
@@ -154,6 +156,40 @@ def test_what_the_interpreter_swallowed_is_raised_where_work_goes_on(capsys: pyt
     assert caught.value.exit_code == 143
     assert capsys.readouterr().err == ""
     check()  # another day
+
+
+@pytest.fixture
+def handlers_stay() -> Iterator[None]:
+    """As the command's do until its end; put back for the tests that follow."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@signals.settling
+def held_back() -> None:
+    send(signal.SIGTERM)
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="a thread cannot be sent a signal here")
+@pytest.mark.parametrize("gone", [held_back, Dying], ids=["held back", "swallowed"])
+def test_a_signal_that_was_not_heard_comes_again_to_who_waits(gone: Callable[[], object], handlers_stay: None) -> None:
+    waited: list[object] = []
+
+    def work() -> None:
+        gone()
+        waited.append(SimpleQueue().get(timeout=60))
+
+    with pytest.raises(Interrupted) as caught, interruptible(last=True):
+        work()
+    assert (caught.value.exit_code, waited) == (143, [])
+
+
+def test_a_signal_that_was_not_heard_comes_again_to_nobody_whose_handlers_return() -> None:
+    with pytest.raises(Interrupted), interruptible():
+        held_back()
+    time.sleep(3 * signals.AGAIN)  # SIGTERM would end the tests
 
 
 def test_other_threads_change_nothing() -> None:

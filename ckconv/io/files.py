@@ -192,22 +192,7 @@ class Files:
         Args:
             told: hears of the bytes of each pair, counted once.
         """
-        theirs = self._buffers[1]
-        for (path, at), (other, other_at), left in parts:
-            while left:
-                n = self.known_same(path, at, other, other_at, left)
-                same = bool(n)
-                if not same:
-                    mine = self.shown(path, at, left)
-                    n = len(mine)
-                    self.read_into(other, other_at, memoryview(theirs)[:n])
-                    same = theirs.startswith(mine)  # two views would be compared byte by byte
-                if told:
-                    told(n)
-                if not same:
-                    return False
-                at, other_at, left = at + n, other_at + n, left - n
-        return True
+        return all(self._same(*one, *other, n, told) for one, other, n in parts)
 
     def known_same(self, path: Path, offset: int, other: object, other_at: int, nbytes: int) -> int:
         """How many of the bytes at the two places are known to be the same, without looking; 0 if it is not known.
@@ -220,17 +205,39 @@ class Files:
     def stores(self, extents: Iterable[Extent], start: int, data: Buffer) -> bool:
         """The bytes from ``start`` on, of a run that is stored as several, are these."""
         meant = memoryview(data).cast("B")
-        theirs, at = self._buffers[1], 0
-        for path, offset, left in cut(extents, start, start + len(meant)):
-            while left:
-                n = self.known_same(path, offset, data, at, left)
-                if not n:
-                    mine = self.shown(path, offset, left)
-                    n = len(mine)
-                    theirs[:n] = mine
-                    if not theirs.startswith(meant[at : at + n]):  # two views would be compared byte by byte
-                        return False
-                at, offset, left = at + n, offset + n, left - n
+        at = 0
+        for path, offset, n in cut(extents, start, start + len(meant)):
+            if not self._same(path, offset, data, at, n):
+                return False
+            at += n
+        return True
+
+    def _same(
+        self,
+        path: Path,
+        at: int,
+        other: Path | Buffer,
+        other_at: int,
+        left: int,
+        told: Callable[[int], None] | None = None,
+    ) -> bool:
+        theirs = self._buffers[1]
+        while left:
+            n = self.known_same(path, at, other, other_at, left)
+            same = bool(n)
+            if not same:
+                mine = self.shown(path, at, left)
+                n = len(mine)
+                if isinstance(other, Path):
+                    self.read_into(other, other_at, memoryview(theirs)[:n])
+                else:
+                    theirs[:n] = memoryview(other).cast("B")[other_at : other_at + n]
+                same = theirs.startswith(mine)  # two views would be compared byte by byte
+            if told:
+                told(n)
+            if not same:
+                return False
+            at, other_at, left = at + n, other_at + n, left - n
         return True
 
     def shown(self, path: Path, offset: int, nbytes: int) -> memoryview:
