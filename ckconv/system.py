@@ -149,12 +149,12 @@ def reads_what_is_cached(fd: int) -> None:
 
 def reads_soon(fd: int, offset: int, nbytes: int) -> None:
     """Have the system begin to read, where it can; what it has already it would look through page by page."""
-    if nbytes > 0 and _has("posix_fadvise") and not _is_cached(fd, offset + nbytes - 1):
+    if nbytes > 0 and _has("posix_fadvise") and not is_cached(fd, offset + nbytes - 1):
         with suppress(OSError):
             os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
-def _is_cached(fd: int, offset: int) -> bool:
+def is_cached(fd: int, offset: int) -> bool:
     """A byte can be read without waiting for the disk, as far as the system says."""
     if not _has("preadv") or not hasattr(os, "RWF_NOWAIT"):
         return False

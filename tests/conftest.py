@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "user": lambda: MOVES_OPEN and os.geteuid() != 0,
     "mount": can_mount,
     "posix": lambda: MOVES_OPEN,
+    "linux": lambda: sys.platform == "linux",
     "chromium": lambda: shutil.which("chromium") is not None,
     "model_signing": lambda: shutil.which("model_signing") is not None and shutil.which("openssl") is not None,
     "pyodide": lambda: shutil.which("node") is not None and "PYODIDE" in os.environ,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ckconv.core.tensors import Extent
+from ckconv.engine import following
 from ckconv.engine.following import LEAD, AbandonedError, Following, Growth
 from ckconv.engine.workers import Stage
 from ckconv.errors import Interrupted
@@ -48,11 +49,11 @@ def test_what_waits_gets_on_when_the_bytes_are_there() -> None:
             seen.append((path.name, until))
         return "all"
 
-    with Following(grows, read) as following:
+    with Following(grows, read) as reading:
         grows.tell(FIRST, 600)
         grows.tell(FIRST, 1100)
         grows.tell(SECOND, 60)
-        assert following.result() == "all"
+        assert reading.result() == "all"
     assert seen == [("first", 100), ("first", 600), ("second", 60), ("other", 10**9)]
 
 
@@ -66,29 +67,71 @@ def test_the_writer_waits_for_a_reader_that_is_far_behind() -> None:
             grows.wait_for(FIRST, until)
             order.append(f"read {until // LEAD}")
 
-    with Following(grows, read) as following:
-        while math.isinf(grows._wanted.value):  # the reader has not asked for anything
+    with Following(grows, read) as reading:
+        while math.isinf(grows._looking._wanted.value):  # the reader has not asked for anything
             pass
         for until in (LEAD, 2 * LEAD, 3 * LEAD, 4 * LEAD):
             grows.tell(FIRST, until)
             order.append(f"wrote {until // LEAD}")
-        following.result()
+        reading.result()
     assert order.index("wrote 3") > order.index("read 1")
+
+
+def test_one_who_hashes_and_one_who_looks_wait_each_for_his_own() -> None:
+    grows, seen = growth(), []
+
+    def read() -> None:
+        grows.wait_for(FIRST, 400)
+        seen.append("looked")
+
+    def hash_() -> None:
+        grows.wait_for(FIRST, 800, hashing=True)
+        seen.append("hashed")
+
+    with Following(grows, read) as looking, Following(grows, hash_) as hashing:
+        grows.tell(FIRST, 400)
+        looking.result()
+        assert seen == ["looked"]
+        grows.tell(FIRST, 800)
+        hashing.result()
+    assert seen == ["looked", "hashed"]
+
+
+def test_the_writer_waits_for_one_who_hashes_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "UNHASHED", 100)
+    grows = growth()
+    order, begun = [], SimpleQueue[None]()
+
+    def hash_() -> None:
+        grows.wait_for(FIRST, 200, hashing=True)
+        begun.get()
+        order.append("hashed")
+        grows.unhashed()
+
+    with Following(grows, hash_) as hashing:
+        while math.isinf(grows._hashing._wanted.value):
+            pass
+        grows.tell(FIRST, 300)
+        begun.put(None)
+        grows.tell(FIRST, 301)  # returns when nobody hashes any more
+        order.append("wrote")
+        hashing.result()
+    assert order == ["hashed", "wrote"]
 
 
 def test_nobody_waits_for_a_writer_that_gave_up() -> None:
     grows = growth()
-    with Following(grows, lambda: grows.wait_for(FIRST, 1100)) as following:
+    with Following(grows, lambda: grows.wait_for(FIRST, 1100)) as reading:
         grows.tell(FIRST, 600)
         grows.abandon()
         with pytest.raises(AbandonedError):
-            following.result()
+            reading.result()
 
 
 def test_a_signal_in_the_middle_of_waking_somebody_does_not_leave_him_waiting() -> None:
     """It comes when the writer has noted that the reader need not be woken again, and has not woken it yet."""
     grows = growth()
-    grows._written._woken = woken = Interrupting()
+    grows._looking._written._woken = woken = Interrupting()
     with Following(grows, lambda: grows.wait_for(FIRST, 600)):
         while not woken.waited:
             pass

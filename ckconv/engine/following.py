@@ -1,9 +1,9 @@
 """What is written is read again right behind whoever writes it: hashed, and compared with its source.
 
 One thread writes; another follows it through the format's own reader, which knows nothing of the plan; a third one
-hashes what the second has read. The bytes are still in a cache then, and when the last one is written little is left to
-do. The reader opens the output when all of it but its tensors is there. Whoever wants a byte that is not written yet
-waits for it.
+hashes what is there. The bytes are still in a cache then, and when the last one is written little is left to do. The
+reader opens the output when all of it but its tensors is there. Whoever wants a byte that is not written yet waits for
+it, and the writer for whoever is far behind.
 """
 
 from __future__ import annotations
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
 #: Bytes that may be written and not looked at yet: they are to be in a cache still.
 LEAD = 4 << 20
+
+#: Bytes that may be written and not hashed yet: they are to be in memory still, whatever the size of the file.
+UNHASHED = 128 << 20
+
+#: Bytes that are asked about at once where it may be known already whether they are right: a thread that is woken for
+#: little keeps others from their work.
+ASKED_AT_ONCE = 32 << 20
 
 T = TypeVar("T")
 
@@ -64,6 +71,37 @@ class Mark:
                 self._woken.get()
 
 
+class Pace:
+    """How far a writer is, and what somebody waits for who follows: neither leaves the other far behind."""
+
+    def __init__(self, lead: int) -> None:
+        """Nothing is written, and nobody follows.
+
+        Args:
+            lead: bytes behind what is waited for that may be written.
+        """
+        self._lead = lead
+        self._written, self._wanted = Mark(0), Mark(math.inf)
+
+    def tell(self, place: int) -> None:
+        """What is before ``place`` is written. Waits while too much is for who follows."""
+        self._written.set(place)
+        self._wanted.wait(place - self._lead)
+
+    def wait(self, place: int) -> None:
+        """Until what is before ``place`` is written, or nobody writes any more."""
+        self._wanted.set(place)
+        self._written.wait(place)
+
+    def unread(self) -> None:
+        """Nobody follows."""
+        self._wanted.end()
+
+    def abandon(self) -> None:
+        """Nobody writes any more, or who follows is to end."""
+        self._written.end()
+
+
 class Growth:
     """How far files are written, one after the other.
 
@@ -85,8 +123,7 @@ class Growth:
         for payload in payloads:
             self._payloads[payload.path] = payload, self._end - payload.offset
             self._end += payload.nbytes
-        self._written = Mark(0)
-        self._wanted = Mark(math.inf)
+        self._looking, self._hashing = Pace(LEAD), Pace(UNHASHED)
         self._abandoned = False
 
     @property
@@ -99,27 +136,30 @@ class Growth:
         return self._payloads[path][1] + offset
 
     def same(self, path: Path, offset: int, source: object, source_offset: int, nbytes: int) -> int:
-        """How many bytes from ``offset`` on are known to be those of ``source``, a file or memory; waits for the first.
+        """How many bytes from ``offset`` on are known to be those of ``source``, a file or memory; waits for them.
 
         Raises:
-            AbandonedError: nobody writes it.
+            AbandonedError: nobody writes them.
         """
         if path not in self._payloads or self.copies is None:
             return 0
         payload, base = self._payloads[path]
         if not 0 <= offset - payload.offset < payload.nbytes:
             return 0
-        self._wait(base + offset + 1)
+        self.wait_for(path, offset + min(nbytes, ASKED_AT_ONCE))
         return self.copies.same(base + offset, source, source_offset, nbytes)
 
     def tell(self, path: Path, until: int) -> None:
         """The bytes of a file before ``until`` are written; waits while too many are that nobody has read again."""
-        place = self._payloads[path][1] + until
-        self._written.set(place)
-        self._wanted.wait(place - LEAD)
+        place = self.place(path, until)
+        self._looking.tell(place)
+        self._hashing.tell(place)
 
-    def wait_for(self, path: Path, until: int) -> None:
+    def wait_for(self, path: Path, until: int, *, hashing: bool = False) -> None:
         """Wait until the bytes of a file before ``until`` are written.
+
+        Args:
+            hashing: whoever waits hashes them; there may be one who does, beside one who looks at them.
 
         Raises:
             AbandonedError: nobody writes them.
@@ -128,7 +168,7 @@ class Growth:
             return
         payload, base = self._payloads[path]
         if until > payload.offset:
-            self._wait(base + min(until, payload.offset + payload.nbytes))
+            self._wait(base + min(until, payload.offset + payload.nbytes), self._hashing if hashing else self._looking)
 
     def wait_for_all(self) -> None:
         """Wait until everything is written.
@@ -136,22 +176,27 @@ class Growth:
         Raises:
             AbandonedError: it will not be.
         """
-        self._wait(self._end)
+        self._wait(self._end, self._looking)
 
-    def _wait(self, place: int) -> None:
-        self._wanted.set(place)
-        self._written.wait(place)
+    def _wait(self, place: int, pace: Pace) -> None:
+        pace.wait(place)
         if self._abandoned:
             raise AbandonedError
 
     def unread(self) -> None:
-        """Nobody reads any more."""
-        self._wanted.end()
+        """Nobody looks at anything any more."""
+        self._looking.unread()
+
+    def unhashed(self) -> None:
+        """Nobody hashes anything any more: who waits to do so is to end."""
+        self._hashing.unread()
+        self._hashing.abandon()
 
     def abandon(self) -> None:
         """Nobody writes any more."""
         self._abandoned = True
-        self._written.end()
+        self._looking.abandon()
+        self._hashing.abandon()
 
 
 class Telling:

@@ -2,7 +2,8 @@
 
 The thread reads it itself, out of the system's cache: memory that one processor fills and another one hashes, again and
 again, costs both more than that. Only what comes from another machine is handed over, as it is not asked for twice.
-What is looked at in another order than that of the file is read again, too.
+What is looked at in another order than that of the file is read again, too; and what is being written is hashed behind
+whoever writes it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import Extent, Identity
+from ckconv.engine.behind import Behind
 from ckconv.engine.following import Growth
 from ckconv.engine.reread import HASHED_AT_ONCE, FileHash
 from ckconv.engine.workers import Stage
@@ -51,9 +53,8 @@ class Reading:
         extent: Extent,
         read: Callable[[Path, int, memoryview], None],
         fd: Callable[[Path], int],
-        growth: Growth | None = None,
     ) -> None:
-        self._extent, self._read, self._fd, self._growth = extent, read, fd, growth
+        self._extent, self._read, self._fd = extent, read, fd
         self._hash = hashlib.sha256()
         self._behind: FileHash | None = None
         self._held: deque[Run] = deque()
@@ -98,8 +99,6 @@ class Reading:
                 self._next()
                 continue
             n = min(CHUNK, until - self._until)
-            if self._growth is not None:
-                self._growth.wait_for(self._extent.path, self._extent.offset + self._until + n)
             self._until += n
             self._hash_behind(n)
 
@@ -199,12 +198,14 @@ class ReadOnce(Files):
             hashed: extents whose digests are wanted.
         """
         super().__init__(known, growing, moved)
-        read = super().read_into
-        self._readings = {extent: Reading(extent, read, self.fd, growing) for extent in hashed}
+        read, wanted, grows = super().read_into, list(hashed), growing.paths if growing is not None else ()
+        self._readings = {extent: Reading(extent, read, self.fd) for extent in wanted if extent.path not in grows}
         self._of_path: dict[Path, list[Reading]] = {}
         for extent, reading in self._readings.items():
             self._of_path.setdefault(extent.path, []).append(reading)
         self._growth = growing
+        behind = [extent for extent in wanted if extent.path in grows]
+        self._behind = Behind(behind, growing, self._opened) if growing is not None and behind else None
 
     def read_into(self, path: Path, offset: int, buffer: Buffer) -> None:
         """See :meth:`ckconv.io.files.Files.read_into`."""
@@ -227,12 +228,7 @@ class ReadOnce(Files):
 
     def known_same(self, path: Path, offset: int, other: object, other_at: int, nbytes: int) -> int:
         """See :meth:`ckconv.io.files.Files.known_same`."""
-        n = self._growth.same(path, offset, other, other_at, nbytes) if self._growth is not None else 0
-        reading = self._reading(path, offset) if n else None
-        if reading is not None:
-            self._begin(reading)
-            reading.seen(offset, n)
-        return n
+        return self._growth.same(path, offset, other, other_at, nbytes) if self._growth is not None else 0
 
     def _run(self, path: Path, offset: int) -> Run | None:
         reading = self._reading(path, offset)
@@ -253,6 +249,8 @@ class ReadOnce(Files):
 
     def digest(self, extent: Extent) -> bytes:
         """SHA-256 of an extent, all of it read now if it was not asked for before."""
+        if self._behind is not None and self._behind.has(extent):
+            return self._behind.digest(extent)
         if extent not in self._readings:
             self._readings[extent] = Reading(extent, super().read_into, self.fd)
         return self._readings[extent].digest()
@@ -260,6 +258,8 @@ class ReadOnce(Files):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._behind is not None:
+            self._behind.stop()
         for reading in self._readings.values():
             reading.stop()
         super().__exit__(kind, error, trace)

@@ -1,0 +1,92 @@
+"""Digests of files that are being written, by a thread that follows whoever writes them.
+
+It asks nobody who looks at them: what it needs is in the system's cache already, and with as little Python as there can
+be between two pieces it waits for no other thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ckconv.core.tensors import Extent
+from ckconv.engine.following import Growth
+from ckconv.engine.reread import MAPPED_AT_ONCE, FileHash
+from ckconv.engine.workers import Stage
+from ckconv.errors import OutputError, unreadable
+from ckconv.system import reads_what_is_cached
+
+#: Bytes that are waited for at first; then twice as many, up to what is mapped at once.
+_FIRST = 1 << 20
+
+
+class Behind:
+    """Hashes extents in order, each byte when it is written."""
+
+    def __init__(
+        self, extents: Sequence[Extent], growth: Growth, opened: Callable[[Path], tuple[int, os.stat_result]]
+    ) -> None:
+        """Begin.
+
+        Args:
+            opened: opens a file, from any thread.
+        """
+        self._extents, self._growth, self._opened = extents, growth, opened
+        self._digests: dict[Extent, bytes] = {}
+        self._stopped = False
+        self._stage = Stage(self._run, 0)
+        self._stage.jobs.put(0)
+        self._stage.jobs.put(None)
+        self._stage.start()
+
+    def has(self, extent: Extent) -> bool:
+        """It is one of those that are hashed."""
+        return extent in self._extents
+
+    def digest(self, extent: Extent) -> bytes:
+        """SHA-256 of an extent, when all are hashed. Nobody looks at what is written any more.
+
+        Raises:
+            InputError, OutputError: a file cannot be read, or ends early.
+            AbandonedError: nobody writes it.
+        """
+        self._growth.unread()
+        self._stage.wait()
+        if self._stage.error is not None:
+            raise self._stage.error
+        return self._digests[extent]
+
+    def stop(self) -> None:
+        """End the thread. Harmless when it has ended."""
+        self._stopped = True
+        self._growth.unhashed()
+        self._stage.wait()
+
+    def _run(self, job: memoryview | int, position: int) -> None:
+        try:
+            for extent in self._extents:
+                fd, _ = self._opened(extent.path)
+                try:
+                    reads_what_is_cached(fd)
+                    self._digests[extent] = self._hashed(FileHash(fd, extent.offset, mapped=True), extent)
+                except OSError as error:
+                    raise unreadable(error, extent.path, doing="cannot be read") from error
+                finally:
+                    with suppress(OSError):
+                        os.close(fd)
+        finally:
+            self._growth.unhashed()
+
+    def _hashed(self, hashing: FileHash, extent: Extent) -> bytes:
+        until, step = 0, _FIRST
+        while until < extent.nbytes:
+            until, step = min(extent.nbytes, until + step), min(2 * step, MAPPED_AT_ONCE)
+            self._growth.wait_for(extent.path, extent.offset + until, hashing=True)
+            if self._stopped:
+                break
+            hashing.read_to(until)
+            if hashing.nbytes < until:
+                raise OutputError("input.changed", "the file ends early: it has changed", path=extent.path)
+        return hashing.digest

@@ -1,0 +1,153 @@
+"""What is being written is hashed behind whoever writes it, from maps where there are any, and is what was written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckconv.core.tensors import Extent
+from ckconv.engine import behind, reread
+from ckconv.engine.behind import Behind
+from ckconv.engine.following import AbandonedError, Growth
+from ckconv.engine.reread import FileHash
+from ckconv.errors import InputError, OutputError
+from ckconv.output.regular import open_regular
+from ckconv.system import is_cached
+
+SMALL = 16 << 10
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps and steps of a few pages."""
+    monkeypatch.setattr(reread, "MAPPED_AT_ONCE", SMALL)
+    monkeypatch.setattr(behind, "MAPPED_AT_ONCE", SMALL)
+    monkeypatch.setattr(behind, "_FIRST", 1 << 10)
+    monkeypatch.setattr(reread, "HASHED_AT_ONCE", 3000)
+
+
+def digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def written(tmp_path: Path, content: bytes, name: str = "file") -> Path:
+    path = tmp_path / name
+    path.write_bytes(content)
+    return path
+
+
+@given(
+    offset=st.integers(0, 9000), steps=st.lists(st.integers(1, 40_000), min_size=1, max_size=6), mapped=st.booleans()
+)
+@settings(max_examples=60, deadline=None)
+def test_the_digest_is_that_of_the_bytes(
+    tmp_path_factory: pytest.TempPathFactory, offset: int, steps: list[int], mapped: bool
+) -> None:
+    content = os.urandom(50_000)
+    path = written(tmp_path_factory.mktemp("hash"), content)
+    with pytest.MonkeyPatch.context() as patch, path.open("rb") as file:
+        patch.setattr(reread, "MAPPED_AT_ONCE", SMALL)
+        hashing, until = FileHash(file.fileno(), offset, mapped=mapped), 0
+        for step in steps:
+            until = min(until + step, len(content) - offset)
+            hashing.read_to(until)
+            assert (hashing.nbytes, hashing.digest) == (until, digest(content[offset : offset + until]))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_hole_is_zeros_and_stays_a_hole(tmp_path: Path, mapped: bool, small: None) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as file:
+        file.write(b"begin")
+        file.seek(1 << 20)
+        file.write(b"end")
+    before = path.stat().st_blocks
+    with path.open("rb") as file:
+        hashing = FileHash(file.fileno(), 0, mapped=mapped)
+        hashing.read_to(path.stat().st_size)
+    assert hashing.digest == digest(path.read_bytes())
+    assert path.stat().st_blocks == before
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_file_that_ends_early_is_hashed_as_far_as_it_goes(tmp_path: Path, mapped: bool) -> None:
+    path = written(tmp_path, b"x" * 5000)
+    with path.open("rb") as file:
+        hashing = FileHash(file.fileno(), 1000, mapped=mapped)
+        hashing.read_to(9000)
+    assert (hashing.nbytes, hashing.digest) == (4000, digest(b"x" * 4000))
+
+
+@pytest.mark.needs("linux")
+@pytest.mark.parametrize("cached", [True, False])
+def test_only_what_is_in_memory_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool) -> None:
+    """A disk that fails is an error of a read; a map would end the process."""
+    path = written(tmp_path, b"x" * 5000)
+    reads: list[int] = []
+    read = reread.read_into
+    monkeypatch.setattr(reread, "is_cached", lambda fd, offset: cached)
+    monkeypatch.setattr(reread, "read_into", lambda fd, into, at: reads.append(at) or read(fd, into, at))
+    with path.open("rb") as file:
+        hashing = FileHash(file.fileno(), 0, mapped=True)
+        hashing.read_to(5000)
+    assert (hashing.digest, reads) == (digest(b"x" * 5000), [] if cached else [0])
+
+
+@pytest.mark.needs("linux")
+def test_what_was_just_written_is_in_memory(tmp_path: Path) -> None:
+    """Else nothing would ever be mapped, and nobody would see it."""
+    path = written(tmp_path, b"x" * 5000)
+    with path.open("rb") as file:
+        assert is_cached(file.fileno(), 0)
+        assert is_cached(file.fileno(), 4999)
+
+
+def test_files_are_hashed_while_they_are_written(tmp_path: Path, small: None) -> None:
+    content = os.urandom(100_000)
+    first, second = (written(tmp_path, b"head" + bytes(100_000), name) for name in ("1", "2"))
+    growth = Growth([Extent(first, 4, 100_000), Extent(second, 4, 100_000)])
+    whole, part = Extent(first, 0, 100_004), Extent(second, 4, 100_000)
+    hashing = Behind([whole, part], growth, open_regular)
+    try:
+        for path in (first, second):
+            with path.open("r+b", buffering=0) as file:
+                file.seek(4)
+                for at in range(0, 100_000, 7_000):
+                    file.write(content[at : at + 7_000])
+                    growth.tell(path, min(100_004, 4 + at + 7_000))
+        assert (hashing.has(whole), hashing.has(Extent(second, 0, 4))) == (True, False)
+        assert (hashing.digest(whole), hashing.digest(part)) == (digest(b"head" + content), digest(content))
+    finally:
+        hashing.stop()
+
+
+def test_who_hashes_ends_when_he_is_stopped_or_nobody_writes(tmp_path: Path) -> None:
+    path = written(tmp_path, bytes(100))
+    growth = Growth([Extent(path, 0, 100)])
+    Behind([Extent(path, 0, 100)], growth, open_regular).stop()
+    growth.tell(path, 100)  # and nobody is waited for
+
+    growth = Growth([Extent(path, 0, 100)])
+    hashing = Behind([Extent(path, 0, 100)], growth, open_regular)
+    growth.abandon()
+    with pytest.raises(AbandonedError):
+        hashing.digest(Extent(path, 0, 100))
+
+
+def test_what_cannot_be_hashed_is_an_error_of_its_file(tmp_path: Path) -> None:
+    path, missing = written(tmp_path, bytes(100)), tmp_path / "missing"
+    for extent, error, code in (
+        (Extent(path, 0, 200), OutputError, "input.changed"),
+        (Extent(missing, 0, 1), InputError, "input.missing"),
+    ):
+        growth = Growth([extent])
+        hashing = Behind([extent], growth, open_regular)
+        growth.tell(extent.path, extent.nbytes)
+        with pytest.raises(error) as info:
+            hashing.digest(extent)
+        assert (info.value.code, info.value.path) == (code, str(extent.path))
