@@ -1,4 +1,4 @@
-"""Data classes and named tuples whose methods are compiled when the first of them is made.
+"""Data classes, named tuples and patterns that are compiled when they are first used.
 
 ``dataclasses`` and ``typing`` compile the methods of every class at import, a quarter to one and a half milliseconds
 each: together a quarter of the time in which a header is shown, though a run makes objects of few of its classes.
@@ -10,32 +10,46 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import re
     from dataclasses import dataclass as dataclass
     from dataclasses import replace as replace
     from typing import NamedTuple as NamedTuple
+
+    regex = re.compile
 else:
     from _collections import _tuplegetter as getter
     from dataclasses import MISSING, Field, FrozenInstanceError
     from dataclasses import dataclass as _standard
     from operator import attrgetter
+    from re import compile as _compiled
 
-    def dataclass(*, frozen: bool, slots: bool = False, eq: bool = True) -> Any:
-        """A frozen class as the standard decorator makes it."""
-        assert frozen
+    class regex:  # noqa: N801 - used as the function that it stands for
+        """What ``re.compile`` makes of a regular expression."""
+
+        def __init__(self, text: Any, flags: int = 0) -> None:
+            self._given = text, flags
+
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(_compiled(*self._given), name)
+            setattr(self, name, found)
+            return found
+
+    def dataclass(*, frozen: bool = False, slots: bool = False, eq: bool = True) -> Any:
+        """A class as the standard decorator makes it."""
 
         def decorated(template: type) -> type:
             body = {key: value for key, value in vars(template).items() if key not in ("__dict__", "__weakref__")}
             names = tuple(body.get("__annotations__", ()))
             given = {name: body[name] for name in names if name in body}
             kept = {key: value for key, value in body.items() if key not in given}
-            own = {**_REFUSING, "__match_args__": names, "__qualname__": template.__qualname__}
+            own = {**(_REFUSING if frozen else {}), "__match_args__": names, "__qualname__": template.__qualname__}
             own["__repr__"] = _shown([name for name in names if getattr(given.get(name), "repr", True)])
             if slots:
                 own |= {"__slots__": names, "__getstate__": _state, "__setstate__": _restored}
             if eq:
                 seen = [name for name in names if getattr(given.get(name), "compare", True)]
                 values = attrgetter(*seen) if len(seen) > 1 else lambda self: tuple(getattr(self, n) for n in seen)
-                own |= {"__eq__": _equal(values), "__hash__": lambda self: hash(values(self))}
+                own |= {"__eq__": _equal(values), "__hash__": (lambda self: hash(values(self))) if frozen else None}
             made = type(template)(template.__name__, template.__bases__, {**own, **kept})
             made.__init__ = _first_init(made, given)
             made.__dataclass_fields__ = _Fields(made, body)

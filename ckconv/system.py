@@ -35,6 +35,9 @@ MOVES_OPEN = _has("fork")
 #: Threads can be started: not where Python is WebAssembly. The tests name the variable to have everything done without.
 THREADS = sys.platform not in ("emscripten", "wasi") and "CKCONV_NO_THREADS" not in os.environ
 
+#: It tells what of a file is in memory, and where a file has holes.
+TELLS_CACHED = _has("preadv", "RWF_NOWAIT", "SEEK_HOLE")
+
 #: Flags for opening: no child inherits the descriptor, and bytes stay as they are (Windows would change ends of lines);
 #: a FIFO does not wait; a link is an error; so is what is no directory.
 CLOEXEC: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
@@ -156,12 +159,14 @@ def reads_soon(fd: int, offset: int, nbytes: int) -> None:
 
 def is_cached(fd: int, offset: int) -> bool:
     """A byte can be read without waiting for the disk, as far as the system says."""
-    if not _has("preadv") or not hasattr(os, "RWF_NOWAIT"):
-        return False
-    try:
-        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except OSError:  # it would wait, or the file system cannot tell
-        return False
+    with suppress(OSError):  # it would wait, or the file system cannot tell
+        return TELLS_CACHED and os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    return False
+
+
+def first_hole(fd: int, offset: int) -> int:
+    """Where the first bytes from ``offset`` on begin that take no space, where :data:`TELLS_CACHED`."""
+    return os.lseek(fd, offset, os.SEEK_HOLE)
 
 
 # Space
@@ -197,11 +202,10 @@ def allocates(fd: int) -> bool:
     os.posix_fallocate(fd, 0, 1)
     if not hasattr(os, "SEEK_DATA"):
         return True
-    try:
+    with suppress(OSError):  # no data before the end of the file: the block is only set aside
         os.lseek(fd, 0, os.SEEK_DATA)
-    except OSError:  # no data before the end of the file: the block is only set aside
-        return True
-    return False
+        return False
+    return True
 
 
 if TYPE_CHECKING or _has("statvfs"):
@@ -260,11 +264,6 @@ def deaf_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _close(fd: int) -> None:
-    with suppress(OSError):
-        os.close(fd)
-
-
 # Names, processes and users
 
 
@@ -276,7 +275,8 @@ if TYPE_CHECKING or MOVES_OPEN:
         try:
             os.fsync(fd)
         finally:
-            _close(fd)
+            with suppress(OSError):
+                os.close(fd)
 
     def sync_directory(path: Path) -> None:
         """Bring the names in a directory to the disk."""
@@ -290,7 +290,8 @@ if TYPE_CHECKING or MOVES_OPEN:
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot, and then need not
                 raise
         finally:
-            _close(fd)
+            with suppress(OSError):
+                os.close(fd)
 
     def become_directory(made: Path, place: Path) -> None:
         """Put a directory where there is nothing, or an empty directory."""

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from hypothesis import HealthCheck, settings
 
 from ckconv.__main__ import run
 from ckconv.signals import ENDING
-from ckconv.system import MOVES_OPEN
+from ckconv.system import MOVES_OPEN, TELLS_CACHED
 
 #: Nothing may be skipped: the programs that models are made for are there.
 REQUIRED = os.environ.get("CKCONV_ORACLES") == "required"
@@ -72,7 +71,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "user": lambda: MOVES_OPEN and os.geteuid() != 0,
     "mount": can_mount,
     "posix": lambda: MOVES_OPEN,
-    "linux": lambda: sys.platform == "linux",
+    "cached": lambda: TELLS_CACHED,
     "chromium": lambda: shutil.which("chromium") is not None,
     "model_signing": lambda: shutil.which("model_signing") is not None and shutil.which("openssl") is not None,
     "pyodide": lambda: shutil.which("node") is not None and "PYODIDE" in os.environ,

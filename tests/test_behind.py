@@ -83,7 +83,7 @@ def test_a_file_that_ends_early_is_hashed_as_far_as_it_goes(tmp_path: Path, mapp
     assert (hashing.nbytes, hashing.digest) == (4000, digest(b"x" * 4000))
 
 
-@pytest.mark.needs("linux")
+@pytest.mark.needs("cached")
 @pytest.mark.parametrize("cached", [True, False])
 def test_only_what_is_in_memory_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool) -> None:
     """A disk that fails is an error of a read; a map would end the process."""
@@ -98,7 +98,7 @@ def test_only_what_is_in_memory_is_mapped(tmp_path: Path, monkeypatch: pytest.Mo
     assert (hashing.digest, reads) == (digest(b"x" * 5000), [] if cached else [0])
 
 
-@pytest.mark.needs("linux")
+@pytest.mark.needs("cached")
 def test_what_was_just_written_is_in_memory(tmp_path: Path) -> None:
     """Else nothing would ever be mapped, and nobody would see it."""
     path = written(tmp_path, b"x" * 5000)

@@ -18,8 +18,8 @@ PACKAGE = Path(__file__).parent.parent / "ckconv"
 #: From the ground up. What stands on one floor does not import each other, so there is no circle; of the formats,
 #: each with a folder of its own, ``safetensors`` is the container of others.
 FLOORS = (
-    ("errors",),
     ("lazy",),
+    ("errors",),
     ("options",),
     ("portable",),
     ("system",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import re
 import typing
 from dataclasses import FrozenInstanceError, field
 from functools import cached_property
@@ -156,3 +157,25 @@ def test_a_tuple_takes_as_many_values_as_it_has_fields(arguments: tuple[Any, ...
         LazyPair(1)
     with pytest.raises(AttributeError):
         LazyPair(1).left = 2  # type: ignore[misc]
+
+
+@lazy.dataclass(slots=True)
+class Changing:
+    name: str
+    count: int = 3
+
+
+def test_what_is_not_frozen_changes_and_has_no_hash() -> None:
+    one = Changing("x")
+    one.count += 1
+    assert (one, one == Changing("x")) == (Changing("x", 4), False)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(one)
+
+
+def test_a_regular_expression_is_what_the_standard_library_makes_of_it() -> None:
+    words = lazy.regex(r"(?P<first>[a-z]+) ([a-z]+)", re.IGNORECASE)
+    found = words.fullmatch("Some words")
+    assert found is not None
+    assert (found["first"], words.sub("-", "two words, more"), words.search("1")) == ("Some", "-, more", None)
+    assert words.groups == 2

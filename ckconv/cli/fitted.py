@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
+
+from ckconv.lazy import regex
 
 #: Columns that a report has at least: what is narrower wraps by itself.
 NARROWEST = 60
@@ -19,9 +20,9 @@ _FAR, _FAR_OF_WHOLE = 0.4, 0.25
 _DEEPER = 4
 
 #: A field, and the blanks behind it.
-_FIELD = re.compile(r"(\S+(?: \S+)*)( {2,}|$)")
+_FIELD = regex(r"(\S+(?: \S+)*)( {2,}|$)")
 
-_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{40}([0-9a-f]{12})\b")
+_DIGEST = regex(r"\b([0-9a-f]{12})[0-9a-f]{40}([0-9a-f]{12})\b")
 
 
 def width(*, err: bool) -> int | None:

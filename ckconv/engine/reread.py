@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +14,7 @@ from ckconv.engine.workers import Stage
 from ckconv.errors import UnsupportedError, VerifyError, listed, unreadable
 from ckconv.output.regular import opened_regular
 from ckconv.signals import check
-from ckconv.system import is_cached, read_into
+from ckconv.system import TELLS_CACHED, first_hole, is_cached, read_into
 
 #: Bytes that are read and hashed before threads have to agree again who may run Python.
 HASHED_AT_ONCE = 2 << 20
@@ -44,7 +43,7 @@ class FileHash:
         self._hashed = 0
         #: Where bytes begin that no file system stores, as far as is known.
         self._hole = 0
-        self._maps = mapped and sys.platform == "linux"
+        self._maps = mapped and TELLS_CACHED
         self.stopped = False
 
     @property
@@ -90,7 +89,7 @@ class FileHash:
         end, base = start + nbytes, start - start % mmap.ALLOCATIONGRANULARITY
         try:
             if self._hole < end:  # what was written since is none any more
-                self._hole = os.lseek(self._fd, start, os.SEEK_HOLE)
+                self._hole = first_hole(self._fd, start)
             if self._hole < end:  # a file system in memory would fill it if it were mapped
                 return False
             if not (is_cached(self._fd, start) and is_cached(self._fd, end - 1)):

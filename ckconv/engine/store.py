@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 from contextlib import suppress
 
@@ -22,6 +23,8 @@ class Store:
             seekable: it is a file; else bytes go out in order.
         """
         self._fd, self._base, self._seekable = fd, base, seekable
+        #: A file system lets one thread at a time write to a file, and those that wait keep a processor busy.
+        self._turn = _thread.allocate_lock()
         #: Memory for what is read back, of as many threads as do so at once.
         self._spare: list[bytearray] = []
 
@@ -36,7 +39,8 @@ class Store:
             while len(data):
                 try:
                     if self._seekable:
-                        wrote = write_some(self._fd, data, self._base + position)
+                        with self._turn:
+                            wrote = write_some(self._fd, data, self._base + position)
                     else:
                         wrote = os.write(self._fd, data)
                 except BlockingIOError:  # somebody made the pipe that we share non-blocking

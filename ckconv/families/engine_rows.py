@@ -7,7 +7,6 @@ known to have nothing for it, or, with a sentence, to compute it wrong. Rows are
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from typing import Any
 from ckconv.families.axes import expanded
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed, texts
-from ckconv.lazy import NamedTuple
+from ckconv.lazy import NamedTuple, regex
 
-_HOLE = re.compile(r"\{(\w+)\}")
+_HOLE = regex(r"\{(\w+)\}")
 
 
 class Condition(NamedTuple):

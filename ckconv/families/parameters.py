@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -13,10 +12,10 @@ from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.keys import READERS
 from ckconv.families.parameter_rows import Parameter, ParameterCell
 from ckconv.families.schema import Family
-from ckconv.lazy import NamedTuple
+from ckconv.lazy import NamedTuple, regex
 
 #: A parameter in the name of a tensor.
-_HOLE = re.compile(r"\{(\w+)\}")
+_HOLE = regex(r"\{(\w+)\}")
 
 
 class ParameterError(ValueError):

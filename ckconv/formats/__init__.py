@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ckconv.formats.mlx.spec import MLX_NAME
 from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PICKLE
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, PICKLE_SUFFIXES
-from ckconv.lazy import NamedTuple
+from ckconv.lazy import NamedTuple, regex
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
@@ -160,7 +160,7 @@ FORMATS: tuple[Format, ...] = (
             ),
         ),
         read=Reader(("ckconv.formats.gguf.index", "open_gguf"), frozenset({"source", "base", "opener"})),
-        head=re.compile(rb"GGUF"),
+        head=regex(rb"GGUF"),
         suffix=".gguf",
         single=True,
         blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
@@ -181,7 +181,7 @@ FORMATS: tuple[Format, ...] = (
             ),
         ),
         read=Reader(("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "follow_links"})),
-        head=re.compile(rb".{8}\{", re.DOTALL),
+        head=regex(rb".{8}\{", re.DOTALL),
         suffix=".safetensors",
         further=(".index.json", *PICKLE_SUFFIXES),
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
@@ -249,7 +249,7 @@ FORMATS: tuple[Format, ...] = (
             ),
         ),
         read=Reader(("ckconv.formats.bump.read", "open_bump"), frozenset({"source", "config_path"})),
-        head=re.compile(rb"BUMPWGT[2345]"),
+        head=regex(rb"BUMPWGT[2345]"),
         suffix=".bump",
         told_beside=("ckconv.formats.bump.trained", "is_trained"),
         single=True,
@@ -274,7 +274,7 @@ FORMATS: tuple[Format, ...] = (
             ),
         ),
         read=Reader(("ckconv.formats.whisper_ggml.read", "open_whisper_ggml"), frozenset({"source"})),
-        head=re.compile(rb"lmgg"),
+        head=regex(rb"lmgg"),
         single=True,
         file="ggml-model.bin",
         content=("ckconv.formats.whisper_ggml.read", "content"),

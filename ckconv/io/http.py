@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import http.client
-import re
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from urllib.parse import quote, unquote_to_bytes, urlsplit, urlunsplit
 
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError
+from ckconv.lazy import regex
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ _MISSING = (404, 410)
 #: Bytes of a label of a host's name (RFC 1035).
 _LABEL = 63
 
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_RANGE = regex(r"bytes (\d+)-(\d+)/(\d+)")
 
 #: What a connection that is cut, refused or slow raises; and what no further try makes better.
 _CUT = (OSError, http.client.HTTPException, EOFError)

@@ -8,7 +8,6 @@ run that is of the very same conversion.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.errors import InputError, Interrupted, OutputError, counted
-from ckconv.lazy import NamedTuple
+from ckconv.lazy import NamedTuple, regex
 from ckconv.output.filesystem import create, removed
 from ckconv.output.regular import opened_regular
 from ckconv.signals import check
@@ -33,7 +32,7 @@ KEPT = ".old"
 UNFINISHED = ".ckconv.unfinished"
 
 #: What the files of a split model have in their names beside its own (``llama_split_path`` of llama.cpp).
-_NUMBER = re.compile(r"-\d{5}-of-\d{5}(?=\.|$)")
+_NUMBER = regex(r"-\d{5}-of-\d{5}(?=\.|$)")
 
 #: Bytes that are hashed at a time, and of a list.
 _CHUNK, _MOST = 4 << 20, 64 << 20

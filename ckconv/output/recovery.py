@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckconv.errors import OutputError
-from ckconv.lazy import dataclass
+from ckconv.lazy import dataclass, regex
 from ckconv.output.filesystem import TEMPORARY
 from ckconv.output.kept import FINISHED, KEPT, UNFINISHED, finished_in, is_lasting
 from ckconv.output.locks import Locked
@@ -22,7 +22,7 @@ from ckconv.output.regular import close_unwritten
 from ckconv.output.removal import remove_directory, remove_kept
 from ckconv.system import CLOEXEC, DIRECTORY, NOFOLLOW, is_own, try_lock
 
-_STAGING = re.compile(TEMPORARY, re.DOTALL)
+_STAGING = regex(TEMPORARY, re.DOTALL)
 
 
 def recover(directories: Iterable[Path], abandoned: Collection[Path] = ()) -> list[str]:

@@ -8,13 +8,13 @@ from dataclasses import field
 from typing import Any
 
 from ckconv.core.typed import Value
-from ckconv.lazy import dataclass
+from ckconv.lazy import dataclass, regex
 from ckconv.tokenizer.files import LeftOut
 from ckconv.tokenizer.sentencepiece import CONTROL, NORMAL, UNUSED, USER_DEFINED
 from ckconv.tokenizer.vocabulary import SPECIAL
 
 #: Tokens that llama.cpp's converter takes for control tokens although nobody marked them as special.
-LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL)
+LOOKS_SPECIAL = regex(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
