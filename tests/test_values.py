@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
 import warnings
 
 import gguf
@@ -217,10 +220,20 @@ def test_blocks_decode_to_the_same_bits_with_libgguf_and_without(kind: DType, mo
     pytest.importorskip("libgguf")
     rows = np.random.default_rng(3).integers(0, 256, (64, 8 * kind.size), dtype=np.uint8)
     with_it = to_float32(rows, kind)
-    monkeypatch.setattr(codec, "_libgguf", lambda: None)
+    monkeypatch.setattr(codec, "libgguf", lambda: None)
     without = to_float32(rows, kind)
 
     assert np.array_equal(with_it.view(np.uint32), without.view(np.uint32))
     with np.errstate(all="ignore"):
         by_gguf = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(kind.ggml))
     assert np.array_equal(without.view(np.uint32), by_gguf.view(np.uint32))
+
+
+@pytest.mark.parametrize(("said", "expected"), [(None, "1"), ("3", "3")])
+def test_libgguf_starts_no_threads_of_its_own_unless_somebody_says_how_many(said: str | None, expected: str) -> None:
+    pytest.importorskip("libgguf")
+    program = "import os; from ckconv.quant.codec import libgguf; libgguf(); print(os.environ['LIBGGUF_NUM_THREADS'])"
+    environment = {key: value for key, value in os.environ.items() if key != "LIBGGUF_NUM_THREADS"}
+    environment |= {"LIBGGUF_NUM_THREADS": said} if said else {}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == expected

@@ -93,6 +93,10 @@ class Pace:
         self._wanted.set(place)
         self._written.wait(place)
 
+    def begun(self) -> None:
+        """Wait until something is written; nobody waits for who does so."""
+        self._written.wait(1)
+
     def unread(self) -> None:
         """Nobody follows."""
         self._wanted.end()
@@ -169,6 +173,11 @@ class Growth:
         payload, base = self._payloads[path]
         if until > payload.offset:
             self._wait(base + min(until, payload.offset + payload.nbytes), self._hashing if hashing else self._looking)
+
+    def begun(self) -> None:
+        """Wait until something is written, if anything will be: until then who writes needs all of the interpreter."""
+        if self._end:
+            self._looking.begun()
 
     def wait_for_all(self) -> None:
         """Wait until everything is written.

@@ -119,6 +119,7 @@ class Staged:
 
     def _compared(self, files: ReadOnce) -> Compared:
         plan = self._plan
+        self.growth.begun()
         with growing(self.growth.wait_for):
             out = self._open()
         if not self.growth.paths.issuperset(out.files):

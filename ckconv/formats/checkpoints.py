@@ -8,10 +8,9 @@ from pathlib import Path
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.huggingface.read import index_checkpoint
 from ckconv.formats.mlx.read import is_mlx, mlx_items
-from ckconv.formats.pytorch.read import read_pytorch
 from ckconv.formats.safetensors.files import CONFIG_DOCUMENT, CheckpointFiles, read_checkpoint_files
 from ckconv.formats.safetensors.parts import part_files
-from ckconv.formats.safetensors.read import read_safetensors
+from ckconv.formats.safetensors.read import SafetensorsFile, read_safetensors
 from ckconv.formats.safetensors.spec import is_pickle
 from ckconv.io.bytesource import ByteSource
 from ckconv.io.json import parse_object
@@ -41,9 +40,15 @@ def open_checkpoint(
     if source is not None:
         file = read_safetensors(path, source=source)
         return index_of(path, CheckpointFiles(path.parent, None, (file,), file.tensors, None, ()), mlx=mlx)
-    checkpoint = read_checkpoint_files(path, follow_links=follow_links, read_pickle=read_pytorch)
+    checkpoint = read_checkpoint_files(path, follow_links=follow_links, read_pickle=_read_pytorch)
     parts = part_files(checkpoint.root, follow_links=follow_links) if checkpoint.side_files else ()
     return replace(index_of(path, checkpoint, mlx=mlx), part_files=parts)
+
+
+def _read_pytorch(path: Path, *, source: ByteSource | None = None) -> SafetensorsFile:
+    from ckconv.formats.pytorch.read import read_pytorch  # few checkpoints need what reads pickles
+
+    return read_pytorch(path, source=source)
 
 
 def index_of(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = False) -> TensorIndex:
@@ -64,7 +69,7 @@ def index_of_headers(path: Path, sources: Sequence[ByteSource], config: ByteSour
         InputError: ``st.*``, ``pt.*``, ``mlx.quant`` or ``model.config``.
     """
     shards = tuple(
-        (read_pytorch if is_pickle(source.path.name) else read_safetensors)(source.path, source=source)
+        (_read_pytorch if is_pickle(source.path.name) else read_safetensors)(source.path, source=source)
         for source in sources
     )
     document = parse_object(config.read_at(0, config.size or 0), CONFIG_DOCUMENT, config.path) if config else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -49,8 +50,13 @@ _NAN_SIGNS = frozenset({"IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
 
 
 @cache
-def _libgguf() -> ModuleType | None:
-    """The library, if it is installed: its decoders give the bits that gguf's give, several times as fast."""
+def libgguf() -> ModuleType | None:
+    """The library, if it is installed: its decoders give the bits that gguf's give, several times as fast.
+
+    Pieces are made side by side already (:mod:`ckconv.io.ahead`), and one that stays in a cache is decoded in less time
+    than a thread takes to start: of its own the library is to start none, unless somebody has said how many.
+    """
+    os.environ.setdefault("LIBGGUF_NUM_THREADS", "1")  # it looks at every call
     try:
         return import_module("libgguf")
     except ImportError:
@@ -61,7 +67,7 @@ def _by_libgguf(rows: Rows, dtype: DType) -> Floats | None:
     """Decoded blocks; ``None`` where gguf has to decode them."""
     import numpy as np
 
-    library = _libgguf()
+    library = libgguf()
     if library is None or rows.shape[1] % dtype.size:
         return None
     columns = rows.shape[1] // dtype.size * dtype.block

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.errors import UnsupportedError
 from ckconv.lazy import NamedTuple
-from ckconv.quant.codec import from_float32
+from ckconv.quant.codec import from_float32, libgguf
 from ckconv.quant.triples import triple_of
 
 if TYPE_CHECKING:
@@ -207,10 +207,11 @@ def _check_finite(floats: Floats) -> None:
 
 def _by_library(floats: Floats, dtype: DType, importance: Floats | None) -> Rows:
     import numpy as np
-    from libgguf import quantize_rows_into_raw
 
+    library = libgguf()
+    assert library is not None
     weights: Any = None if importance is None else np.ascontiguousarray(importance, np.float32)
     made = np.empty((len(floats), dtype.nbytes(floats.shape[1])), np.uint8)
     if made.size:
-        quantize_rows_into_raw(dtype.ggml, floats, made, len(floats), floats.shape[1], weights)
+        library.quantize_rows_into_raw(dtype.ggml, floats, made, len(floats), floats.shape[1], weights)
     return made
