@@ -219,6 +219,7 @@ class _Reading:
 
     def _compared(self, files: ReadOnce) -> tuple[bool, int, int]:
         plan = self._plan
+        self._growth.begun()
         try:
             with growing(self._not_yet):
                 out = open_index(Path(self._piece.opened), base=plan.options.base, follow_links=True)

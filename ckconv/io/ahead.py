@@ -94,7 +94,6 @@ class SideBySide(Generic[R]):
         Raises:
             CkconvError: whatever a piece raises, where its turn comes.
         """
-        alone = alone or self._files.grow
         waiting = iter(pieces)
         head = list(islice(waiting, 2))
         workers = (

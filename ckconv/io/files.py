@@ -64,6 +64,16 @@ class Growing(Protocol):
         """Wait until the bytes of ``path`` before ``until`` are there; of another file they are."""
 
 
+class _There:
+    """Files that are written meanwhile, of which somebody else waits for what is needed."""
+
+    def __init__(self, paths: Collection[Path]) -> None:
+        self.paths = paths
+
+    def wait_for(self, path: Path, until: int) -> None:
+        """It is there."""
+
+
 class Files:
     """Open read-only descriptors by path; and the proof that no file changed while it was read.
 
@@ -261,15 +271,9 @@ class Files:
             for path, offset, nbytes in cut(extents, start, stop):
                 self._growing.wait_for(path, offset + nbytes)
 
-    @property
-    def grow(self) -> bool:
-        """Some are written meanwhile: one thread alone may wait for their bytes."""
-        return self._growing is not None
-
     def twin(self) -> Files:
-        """Descriptors of the same files for another thread."""
-        assert not self.grow
-        return Files(self._known)
+        """Descriptors of the same files for another thread, which reads only what this one has waited for."""
+        return Files(self._known, _There(self._growing.paths) if self._growing is not None else None, self._moved)
 
     def check_unchanged(self) -> None:
         """Raise ``input.changed`` if a file is not what it was: its size or one of its times, or which one it is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
@@ -53,7 +53,9 @@ def wrong_rows(
     wrong: list[int] = []
     rounded = 0
 
-    in_order = tiles is not None and tensor.as_stored and mine.dtype is tensor.dtype
+    if conversion.action is not Action.DECODE:  # nothing else is handed over
+        tiles = None
+    in_order = tensor.as_stored and mine.dtype is tensor.dtype
     in_order = in_order and tensor.layout.same_bytes_as(plain(tensor.layout.rows, tensor.layout.cols))
 
     def compared(readers: tuple[RowReader, RowReader], start: int, stop: int) -> tuple[list[int], int, int]:
@@ -76,9 +78,16 @@ def wrong_rows(
             return [], changed, got.nbytes
         return [start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]], changed, got.nbytes
 
-    ranges = row_ranges(_broader(mine, theirs), max(mine.row_bytes, theirs.row_bytes), conversion)
-    pieces = (partial(compared, start=start, stop=stop) for start, stop in ranges)
-    with closing(both.each(pieces, alone=is_light(source, conversion))) as results:
+    alone = is_light(source, conversion) or tiles is not None
+
+    def pieces() -> Iterator[Callable[[tuple[RowReader, RowReader]], tuple[list[int], int, int]]]:
+        for start, stop in row_ranges(_broader(mine, theirs), max(mine.row_bytes, theirs.row_bytes), conversion):
+            for array in () if alone else tensor.arrays:  # threads read what is there
+                until = stop * mine.row_bytes if in_order and array is tensor else array.nbytes
+                files.wait_for(array.extents, 0, until)
+            yield partial(compared, start=start, stop=stop)
+
+    with closing(both.each(pieces(), alone=alone)) as results:
         for some, changed, nbytes in results:
             wrong += some
             rounded += changed
