@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator
 
 from ckconv.lazy import regex
@@ -28,7 +26,11 @@ _DIGEST = regex(r"\b([0-9a-f]{12})[0-9a-f]{40}([0-9a-f]{12})\b")
 def width(*, err: bool) -> int | None:
     """Columns of the terminal that stdout is, or stderr; ``None`` where it is none."""
     stream = sys.stderr if err else sys.stdout
-    return max(shutil.get_terminal_size().columns, NARROWEST) if stream.isatty() else None
+    if not stream.isatty():
+        return None
+    import shutil  # a command in a script does without
+
+    return max(shutil.get_terminal_size().columns, NARROWEST)
 
 
 def fitted(lines: Iterable[str], columns: int | None, *, whole: bool) -> Iterator[str]:
@@ -46,6 +48,8 @@ def fitted(lines: Iterable[str], columns: int | None, *, whole: bool) -> Iterato
 
 
 def _narrow(line: str, columns: int) -> Iterator[str]:
+    import textwrap
+
     text = line.lstrip(" ")
     indent = len(line) - len(text)
     now = " " * indent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,7 +23,13 @@ _SUFFIX = ".toml"
 
 @cache
 def _files() -> dict[str, str]:
-    return {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.iterdir()) if path.suffix == _SUFFIX}
+    found = {}
+    with os.scandir(FOLDER) as entries:  # of many files: paths and layers of text take longer than reading them
+        names = sorted(entry.name for entry in entries if entry.name.endswith(_SUFFIX))
+    for name in names:
+        with open(f"{FOLDER}/{name}", "rb", buffering=0) as file:
+            found[name.removesuffix(_SUFFIX)] = str(file.read(), "utf-8")
+    return found
 
 
 def checksum_of_files() -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +138,8 @@ def _unnamed(config: Document) -> Iterator[str]:
 
 
 def _misspelt(config: Document, keys: tuple[str, ...]) -> Iterator[str]:
+    from difflib import get_close_matches
+
     known = {name for names in CONFIG_KEYS.values() for name in names} | set(keys)
     for key in keys:
         near = get_close_matches(key, [name for name in config if name not in known], 1, _ALIKE)
