@@ -19,12 +19,14 @@ from conftest import FIXTURES
 from test_quantize import WIDE, checkpoint
 
 import ckconv
+from ckconv.engine import store
 from ckconv.engine.pipeline import Pipeline
 from ckconv.errors import InputError, Interrupted, OutputError, UsageError, VerifyError
 from ckconv.io import ahead, rows, stored
 from ckconv.io.ahead import BEHIND, SideBySide, at_once
 from ckconv.io.files import Files
 from ckconv.options import Options
+from ckconv.quant.convert import Conversion
 from ckconv.signals import interruptible
 
 resource = pytest.importorskip("resource")  # of POSIX
@@ -96,6 +98,49 @@ def test_bytes_and_report_do_not_depend_on_the_number(name: str, floats: Path, t
     one, *others = (converted(source, tmp_path / str(jobs), target, jobs, **more) for jobs in (1, 2, 3))
     assert one[0]
     assert others == [one, one]
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("name", [name for name, (_, target, _) in CONVERSIONS.items() if target != "out.bump"])
+@pytest.mark.usefixtures("small_pieces")
+def test_a_byte_that_was_written_wrongly_is_found_whoever_compares(
+    name: str, jobs: int, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, target, more = CONVERSIONS[name]
+    source = FIXTURES / path if path else floats
+    write, calls, spoilt = store.write_some, [0], [0]
+
+    def counted(fd: int, data: Any, at: int) -> int:
+        calls[0] += 1
+        if calls[0] == spoilt[0]:
+            middle = len(data) // 2
+            data = bytes(data[:middle]) + bytes([data[middle] ^ 1]) + bytes(data[middle + 1 :])
+        return write(fd, data, at)
+
+    monkeypatch.setattr(store, "write_some", counted)
+    converted(source, tmp_path / "right", target, jobs, **more)
+    for spoilt[0] in sorted({1, calls[0] // 2, calls[0]}):
+        calls[0] = 0
+        with pytest.raises(VerifyError):
+            converted(source, tmp_path / str(spoilt[0]), target, jobs, **more)
+        assert not any((tmp_path / str(spoilt[0])).rglob("*"))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_what_was_quantised_is_compared_by_as_many_threads(floats: Path, tmp_path: Path) -> None:
+    """Else the others would wait for the one."""
+    again: set[int] = set()
+
+    def noted(conversion: Any, rows: Any) -> Any:
+        if conversion.quantising is None or conversion.quantising.errors is None:  # whoever writes counts errors
+            again.add(threading.get_ident())
+        return apply(conversion, rows)
+
+    apply = Conversion.apply
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Conversion, "apply", noted)
+        converted(floats, tmp_path / "out", "out.gguf", 3, {"quantize": "q8_0"})
+    assert len(again) >= 3
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3, 7])

@@ -154,6 +154,9 @@ class Staged:
                 reader does not open the file.
             OutputError: ``output.write`` or ``output.space``.
         """
+        # What a header says is there already, but for its digest, and this thread has nothing else to do.
+        early = not any(frame.header for frame in self._container.frames)
+        refused = self._refused() if early else None
         read = self.following.result()
         for (path, _, _, frame), digest in zip(self._parts, read.digests, strict=True):
             if frame.header:
@@ -164,7 +167,9 @@ class Staged:
         try:
             with deferred():
                 disk.start()
-            self._check_opens()
+            refused = refused if early else self._refused()
+            if refused is not None:
+                raise refused
             if read.compared:
                 self._as_output(lambda: self._check(read))
             written = tuple(self._written(read, whole=whole))
@@ -194,14 +199,15 @@ class Staged:
                 hint = "what it was converted to has changed; --no-source-record makes it without its record"
                 raise VerifyError("record.foreign", message, path=self._target.name, hint=hint)
 
-    def _check_opens(self) -> None:
-        """Ask the reference reader of the format, where there is one."""
+    def _refused(self) -> VerifyError | None:
+        """What the reference reader of the format says, where there is one and it does not open a file."""
         try:
             for place in self._places:
                 self._container.check(place)
         except VerifyError as error:
             error.path = self._target.name
-            raise
+            return error
+        return None
 
     def _check(self, read: _Read) -> None:
         """What is around the tensors, then what they were found to be."""
