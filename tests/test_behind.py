@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckconv.core.tensors import Extent
-from ckconv.engine import behind, reread
+from ckconv.engine import behind, following, reread
 from ckconv.engine.behind import Behind
-from ckconv.engine.following import AbandonedError, Growth
+from ckconv.engine.following import AbandonedError, Following, Growth, Mark
+from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.reread import FileHash
 from ckconv.errors import InputError, OutputError
 from ckconv.output.regular import open_regular
@@ -151,3 +153,33 @@ def test_what_cannot_be_hashed_is_an_error_of_its_file(tmp_path: Path) -> None:
         with pytest.raises(error) as info:
             hashing.digest(extent)
         assert (info.value.code, info.value.path) == (code, str(extent.path))
+
+
+def test_who_looks_and_fails_leaves_nobody_waiting_for_him(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who hashes waits for more than the writer may write before it is looked at."""
+    monkeypatch.setattr(following, "LEAD", 1 << 10)
+    monkeypatch.setattr(behind, "_FIRST", 1 << 19)
+    path = written(tmp_path, bytes(1 << 20))
+    extent = Extent(path, 0, 1 << 20)
+    growth, begun = Growth([extent]), SimpleQueue[None]()
+
+    def fail() -> None:
+        with ReadOnce({}, growth, hashed=[extent]):
+            growth.wait_for(path, 1 << 10)
+            begun.put(None)
+            raise KeyError("a fault")
+
+    with Following(growth, fail) as looking:
+        growth.tell(path, 1 << 10)
+        begun.get()
+        for until in range(2 << 10, (1 << 20) + 1, 1 << 10):
+            growth.tell(path, until)
+        with pytest.raises(KeyError):
+            looking.result()
+
+
+def test_a_mark_that_is_ended_stays_so() -> None:
+    mark = Mark(0)
+    mark.end()
+    mark.set(1)
+    mark.wait(10)

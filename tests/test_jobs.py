@@ -19,7 +19,7 @@ from conftest import FIXTURES
 from test_quantize import WIDE, checkpoint
 
 import ckconv
-from ckconv.engine import store
+from ckconv.engine import pipeline, store
 from ckconv.engine.pipeline import Pipeline
 from ckconv.errors import InputError, Interrupted, OutputError, UsageError, VerifyError
 from ckconv.io import ahead, rows, stored
@@ -124,6 +124,24 @@ def test_a_byte_that_was_written_wrongly_is_found_whoever_compares(
         with pytest.raises(VerifyError):
             converted(source, tmp_path / str(spoilt[0]), target, jobs, **more)
         assert not any((tmp_path / str(spoilt[0])).rglob("*"))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_threads_compare_with_nothing_that_is_not_written_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that is made again is what the finished file beside it is compared with."""
+    source = FIXTURES / "quantised/awq-g32"
+    ckconv.convert(source, tmp_path / "out.gguf", options=Options(source_record="always"))
+    write = store.write_some
+
+    def slow(fd: int, data: Any, at: int) -> int:
+        time.sleep(0.002)
+        return write(fd, data, at)
+
+    monkeypatch.setattr(pipeline, "TOLD_AT_ONCE", 1)
+    monkeypatch.setattr(store, "write_some", slow)
+    ckconv.convert(tmp_path / "out.gguf", f"{tmp_path}/back/", to="safetensors", jobs=3)
+    for path in source.glob("*.safetensors"):
+        assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.usefixtures("small_pieces")

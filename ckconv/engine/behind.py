@@ -59,14 +59,17 @@ class Behind:
         return self._digests[extent]
 
     def stop(self) -> None:
-        """End the thread. Harmless when it has ended."""
+        """End the thread; nobody looks at what is written any more. Harmless when it has ended."""
         self._stopped = True
+        self._growth.unread()
         self._growth.unhashed()
         self._stage.wait()
 
     def _run(self, job: memoryview | int, position: int) -> None:
         try:
             for extent in self._extents:
+                if self._stopped:
+                    return
                 fd, _ = self._opened(extent.path)
                 try:
                     reads_what_is_cached(fd)
@@ -81,7 +84,7 @@ class Behind:
 
     def _hashed(self, hashing: FileHash, extent: Extent) -> bytes:
         until, step = 0, _FIRST
-        while until < extent.nbytes:
+        while until < extent.nbytes and not self._stopped:
             until, step = min(extent.nbytes, until + step), min(2 * step, MAPPED_AT_ONCE)
             self._growth.wait_for(extent.path, extent.offset + until, hashing=True)
             if self._stopped:

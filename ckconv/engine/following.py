@@ -48,7 +48,7 @@ class Mark:
 
     def __init__(self, value: float) -> None:
         self.value = value
-        self._awaited = False
+        self._awaited = self._ended = False
         self._woken: SimpleQueue[None] = SimpleQueue()
 
     def set(self, value: float) -> None:
@@ -59,15 +59,15 @@ class Mark:
             self._woken.put(None)
 
     def end(self) -> None:
-        """Nobody waits any more, not even who was to be woken when a signal interrupted :meth:`set`."""
-        self.value = math.inf
+        """Nobody waits any more, whatever is set later; nor who was to be woken when a signal broke off :meth:`set`."""
+        self._ended = True
         self._woken.put(None)
 
     def wait(self, least: float) -> None:
         """Until the number is at least this."""
-        while self.value < least:
+        while self.value < least and not self._ended:
             self._awaited = True
-            if self.value < least:  # it may have been set before anybody knew that it is awaited
+            if self.value < least and not self._ended:  # it may have been set before anybody knew that it is awaited
                 self._woken.get()
 
 

@@ -24,6 +24,10 @@ HASHED_AT_ONCE = 2 << 20
 MAPPED_AT_ONCE = 16 << 20
 
 
+#: Bytes between two of which the system is asked whether it has them in memory.
+_ASKED_EVERY = 1 << 20
+
+
 class FileHash:
     """Hashes the bytes of ``fd`` from ``offset`` on, as far as it is told to.
 
@@ -83,7 +87,7 @@ class FileHash:
         """Hash so many bytes where they are; ``False``: they are to be read.
 
         What cannot be read, when a map of it is touched, is no error but the end of the process: so only what the
-        system has in memory is mapped, as far as both ends of it tell.
+        system has in memory is mapped, as far as some bytes of it tell.
         """
         start = self.offset + self._hashed
         end, base = start + nbytes, start - start % mmap.ALLOCATIONGRANULARITY
@@ -92,7 +96,7 @@ class FileHash:
                 self._hole = first_hole(self._fd, start)
             if self._hole < end:  # a file system in memory would fill it if it were mapped
                 return False
-            if not (is_cached(self._fd, start) and is_cached(self._fd, end - 1)):
+            if not all(is_cached(self._fd, at) for at in (*range(start, end, _ASKED_EVERY), end - 1)):
                 return False
             with (
                 mmap.mmap(self._fd, end - base, access=mmap.ACCESS_READ, offset=base) as pages,

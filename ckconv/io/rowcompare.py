@@ -82,7 +82,7 @@ def wrong_rows(
 
     def pieces() -> Iterator[Callable[[tuple[RowReader, RowReader]], tuple[list[int], int, int]]]:
         for start, stop in row_ranges(_broader(mine, theirs), max(mine.row_bytes, theirs.row_bytes), conversion):
-            for array in () if alone else tensor.arrays:  # threads read what is there
+            for array in () if alone else (*tensor.arrays, *source.arrays):  # threads read what is there
                 until = stop * mine.row_bytes if in_order and array is tensor else array.nbytes
                 files.wait_for(array.extents, 0, until)
             yield partial(compared, start=start, stop=stop)
