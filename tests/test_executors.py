@@ -20,7 +20,9 @@ import pytest
 from conftest import FIXTURES, Result
 
 import ckconv
+from ckconv.api import prepare
 from ckconv.engine import apart, cluster, pieces, store
+from ckconv.engine.request import fingerprint, requested
 from ckconv.errors import OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options
 
@@ -359,3 +361,18 @@ def test_what_ends_the_caller_ends_its_processes(number: int, tmp_path: Path) ->
         time.sleep(0.05)
     assert not alive(caller.pid)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["quantised/awq-g32", "hf/llama-tied-bf16"])
+@pytest.mark.parametrize("target", ["out.gguf", "out/"])
+def test_a_source_that_was_named_from_here_is_the_one_that_another_process_opens(
+    name: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir((FIXTURES / name).parent)
+    source = Path(name).name
+    to = "safetensors" if target.endswith("/") else None
+    plan, _ = prepare(source, target, to=to, options=Options(max_shard_bytes=100_000))
+    request = requested(plan, source, None, [])
+    there = request.planned()
+    found = [fingerprint(one, one.contents(), request, verify=True) for one in (plan, there)]
+    assert found[0] == found[1]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 
+from ckconv.core.tensors import Tensor
 from ckconv.core.version import __version__
 from ckconv.engine.merging import merged
 from ckconv.engine.targets import make_plan
@@ -145,9 +146,21 @@ def fingerprint(plan: Plan, container: Container, request: Request, *, verify: b
         digest.update(frame.prologue + frame.epilogue)
         for step in file.steps:
             sources = [(tensor.source, tensor.dtype.name, tensor.shape) for tensor in step.sources]
-            digest.update(f"{step.slot} {step.offset} {step.nbytes} {step.action} {step.target} {sources}".encode())
+            target = _described(step.target)
+            digest.update(f"{step.slot} {step.offset} {step.nbytes} {step.action} {target} {sources}".encode())
             digest.update(step.content or b"")
     return Fingerprint(sha256(files.encode("utf-8", "surrogateescape")).hexdigest(), digest.hexdigest())
+
+
+def _described(tensor: Tensor) -> list[object]:
+    """What a tensor is, without what differs between two processes: paths as somebody named them, and functions."""
+    packed = [
+        (each.rows, [array and (_described(array.tensor), array.per) for array in each.arrays])
+        for each in tensor.packed
+    ]
+    places = [(extent.offset, extent.nbytes) for extent in tensor.extents]
+    what = (tensor.name, tensor.source, tensor.dtype, tensor.shape, tensor.layout, tensor.may_be_absent)
+    return [*what, places, [_described(plane) for plane in tensor.planes], packed]
 
 
 def _files(plan: Plan, request: Request) -> Iterator[str]:
