@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from ckconv.core.tensors import Extent
@@ -16,6 +15,7 @@ from ckconv.engine.following import Growth
 from ckconv.engine.reread import MAPPED_AT_ONCE, FileHash
 from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError, unreadable
+from ckconv.output.regular import close_unwritten
 from ckconv.system import reads_what_is_cached
 
 #: Bytes that are waited for at first; then twice as many, up to what is mapped at once.
@@ -35,7 +35,6 @@ class Behind:
         """
         self._extents, self._growth, self._opened = extents, growth, opened
         self._digests: dict[Extent, bytes] = {}
-        self._stopped = False
         self._stage = Stage(self._run, 0)
         self._stage.jobs.put(0)
         self._stage.jobs.put(None)
@@ -50,7 +49,7 @@ class Behind:
 
         Raises:
             InputError, OutputError: a file cannot be read, or ends early.
-            AbandonedError: nobody writes it.
+            AbandonedError: nobody writes it, or it was stopped.
         """
         self._growth.unread()
         self._stage.wait()
@@ -60,7 +59,6 @@ class Behind:
 
     def stop(self) -> None:
         """End the thread; nobody looks at what is written any more. Harmless when it has ended."""
-        self._stopped = True
         self._growth.unread()
         self._growth.unhashed()
         self._stage.wait()
@@ -68,8 +66,6 @@ class Behind:
     def _run(self, job: memoryview | int, position: int) -> None:
         try:
             for extent in self._extents:
-                if self._stopped:
-                    return
                 fd, _ = self._opened(extent.path)
                 try:
                     reads_what_is_cached(fd)
@@ -77,18 +73,15 @@ class Behind:
                 except OSError as error:
                     raise unreadable(error, extent.path, doing="cannot be read") from error
                 finally:
-                    with suppress(OSError):
-                        os.close(fd)
+                    close_unwritten(fd)
         finally:
             self._growth.unhashed()
 
     def _hashed(self, hashing: FileHash, extent: Extent) -> bytes:
         until, step = 0, _FIRST
-        while until < extent.nbytes and not self._stopped:
+        while until < extent.nbytes:
             until, step = min(extent.nbytes, until + step), min(2 * step, MAPPED_AT_ONCE)
             self._growth.wait_for(extent.path, extent.offset + until, hashing=True)
-            if self._stopped:
-                break
             hashing.read_to(until)
             if hashing.nbytes < until:
                 raise OutputError("input.changed", "the file ends early: it has changed", path=extent.path)

@@ -48,7 +48,7 @@ class Mark:
 
     def __init__(self, value: float) -> None:
         self.value = value
-        self._awaited = self._ended = False
+        self._awaited = self.ended = False
         self._woken: SimpleQueue[None] = SimpleQueue()
 
     def set(self, value: float) -> None:
@@ -60,14 +60,14 @@ class Mark:
 
     def end(self) -> None:
         """Nobody waits any more, whatever is set later; nor who was to be woken when a signal broke off :meth:`set`."""
-        self._ended = True
+        self.ended = True
         self._woken.put(None)
 
     def wait(self, least: float) -> None:
         """Until the number is at least this."""
-        while self.value < least and not self._ended:
+        while self.value < least and not self.ended:
             self._awaited = True
-            if self.value < least and not self._ended:  # it may have been set before anybody knew that it is awaited
+            if self.value < least and not self.ended:  # it may have been set before anybody knew that it is awaited
                 self._woken.get()
 
 
@@ -89,13 +89,19 @@ class Pace:
         self._wanted.wait(place - self._lead)
 
     def wait(self, place: int) -> None:
-        """Until what is before ``place`` is written, or nobody writes any more."""
-        self._wanted.set(place)
-        self._written.wait(place)
+        """Until what is before ``place`` is written.
 
-    def begun(self) -> None:
-        """Wait until something is written; nobody waits for who does so."""
-        self._written.wait(1)
+        Raises:
+            AbandonedError: nobody writes it, or who follows is to end.
+        """
+        self._wanted.set(place)
+        self.wait_aside(place)
+
+    def wait_aside(self, place: int) -> None:
+        """The same, and nobody waits for who does so."""
+        self._written.wait(place)
+        if self._written.ended:
+            raise AbandonedError
 
     def unread(self) -> None:
         """Nobody follows."""
@@ -128,7 +134,6 @@ class Growth:
             self._payloads[payload.path] = payload, self._end - payload.offset
             self._end += payload.nbytes
         self._looking, self._hashing = Pace(LEAD), Pace(UNHASHED)
-        self._abandoned = False
 
     @property
     def paths(self) -> frozenset[Path]:
@@ -172,12 +177,17 @@ class Growth:
             return
         payload, base = self._payloads[path]
         if until > payload.offset:
-            self._wait(base + min(until, payload.offset + payload.nbytes), self._hashing if hashing else self._looking)
+            pace = self._hashing if hashing else self._looking
+            pace.wait(base + min(until, payload.offset + payload.nbytes))
 
     def begun(self) -> None:
-        """Wait until something is written, if anything will be: until then who writes needs all of the interpreter."""
+        """Wait until something is written, if anything will be: until then who writes needs all of the interpreter.
+
+        Raises:
+            AbandonedError: nothing will be.
+        """
         if self._end:
-            self._looking.begun()
+            self._looking.wait_aside(1)
 
     def wait_for_all(self) -> None:
         """Wait until everything is written.
@@ -185,12 +195,7 @@ class Growth:
         Raises:
             AbandonedError: it will not be.
         """
-        self._wait(self._end, self._looking)
-
-    def _wait(self, place: int, pace: Pace) -> None:
-        pace.wait(place)
-        if self._abandoned:
-            raise AbandonedError
+        self._looking.wait(self._end)
 
     def unread(self) -> None:
         """Nobody looks at anything any more."""
@@ -203,7 +208,6 @@ class Growth:
 
     def abandon(self) -> None:
         """Nobody writes any more."""
-        self._abandoned = True
         self._looking.abandon()
         self._hashing.abandon()
 

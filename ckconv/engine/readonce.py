@@ -89,22 +89,17 @@ class Reading:
                 return run if offset < run.offset + len(run.bytes) else None
         return None
 
-    def seen(self, offset: int, nbytes: int) -> None:
-        """Nobody needs to look at these bytes, nor at those before them."""
-        until = offset + nbytes - self._extent.offset
-        if self._until < until and self._extent.nbytes > CHUNK and self._stage is None:
+    def digest(self) -> bytes:
+        """SHA-256 of the whole extent, of which the rest is read."""
+        if not self.over and self._extent.nbytes > CHUNK and self._stage is None:
             self._stage = self._hashing()
-        while self._until < until:
+        while not self.over:
             if self._behind is None:
                 self._next()
                 continue
-            n = min(CHUNK, until - self._until)
+            n = min(CHUNK, self._extent.nbytes - self._until)
             self._until += n
             self._hash_behind(n)
-
-    def digest(self) -> bytes:
-        """SHA-256 of the whole extent, of which the rest is read."""
-        self.seen(self._extent.offset, self._extent.nbytes)
         self.stop()
         if self._error is not None:
             raise self._error

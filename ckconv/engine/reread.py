@@ -19,10 +19,8 @@ from ckconv.system import TELLS_CACHED, first_hole, is_cached, read_into
 #: Bytes that are read and hashed before threads have to agree again who may run Python.
 HASHED_AT_ONCE = 2 << 20
 
-
 #: Bytes that are mapped and hashed at once, where that can be done.
 MAPPED_AT_ONCE = 16 << 20
-
 
 #: Bytes between two of which the system is asked whether it has them in memory.
 _ASKED_EVERY = 1 << 20
