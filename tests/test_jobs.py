@@ -147,6 +147,7 @@ def test_threads_compare_with_nothing_that_is_not_written_yet(tmp_path: Path, mo
 @pytest.mark.usefixtures("small_pieces")
 def test_what_was_quantised_is_compared_by_as_many_threads(floats: Path, tmp_path: Path) -> None:
     """Else the others would wait for the one."""
+    converted(floats, tmp_path / "out", "out.gguf", 3, {"quantize": "q8_0"})
     again: set[int] = set()
 
     def noted(conversion: Any, rows: Any) -> Any:
@@ -157,7 +158,7 @@ def test_what_was_quantised_is_compared_by_as_many_threads(floats: Path, tmp_pat
     apply = Conversion.apply
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Conversion, "apply", noted)
-        converted(floats, tmp_path / "out", "out.gguf", 3, {"quantize": "q8_0"})
+        ckconv.verify(tmp_path / "out/out.gguf", floats, weights=True, jobs=3)
     assert len(again) >= 3
 
 

@@ -1,4 +1,4 @@
-"""Blocks that are decoded to be written are not decoded again to be compared; what is on the disk is compared still."""
+"""What is decoded or quantised to be written is not so again to be compared; what is on the disk is compared still."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import FIXTURES
+from test_quantize import WIDE, checkpoint
 
 import ckconv
 from ckconv.engine import store
@@ -23,7 +24,7 @@ DECODE = Options(dequantize=True)
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Rows that are decoded, by type; floats are as they are."""
-    monkeypatch.setattr(tiles, "MOST", 1000)  # all of these small tensors are written before the first is read back
+    monkeypatch.setattr(tiles, "MOST", 1 << 30)  # all of these small tensors are written before the first is read back
     found: Counter[str] = Counter()
     decode = convert.decode
 
@@ -54,6 +55,34 @@ def test_every_row_is_decoded_once_whether_it_is_compared_or_not(
     assert times(decoded, lambda: convert_to("checked", verify=True)) == once
     again = times(decoded, lambda: ckconv.verify(tmp_path / "checked", SOURCE))
     assert again == once, "verify knows nothing of the conversion, and decodes anew"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_row_but_the_first_of_a_tensor_is_quantised_once(
+    jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads too, whose rows stand in another order in a GGUF; and ``verify`` quantises everything anew."""
+    monkeypatch.setattr(rows, "CHUNK", 64 * 512)  # a piece is the rows of a head
+    monkeypatch.setattr(stored, "CHUNK", 64 * 512)
+    source, counts = checkpoint(tmp_path / "floats", WIDE), Counter[str]()
+    quantise = convert.quantise
+
+    def counting(floats: Any, dtype: Any, *more: Any) -> Any:
+        counts[dtype.name] += len(floats)
+        return quantise(floats, dtype, *more)
+
+    monkeypatch.setattr(convert, "quantise", counting)
+    blocks = Options(quantize="q8_0")
+    ckconv.convert(source, tmp_path / "quick.gguf", options=blocks, verify=False, jobs=jobs)
+    once = counts["Q8_0"]
+    counts.clear()
+    report = ckconv.convert(source, tmp_path / "checked.gguf", options=blocks, jobs=jobs)
+    steps = [step for file in report.plan.files for step in file.steps if step.action is convert.Action.QUANTIZE]
+    assert once == sum(step.target.layout.rows for step in steps)
+    assert counts["Q8_0"] - once == 64 * len(steps)
+    counts.clear()
+    ckconv.verify(tmp_path / "checked.gguf", source, weights=True, jobs=jobs)
+    assert counts["Q8_0"] == once
 
 
 @pytest.mark.parametrize("target", ["out/", "out.gguf"])

@@ -123,7 +123,7 @@ class Growth:
 
         Args:
             payloads: of each file, in order, what is going to be written; what is around it is there already.
-            tiles: decoded rows, handed from whoever writes them to whoever compares them.
+            tiles: converted rows, handed from whoever writes them to whoever compares them.
             compared: somebody does; else what is copied need not be read back at once.
         """
         self.tiles = tiles

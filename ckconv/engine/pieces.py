@@ -29,14 +29,13 @@ from ckconv.families.catalogue import own_families
 from ckconv.formats.detect import open_index
 from ckconv.io.ahead import at_once
 from ckconv.io.files import Files
-from ckconv.io.tiles import Tiles
+from ckconv.io.tiles import tiles_for
 from ckconv.lazy import NamedTuple, dataclass, replace
 from ckconv.output.filesystem import close_written, create, failing, temporary_name
 from ckconv.output.kept import UNFINISHED
 from ckconv.output.regular import close_unwritten, growing
 from ckconv.plan.container import Container
-from ckconv.plan.steps import Plan, Step
-from ckconv.quant.convert import Action
+from ckconv.plan.steps import Plan
 from ckconv.system import allocate, sync
 
 #: Held by the one thread that makes a file with what threads share.
@@ -166,7 +165,7 @@ def write_piece(plan: Plan, container: Container, piece: Piece, watcher: Watcher
             holes = [(s.offset, s.nbytes) for s in file.steps if s.zero_filled and s.nbytes >= SMALLEST_HOLE]
             allocate(fd, file.nbytes, holes)
             write_frames(alone, around, [fd], staged)
-            tiles = Tiles(1) if piece.verify and any(map(_decodes, file.steps)) else None
+            tiles = tiles_for((step.action for step in file.steps), piece.jobs or 1) if piece.verify else None
             growth = Growth([payload(file, frame, staged)], tiles, compared=piece.verify)
             reading = _Reading(plan, container, piece, growth, place)
             wanted = _Wanted(place, watcher, [time.monotonic()])
@@ -185,10 +184,6 @@ def write_piece(plan: Plan, container: Container, piece: Piece, watcher: Watcher
             place.unlink(missing_ok=True)
     errors = plan.errors.taken() if plan.errors is not None else {}
     return Made(piece.number, str(place), file.nbytes, *found, losses.changed, losses.merged, errors)
-
-
-def _decodes(step: Step) -> bool:
-    return step.action is Action.DECODE
 
 
 class _Reading:

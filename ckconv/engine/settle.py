@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.engine.following import Following, Growth
@@ -18,17 +18,14 @@ from ckconv.engine.workers import Stage
 from ckconv.errors import InputError, VerifyError
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
+from ckconv.io.tiles import Tiles, tiles_for
 from ckconv.lazy import NamedTuple
 from ckconv.output.publish import Outputs
 from ckconv.output.regular import growing
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import OutputFile, Plan
-from ckconv.quant.convert import Action
 from ckconv.signals import deferred
 from ckconv.system import sync, write_at
-
-if TYPE_CHECKING:
-    from ckconv.io.tiles import Tiles
 
 T = TypeVar("T")
 
@@ -91,15 +88,11 @@ class Staged:
         self.following = Following(self.growth, self._read)
 
     def _tiles(self) -> Tiles | None:
-        """Where decoded rows wait to be compared, if some are decoded."""
-        if not self._verify or not any(
-            step.action is Action.DECODE for file in self._plan.files for step in file.steps
-        ):
-            return None
+        """Where converted rows wait to be compared."""
         from ckconv.io.ahead import made_at_once
-        from ckconv.io.tiles import Tiles
 
-        return Tiles(made_at_once())
+        actions = (step.action for file in self._plan.files for step in file.steps)
+        return tiles_for(actions, made_at_once()) if self._verify else None
 
     @property
     def unwritten(self) -> Iterator[tuple[int, Path]]:

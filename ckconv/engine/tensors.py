@@ -100,7 +100,7 @@ def compare_tensors(
     """Everything that :func:`verify_index` finds by looking at tensors, those of ``out`` in the order of its files.
 
     Args:
-        tiles: rows that were decoded to be written, which need not be decoded again to be compared.
+        tiles: rows that were converted to be written, which need not be converted again to be compared.
         only: which tensors of ``out`` are looked at; all of them.
         absent: look at the configuration too, and for what is in the source alone.
     """

@@ -167,6 +167,7 @@ def _convert(step: Step, files: Files, pipeline: Sink, losses: Losses, tiles: Ti
     from ckconv.io.ahead import SideBySide, is_light
     from ckconv.io.joined import JoinedRows
     from ckconv.io.stored import stored_pieces
+    from ckconv.io.tiles import is_handed_over
     from ckconv.io.together import reader_of
 
     assert step.conversion is not None
@@ -179,7 +180,7 @@ def _convert(step: Step, files: Files, pipeline: Sink, losses: Losses, tiles: Ti
 
     placing = pipeline if isinstance(pipeline, Pipeline) and pipeline.to_file else None
     append: Callable[[Any], None] = placing.take if placing else pipeline.put
-    begin, known = pipeline.position, tiles is not None and not step.runs and how.action is Action.DECODE
+    begin, known = pipeline.position, tiles is not None and not step.runs and is_handed_over(tensor, how)
 
     def make(piece: Piece, reader: Any) -> tuple[Placed | Rows, int]:
         made, some = piece(reader)

@@ -15,6 +15,8 @@ from ckconv.io.ahead import SideBySide, is_light
 from ckconv.io.cells import cell_of, stored_view
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.rows import RowReader, canonical_pieces, row_ranges
+from ckconv.io.tiles import is_handed_over
+from ckconv.lazy import NamedTuple
 from ckconv.quant.convert import Action, decode
 from ckconv.quant.quantise import Quantising
 
@@ -49,50 +51,94 @@ def wrong_rows(
     mine, theirs = both.first
     if mine.dtype is not tensor.dtype:
         conversion = conversion._replace(target=mine.dtype)
-    conversion = theirs.left(conversion)
+    held = _Rows(tensor, source, theirs.left(conversion), importance, tiles, mine, files)
+    alone = is_light(source, held.conversion)
     wrong: list[int] = []
     rounded = 0
 
-    if conversion.action is not Action.DECODE:  # nothing else is handed over
-        tiles = None
-    in_order = tensor.as_stored and mine.dtype is tensor.dtype
-    in_order = in_order and tensor.layout.same_bytes_as(plain(tensor.layout.rows, tensor.layout.cols))
+    def note(found: _Found) -> None:
+        nonlocal rounded
+        wrong.extend(found.wrong)
+        rounded += found.changed
+        progress(found.nbytes)
 
-    def compared(readers: tuple[RowReader, RowReader], start: int, stop: int) -> tuple[list[int], int, int]:
-        made = None
-        if tiles is not None and in_order:
-            begin, end = start * mine.row_bytes, stop * mine.row_bytes
-            files.wait_for(tensor.extents, begin, end)  # when they are there, their tile is
-            made = tiles.take(source, conversion, start, stop)
-            if made is not None and files.stores(tensor.extents, begin, made[0]):
-                return [], made[1], end - begin
-        got = readers[0].rows(start, stop)
-        if made is None:
-            made = tiles.take(source, conversion, start, stop) if tiles else None
-        if made is None:
-            made = _converted(readers[1].rows(start, stop), start, tensor.layout.rows, conversion, importance)
-        want, changed = made
-        if changed and conversion.action is Action.REPACK:  # no block holds the source's numbers, so these cannot
-            return list(range(start, stop)), changed, got.nbytes
-        if np.array_equal(_words(got), _words(want)):
-            return [], changed, got.nbytes
-        return [start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]], changed, got.nbytes
-
-    alone = is_light(source, conversion) or tiles is not None
-
-    def pieces() -> Iterator[Callable[[tuple[RowReader, RowReader]], tuple[list[int], int, int]]]:
-        for start, stop in row_ranges(_broader(mine, theirs), max(mine.row_bytes, theirs.row_bytes), conversion):
+    def pieces() -> Iterator[Callable[[tuple[RowReader, RowReader]], _Found]]:
+        for start, stop in row_ranges(_broader(mine, theirs), max(mine.row_bytes, theirs.row_bytes), held.conversion):
+            if (found := held.handed_over(start, stop)) is not None:
+                note(found)
+                continue
             for array in () if alone else (*tensor.arrays, *source.arrays):  # threads read what is there
-                until = stop * mine.row_bytes if in_order and array is tensor else array.nbytes
+                until = stop * mine.row_bytes if held.in_order and array is tensor else array.nbytes
                 files.wait_for(array.extents, 0, until)
-            yield partial(compared, start=start, stop=stop)
+            yield partial(held.converted, start=start, stop=stop)
 
     with closing(both.each(pieces(), alone=alone)) as results:
-        for some, changed, nbytes in results:
-            wrong += some
-            rounded += changed
-            progress(nbytes)
-    return wrong, rounded
+        for found in results:
+            note(found)
+    return sorted(wrong), rounded
+
+
+class _Found(NamedTuple):
+    """Rows that are wrong, how many values ``conversion`` had to round, and how many bytes were compared."""
+
+    wrong: list[int]
+    changed: int
+    nbytes: int
+
+
+class _Rows:
+    """The rows of a tensor, held against what a conversion makes of its source's."""
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        source: Tensor,
+        conversion: Conversion,
+        importance: Floats | None,
+        tiles: Tiles | None,
+        mine: RowReader,
+        files: Files,
+    ) -> None:
+        self._tensor, self._source, self.conversion = tensor, source, conversion
+        self._importance, self._mine, self._files = importance, mine, files
+        as_stored = tensor.as_stored and mine.dtype is tensor.dtype
+        self.in_order = as_stored and tensor.layout.same_bytes_as(plain(tensor.layout.rows, tensor.layout.cols))
+        self._tiles = tiles if as_stored and is_handed_over(source, conversion) else None
+
+    def handed_over(self, start: int, stop: int) -> _Found | None:
+        """Against rows that were converted to be written, in the thread that waits for what is; ``None``: are not."""
+        if self._tiles is None:
+            return None
+        tensor, mine, conversion = self._tensor, self._mine, self.conversion
+        begin, end = start * mine.row_bytes, min(stop * mine.row_bytes, tensor.nbytes)
+        self._files.wait_for(tensor.extents, begin, end)  # when they are there, their tile is
+        of_all = self._importance is not None and len(self._importance) == 1
+        told = self._importance[0] if self._importance is not None and of_all else None
+        made = self._tiles.take(self._source, conversion, start, stop, told)
+        if made is None or (conversion.quantises and not start):  # of each tensor some blocks are computed twice
+            return None
+        if self.in_order and not self._cannot_be(made[1]) and self._files.stores(tensor.extents, begin, made[0]):
+            return _Found([], made[1], end - begin)
+        return self._compared(made, mine.rows(start, stop), start)
+
+    def converted(self, readers: tuple[RowReader, RowReader], start: int, stop: int) -> _Found:
+        """Against rows that are converted now, in any thread."""
+        mine, theirs = readers
+        rows = theirs.rows(start, stop)
+        made = _converted(rows, start, self._tensor.layout.rows, self.conversion, self._importance)
+        return self._compared(made, mine.rows(start, stop), start)
+
+    def _cannot_be(self, changed: int) -> bool:
+        """No block holds the source's numbers, so these do not."""
+        return changed > 0 and self.conversion.action is Action.REPACK
+
+    def _compared(self, made: tuple[Rows, int], got: Rows, start: int) -> _Found:
+        want, changed = made
+        if self._cannot_be(changed):
+            return _Found(list(range(start, start + len(got))), changed, got.nbytes)
+        if np.array_equal(_words(got), _words(want)):
+            return _Found([], changed, got.nbytes)
+        return _Found([start + int(row) for row in np.nonzero((got != want).any(axis=1))[0]], changed, got.nbytes)
 
 
 def _broader(mine: RowReader, theirs: RowReader) -> RowReader:

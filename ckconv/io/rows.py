@@ -71,7 +71,7 @@ class RowReader:
     """
 
     def __init__(self, tensor: Tensor, files: Files, tiles: Tiles | None = None) -> None:
-        """Read nothing yet; rows that are decoded to be stored go to ``tiles``, too.
+        """Read nothing yet; rows that are converted to be stored go to ``tiles``, too.
 
         Raises:
             UnsupportedError: ``plan.refused``, blocks hold values of several canonical rows, and have no decoder.

@@ -15,6 +15,7 @@ from ckconv.core.layouts import Layout
 from ckconv.io.cells import cell_of, indices, stored_view
 from ckconv.io.files import CHUNK
 from ckconv.io.rows import SCRATCH, Reader, RowReader, taken, worth
+from ckconv.io.tiles import is_handed_over
 from ckconv.lazy import NamedTuple, replace
 
 if TYPE_CHECKING:
@@ -124,8 +125,10 @@ def _box(reader: Reader, layout: Layout, conversion: Conversion, rows: Index, co
     """Rows and columns of a tensor, converted, in this order."""
     if layout.whole_rows and len(cols) == layout.cols:
         made = conversion.apply(reader.gather(rows))
-        if isinstance(reader, RowReader) and reader.tiles is not None and _follow(rows):
-            reader.tiles.add(reader.tensor, conversion, int(rows[0]), *made)
+        if isinstance(reader, RowReader) and reader.tiles is not None and is_handed_over(reader.tensor, conversion):
+            order = np.argsort(rows)
+            if _follow(rows[order]):  # whoever compares takes canonical rows: heads, say, in another order
+                reader.tiles.add(reader.tensor, conversion, int(rows[order[0]]), taken(made[0], order), made[1])
         return made
     low, high = int(cols.min()), int(cols.max()) + 1
     values, changed = reader.columns(rows, low, high, conversion)

@@ -193,7 +193,7 @@ class Quantised:
         )
         if seconds >= _LONG:
             hours = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
-            planner.notes.append(f"quantising takes about {hours} on one processor, and verifying as long again")
+            planner.notes.append(f"quantising takes about {hours} on one processor")
         for glob, word in asked.rules:
             if not any(names(glob, p) for item in placed if item.matrix.name in self.types for p in item.parts):
                 planner.refuse(f"--quantize {glob}={word} names only tensors that llama.cpp does not quantise")

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 #: Block types for which the gguf package has no decoder.
 _NO_DECODER = frozenset({"Q8_1", "Q8_K", "Q1_0", "Q2_0"})
 
-#: Values that are quantised at once, about: as floats they take a quarter of a second-level cache.
-_QUANTISED_AT_ONCE = 1 << 16
+#: Values that are quantised at once, about: few enough for a second-level cache, and so many that threads seldom wait
+#: for each other.
+_QUANTISED_AT_ONCE = 1 << 17
 
 
 class Action(enum.StrEnum):
