@@ -41,7 +41,7 @@ def contents(place: Path) -> dict[str, bytes]:
 
 def die_once(marks: str) -> None:
     """In a worker: for each file that is there, one of them dies in the middle of a piece."""
-    real = pieces.write_files
+    real = pieces.write_file
 
     def write(*given: Any) -> Any:
         found = real(*given)
@@ -53,15 +53,15 @@ def die_once(marks: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return found
 
-    pieces.write_files = write
+    pieces.write_file = write
 
 
 def die_once_at_a_model(marks: str) -> None:
     """In a worker: the same while a model of a batch is written."""
-    from ckconv.engine import run
+    from ckconv.engine import settle
 
     die_once(marks)
-    run.write_files = pieces.write_files
+    settle.write_file = pieces.write_file
 
 
 def other_version() -> None:

@@ -27,7 +27,7 @@ import os, sys
 from ckconv import __main__
 from ckconv.engine import apart, pieces
 number, at, arguments = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-real, count = pieces.write_files, 0
+real, count = pieces.write_file, 0
 
 def counted(*given):
     global count
@@ -37,7 +37,7 @@ def counted(*given):
         os.kill(os.getpid(), number)
     return found
 
-pieces.write_files = counted
+pieces.write_file = counted
 code = __main__.run(arguments)
 print(f"made {count}")
 sys.exit(code)

@@ -29,7 +29,7 @@ from ckconv import __main__
 from ckconv.engine import pieces
 from ckconv.output.publish import Outputs
 number, at, arguments = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-write, publish, made, count = pieces.write_files, Outputs.publish, 0, 0
+write, publish, made, count = pieces.write_file, Outputs.publish, 0, 0
 
 def counted(*given):
     global made
@@ -52,7 +52,7 @@ def published(*given):
         setattr(os, name, hit(getattr(os, name)))
     return publish(*given)
 
-pieces.write_files, Outputs.publish = counted, published
+pieces.write_file, Outputs.publish = counted, published
 code = __main__.run(arguments)
 print(f"made {made}")
 sys.exit(code)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from ckconv.engine.dispatch import dispatched
 from ckconv.engine.losses import Losses
-from ckconv.engine.pieces import Made, Piece, as_output, make, within, write_piece
+from ckconv.engine.pieces import Made, Piece, as_output, make, write_piece
 from ckconv.engine.readback import check_frame
 from ckconv.engine.request import Request, fingerprint, requested
 from ckconv.engine.settle import Written
-from ckconv.engine.tensors import compare_tensors
-from ckconv.engine.transfer import Watcher, write_frames
+from ckconv.engine.tensors import compare_tensors, within
+from ckconv.engine.transfer import Watcher, phase, write_frames
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
@@ -101,7 +101,7 @@ class Assembly:
         write_frames(plan, self._container, (outputs.fds[path] for path in paths), Path(target.name))
         outputs.unfinished()
         pieces = [*self._pieces(outputs, paths, target)]
-        watcher.begin("quantising" if plan.errors else "writing", plan.nbytes)
+        watcher.begin(phase(plan), plan.nbytes)
         for made in (Made(**found.facts) for found in self._done.values()):
             watcher(made.nbytes, "")
             self._note(made)
@@ -162,10 +162,7 @@ class Assembly:
 
     def _note(self, made: Made) -> None:
         self._made[made.number] = made
-        for name, count in made.changed.items():
-            self.losses.changed[name] = self.losses.changed.get(name, 0) + count
-        for name, change in made.merged.items():
-            self.losses.merged[name] = max(self.losses.merged.get(name, 0.0), change)
+        self.losses.join(Losses(self._plan, made.changed, made.merged))
         if self._plan.errors is not None:
             self._plan.errors.join(made.errors)
 

@@ -35,9 +35,7 @@ class Behind:
         """
         self._extents, self._growth, self._opened = extents, growth, opened
         self._digests: dict[Extent, bytes] = {}
-        self._stage = Stage(self._run, 0)
-        self._stage.jobs.put(0)
-        self._stage.jobs.put(None)
+        self._stage = Stage.of(self._run)
         self._stage.start()
 
     def has(self, extent: Extent) -> bool:
@@ -63,7 +61,7 @@ class Behind:
         self._growth.unhashed()
         self._stage.wait()
 
-    def _run(self, job: memoryview | int, position: int) -> None:
+    def _run(self) -> None:
         try:
             for extent in self._extents:
                 fd, _ = self._opened(extent.path)

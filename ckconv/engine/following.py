@@ -237,7 +237,7 @@ class Following(Generic[T]):
         self._growth, self._work = growth, work
         self._found: list[T] = []
         context = copy_context()  # family files that count for this call
-        self._stage = Stage(lambda *_: context.run(self._run), 0)
+        self._stage = Stage.of(lambda: context.run(self._run))
 
     def _run(self) -> None:
         try:
@@ -246,8 +246,6 @@ class Following(Generic[T]):
             self._growth.unread()
 
     def __enter__(self) -> Following[T]:
-        self._stage.jobs.put(0)
-        self._stage.jobs.put(None)
         if not THREADS:  # what is written is read when all of it is
             return self
         try:

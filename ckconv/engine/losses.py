@@ -13,11 +13,14 @@ from ckconv.quant.convert import Action
 class Losses:
     """What steps could not keep: values that changed, and groups that no block can hold."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(
+        self, plan: Plan, changed: Mapping[str, int] | None = None, merged: Mapping[str, float] | None = None
+    ) -> None:
+        """Nothing is lost yet but what is given."""
         self._plan = plan
-        self.changed: dict[str, int] = {}
+        self.changed = dict(changed or {})
         #: Tensor that adapters change -> the largest difference that they made to a value.
-        self.merged: dict[str, float] = {}
+        self.merged = dict(merged or {})
         self._unfit: dict[str, int] = {}
 
     @property
@@ -30,6 +33,14 @@ class Losses:
         if count and step.source is not None and not (step.conversion and step.conversion.quantises):
             counts = self._unfit if step.action is Action.REPACK else self.changed
             counts[step.source.source] = counts.get(step.source.source, 0) + count
+
+    def join(self, other: Losses) -> None:
+        """Count what others, who wrote further files, could not keep."""
+        for mine, theirs in ((self.changed, other.changed), (self._unfit, other._unfit)):
+            for name, count in theirs.items():
+                mine[name] = mine.get(name, 0) + count
+        for name, change in other.merged.items():
+            self.merged[name] = max(self.merged.get(name, 0.0), change)
 
     def check(self) -> None:
         """Raise what may not be lost.

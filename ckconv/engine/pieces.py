@@ -7,7 +7,6 @@ and somebody who was taken for dead and lives writes to a file that is no more.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -16,14 +15,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ckconv.core.tensors import Extent, Tensor
+from ckconv.core.tensors import Extent
 from ckconv.engine.following import AbandonedError, Following, Growth
 from ckconv.engine.pipeline import SMALLEST_HOLE
 from ckconv.engine.readback import check_frame
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.request import Fingerprint, Request, fingerprint
-from ckconv.engine.tensors import compare_tensors
-from ckconv.engine.transfer import Watcher, payload, write_files, write_frames
+from ckconv.engine.tensors import compare_tensors, within
+from ckconv.engine.transfer import payload, write_file, write_frames
 from ckconv.errors import InputError, OutputError, VerifyError
 from ckconv.families.catalogue import own_families
 from ckconv.formats.detect import open_index
@@ -128,11 +127,8 @@ class _Wanted:
     """A watcher who ends the work when the file is taken away."""
 
     place: Path
-    told: Watcher | None
+    told: Callable[[int, str], None] | None
     looked: list[float]
-
-    def begin(self, phase: str, total: int) -> None:
-        """Of all files the caller speaks."""
 
     def __call__(self, nbytes: int, name: str) -> None:
         """``nbytes`` more are done."""
@@ -145,7 +141,9 @@ class _Wanted:
                 raise OutputError("output.write", "was removed: nothing waits for it any more", path=self.place)
 
 
-def write_piece(plan: Plan, container: Container, piece: Piece, watcher: Watcher | None = None) -> Made:
+def write_piece(
+    plan: Plan, container: Container, piece: Piece, watcher: Callable[[int, str], None] | None = None
+) -> Made:
     """Write one file of a plan, compare it with the source, and bring it to the disk.
 
     Raises:
@@ -170,7 +168,8 @@ def write_piece(plan: Plan, container: Container, piece: Piece, watcher: Watcher
             reading = _Reading(plan, container, piece, growth, place)
             wanted = _Wanted(place, watcher, [time.monotonic()])
             with Files(plan.index.identities) as files, Following(growth, reading.read) as following:
-                losses = write_files(alone, around, files, [(fd, staged)], growth, wanted)
+                losses = write_file(plan, file, frame, files, (fd, staged), growth, wanted)
+                losses.check()
                 found = following.result()
                 files.check_unchanged()
             check_frame(file, frame, b"", fd, staged)
@@ -236,17 +235,6 @@ class _Reading:
     def _not_yet(self, path: Path, until: int) -> None:
         if until > self._payloads.get(path, until):
             raise AbandonedError
-
-
-def within(paths: list[Path]) -> Callable[[Tensor], bool]:
-    """Tensors of which every byte is in one of these files."""
-    known = {os.fspath(path) for path in paths}
-
-    def looked_at(tensor: Tensor) -> bool:
-        places = {os.fspath(extent.path) for array in tensor.arrays for extent in array.extents}
-        return len(places) == 1 and places <= known
-
-    return looked_at
 
 
 class as_output:  # noqa: N801 - used as a statement

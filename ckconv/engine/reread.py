@@ -152,13 +152,11 @@ class ChecksumThread:
         self._stopped = False
         self._stage: Stage | None = None
         if checksums:  # a thread takes memory of its own even if it has nothing to do
-            stage = Stage(self._run, 0)
-            stage.jobs.put(0)
-            stage.jobs.put(None)
+            stage = Stage.of(self._run)
             stage.start()
             self._stage = stage
 
-    def _run(self, job: memoryview | int, position: int) -> None:
+    def _run(self) -> None:
         for checksum in self._checksums:
             self._digests[checksum.extent] = self._digest(checksum.extent)
 

@@ -14,7 +14,7 @@ from ckconv.engine.leftovers import check_leftovers, stale_lists
 from ckconv.engine.pipeline import SMALLEST_HOLE
 from ckconv.engine.reread import Soundness
 from ckconv.engine.settle import Late, Staged, Written, write_late
-from ckconv.engine.transfer import NO_DIGEST, Unwatched, Watcher, write_files, write_frames, write_stdout
+from ckconv.engine.transfer import NO_DIGEST, Unwatched, Watcher, write_frames, write_stdout
 from ckconv.errors import UsageError
 from ckconv.formats import format_of, load
 from ckconv.formats.bump.write3 import CONFIG_NAME
@@ -161,8 +161,8 @@ def run(
                 else:
                     staged = Staged(plan, container, target, paths, outputs, verify=verify)
                     write_frames(plan, container, (outputs.fds[path] for path in paths), Path(target.name))
-                    with staged.following:
-                        losses = write_files(plan, container, files, staged.unwritten, staged.growth, watcher)
+                    with staged.lanes:
+                        losses = staged.write(files, watcher)
                         named = digests or any(item.names_digests for item in late)
                         files_written, verified = staged.settle(whole=named)
             if not plan.restores or not verify:

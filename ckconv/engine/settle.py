@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import _thread
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TypeVar
 
-from ckconv.core.tensors import Checksum, Extent, TensorIndex
-from ckconv.engine.following import Following, Growth
+from ckconv.core.tensors import Checksum
+from ckconv.engine.following import Growth
+from ckconv.engine.lanes import Lane, Lanes, Part, Told, shared_out
+from ckconv.engine.losses import Losses
 from ckconv.engine.readback import Meant, check_frame, check_kept
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.reread import FileHash
-from ckconv.engine.sides import seen_as
-from ckconv.engine.tensors import Compared, compare_tensors
-from ckconv.engine.transfer import payload
+from ckconv.engine.rereading import Read, Rereading, content
+from ckconv.engine.transfer import Watcher, payload, phase, write_file
 from ckconv.engine.workers import Stage
-from ckconv.errors import InputError, VerifyError
-from ckconv.formats import format_of
+from ckconv.errors import VerifyError
 from ckconv.formats.destination import Destination
-from ckconv.io.tiles import Tiles, tiles_for
+from ckconv.io.ahead import at_once, made_at_once
+from ckconv.io.files import Files
+from ckconv.io.tiles import tiles_for
 from ckconv.lazy import NamedTuple
+from ckconv.output.filesystem import close_written
 from ckconv.output.publish import Outputs
-from ckconv.output.regular import growing
-from ckconv.plan.container import Container, Frame
-from ckconv.plan.steps import OutputFile, Plan
+from ckconv.output.regular import close_unwritten
+from ckconv.plan.container import Container
+from ckconv.plan.steps import Plan
 from ckconv.signals import deferred
-from ckconv.system import sync, write_at
+from ckconv.system import ELSEWHERE, THREADS, sync, write_at
 
-T = TypeVar("T")
+#: Processors that one lane keeps busy: one hashes while the other copies and compares.
+BUSY = 2
 
 
 class Written(NamedTuple):
@@ -59,13 +65,6 @@ class Late(NamedTuple):
     names_digests: bool = True
 
 
-class _Read(NamedTuple):
-    """What reading the files again found: digests of their content, and how they compare, if that was asked for."""
-
-    digests: list[bytes]
-    compared: Compared | None
-
-
 class Staged:
     """The files of tensors of an output that has no name yet: read again while they are written, then settled."""
 
@@ -80,58 +79,71 @@ class Staged:
         verify: bool,
     ) -> None:
         self._plan, self._container, self._target = plan, container, target
-        self._paths, self._outputs, self._verify = paths, outputs, verify
-        self._places = [outputs.staged(path) for path in paths]
-        self._parts = list(zip(paths, self._places, plan.files, container.frames, strict=True))
-        payloads = (payload(file, frame, place) for _, place, file, frame in self._parts)
-        self.growth = Growth(payloads, self._tiles(), compared=verify)
-        self.following = Following(self.growth, self._read)
+        self._outputs, self._verify = outputs, verify
+        numbered = enumerate(zip(paths, plan.files, container.frames, strict=True))
+        self._parts = [
+            Part(number, path, outputs.staged(path), file, frame) for number, (path, file, frame) in numbered
+        ]
+        lanes = shared_out(self._parts, self._side_by_side())
+        self._reading = Rereading(plan, target, outputs, self._parts, verify=verify, lanes=len(lanes))
+        self._lanes = [self._lane(parts) for parts in lanes]
+        self.lanes = Lanes(self._lanes)
+        #: Held by the one thread that asks for a descriptor.
+        self._describing = _thread.allocate_lock()
 
-    def _tiles(self) -> Tiles | None:
-        """Where converted rows wait to be compared."""
-        from ckconv.io.ahead import made_at_once
+    def _side_by_side(self) -> int:
+        """How many lanes there are: one where files are not made apart, or another machine is asked in order."""
+        plan, framed = self._plan, any(frame.header for frame in self._container.frames)
+        if not THREADS or ELSEWHERE or framed or plan.restores or plan.errors is not None:
+            return 1
+        return max(1, min(len(plan.files), made_at_once() // BUSY))
 
-        actions = (step.action for file in self._plan.files for step in file.steps)
-        return tiles_for(actions, made_at_once()) if self._verify else None
+    def _lane(self, parts: Sequence[Part]) -> Lane[Read]:
+        actions = (step.action for part in parts for step in part.file.steps)
+        tiles = tiles_for(actions, made_at_once()) if self._verify else None
+        payloads = [payload(part.file, part.frame, part.place) for part in parts]
+        growth = Growth(payloads, tiles, compared=self._verify)
+        return Lane(parts, growth, lambda: self._reading.read(parts, growth))
 
-    @property
-    def unwritten(self) -> Iterator[tuple[int, Path]]:
-        """Descriptor and place of every file."""
-        return ((self._outputs.fds[path], place) for path, place in zip(self._paths, self._places, strict=True))
+    def write(self, files: Files, watcher: Watcher) -> Losses:
+        """Write everything, in the block of :attr:`lanes`.
 
-    def _read(self) -> _Read:
-        """Hash every file, and compare what a reader finds in it with the source."""
-        plan = self._plan
-        contents = [_content(file, frame, place) for _, place, file, frame in self._parts]
-        more = [checksum.extent for checksum in plan.index.checksums] if plan.restores else []
-        with ReadOnce(plan.index.identities, self.growth, hashed=[*contents, *more]) as files:
-            compared = self._as_output(lambda: self._compared(files)) if self._verify else None
-            digests = [files.digest(extent) for extent in contents]
-            files.check_unchanged()
-        return _Read(digests, compared)
+        Args:
+            files: of the source.
 
-    def _compared(self, files: ReadOnce) -> Compared:
-        plan = self._plan
-        self.growth.begun()
-        with growing(self.growth.wait_for):
-            out = self._open()
-        if not self.growth.paths.issuperset(out.files):
-            self.growth.wait_for_all()
-        if plan.restores:
-            # The comparison that was made when the bump was written: of the bump, its checksum too, with its source.
-            found = compare_tensors(plan.index, out, files, left_out=plan.restores.left_out)
-            digests = {checksum.extent: files.digest(checksum.extent) for checksum in plan.index.checksums}
-            found.check(plan.index.path, plan.index.checksums, digests)
+        Raises:
+            UnsupportedError: a value would change that may not.
+            CkconvError, OSError: it cannot be written.
+        """
+        watcher.begin(phase(self._plan), self._plan.nbytes)
+        plan, losses = self._plan, Losses(self._plan)
+
+        def write(lane: Lane[Read], part: Part, told: Told) -> Losses:
+            output, reader = self._descriptor(part.path), nullcontext(files)
+            with output as fd, reader if lane is self._lanes[0] else files.twin() as source:
+                found = write_file(plan, part.file, part.frame, source, (fd, part.place), lane.growth, told)
+                if source is not files:
+                    source.check_unchanged()
             return found
-        return compare_tensors(
-            out,
-            plan.index,
-            files,
-            left_out=[left.name for left in plan.left_out],
-            configuration=not (plan.options.set_meta or plan.options.drop_meta),
-            importance=plan.importance,
-            tiles=self.growth.tiles,
-        )
+
+        with at_once(max(1, made_at_once() // len(self._lanes))):
+            for found in self.lanes.write(write, watcher):
+                losses.join(found)
+        losses.check()
+        return losses
+
+    @contextmanager
+    def _descriptor(self, path: Path) -> Iterator[int]:
+        """One that stays open whatever others do with theirs."""
+        fd = -1
+        try:
+            with deferred(), self._describing:
+                fd = os.dup(self._outputs.fds[path])
+            yield fd
+        except BaseException:
+            close_unwritten(fd)
+            raise
+        close_written(fd)
 
     def settle(self, *, whole: bool) -> tuple[tuple[Written, ...], int | None]:
         """When everything is written: give headers their digests, bring all to the disk, and say what reading found.
@@ -150,13 +162,11 @@ class Staged:
         # What a header says is there already, but for its digest, and this thread has nothing else to do.
         early = not any(frame.header for frame in self._container.frames)
         refused = self._refused() if early else None
-        read = self.following.result()
-        for (path, _, _, frame), digest in zip(self._parts, read.digests, strict=True):
-            if frame.header:
-                write_at(self._outputs.fds[path], frame.header(digest), 0)
-        disk = Stage(lambda *_: self._outputs.sync(), 0)
-        disk.jobs.put(0)
-        disk.jobs.put(None)
+        read = self._reading.joined(self.lanes.read(), [lane.parts for lane in self._lanes])
+        for part in self._parts:
+            if part.frame.header:
+                write_at(self._outputs.fds[part.path], part.frame.header(read.digests[part.number]), 0)
+        disk = Stage.of(self._outputs.sync)
         try:
             with deferred():
                 disk.start()
@@ -164,7 +174,7 @@ class Staged:
             if refused is not None:
                 raise refused
             if read.compared:
-                self._as_output(lambda: self._check(read))
+                self._reading.as_output(lambda: self._check(read))
             written = tuple(self._written(read, whole=whole))
             self._check_restored(written)
         finally:
@@ -173,14 +183,15 @@ class Staged:
             raise disk.error
         return written, read.compared.tensors if read.compared else None
 
-    def _written(self, read: _Read, *, whole: bool) -> Iterator[Written]:
-        for (path, _, file, frame), digest in zip(self._parts, read.digests, strict=True):
-            of_whole = "" if frame.header else digest.hex()
+    def _written(self, read: Read, *, whole: bool) -> Iterator[Written]:
+        for number, path, _, file, frame in self._parts:
+            digest = read.digests[number].hex()
+            of_whole = "" if frame.header else digest
             if whole and frame.header:
-                hashing = FileHash(self._outputs.fds[path], 0)
+                hashing = FileHash(self._outputs.fds[path], 0, mapped=True)
                 hashing.read_to(file.nbytes)
                 of_whole = hashing.digest.hex()
-            yield Written(path, file.nbytes, of_whole, digest.hex() if frame.header else "")
+            yield Written(path, file.nbytes, of_whole, digest if frame.header else "")
 
     def _check_restored(self, written: Iterable[Written]) -> None:
         """What is made again is the file that it was, by its digest."""
@@ -195,73 +206,29 @@ class Staged:
     def _refused(self) -> VerifyError | None:
         """What the reference reader of the format says, where there is one and it does not open a file."""
         try:
-            for place in self._places:
-                self._container.check(place)
+            for part in self._parts:
+                self._container.check(part.place)
         except VerifyError as error:
             error.path = self._target.name
             return error
         return None
 
-    def _check(self, read: _Read) -> None:
+    def _check(self, read: Read) -> None:
         """What is around the tensors, then what they were found to be."""
-        for (path, _, file, frame), digest in zip(self._parts, read.digests, strict=True):
-            check_frame(file, frame, frame.header(digest) if frame.header else b"", self._outputs.fds[path], path)
+        for number, path, _, file, frame in self._parts:
+            header = frame.header(read.digests[number]) if frame.header else b""
+            check_frame(file, frame, header, self._outputs.fds[path], path)
         if self._plan.restores:
-            check_kept(self._plan, self._places, Path(self._target.name))
+            check_kept(self._plan, [part.place for part in self._parts], Path(self._target.name))
             return
         assert read.compared is not None
         checksums: tuple[Checksum, ...] = ()
         if any(frame.header for frame in self._container.frames):  # which now holds a digest
-            checksums = self._open().checksums
-        hashed = (_content(file, frame, place) for _, place, file, frame in self._parts)
-        known = dict(zip(hashed, read.digests, strict=True))
+            checksums = self._reading.open().checksums
+        known = {content(part): read.digests[part.number] for part in self._parts}
         with ReadOnce() as files:
             digests = {c.extent: known.get(c.extent) or files.digest(c.extent) for c in checksums}
         read.compared.check(self._plan.index.path, checksums, digests)
-
-    def _open(self) -> TensorIndex:
-        """What a reader of the format finds; what goes elsewhere is a link in the staging directory."""
-        from ckconv.formats.detect import open_index
-
-        index = open_index(self._opened(), base=self._plan.options.base, follow_links=True)
-        return seen_as(self._plan.index, index)
-
-    def _as_output(self, look: Callable[[], T]) -> T:
-        """Look at what is staged; an error about it is one about the target."""
-        try:
-            return look()
-        except VerifyError as error:
-            if not self._plan.restores or error.code == "verify.file":
-                error.path = self._target.name  # its temporary name says nothing to anybody
-            raise
-        except InputError as error:
-            if error.path is None or not Path(error.path).is_relative_to(self._outputs.staging):
-                raise
-            raise VerifyError(
-                error.code,
-                f"the output cannot be read back: {error.message}",
-                path=self._target.name,
-                tensor=error.tensor,
-                offset=error.offset,
-                details=error.details,
-            ) from error
-
-    def _opened(self) -> Path:
-        """What a reader of the format opens: a checkpoint's directory, its index, or the first file."""
-        if not format_of(self._plan.format).single:
-            if self._target.directory is not None:
-                return self._outputs.staging
-            if len(self._paths) > 1:
-                from ckconv.formats.safetensors.spec import INDEX_SUFFIX
-
-                return next(path for path in self._outputs.staging.iterdir() if path.name.endswith(INDEX_SUFFIX))
-        return self._outputs.staged(self._paths[0])
-
-
-def _content(file: OutputFile, frame: Frame, place: Path) -> Extent:
-    """What is hashed while it is written: the part whose digest the header holds, or all of the file."""
-    behind = len(frame.epilogue) if frame.header else 0
-    return Extent(place, frame.header_bytes, file.nbytes - frame.header_bytes - behind)
 
 
 def write_late(item: Late, files: Sequence[Written], fd: int, *, verify: bool) -> Written:

@@ -6,6 +6,7 @@ applied wrongly cannot hide: nothing here knows how the writer packs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -45,11 +46,16 @@ Progress = Callable[[int, str], None]
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong."""
+    """One thing that is wrong.
+
+    Attributes:
+        place: file of the output and offset, of a tensor.
+    """
 
     code: str
     text: str
     tensor: str | None
+    place: tuple[int, int] = (-1, 0)
 
 
 class Compared(NamedTuple):
@@ -64,6 +70,18 @@ class Compared(NamedTuple):
     tensors: int
     zero_filled: int
     rounded: int
+
+    def join(self, parts: Iterable[Compared]) -> Compared:
+        """What others found besides, who looked at the tensors that this leaves out."""
+        parts = list(parts)
+        faults = [fault for found in (self, *parts) for fault in found.faults]
+        zero_filled = sum(found.zero_filled for found in parts)
+        return Compared(
+            sorted(faults, key=lambda fault: fault.place),
+            self.tensors - zero_filled,
+            self.zero_filled + zero_filled,
+            self.rounded + sum(found.rounded for found in parts),
+        )
 
     def check(self, path: Path, checksums: Iterable[Checksum], digests: Mapping[Extent, bytes]) -> None:
         """Raise what is wrong, first of all a checksum.
@@ -121,7 +139,8 @@ class _Comparison:
         progress: Progress,
     ) -> None:
         self.out, self.source, self.files, self.left_out, self.progress = out, source, files, left_out, progress
-        self.rounded = 0
+        self.rounded = self.zero_filled = 0
+        self._embedded = _within_text(out)
         self._order = {path: number for number, path in enumerate(out.files)}
         self.configuration = True
         self.importance: Mapping[str, Floats] = {}
@@ -132,37 +151,40 @@ class _Comparison:
     def run(self) -> Compared:
         """Look at everything."""
         faults: list[Fault] = []
-        zero_filled, within = 0, _within_text(self.out)
         theirs = _every_tensor(self.source) if self.source else {}
-        for key, tensor in sorted(_every_tensor(self.out).items(), key=self._place):
-            if self.only is not None and not self.only(tensor):
-                continue
-            self.progress(0, tensor.name)
-            faults += self._padding(tensor)
-            twin = theirs.get(key)
-            if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
-                twin = theirs.get("token_embedding.weight")
-                twin = as_head(twin, self.source.config) if twin is not None and self.source is not None else None
-            if twin is not None and tensor.name in within and self._may_be_left_out(twin):
-                continue
-            if twin is not None and tensor.may_be_absent and self._may_be_left_out(twin) and self._is_zero(tensor):
-                zero_filled += 1
-            elif twin is not None:
-                faults += self._rows(tensor, twin)
-            elif key == "rope_frequencies" and self._follows(tensor):
-                continue
-            elif self.source is not None:
-                if self._says_nothing(tensor, self.out):
-                    zero_filled += 1
-                elif tensor.may_be_absent:
-                    text = f"{_label(tensor)} is not zero, but the source has no such tensor"
-                    faults.append(Fault("verify.tensor", text, tensor.source))
-                else:
-                    faults.append(Fault("verify.tensor", f"{_label(tensor)} is not in the source", tensor.source))
+        for item in sorted(_every_tensor(self.out).items(), key=self._place):
+            if self.only is None or self.only(item[1]):
+                self.progress(0, item[1].name)
+                place = self._place(item)
+                faults += [fault._replace(place=place) for fault in self._tensor(*item, theirs)]
         if self.absent:
             faults = [*self._config(), *self._absent(), *faults]
-        count = len(self.out.tensors) + len(self.out.unknown) - zero_filled - len(within)
-        return Compared(faults, count, zero_filled, self.rounded)
+        count = len(self.out.tensors) + len(self.out.unknown) - self.zero_filled - len(self._embedded)
+        return Compared(faults, count, self.zero_filled, self.rounded)
+
+    def _tensor(self, key: str, tensor: Tensor, theirs: Mapping[str, Tensor]) -> Iterator[Fault]:
+        """Look at one tensor of the output."""
+        yield from self._padding(tensor)
+        twin = theirs.get(key)
+        if twin is None and key == "output.weight":  # a tied head that was given a tensor of its own
+            twin = theirs.get("token_embedding.weight")
+            twin = as_head(twin, self.source.config) if twin is not None and self.source is not None else None
+        if twin is not None and tensor.name in self._embedded and self._may_be_left_out(twin):
+            return
+        if twin is not None and tensor.may_be_absent and self._may_be_left_out(twin) and self._is_zero(tensor):
+            self.zero_filled += 1
+        elif twin is not None:
+            yield from self._rows(tensor, twin)
+        elif key == "rope_frequencies" and self._follows(tensor):
+            return
+        elif self.source is not None:
+            if self._says_nothing(tensor, self.out):
+                self.zero_filled += 1
+            elif tensor.may_be_absent:
+                text = f"{_label(tensor)} is not zero, but the source has no such tensor"
+                yield Fault("verify.tensor", text, tensor.source)
+            else:
+                yield Fault("verify.tensor", f"{_label(tensor)} is not in the source", tensor.source)
 
     def _place(self, item: tuple[str, Tensor]) -> tuple[int, int]:
         """File and offset of a tensor: what is looked at in order is read once."""
@@ -300,6 +322,17 @@ def _every_tensor(index: TensorIndex) -> dict[str, Tensor]:
     dropped = [plain_tensor(item.stored.name, item.stored) for item in index.dropped if item.copied]
     copied = {tensor.name: replace(tensor, may_be_absent=True) for tensor in dropped}
     return {**index.tensors, **{f"\0{name}": tensor for name, tensor in {**index.unnamed, **copied}.items()}}
+
+
+def within(paths: Iterable[Path]) -> Callable[[Tensor], bool]:
+    """Tensors of which every byte is in one of these files."""
+    known = {os.fspath(path) for path in paths}
+
+    def looked_at(tensor: Tensor) -> bool:
+        places = {os.fspath(extent.path) for array in tensor.arrays for extent in array.extents}
+        return len(places) == 1 and places <= known
+
+    return looked_at
 
 
 def _label(tensor: Tensor) -> str:

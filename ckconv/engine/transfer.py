@@ -86,7 +86,7 @@ class Sink(Protocol):
 class Told:
     """Tells a watcher of bytes, and of the tensor that they belong to."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: Callable[[int, str], None]) -> None:
         self._watcher = watcher
         self._name = ""
 
@@ -236,38 +236,46 @@ def write_frames(plan: Plan, container: Container, fds: Iterable[int], path: Pat
 
 
 def payload(file: OutputFile, frame: Frame, path: Path) -> Extent:
-    """The part of a file that :func:`write_files` writes, with the file at ``path``."""
+    """The part of a file that :func:`write_file` writes, with the file at ``path``."""
     begin = frame.header_bytes + len(frame.prologue)
     return Extent(path, begin, file.nbytes - len(frame.epilogue) - begin)
 
 
-def write_files(
+def write_file(
     plan: Plan,
-    container: Container,
+    file: OutputFile,
+    frame: Frame,
     files: Files,
-    outputs: Iterable[tuple[int, Path]],
+    output: tuple[int, Path],
     growth: Growth,
-    watcher: Watcher,
+    told: Callable[[int, str], None],
 ) -> Losses:
-    """Write the payload of every file.
+    """Write the payload of one file.
 
     Args:
-        outputs: descriptor and place of each, used before the next is asked for.
-        growth: hears how far they are.
+        output: its descriptor and place.
+        growth: hears how far it is.
+        told: hears of bytes and of the tensor they belong to.
+
+    Returns:
+        what could not be kept, for the caller to check.
     """
-    watcher.begin("quantising" if plan.errors else "writing", plan.nbytes)
-    told, losses = Told(watcher), Losses(plan)
-    for file, frame, (fd, place) in zip(plan.files, container.frames, outputs, strict=True):
-        begin = payload(file, frame, place).offset
-        followers = (WriteBehind(fd), Telling(growth, place, begin))
-        told(begin + len(frame.epilogue))
-        with Pipeline(
-            fd, offset=begin, progress=told, followers=followers, copies=growth.copies, place=growth.place(place, begin)
-        ) as pipeline:
-            stream(file, frame, begin, files, pipeline, told, losses, growth.tiles)
-            pipeline.finish()
-    losses.check()
+    fd, place = output
+    telling, losses = Told(told), Losses(plan)
+    begin = payload(file, frame, place).offset
+    followers = (WriteBehind(fd), Telling(growth, place, begin))
+    telling(begin + len(frame.epilogue))
+    with Pipeline(
+        fd, offset=begin, progress=telling, followers=followers, copies=growth.copies, place=growth.place(place, begin)
+    ) as pipeline:
+        stream(file, frame, begin, files, pipeline, telling, losses, growth.tiles)
+        pipeline.finish()
     return losses
+
+
+def phase(plan: Plan) -> str:
+    """What a watcher calls writing it."""
+    return "quantising" if plan.errors else "writing"
 
 
 def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watcher: Watcher) -> tuple[bytes, Losses]:

@@ -36,6 +36,18 @@ class Stage:
         self._running = _thread.allocate_lock()
         self._running.acquire()
 
+    @classmethod
+    def of(cls, work: Callable[[], object]) -> Stage:
+        """A thread for one job, not started yet."""
+
+        def once(job: memoryview | int, position: int) -> None:
+            work()
+
+        stage = cls(once, 0)
+        stage.jobs.put(0)
+        stage.jobs.put(None)
+        return stage
+
     def start(self) -> None:
         """Start the thread; it ends at the job ``None``.
 
@@ -57,6 +69,12 @@ class Stage:
         """Until the last job is done, if it was started; may be called again after a signal interrupted it."""
         if self.started and not self.over:
             self._running.acquire()
+
+    def waited(self, seconds: float) -> bool:
+        """The last job is done, or not after so long."""
+        if self.started and not self.over:
+            self._running.acquire(timeout=seconds)
+        return self.over or not self.started
 
     def _run(self) -> None:
         while (job := self.jobs.get()) is not None:

@@ -1,0 +1,299 @@
+"""Files of one output that are written side by side: what is written and said does not depend on how many are."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import save
+from conftest import FIXTURES
+from test_quantize import WIDE, checkpoint
+
+import ckconv
+from ckconv.engine import rereading, settle, store
+from ckconv.engine.lanes import Part, shared_out
+from ckconv.errors import Interrupted, OutputError, UnsupportedError, VerifyError
+from ckconv.options import Options
+from ckconv.output import descriptors
+from ckconv.plan.container import Frame
+from ckconv.plan.steps import OutputFile
+from ckconv.signals import interruptible
+
+#: ``jobs`` -> lanes of an output of many files.
+ONE, THREE = 2, 6
+
+CONVERSIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "a copy": ("", "safetensors", {"max_shard_bytes": 60_000}),
+    "widened": ("", "safetensors", {"max_shard_bytes": 100_000, "dtype": "f32"}),
+    "to a split GGUF": ("", "gguf", {"max_shard_bytes": 60_000}),
+    "to MLX": ("", "mlx", {"max_shard_bytes": 60_000}),
+    "decoded": ("kquants/llama64.Q4_K_M.gguf", "safetensors", {"max_shard_bytes": 60_000, "dequantize": True}),
+    "packed again": ("quantised/awq-g32", "gguf", {"max_shard_bytes": 10_000}),
+}
+
+
+@pytest.fixture(scope="module")
+def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("floats"), WIDE)
+
+
+def source_of(name: str, floats: Path) -> Path:
+    path = CONVERSIONS[name][0]
+    return FIXTURES / path if path else floats
+
+
+def converted(source: Path, folder: Path, to: str, jobs: int, options: dict[str, Any], **more: Any) -> Any:
+    """What is in every file, and what the report says."""
+    folder.mkdir()
+    target = f"{folder}/out.gguf" if to == "gguf" else f"{folder}/out/"
+    report = ckconv.convert(source, target, to=to, jobs=jobs, options=Options(**options), **more)
+    files = {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    said = [(file.path.name, file.nbytes, file.sha256) for file in report.files]
+    return files, said, report.changed, report.merged, report.verified
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Threads that write."""
+    seen: set[int] = set()
+    write = settle.write_file
+
+    def noted(*given: Any) -> Any:
+        seen.add(threading.get_ident())
+        return write(*given)
+
+    monkeypatch.setattr(settle, "write_file", noted)
+    return seen
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_bytes_and_report_do_not_depend_on_the_number(
+    name: str, verify: bool, floats: Path, tmp_path: Path, threads: set[int]
+) -> None:
+    _, to, options = CONVERSIONS[name]
+    alone = converted(source_of(name, floats), tmp_path / "one", to, ONE, options, verify=verify)
+    assert len(threads) == 1
+    assert len(alone[1]) > 3
+    threads.clear()
+    assert converted(source_of(name, floats), tmp_path / "three", to, THREE, options, verify=verify) == alone
+    assert len(threads) == 3
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_a_byte_that_was_written_wrongly_is_found_in_any_file(
+    name: str, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, to, options = CONVERSIONS[name]
+    right = converted(source_of(name, floats), tmp_path / "right", to, THREE, options)
+    write, size = store.write_some, [0]
+
+    def flipping(fd: int, data: Any, at: int) -> int:
+        if len(data) > 64 and os.fstat(fd).st_size == size[0]:
+            data = bytes(data[:-3]) + bytes([data[-3] ^ 1]) + bytes(data[-2:])
+        return write(fd, data, at)
+
+    monkeypatch.setattr(store, "write_some", flipping)
+    for number, (_, size[0], _) in enumerate(right[1]):
+        with pytest.raises(VerifyError):
+            converted(source_of(name, floats), tmp_path / str(number), to, THREE, options)
+        assert not any((tmp_path / str(number)).rglob("*"))
+
+
+def test_faults_are_said_in_the_order_of_the_output(
+    floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = store.write_some
+
+    def flipping(fd: int, data: Any, at: int) -> int:
+        if len(data) > 64:
+            data = bytes(data[:-3]) + bytes([data[-3] ^ 1]) + bytes(data[-2:])
+        return write(fd, data, at)
+
+    monkeypatch.setattr(store, "write_some", flipping)
+    said = []
+    for jobs in (ONE, THREE):
+        with pytest.raises(VerifyError) as raised:
+            converted(floats, tmp_path / str(jobs), "safetensors", jobs, {"max_shard_bytes": 60_000})
+        said.append((raised.value.message, raised.value.tensor, raised.value.details))
+    assert said[0] == said[1]
+    assert len(said[0][2]) > 3
+
+
+def test_what_no_lane_could_compare_is_compared_in_the_end(
+    floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader may need values of another file to know what is in one."""
+    monkeypatch.setattr(rereading.Rereading, "_described", lambda *_: None)
+    options = {"max_shard_bytes": 60_000}
+    one = converted(floats, tmp_path / "one", "safetensors", ONE, options)
+    assert converted(floats, tmp_path / "three", "safetensors", THREE, options) == one
+    write = store.write_some
+
+    def flipping(fd: int, data: Any, at: int) -> int:
+        return write(fd, bytes(data[:-3]) + bytes([data[-3] ^ 1]) + bytes(data[-2:]), at)
+
+    monkeypatch.setattr(store, "write_some", flipping)
+    with pytest.raises(VerifyError):
+        converted(floats, tmp_path / "wrong", "safetensors", THREE, options)
+
+
+def spoilt(root: Path, names: list[str], value: float) -> Path:
+    """A checkpoint of float32 with such a value in some of its tensors."""
+    tensors = {name: array.astype(np.float32) for name, array in WIDE.tensors().items()}
+    for name in names:
+        tensors[name].flat[0] = value
+    return save(root, WIDE.config("llama", torch_dtype="float32"), tensors)
+
+
+NAMES = [f"model.layers.{layer}.mlp.{part}_proj.weight" for layer in (0, 1) for part in ("down", "gate", "up")]
+
+
+@pytest.mark.parametrize(("value", "code"), [(1e30, "plan.range"), (1e-30, "plan.lossy")])
+def test_the_refusal_is_the_same(value: float, code: str, tmp_path: Path) -> None:
+    """Of errors that end the work that of the first file counts, of values that are lost all are counted."""
+    source = spoilt(tmp_path / "source", NAMES, value)
+    options = {"max_shard_bytes": 150_000, "dtype": "f16", "allow_lossy": value > 1}
+    said = []
+    for jobs in (ONE, THREE, THREE, THREE):
+        folder = tmp_path / f"{len(said)}"
+        with pytest.raises(UnsupportedError) as raised:
+            converted(source, folder, "safetensors", jobs, options)
+        said.append((raised.value.code, raised.value.message, raised.value.tensor, raised.value.details))
+        assert list(folder.iterdir()) == []
+    assert said == [said[0]] * 4
+    assert said[0][0] == code
+
+
+def test_a_disk_that_is_full_ends_all_of_it(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, calls = store.write_some, [0]
+
+    def full(fd: int, data: Any, at: int) -> int:
+        calls[0] += 1
+        if calls[0] > 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data, at)
+
+    monkeypatch.setattr(store, "write_some", full)
+    before = threading.active_count()
+    with pytest.raises(OutputError) as raised:
+        converted(floats, tmp_path / "out", "safetensors", THREE, {"max_shard_bytes": 60_000})
+    assert raised.value.code == "output.space"
+    assert list((tmp_path / "out").iterdir()) == []
+    assert threading.active_count() == before
+
+
+def test_an_input_that_changes_while_another_thread_reads_it(
+    floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for file in floats.iterdir():
+        (source / file.name).write_bytes(file.read_bytes())
+    write, main = settle.write_file, threading.get_ident()
+
+    def changing(*given: Any) -> Any:
+        found = write(*given)
+        if threading.get_ident() != main:
+            os.utime(source / "model.safetensors", ns=(1, 1))
+        return found
+
+    monkeypatch.setattr(settle, "write_file", changing)
+    with pytest.raises(OutputError) as raised:
+        converted(source, tmp_path / "out", "safetensors", THREE, {"max_shard_bytes": 60_000})
+    assert raised.value.code == "input.changed"
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_signal_leaves_nothing_behind(
+    lane: int, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the calling thread writes, and while it waits for others."""
+    write, main = settle.write_file, threading.main_thread().ident
+
+    def signalled(*given: Any) -> Any:
+        alone = threading.get_ident() == main
+        if alone and lane == 0:
+            signal.raise_signal(signal.SIGTERM)
+        elif not alone and lane == 1:
+            time.sleep(0.3)  # the calling thread has nothing left to write
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(0.3)
+        return write(*given)
+
+    monkeypatch.setattr(settle, "write_file", signalled)
+    before = threading.active_count()
+    with pytest.raises(Interrupted), interruptible():
+        converted(floats, tmp_path / "out", "safetensors", THREE, {"max_shard_bytes": 60_000})
+    assert list((tmp_path / "out").iterdir()) == []
+    assert threading.active_count() == before
+
+
+def test_more_files_than_descriptors(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"max_shard_bytes": 10_000}
+    one = converted(floats, tmp_path / "one", "safetensors", ONE, options)
+    monkeypatch.setattr(descriptors, "MAX_OPEN", 1)
+    assert converted(floats, tmp_path / "three", "safetensors", THREE, options) == one
+    assert len(one[1]) > 6
+
+
+def test_a_watcher_hears_of_every_byte_in_its_own_thread(floats: Path, tmp_path: Path) -> None:
+    class Watcher:
+        def __init__(self) -> None:
+            self.total, self.done, self.threads, self.phases = 0, 0, set[int](), list[str]()
+
+        def begin(self, phase: str, total: int) -> None:
+            self.phases.append(phase)
+            self.total = total
+
+        def __call__(self, nbytes: int, name: str) -> None:
+            self.done += nbytes
+            self.threads.add(threading.get_ident())
+
+    for jobs in (ONE, THREE):
+        watcher = Watcher()
+        converted(floats, tmp_path / str(jobs), "safetensors", jobs, {"max_shard_bytes": 60_000}, progress=watcher)
+        assert watcher.done == watcher.total
+        assert watcher.threads == {threading.get_ident()}
+        assert watcher.phases == ["writing"]
+
+
+def test_a_watcher_that_has_enough_ends_it_at_once(floats: Path, tmp_path: Path) -> None:
+    class Enough(Exception):
+        pass
+
+    class Watcher:
+        def begin(self, phase: str, total: int) -> None:
+            pass
+
+        def __call__(self, nbytes: int, name: str) -> None:
+            raise Enough
+
+    with pytest.raises(Enough):
+        converted(floats, tmp_path / "out", "safetensors", THREE, {"max_shard_bytes": 60_000}, progress=Watcher())
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "lanes_of"),
+    [
+        ([5, 5, 5, 5], 2, [[0, 2], [1, 3]]),
+        ([9, 1, 1, 1, 9], 2, [[0], [1, 2, 3, 4]]),
+        ([1, 2, 3], 3, [[0], [1], [2]]),
+        ([7], 1, [[0]]),
+    ],
+)
+def test_files_are_shared_out_by_their_bytes(sizes: list[int], count: int, lanes_of: list[list[int]]) -> None:
+    parts = [
+        Part(number, Path("a"), Path("b"), OutputFile("a", nbytes, ()), Frame(b""))
+        for number, nbytes in enumerate(sizes)
+    ]
+    assert [[part.number for part in lane] for lane in shared_out(parts, count)] == lanes_of
