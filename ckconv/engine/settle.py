@@ -18,6 +18,7 @@ from ckconv.engine.reread import FileHash
 from ckconv.engine.rereading import Read, Rereading, content
 from ckconv.engine.transfer import Watcher, payload, phase, write_file
 from ckconv.engine.workers import Stage
+from ckconv.engine.writeback import Disk
 from ckconv.errors import VerifyError
 from ckconv.formats.destination import Destination
 from ckconv.io.ahead import at_once, made_at_once
@@ -88,6 +89,7 @@ class Staged:
         self._reading = Rereading(plan, target, outputs, self._parts, verify=verify, lanes=len(lanes))
         self._lanes = [self._lane(parts) for parts in lanes]
         self.lanes = Lanes(self._lanes)
+        self._disks = {lane: Disk() for lane in self._lanes}
         #: Held by the one thread that asks for a descriptor.
         self._describing = _thread.allocate_lock()
 
@@ -119,9 +121,12 @@ class Staged:
         plan, losses = self._plan, Losses(self._plan)
 
         def write(lane: Lane[Read], part: Part, told: Told) -> Losses:
-            output, reader = self._descriptor(part.path), nullcontext(files)
-            with output as fd, reader if lane is self._lanes[0] else files.twin() as source:
-                found = write_file(plan, part.file, part.frame, source, (fd, part.place), lane.growth, told)
+            with (
+                self._descriptor(part.path) as fd,
+                nullcontext(files) if lane is self._lanes[0] else files.twin() as source,
+            ):
+                output = fd, part.place
+                found = write_file(plan, part.file, part.frame, source, output, lane.growth, told, self._disks[lane])
                 if source is not files:
                     source.check_unchanged()
             return found
@@ -166,7 +171,7 @@ class Staged:
         for part in self._parts:
             if part.frame.header:
                 write_at(self._outputs.fds[part.path], part.frame.header(read.digests[part.number]), 0)
-        disk = Stage.of(self._outputs.sync)
+        disk = Stage.of(self._sync)
         try:
             with deferred():
                 disk.start()
@@ -182,6 +187,11 @@ class Staged:
         if disk.error is not None:
             raise disk.error
         return written, read.compared.tensors if read.compared else None
+
+    def _sync(self) -> None:
+        for disk in self._disks.values():
+            disk.wait()
+        self._outputs.sync()
 
     def _written(self, read: Read, *, whole: bool) -> Iterator[Written]:
         for number, path, _, file, frame in self._parts:

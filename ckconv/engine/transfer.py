@@ -14,7 +14,7 @@ from ckconv.engine.following import Growth, Telling
 from ckconv.engine.losses import Losses
 from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.rowmoves import moved_chunks, row_order
-from ckconv.engine.writeback import WriteBehind
+from ckconv.engine.writeback import Disk, WriteBehind
 from ckconv.errors import OutputError, UnsupportedError, UsageError, VerifyError
 from ckconv.io.files import Files
 from ckconv.output.filesystem import write_code
@@ -249,12 +249,14 @@ def write_file(
     output: tuple[int, Path],
     growth: Growth,
     told: Callable[[int, str], None],
+    disk: Disk | None = None,
 ) -> Losses:
     """Write the payload of one file.
 
     Args:
         output: its descriptor and place.
         growth: hears how far it is.
+        disk: waits until the file is there; ``None``: it is when this returns, but for its last bytes.
         told: hears of bytes and of the tensor they belong to.
 
     Returns:
@@ -263,7 +265,7 @@ def write_file(
     fd, place = output
     telling, losses = Told(told), Losses(plan)
     begin = payload(file, frame, place).offset
-    followers = (WriteBehind(fd), Telling(growth, place, begin))
+    followers = (WriteBehind(fd, disk), Telling(growth, place, begin))
     telling(begin + len(frame.epilogue))
     with Pipeline(
         fd, offset=begin, progress=telling, followers=followers, copies=growth.copies, place=growth.place(place, begin)
