@@ -21,7 +21,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import bench_converters
-from bench_inputs import BLOCKS, FLOATS, HEADER, MANY, QUANTISED, WIDENED, many_gguf, many_safetensors
+from bench_inputs import (
+    BLOCKS,
+    FEW,
+    FLOATS,
+    HEADER,
+    MANY,
+    QUANTISED,
+    SHARDED,
+    WIDENED,
+    many_gguf,
+    many_safetensors,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What the installed command runs.
@@ -131,13 +142,14 @@ def _decoding(place: Path) -> list[Case]:
     """Decoding beside hashing of its output; decoding and quantising one piece and two pieces at a time."""
     new = place / "new"
     decode = [*CKCONV, *DECODE, str(place / BLOCKS), f"{new}/"]
-    quantise = [*CKCONV, "convert", "-q", str(place / FLOATS), str(new / "out.gguf"), "--quantize", "q8_0"]
+    quick = [*CKCONV, "convert", "-q", str(place / FLOATS), str(new / "out.gguf"), "--quantize", "q8_0"]
+    slow = [*CKCONV, "convert", "-q", str(place / FEW), str(new / "out.gguf"), "--quantize", "q4_k"]
     hash_decoded = "openssl dgst of the decoded output"
     found = [
         Case(hash_decoded, ["openssl", "dgst", "-sha256", str(place / "decoded" / "model.safetensors")], hash_decoded),
         Case("--dequantize", decode, hash_decoded, 1.5, 1.3, new),
     ]
-    for name, command in (("--dequantize", decode), ("--quantize q8_0", quantise)):
+    for name, command in (("--dequantize", decode), ("--quantize q8_0", quick), ("--quantize q4_k", slow)):
         alone = f"{name} --jobs 1"
         found.append(Case(alone, [*command, "--jobs", "1"], alone, makes=new))
         found.append(Case(f"{name} --jobs 2", [*command, "--jobs", "2"], alone, 0.6, 0.52, new))
@@ -146,8 +158,8 @@ def _decoding(place: Path) -> list[Case]:
 
 def _sharded(place: Path) -> list[Case]:
     """Eight shards."""
-    new, size = place / "new", (place / WIDENED).stat().st_size
-    command = [*CKCONV, "convert", "-q", str(place / WIDENED), f"{new}/", "--to", "hf", "--force"]
+    new, size = place / "new", (place / SHARDED).stat().st_size
+    command = [*CKCONV, "convert", "-q", str(place / SHARDED), f"{new}/", "--to", "hf", "--force"]
     command += ["--max-shard-size", str(size // 8)]
     alone, two = "eight shards --jobs 1", [*command, "--jobs", "2"]
     return [

@@ -16,8 +16,11 @@ from pathlib import Path
 TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210), "BF16": (30, 1, 2)}
 
 QUANTISED, WIDENED, HEADER = "quantised.gguf", "widened.gguf", "header.gguf"
-#: As the quantised one, but small: as numbers it takes six times the space. And numbers to be quantised.
-BLOCKS, FLOATS = "blocks.gguf", "floats.gguf"
+#: As the quantised one, but small: as numbers it takes six times the space. And numbers to be quantised, and fewer of
+#: them to types that take long.
+BLOCKS, FLOATS, FEW = "blocks.gguf", "floats.gguf", "few.gguf"
+#: Numbers, as large as the quantised one, to be written in several files.
+SHARDED = "sharded.gguf"
 
 #: Tensors of headers whose time should be linear in their size. A safetensors header of 100 MB holds no more of these.
 MANY = (90_000, 900_000)
@@ -237,6 +240,8 @@ def main(directory: str, gigabytes: str) -> None:
     write_gguf(place / WIDENED, widened_shape(size), widened_type, [])
     write_gguf(place / BLOCKS, quantised_shape(size / 6), quantised_type, [])
     write_gguf(place / FLOATS, quantised_shape(size / 6), widened_type, [])
+    write_gguf(place / FEW, Shape(1, 2048, 5632, 16, 4, 8_000), widened_type, [])
+    write_gguf(place / SHARDED, widened_shape(size * 2.6), widened_type, [])
     header = Shape(_HEADER_LAYERS, 3584, 18944, 28, 4, _TOKENS, arch="qwen2", biased=True, head=True)
     write_gguf(place / HEADER, header, quantised_type, _vocabulary(), sparse=True)
     for count in MANY:

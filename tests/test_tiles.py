@@ -19,6 +19,8 @@ from ckconv.quant import convert
 
 SOURCE = FIXTURES / "kquants/llama64.Q4_K_M.gguf"
 DECODE = Options(dequantize=True)
+#: Their rows are in several arrays.
+PUT_TOGETHER = ("mlx/llama-untied-f32.q4g32", "quantised/awq-g32", "quantised/fp8-block")
 
 
 @pytest.fixture
@@ -44,16 +46,17 @@ def times(decoded: Counter[str], work: Any) -> Counter[str]:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("source", [SOURCE, *(FIXTURES / name for name in PUT_TOGETHER)])
 def test_every_row_is_decoded_once_whether_it_is_compared_or_not(
-    jobs: int, decoded: Counter[str], tmp_path: Path
+    source: Path, jobs: int, decoded: Counter[str], tmp_path: Path
 ) -> None:
     def convert_to(name: str, *, verify: bool) -> Any:
-        return ckconv.convert(SOURCE, f"{tmp_path}/{name}/", to="hf", options=DECODE, verify=verify, jobs=jobs)
+        return ckconv.convert(source, f"{tmp_path}/{name}/", to="hf", options=DECODE, verify=verify, jobs=jobs)
 
     once = times(decoded, lambda: convert_to("quick", verify=False))
     assert sum(once.values()) > 0
     assert times(decoded, lambda: convert_to("checked", verify=True)) == once
-    again = times(decoded, lambda: ckconv.verify(tmp_path / "checked", SOURCE))
+    again = times(decoded, lambda: ckconv.verify(tmp_path / "checked", source))
     assert again == once, "verify knows nothing of the conversion, and decodes anew"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckconv.lazy import NamedTuple
+from ckconv.lazy import NamedTuple, replace
 from ckconv.quant.convert import Action
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ class Tiles:
         tile = self._kept.pop(_place(tensor, start), None)
         if tile is None or tile.conversion != conversion or len(tile.rows) != stop - start:
             return None
-        of = tile.tensor
-        same = of is tensor or (of.extents == tensor.extents and of.layout == tensor.layout and tensor.merge is None)
+        same = tile.tensor is tensor or (_stored(tile.tensor) == _stored(tensor) and tensor.merge is None)
         return (tile.rows, tile.changed) if same and _alike(tile.importance, importance) else None
 
 
@@ -105,4 +104,16 @@ def _alike(one: Floats | None, other: Floats | None) -> bool:
 
 def _place(tensor: Tensor, start: int) -> _Place:
     """Where the rows begin: two tensors of an index may be the same bytes, with another name or order of rows."""
-    return (tensor.extents[0][:2] if tensor.extents else id(tensor)), start
+    first = next((extent for array in tensor.arrays for extent in array.extents), None)
+    return (first[:2] if first else id(tensor)), start
+
+
+def _stored(tensor: Tensor) -> tuple[object, ...]:
+    """Everything that rows are read by, whatever the tensor is called, and whoever has the elements between them."""
+    return (
+        tensor.dtype,
+        replace(tensor.layout, shared=False),
+        tensor.extents,
+        tensor.packed,
+        *map(_stored, tensor.planes),
+    )
