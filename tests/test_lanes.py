@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,14 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import save
+from checkpoints import Decoder, save
 from conftest import FIXTURES
+from test_jobs import left_of
 from test_quantize import WIDE, checkpoint
 
 import ckconv
-from ckconv.engine import rereading, settle, store
+from ckconv.engine import reread, rereading, settle, store
 from ckconv.engine.lanes import Part, shared_out
-from ckconv.errors import Interrupted, OutputError, UnsupportedError, VerifyError
+from ckconv.errors import CkconvError, Interrupted, OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options
 from ckconv.output import descriptors
 from ckconv.plan.container import Frame
@@ -182,12 +186,12 @@ def test_a_disk_that_is_full_ends_all_of_it(floats: Path, tmp_path: Path, monkey
         return write(fd, data, at)
 
     monkeypatch.setattr(store, "write_some", full)
-    before = threading.active_count()
+    before = _thread._count()
     with pytest.raises(OutputError) as raised:
         converted(floats, tmp_path / "out", "safetensors", THREE, {"max_shard_bytes": 60_000})
     assert raised.value.code == "output.space"
     assert list((tmp_path / "out").iterdir()) == []
-    assert threading.active_count() == before
+    assert left_of(before) == 0
 
 
 def test_an_input_that_changes_while_another_thread_reads_it(
@@ -230,11 +234,11 @@ def test_a_signal_leaves_nothing_behind(
         return write(*given)
 
     monkeypatch.setattr(settle, "write_file", signalled)
-    before = threading.active_count()
+    before = _thread._count()
     with pytest.raises(Interrupted), interruptible():
         converted(floats, tmp_path / "out", "safetensors", THREE, {"max_shard_bytes": 60_000})
     assert list((tmp_path / "out").iterdir()) == []
-    assert threading.active_count() == before
+    assert left_of(before) == 0
 
 
 def test_more_files_than_descriptors(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,3 +301,44 @@ def test_files_are_shared_out_by_their_bytes(sizes: list[int], count: int, lanes
         for number, nbytes in enumerate(sizes)
     ]
     assert [[part.number for part in lane] for lane in shared_out(parts, count)] == lanes_of
+
+
+def test_the_first_file_that_cannot_be_read_back_is_named(
+    floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_to = reread.FileHash.read_to
+    big, small = {"max_shard_bytes": 60_000}, list[str]()
+
+    def failing(hashing: Any, until: int) -> None:
+        if os.fstat(hashing._fd).st_size in sizes:
+            raise OSError(errno.EIO, "no such luck")
+        read_to(hashing, until)
+
+    right = converted(floats, tmp_path / "right", "safetensors", ONE, big)[1]
+    sizes = {nbytes for name, nbytes, _ in right if not name.startswith("model-00001")}
+    monkeypatch.setattr(reread.FileHash, "read_to", failing)
+    for jobs in (ONE, THREE):
+        with pytest.raises(CkconvError, match="no such luck") as raised:
+            converted(floats, tmp_path / str(jobs), "safetensors", jobs, big)
+        small.append(Path(str(raised.value.path)).name)
+    assert small[0] == small[1]
+
+
+@pytest.mark.needs("posix")
+def test_many_lanes_do_with_the_descriptors_of_one(tmp_path: Path) -> None:
+    """macOS gives a process 256."""
+    many = Decoder(hidden=64, head_dim=16, ffn=64, vocab=64, layers=16)
+    source = ckconv.convert(
+        checkpoint(tmp_path / "floats", many),
+        f"{tmp_path}/source/",
+        to="safetensors",
+        options=Options(max_shard_bytes=10_000),
+    )
+    assert len(source.files) > 100
+    command = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200));"
+    command += "import ckconv; from ckconv.options import Options;"
+    command += (
+        "ckconv.convert(sys.argv[1], sys.argv[2], to='safetensors', jobs=64, options=Options(max_shard_bytes=9_000))"
+    )
+    run = [sys.executable, "-c", command, f"{tmp_path}/source", f"{tmp_path}/out/"]
+    assert subprocess.run(run, capture_output=True, text=True, check=False).stderr == ""

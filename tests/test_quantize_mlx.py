@@ -192,3 +192,14 @@ def test_numbers_beyond_nvfp4_are_refused(tmp_path: Path) -> None:
         ckconv.convert(source, f"{tmp_path}/m/", to="mlx", options=Options(quantize="nvfp4"))
 
     assert (caught.value.code, caught.value.tensor) == ("quantize.value", "model.layers.0.mlp.up_proj.weight")
+
+
+def test_rows_that_are_no_whole_groups_of_what_the_class_asks_for_are_refused(tmp_path: Path) -> None:
+    """mlx-lm quantises some matrices of its classes in groups of 64, whatever was asked for."""
+    source = FIXTURES / "experts/qwen3_moe"
+    said = "rows of 32 are not whole groups of affine 8-bit group 64: model.layers.0.mlp.gate.weight and 1 more"
+    with pytest.raises(UnsupportedError, match=said):
+        ckconv.convert(source, f"{tmp_path}/out/", to="mlx", options=Options(quantize="affine:4:32"))
+    asked = Options(quantize="affine:4:32,*mlp.gate*=affine:8:32")
+    report = ckconv.convert(source, f"{tmp_path}/out/", to="mlx", options=asked)
+    assert report.verified

@@ -2,7 +2,7 @@
 
 SHA-256 of one file keeps one processor busy, of several files several. So the files are shared out to lanes: a thread
 writes those of its lane in order, and others read them back behind it. What is written, and what is said of it, does
-not depend on how many lanes there are: where something is wrong in several files, the first of them counts.
+not depend on how many lanes there are: where something is wrong with several files, the first of them counts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from ckconv.lazy import NamedTuple
 from ckconv.plan.container import Frame
 from ckconv.plan.steps import OutputFile
 from ckconv.signals import check, deferred, settling
+from ckconv.system import MAX_OPEN
 
 T = TypeVar("T")
 
 #: Told bytes, and the tensor they belong to.
 Told = Callable[[int, str], None]
+
+#: Lanes at most: what a disk takes, and a process may have open.
+MOST = 8
 
 #: Seconds between two looks at what others have done, when this thread has no more to do.
 _PATIENCE = 0.1
@@ -48,6 +52,11 @@ class Part(NamedTuple):
     place: Path
     file: OutputFile
     frame: Frame
+
+
+def open_in(lanes: int) -> int:
+    """Files that may be open of those that one thread of a lane reads: together not many more than of one."""
+    return MAX_OPEN if lanes == 1 else max(4, MAX_OPEN // (2 * lanes))
 
 
 class Lane(Generic[T]):
@@ -107,6 +116,8 @@ class Lanes(Generic[T]):
             while not stage.waited(_PATIENCE):
                 check()
                 self._pass_on()
+            if stage.error is not None:
+                raise stage.error
         self._pass_on()
         if self._errors:
             raise self._errors[min(self._errors)]
@@ -116,9 +127,20 @@ class Lanes(Generic[T]):
         """What was read of each lane, when all is written.
 
         Raises:
-            Exception: what reading raised.
+            Exception: what reading raised, of the first file of which it did.
         """
-        return [lane.following.result() for lane in self._lanes]
+        found: list[T] = []
+        errors: list[tuple[int, Exception]] = []
+        for lane in self._lanes:
+            try:
+                found.append(lane.following.result())
+            except Interrupted:
+                raise
+            except Exception as error:
+                errors.append((_number(lane.parts, error), error))
+        if errors:
+            raise min(errors, key=lambda item: item[0])[1]
+        return found
 
     def _write(self, lane: Lane[T], write: Callable[[Lane[T], Part, Told], Losses], told: Callable[..., None]) -> None:
         for part in lane.parts:
@@ -177,6 +199,12 @@ class Lanes(Generic[T]):
                 stage.wait()
             for lane in self._lanes:
                 lane.following.__exit__(None, None, None)
+
+
+def _number(parts: Sequence[Part], error: Exception) -> int:
+    """The file of a lane that an error is about, as far as it says."""
+    path = str(getattr(error, "path", None))
+    return next((part.number for part in parts if str(part.place) == path), parts[0].number)
 
 
 def _is_of_file(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError, unreadable
 from ckconv.io.files import CHUNK, Files
 from ckconv.lazy import NamedTuple
-from ckconv.system import is_elsewhere
+from ckconv.system import MAX_OPEN, is_elsewhere
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -185,14 +185,15 @@ class ReadOnce(Files):
         *,
         hashed: Iterable[Extent] = (),
         moved: Mapping[Path, Path] | None = None,
+        most: int = MAX_OPEN,
     ) -> None:
         """Open nothing yet.
 
         Args:
-            known, growing, moved: see :class:`ckconv.io.files.Files`.
+            known, growing, moved, most: see :class:`ckconv.io.files.Files`.
             hashed: extents whose digests are wanted.
         """
-        super().__init__(known, growing, moved)
+        super().__init__(known, growing, moved, most)
         read, wanted, grows = super().read_into, list(hashed), growing.paths if growing is not None else ()
         self._readings = {extent: Reading(extent, read, self.fd) for extent in wanted if extent.path not in grows}
         self._of_path: dict[Path, list[Reading]] = {}

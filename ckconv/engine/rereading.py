@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ckconv.core.tensors import Extent, TensorIndex
 from ckconv.engine.following import AbandonedError, Growth
-from ckconv.engine.lanes import Part
+from ckconv.engine.lanes import Part, open_in
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.sides import seen_as
 from ckconv.engine.tensors import Compared, compare_tensors, within
@@ -51,6 +51,7 @@ class Rereading:
         """
         self._plan, self._target, self._outputs, self._parts = plan, target, outputs, parts
         self._verify, self._lanes = verify, lanes
+        self._most = open_in(lanes)
         #: Held by the one thread that opens the output, and what it found.
         self._opening = _thread.allocate_lock()
         self._found: list[TensorIndex | None] = []
@@ -60,7 +61,7 @@ class Rereading:
         plan = self._plan
         contents = {part.number: content(part) for part in parts}
         more = [checksum.extent for checksum in plan.index.checksums] if plan.restores else []
-        with ReadOnce(plan.index.identities, growth, hashed=[*contents.values(), *more]) as files:
+        with ReadOnce(plan.index.identities, growth, hashed=[*contents.values(), *more], most=self._most) as files:
             compared = None
             if self._verify:
                 growth.begun()

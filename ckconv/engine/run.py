@@ -20,6 +20,7 @@ from ckconv.formats import format_of, load
 from ckconv.formats.bump.write3 import CONFIG_NAME
 from ckconv.formats.destination import Destination
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX
+from ckconv.io.ahead import at_once
 from ckconv.io.files import Files
 from ckconv.lazy import dataclass, replace
 from ckconv.output.filesystem import failing
@@ -161,7 +162,7 @@ def run(
                 else:
                     staged = Staged(plan, container, target, paths, outputs, verify=verify)
                     write_frames(plan, container, (outputs.fds[path] for path in paths), Path(target.name))
-                    with staged.lanes:
+                    with at_once(staged.jobs), staged.lanes:
                         losses = staged.write(files, watcher)
                         named = digests or any(item.names_digests for item in late)
                         files_written, verified = staged.settle(whole=named)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckconv.core.tensors import Checksum
 from ckconv.engine.following import Growth
-from ckconv.engine.lanes import Lane, Lanes, Part, Told, shared_out
+from ckconv.engine.lanes import MOST, Lane, Lanes, Part, Told, open_in, shared_out
 from ckconv.engine.losses import Losses
 from ckconv.engine.readback import Meant, check_frame, check_kept
 from ckconv.engine.readonce import ReadOnce
@@ -21,7 +21,7 @@ from ckconv.engine.workers import Stage
 from ckconv.engine.writeback import Disk
 from ckconv.errors import VerifyError
 from ckconv.formats.destination import Destination
-from ckconv.io.ahead import at_once, made_at_once
+from ckconv.io.ahead import made_at_once
 from ckconv.io.files import Files
 from ckconv.io.tiles import tiles_for
 from ckconv.lazy import NamedTuple
@@ -67,7 +67,12 @@ class Late(NamedTuple):
 
 
 class Staged:
-    """The files of tensors of an output that has no name yet: read again while they are written, then settled."""
+    """The files of tensors of an output that has no name yet: read again while they are written, then settled.
+
+    Attributes:
+        lanes: to be at work while files are written and settled.
+        jobs: how many pieces of a tensor a lane makes at once.
+    """
 
     def __init__(
         self,
@@ -87,6 +92,7 @@ class Staged:
         ]
         lanes = shared_out(self._parts, self._side_by_side())
         self._reading = Rereading(plan, target, outputs, self._parts, verify=verify, lanes=len(lanes))
+        self.jobs = max(1, made_at_once() // len(lanes))
         self._lanes = [self._lane(parts) for parts in lanes]
         self.lanes = Lanes(self._lanes)
         self._disks = {lane: Disk() for lane in self._lanes}
@@ -98,17 +104,17 @@ class Staged:
         plan, framed = self._plan, any(frame.header for frame in self._container.frames)
         if not THREADS or ELSEWHERE or framed or plan.restores or plan.errors is not None:
             return 1
-        return max(1, min(len(plan.files), made_at_once() // BUSY))
+        return max(1, min(len(plan.files), made_at_once() // BUSY, MOST))
 
     def _lane(self, parts: Sequence[Part]) -> Lane[Read]:
         actions = (step.action for part in parts for step in part.file.steps)
-        tiles = tiles_for(actions, made_at_once()) if self._verify else None
+        tiles = tiles_for(actions, self.jobs) if self._verify else None
         payloads = [payload(part.file, part.frame, part.place) for part in parts]
         growth = Growth(payloads, tiles, compared=self._verify)
         return Lane(parts, growth, lambda: self._reading.read(parts, growth))
 
     def write(self, files: Files, watcher: Watcher) -> Losses:
-        """Write everything, in the block of :attr:`lanes`.
+        """Write everything, with :attr:`jobs`, in the block of :attr:`lanes`.
 
         Args:
             files: of the source.
@@ -123,7 +129,7 @@ class Staged:
         def write(lane: Lane[Read], part: Part, told: Told) -> Losses:
             with (
                 self._descriptor(part.path) as fd,
-                nullcontext(files) if lane is self._lanes[0] else files.twin() as source,
+                nullcontext(files) if lane is self._lanes[0] else files.twin(open_in(len(self._lanes))) as source,
             ):
                 output = fd, part.place
                 found = write_file(plan, part.file, part.frame, source, output, lane.growth, told, self._disks[lane])
@@ -131,9 +137,8 @@ class Staged:
                     source.check_unchanged()
             return found
 
-        with at_once(max(1, made_at_once() // len(self._lanes))):
-            for found in self.lanes.write(write, watcher):
-                losses.join(found)
+        for found in self.lanes.write(write, watcher):
+            losses.join(found)
         losses.check()
         return losses
 

@@ -77,7 +77,7 @@ class _There:
 class Files:
     """Open read-only descriptors by path; and the proof that no file changed while it was read.
 
-    At most ``MAX_OPEN`` are open at a time: the one used longest ago is closed, and opened again when it is needed.
+    Only so many are open at a time: the one used longest ago is closed, and opened again when it is needed.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Files:
         known: Mapping[Path, Identity] | None = None,
         growing: Growing | None = None,
         moved: Mapping[Path, Path] | None = None,
+        most: int = MAX_OPEN,
     ) -> None:
         """Open nothing yet.
 
@@ -92,7 +93,9 @@ class Files:
             known: what the files were when their headers were read.
             growing: files that this process writes meanwhile.
             moved: where the bytes of a file are, if not there.
+            most: how many may be open.
         """
+        self._most = most
         self._moved = moved or {}
         self._known = dict(known or {})
         self._growing = growing
@@ -101,7 +104,7 @@ class Files:
         self._seen: dict[Path, os.stat_result] = {}
 
     def fd(self, path: Path) -> int:
-        """The descriptor of ``path``, which stays open until ``MAX_OPEN`` others were asked for.
+        """The descriptor of ``path``, which stays open until as many others as may be were asked for.
 
         Raises:
             InputError: ``input.missing``, ``input.special`` or ``input.unreadable``.
@@ -109,7 +112,7 @@ class Files:
         """
         fd = self._open.pop(path, -1)
         if fd < 0:
-            while len(self._open) >= MAX_OPEN:
+            while len(self._open) >= self._most:
                 self._close_oldest()
             fd, status = self._opened(path)
             self._open[path] = fd  # whatever comes next, it will be closed
@@ -271,9 +274,10 @@ class Files:
             for path, offset, nbytes in cut(extents, start, stop):
                 self._growing.wait_for(path, offset + nbytes)
 
-    def twin(self) -> Files:
+    def twin(self, most: int | None = None) -> Files:
         """Descriptors of the same files for another thread, which reads only what this one has waited for."""
-        return Files(self._known, _There(self._growing.paths) if self._growing is not None else None, self._moved)
+        growing = _There(self._growing.paths) if self._growing is not None else None
+        return Files(self._known, growing, self._moved, most or self._most)
 
     def check_unchanged(self) -> None:
         """Raise ``input.changed`` if a file is not what it was: its size or one of its times, or which one it is."""

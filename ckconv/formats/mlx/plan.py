@@ -104,8 +104,9 @@ class MlxPlanner(CheckpointPlanner):
             if word:
                 hit.update(part.name for part in parts)
                 chosen = None if word in FLOATS else quantization_of(word, self.options.quantize)
-                if chosen is not None and not chosen.divides(columns):
-                    self._fault(f"rows of {columns:,} are not whole groups of {chosen}", "", entry.name)
+            if chosen is not None and not chosen.divides(columns):
+                hint = "" if word else "mlx-lm's class asks for that; --quantize GLOB=TYPE asks for another type"
+                self._fault(f"rows of {columns:,} are not whole groups of {chosen}", hint, entry.name)
             for part in parts:
                 types[part.name] = self._chosen(part, chosen, FLOATS.get(word))
         for glob, word in asked.rules:
