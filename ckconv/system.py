@@ -35,8 +35,8 @@ MOVES_OPEN = _has("fork")
 #: Threads can be started: not where Python is WebAssembly. The tests name the variable to have everything done without.
 THREADS = sys.platform not in ("emscripten", "wasi") and "CKCONV_NO_THREADS" not in os.environ
 
-#: It tells what of a file is in memory, and where a file has holes.
-TELLS_CACHED = _has("preadv", "RWF_NOWAIT", "SEEK_HOLE")
+#: It tells what of a file is in memory.
+TELLS_CACHED = _has("preadv", "RWF_NOWAIT")
 
 #: Flags for opening: no child inherits the descriptor, and bytes stay as they are (Windows would change ends of lines);
 #: a FIFO does not wait; a link is an error; so is what is no directory.
@@ -162,11 +162,6 @@ def is_cached(fd: int, offset: int) -> bool:
     with suppress(OSError):  # it would wait, or the file system cannot tell
         return TELLS_CACHED and os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     return False
-
-
-def first_hole(fd: int, offset: int) -> int:
-    """Where the first bytes from ``offset`` on begin that take no space, where :data:`TELLS_CACHED`."""
-    return os.lseek(fd, offset, os.SEEK_HOLE)
 
 
 # Space

@@ -1,4 +1,4 @@
-"""What is being written is hashed behind whoever writes it, from maps where there are any, and is what was written."""
+"""What is being written is hashed behind whoever writes it, and is what was written."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ SMALL = 16 << 10
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maps and steps of a few pages."""
-    monkeypatch.setattr(reread, "MAPPED_AT_ONCE", SMALL)
-    monkeypatch.setattr(behind, "MAPPED_AT_ONCE", SMALL)
+    """Steps of a few pages."""
+    monkeypatch.setattr(behind, "_MOST", SMALL)
     monkeypatch.setattr(behind, "_FIRST", 1 << 10)
     monkeypatch.setattr(reread, "HASHED_AT_ONCE", 3000)
 
@@ -43,26 +42,23 @@ def written(tmp_path: Path, content: bytes, name: str = "file") -> Path:
     return path
 
 
-@given(
-    offset=st.integers(0, 9000), steps=st.lists(st.integers(1, 40_000), min_size=1, max_size=6), mapped=st.booleans()
-)
+@given(offset=st.integers(0, 9000), steps=st.lists(st.integers(1, 40_000), min_size=1, max_size=6))
 @settings(max_examples=60, deadline=None)
 def test_the_digest_is_that_of_the_bytes(
-    tmp_path_factory: pytest.TempPathFactory, offset: int, steps: list[int], mapped: bool
+    tmp_path_factory: pytest.TempPathFactory, offset: int, steps: list[int]
 ) -> None:
     content = os.urandom(50_000)
     path = written(tmp_path_factory.mktemp("hash"), content)
     with pytest.MonkeyPatch.context() as patch, path.open("rb") as file:
-        patch.setattr(reread, "MAPPED_AT_ONCE", SMALL)
-        hashing, until = FileHash(file.fileno(), offset, mapped=mapped), 0
+        patch.setattr(reread, "HASHED_AT_ONCE", SMALL)
+        hashing, until = FileHash(file.fileno(), offset), 0
         for step in steps:
             until = min(until + step, len(content) - offset)
             hashing.read_to(until)
             assert (hashing.nbytes, hashing.digest) == (until, digest(content[offset : offset + until]))
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_a_hole_is_zeros_and_stays_a_hole(tmp_path: Path, mapped: bool, small: None) -> None:
+def test_a_hole_is_zeros_and_stays_a_hole(tmp_path: Path, small: None) -> None:
     path = tmp_path / "file"
     with path.open("wb") as file:
         file.write(b"begin")
@@ -70,39 +66,23 @@ def test_a_hole_is_zeros_and_stays_a_hole(tmp_path: Path, mapped: bool, small: N
         file.write(b"end")
     before = path.stat().st_blocks
     with path.open("rb") as file:
-        hashing = FileHash(file.fileno(), 0, mapped=mapped)
+        hashing = FileHash(file.fileno(), 0)
         hashing.read_to(path.stat().st_size)
     assert hashing.digest == digest(path.read_bytes())
     assert path.stat().st_blocks == before
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_a_file_that_ends_early_is_hashed_as_far_as_it_goes(tmp_path: Path, mapped: bool) -> None:
+def test_a_file_that_ends_early_is_hashed_as_far_as_it_goes(tmp_path: Path) -> None:
     path = written(tmp_path, b"x" * 5000)
     with path.open("rb") as file:
-        hashing = FileHash(file.fileno(), 1000, mapped=mapped)
+        hashing = FileHash(file.fileno(), 1000)
         hashing.read_to(9000)
     assert (hashing.nbytes, hashing.digest) == (4000, digest(b"x" * 4000))
 
 
 @pytest.mark.needs("cached")
-@pytest.mark.parametrize("cached", [True, False])
-def test_only_what_is_in_memory_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool) -> None:
-    """A disk that fails is an error of a read; a map would end the process."""
-    path = written(tmp_path, b"x" * 5000)
-    reads: list[int] = []
-    read = reread.read_into
-    monkeypatch.setattr(reread, "is_cached", lambda fd, offset: cached)
-    monkeypatch.setattr(reread, "read_into", lambda fd, into, at: reads.append(at) or read(fd, into, at))
-    with path.open("rb") as file:
-        hashing = FileHash(file.fileno(), 0, mapped=True)
-        hashing.read_to(5000)
-    assert (hashing.digest, reads) == (digest(b"x" * 5000), [] if cached else [0])
-
-
-@pytest.mark.needs("cached")
 def test_what_was_just_written_is_in_memory(tmp_path: Path) -> None:
-    """Else nothing would ever be mapped, and nobody would see it."""
+    """Else all of it would be asked to be read ahead, and nobody would see it."""
     path = written(tmp_path, b"x" * 5000)
     with path.open("rb") as file:
         assert is_cached(file.fileno(), 0)

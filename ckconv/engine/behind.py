@@ -12,14 +12,14 @@ from pathlib import Path
 
 from ckconv.core.tensors import Extent
 from ckconv.engine.following import Growth
-from ckconv.engine.reread import MAPPED_AT_ONCE, FileHash
+from ckconv.engine.reread import FileHash
 from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError, unreadable
 from ckconv.output.regular import close_unwritten
 from ckconv.system import reads_what_is_cached
 
-#: Bytes that are waited for at first; then twice as many, up to what is mapped at once.
-_FIRST = 1 << 20
+#: Bytes that are waited for at first; then twice as many, up to the most.
+_FIRST, _MOST = 1 << 20, 16 << 20
 
 
 class Behind:
@@ -67,7 +67,7 @@ class Behind:
                 fd, _ = self._opened(extent.path)
                 try:
                     reads_what_is_cached(fd)
-                    self._digests[extent] = self._hashed(FileHash(fd, extent.offset, mapped=True), extent)
+                    self._digests[extent] = self._hashed(FileHash(fd, extent.offset), extent)
                 except OSError as error:
                     raise unreadable(error, extent.path, doing="cannot be read") from error
                 finally:
@@ -78,7 +78,7 @@ class Behind:
     def _hashed(self, hashing: FileHash, extent: Extent) -> bytes:
         until, step = 0, _FIRST
         while until < extent.nbytes:
-            until, step = min(extent.nbytes, until + step), min(2 * step, MAPPED_AT_ONCE)
+            until, step = min(extent.nbytes, until + step), min(2 * step, _MOST)
             self._growth.wait_for(extent.path, extent.offset + until, hashing=True)
             hashing.read_to(until)
             if hashing.nbytes < until:

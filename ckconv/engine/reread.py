@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,16 +13,11 @@ from ckconv.engine.workers import Stage
 from ckconv.errors import UnsupportedError, VerifyError, listed, unreadable
 from ckconv.output.regular import opened_regular
 from ckconv.signals import check
-from ckconv.system import TELLS_CACHED, first_hole, is_cached, read_into
+from ckconv.system import read_into
 
-#: Bytes that are read and hashed before threads have to agree again who may run Python.
-HASHED_AT_ONCE = 2 << 20
-
-#: Bytes that are mapped and hashed at once, where that can be done.
-MAPPED_AT_ONCE = 16 << 20
-
-#: Bytes between two of which the system is asked whether it has them in memory.
-_ASKED_EVERY = 1 << 20
+#: Bytes that are read and hashed before threads have to agree again who may run Python: few enough for a cache. To map
+#: a file takes longer than to read it: the system has to find every page of it as well, and forget it again.
+HASHED_AT_ONCE = 4 << 20
 
 
 class FileHash:
@@ -33,19 +27,12 @@ class FileHash:
         stopped: set by whoever no longer needs it, from any thread.
     """
 
-    def __init__(self, fd: int, offset: int, *, mapped: bool = False) -> None:
-        """Hash nothing yet.
-
-        Args:
-            mapped: hash what is in memory where it is, without a copy: of a file that nobody makes shorter meanwhile.
-        """
+    def __init__(self, fd: int, offset: int) -> None:
+        """Hash nothing yet."""
         self._fd, self.offset = fd, offset
         self._hash = hashlib.sha256()
         self._buffer = memoryview(b"")
         self._hashed = 0
-        #: Where bytes begin that no file system stores, as far as is known.
-        self._hole = 0
-        self._maps = mapped and TELLS_CACHED
         self.stopped = False
 
     @property
@@ -63,15 +50,13 @@ class FileHash:
         os.close(self._fd)
 
     def read_to(self, until: int) -> None:
-        """Hash up to ``until`` bytes, or as far as the file goes: a hole may end only when the file does.
+        """Hash up to ``until`` bytes, or as far as the file goes.
 
         Raises:
             OSError: the file cannot be read.
         """
         while self._hashed < until and not self.stopped:
             check()
-            if self._maps and self._map(min(until - self._hashed, MAPPED_AT_ONCE)):
-                continue
             if not self._buffer:
                 self._buffer = memoryview(bytearray(HASHED_AT_ONCE))
             part = self._buffer[: until - self._hashed]
@@ -80,33 +65,6 @@ class FileHash:
                 return
             self._hash.update(part[:got])
             self._hashed += got
-
-    def _map(self, nbytes: int) -> bool:
-        """Hash so many bytes where they are; ``False``: they are to be read.
-
-        What cannot be read, when a map of it is touched, is no error but the end of the process: so only what the
-        system has in memory is mapped, as far as some bytes of it tell.
-        """
-        start = self.offset + self._hashed
-        end, base = start + nbytes, start - start % mmap.ALLOCATIONGRANULARITY
-        try:
-            if self._hole < end:  # what was written since is none any more
-                self._hole = first_hole(self._fd, start)
-            if self._hole < end:  # a file system in memory would fill it if it were mapped
-                return False
-            if not all(is_cached(self._fd, at) for at in (*range(start, end, _ASKED_EVERY), end - 1)):
-                return False
-            with (
-                mmap.mmap(self._fd, end - base, access=mmap.ACCESS_READ, offset=base) as pages,
-                memoryview(pages) as whole,
-                whole[start - base :] as part,
-            ):
-                self._hash.update(part)
-        except (OSError, ValueError):  # it ends before, or its file system cannot do this
-            self._maps = False
-            return False
-        self._hashed += nbytes
-        return True
 
 
 def check_checksums(

@@ -203,7 +203,7 @@ class Staged:
             digest = read.digests[number].hex()
             of_whole = "" if frame.header else digest
             if whole and frame.header:
-                hashing = FileHash(self._outputs.fds[path], 0, mapped=True)
+                hashing = FileHash(self._outputs.fds[path], 0)
                 hashing.read_to(file.nbytes)
                 of_whole = hashing.digest.hex()
             yield Written(path, file.nbytes, of_whole, digest if frame.header else "")
