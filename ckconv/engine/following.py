@@ -48,14 +48,16 @@ class Mark:
 
     def __init__(self, value: float) -> None:
         self.value = value
-        self._awaited = self.ended = False
+        self.ended = False
+        #: The least number for which somebody is to be woken.
+        self._awaited = math.inf
         self._woken: SimpleQueue[None] = SimpleQueue()
 
     def set(self, value: float) -> None:
         """Never waits."""
         self.value = value
-        if self._awaited:
-            self._awaited = False
+        if value >= self._awaited:
+            self._awaited = math.inf
             self._woken.put(None)
 
     def end(self) -> None:
@@ -66,7 +68,7 @@ class Mark:
     def wait(self, least: float) -> None:
         """Until the number is at least this."""
         while self.value < least and not self.ended:
-            self._awaited = True
+            self._awaited = least
             if self.value < least and not self.ended:  # it may have been set before anybody knew that it is awaited
                 self._woken.get()
 
@@ -145,7 +147,7 @@ class Growth:
         return self._payloads[path][1] + offset
 
     def same(self, path: Path, offset: int, source: object, source_offset: int, nbytes: int) -> int:
-        """How many bytes from ``offset`` on are known to be those of ``source``, a file or memory; waits for them.
+        """How many bytes from ``offset`` on are known to be those of ``source``; waits for them.
 
         Raises:
             AbandonedError: nobody writes them.
