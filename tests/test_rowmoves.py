@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +14,13 @@ from test_rows import stored
 
 from ckconv.core.dtypes import DTYPES, F16, F32, DType
 from ckconv.core.layouts import Layout, headed, plain, shifted, transposed
-from ckconv.core.tensors import Tensor
+from ckconv.core.tensors import Extent, Tensor
 from ckconv.engine import rowmoves
-from ckconv.engine.rowmoves import moved_chunks, row_order
+from ckconv.engine.copies import BLOCK_BYTES
+from ckconv.engine.following import Growth, Telling
+from ckconv.engine.pipeline import Pipeline
+from ckconv.engine.readonce import ReadOnce
+from ckconv.engine.rowmoves import Moved, moved_chunks, row_order, same_moved
 from ckconv.io.files import Files
 
 Q8_0 = DTYPES["Q8_0"]
@@ -121,3 +127,90 @@ def test_bytes(
 
     assert b"".join(chunks) == in_order(matrix, here, head_rows).tobytes()
     assert len(chunks) == -(-heads // piece), "whole heads, as many as fit"
+
+
+#: Heads of 384 KB, which fit into no whole number of blocks.
+HEADS, HEAD_ROWS, COLS = 5, 64, 1536
+
+
+class Written:
+    """Rows of heads that were written into a file in interleaved order, behind some other bytes."""
+
+    def __init__(self, folder: Path, before: int, flipped: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        split, pairs = headed(HEADS, HEAD_ROWS, COLS), headed(HEADS, HEAD_ROWS, COLS, interleaved=True)
+        matrix = np.frombuffer(os.urandom(HEADS * HEAD_ROWS * COLS * 4), np.uint8).reshape(HEADS * HEAD_ROWS, -1)
+        self.source = stored(folder, matrix.tobytes(), split, F32)
+        order = row_order(self.source, tensor(pairs))
+        assert order is not None
+        self.order, path = order, folder / "out"
+        self.target = replace(tensor(pairs), extents=(Extent(path, before, matrix.nbytes),))
+        growth = Growth([Extent(path, 0, before + matrix.nbytes)])
+
+        def write(fd: int, content: memoryview, offset: int) -> int:
+            data = bytearray(content)
+            if flipped is not None and 0 <= before + flipped - offset < len(data):
+                data[before + flipped - offset] ^= 1
+            return os.pwrite(fd, data, offset)
+
+        monkeypatch.setattr("ckconv.engine.store.write_some", write)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            with (
+                Files() as files,
+                Pipeline(fd, followers=[Telling(growth, path, 0)], copies=growth.copies) as pipeline,
+            ):
+                pipeline.put(bytes(before))
+                rows, done = Moved.of(self.source, order), 0
+                for chunk in moved_chunks(self.source, order, files):
+                    pipeline.put(chunk, rows, done)
+                    done += len(chunk)
+                pipeline.finish()
+        finally:
+            os.close(fd)
+        self.growth, self.told = growth, 0
+        self.growth.unread()
+
+    def is_of(self, source: Tensor, order: tuple[int, ...]) -> bool:
+        def tell(nbytes: int) -> None:
+            self.told += nbytes
+
+        with ReadOnce({}, self.growth) as files:
+            return same_moved(self.target, source, order, files, tell)
+
+
+@pytest.fixture(params=[0, 77])
+def before(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def test_moved_rows_that_were_read_back_are_not_read_again(
+    tmp_path: Path, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Written(tmp_path, before, None, monkeypatch)
+    monkeypatch.setattr("ckconv.io.files.read_into", lambda *_: pytest.fail("it is read again"))
+    assert written.is_of(written.source, written.order)
+    assert written.told == written.source.nbytes
+
+
+@pytest.mark.parametrize("flipped", [0, BLOCK_BYTES - 1, BLOCK_BYTES, HEADS * HEAD_ROWS * COLS * 4 - 1])
+def test_a_byte_that_did_not_get_there_is_found(
+    tmp_path: Path, before: int, flipped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Written(tmp_path, before, flipped, monkeypatch)
+    assert not written.is_of(written.source, written.order)
+
+
+def test_rows_of_another_place_or_order_are_not_known(
+    tmp_path: Path, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the output says where its rows are; what was planned counts for nothing."""
+    written = Written(tmp_path, before, None, monkeypatch)
+    first, second, *rest = written.order
+    assert not written.is_of(written.source, (second, first, *rest))
+    other = tmp_path / "other"
+    other.mkdir()
+    data = written.source.extents[0].path.read_bytes()[13:]
+    twin = stored(other, data, written.source.layout, F32)
+    assert written.is_of(twin, written.order), "the same bytes elsewhere"
+    changed = stored(other, data[:-1] + bytes([data[-1] ^ 1]), written.source.layout, F32)
+    assert not written.is_of(changed, written.order)

@@ -3,7 +3,8 @@
 The thread that copies reads back what it wrote and compares it while a cache still has both. Whoever then holds the
 output against its source asks about the two places that the output's own reader leads to: bytes that were copied from
 just there need not be read again. So it is with rows in memory, for whoever still has the very memory that they were
-written from. What came from elsewhere or is stored otherwise is not known here.
+written from, and with rows that only changed places, for whoever looks for those of the same places in the same order.
+What came from elsewhere or is stored otherwise is not known here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from weakref import ref
 
+from ckconv.engine.rowmoves import Moved
 from ckconv.lazy import NamedTuple
 
 #: Bytes that are copied at once: those of both files, what is written and what is read back stay in a cache.
@@ -43,19 +45,19 @@ class Copy(NamedTuple):
 
     Attributes:
         place: where they are, counted as :class:`ckconv.engine.following.Growth` does.
-        source, offset: the file or the memory that they came from, and where they are in it.
+        source, offset: the file, the moved rows or the memory that they came from, and where they are in it.
     """
 
     place: int
     nbytes: int
-    source: Path | Made
+    source: Path | Moved | Made
     offset: int
 
     def is_of(self, source: object) -> bool:
-        """They came from this file, or from this memory."""
+        """They came from this file, from these rows, or from this memory."""
         if isinstance(self.source, Made):
             return self.source.is_of(source)
-        return isinstance(source, Path) and self.source == source
+        return isinstance(source, (Path, Moved)) and self.source == source
 
 
 def noted(copies: list[Copy], copy: Copy) -> None:
@@ -85,12 +87,16 @@ class Copies:
         What lies before ``place`` is forgotten.
 
         Args:
-            source: a file or memory.
+            source: a file, moved rows, or memory.
             nbytes: that are asked about; no more of them are said.
         """
-        with suppress(IndexError):  # there is none, or it was forgotten meanwhile
-            while (found := self._known[0]).place + found.nbytes <= place:
-                self._known.popleft()
-            if found.place <= place and found.is_of(source) and found.offset + place - found.place == offset:
-                return min(nbytes, found.place + found.nbytes - place)
-        return 0
+        known = 0
+        with suppress(IndexError):  # there is no other, or it was forgotten meanwhile
+            while known < nbytes:
+                while (found := self._known[0]).place + found.nbytes <= place + known:
+                    self._known.popleft()
+                within = place + known - found.place
+                if within < 0 or not found.is_of(source) or found.offset + within != offset + known:
+                    break
+                known += found.nbytes - within
+        return min(nbytes, known)

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from ckconv.engine.copies import BLOCK_BYTES, Copies, Copy, Made, noted
+from ckconv.engine.rowmoves import Moved
 from ckconv.engine.store import Store
 from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError, unreadable
@@ -96,14 +97,14 @@ class Pipeline:
             progress: called with the number of bytes just appended.
             buffers, buffer_bytes: the ring.
             followers: work with what is in the file while more is written; not for a pipe.
-            copies: hear of what was copied and read back; not for a pipe.
+            copies: hear of what was copied or moved and read back; not for a pipe.
             place: where the first byte goes, as they count.
         """
         self._store = Store(fd, offset, seekable=seekable) if fd is not None else None
         self._progress = progress
         self.to_file = fd is not None and seekable
         self._copies, self._place = copies, place
-        #: What is in the buffer of other files.
+        #: What is in the buffer of other files, or of moved rows.
         self._copied: list[Copy] = []
         self._bytes = BLOCK_BYTES if copies is not None else buffer_bytes
         # Whole pages: a copy to or from memory that starts inside a cache line costs a third more processor time.
@@ -168,28 +169,38 @@ class Pipeline:
                     tensor=tensor or None,
                     offset=offset + done,
                 )
-            if self._copies is not None:
-                noted(self._copied, Copy(self._place + self._position, got, path, offset + done))
+            self._note(got, path, offset + done)
             done += got
             self.advance(got)
 
-    def put(self, data: Buffer) -> None:
-        """Append the bytes of a contiguous buffer; the caller may use it again."""
+    def put(self, data: Buffer, moved: Moved | None = None, offset: int = 0) -> None:
+        """Append the bytes of a contiguous buffer; the caller may use it again.
+
+        Args:
+            moved: rows of which these are the bytes from ``offset`` on.
+        """
         view = memoryview(data)
         if not view.nbytes:  # an empty array of two dimensions has no flat view
             return
-        view = view.cast("B")
+        view, done = view.cast("B"), 0
         if self.to_file and len(view) >= self._bytes:  # a copy less
             self._submit()
-            while len(view) >= self._bytes:
-                self._append(view[: self._bytes])
-                view = view[self._bytes :]
-        while len(view):
+            while len(view) - done >= self._bytes:
+                self._note(self._bytes, moved, offset + done)
+                self._append(view[done : done + self._bytes])
+                done += self._bytes
+        while done < len(view):
             free = self.writable()
-            taken = min(len(free), len(view))
-            free[:taken] = view[:taken]
-            view = view[taken:]
+            taken = min(len(free), len(view) - done)
+            free[:taken] = view[done : done + taken]
+            self._note(taken, moved, offset + done)
+            done += taken
             self.advance(taken)
+
+    def _note(self, nbytes: int, source: Path | Moved | None, offset: int) -> None:
+        """Where the next bytes come from, if anybody is going to ask."""
+        if source is not None and self._copies is not None:
+            noted(self._copied, Copy(self._place + self._position, nbytes, source, offset))
 
     def place(self, data: Buffer, position: int, *, known: bool = False) -> Placed:
         """Write bytes of a file where they belong, behind all that was appended, in any order and in any thread.

@@ -31,6 +31,7 @@ from ckconv.system import read_at
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from ckconv.engine.rowmoves import Moved
     from ckconv.formats.destination import Destination
     from ckconv.output.streamed import SideFile
     from ckconv.plan.container import Frame
@@ -79,7 +80,7 @@ class Held:
         """SHA-256 of everything that came."""
         return self._digest.digest()
 
-    def put(self, data: Buffer) -> None:
+    def put(self, data: Buffer, moved: Moved | None = None, offset: int = 0) -> None:
         """These bytes come next.
 
         Raises:

@@ -6,19 +6,39 @@ verifying the most common conversion has to wait for numpy to be imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ckconv.io.files import CHUNK, Files
+from ckconv.io.files import CHUNK, Files, runs
+from ckconv.lazy import NamedTuple
 
 if TYPE_CHECKING:
-    from ckconv.core.tensors import Tensor
+    from ckconv.core.tensors import Extent, Tensor
 
 #: A head with more bytes is moved piece by piece, by what computes with rows.
 MAX_HEAD_BYTES = CHUNK
 
 #: Rows that are moved at once: where each of them goes is worked out before.
 MAX_ROWS = 1 << 14
+
+
+class Moved(NamedTuple):
+    """What :func:`moved_chunks` makes of a tensor: equal for those of the same bytes in the same order.
+
+    Attributes:
+        extents: of the source's stored bytes.
+        row_bytes: of one row.
+        order: see :func:`row_order`.
+    """
+
+    extents: tuple[Extent, ...]
+    row_bytes: int
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, source: Tensor, order: tuple[int, ...]) -> Moved:
+        """The rows of ``source`` in this order."""
+        return cls(source.extents, source.dtype.nbytes(source.layout.cols), order)
 
 
 def row_order(source: Tensor, target: Tensor) -> tuple[int, ...] | None:
@@ -65,3 +85,38 @@ def moved_chunks(source: Tensor, order: tuple[int, ...], files: Files) -> Iterat
         for here, there in slices[: nbytes // row_bytes]:
             moved[here] = stored[there]
         yield moved[:nbytes]
+
+
+def same_moved(
+    tensor: Tensor, source: Tensor, order: tuple[int, ...], files: Files, told: Callable[[int], None]
+) -> bool:
+    """The stored bytes of ``tensor`` are the rows of ``source`` in this order.
+
+    Args:
+        told: called with the bytes of ``tensor`` just compared.
+    """
+    if _known(tensor, Moved.of(source, order), files):
+        told(tensor.nbytes)
+        return True
+    mine, start = bytearray(), 0
+    for moved in moved_chunks(source, order, files):
+        if len(mine) != len(moved):
+            mine = bytearray(len(moved))
+        files.read_run(tensor.extents, start, mine)
+        start += len(moved)
+        told(len(moved))
+        if mine != moved:  # a bytearray first: comparing views goes byte by byte
+            return False
+    return True
+
+
+def _known(tensor: Tensor, rows: Moved, files: Files) -> bool:
+    """All of it was written from these rows, and read back."""
+    done = 0
+    for path, offset, left in runs(tensor):
+        while left:
+            known = files.known_same(path, offset, rows, done, left)
+            if not known:
+                return False
+            offset, done, left = offset + known, done + known, left - known
+    return True

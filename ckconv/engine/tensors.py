@@ -28,7 +28,7 @@ from ckconv.core.tensors import (
 from ckconv.core.towers import PREFIX
 from ckconv.engine.configs import parameter_differences
 from ckconv.engine.reread import check_checksums
-from ckconv.engine.rowmoves import moved_chunks, row_order
+from ckconv.engine.rowmoves import row_order, same_moved
 from ckconv.errors import VerifyError, listed
 from ckconv.families.tied_head import as_head
 from ckconv.families.towers import tower_family
@@ -248,7 +248,7 @@ class _Comparison:
         if alike and self.files.are_same(paired_runs(tensor, twin), told):
             return []
         order = row_order(twin, tensor)
-        if order is not None and self._same_moved(tensor, twin, order):
+        if order is not None and same_moved(tensor, twin, order, self.files, told):
             return []
         # Importing what computes with rows takes a while, in which the checksum gets ahead.
         from ckconv.io.rowcompare import wrong_rows
@@ -264,18 +264,6 @@ class _Comparison:
             which = f"{len(wrong):,} of {tensor.layout.rows:,} {unit}s, from {wrong[0]:,} on, are"
         text = f"{label} differs from {twin.source}: {which} not what the source holds"
         return [Fault("verify.tensor", text, tensor.source)]
-
-    def _same_moved(self, tensor: Tensor, twin: Tensor, order: tuple[int, ...]) -> bool:
-        mine, start = bytearray(), 0
-        for moved in moved_chunks(twin, order, self.files):
-            if len(mine) != len(moved):
-                mine = bytearray(len(moved))
-            self.files.read_run(tensor.extents, start, mine)
-            start += len(moved)
-            self.progress(len(moved), tensor.name)
-            if mine != moved:  # a bytearray first: comparing views goes byte by byte
-                return False
-        return True
 
     def _follows(self, tensor: Tensor) -> bool:
         """The factors of Llama 3's RoPE, which the source's configuration says instead of a tensor."""

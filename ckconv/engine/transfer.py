@@ -13,7 +13,7 @@ from ckconv.core.tensors import Extent
 from ckconv.engine.following import Growth, Telling
 from ckconv.engine.losses import Losses
 from ckconv.engine.pipeline import Pipeline
-from ckconv.engine.rowmoves import moved_chunks, row_order
+from ckconv.engine.rowmoves import Moved, moved_chunks, row_order
 from ckconv.engine.writeback import Disk, WriteBehind
 from ckconv.errors import OutputError, UnsupportedError, UsageError, VerifyError
 from ckconv.io.files import Files
@@ -70,8 +70,8 @@ class Sink(Protocol):
     def position(self) -> int:
         """Bytes appended so far."""
 
-    def put(self, data: Buffer) -> None:
-        """Append the bytes of a buffer."""
+    def put(self, data: Buffer, moved: Moved | None = None, offset: int = 0) -> None:
+        """Append the bytes of a buffer, which are those of moved rows from ``offset`` on, if any are named."""
 
     def copy(self, fd: int, offset: int, nbytes: int, *, path: Path, tensor: str = "") -> None:
         """Append bytes of another file."""
@@ -156,8 +156,10 @@ def _run_step(step: Step, files: Files, pipeline: Sink, losses: Losses, tiles: T
         return
     order = row_order(step.source, step.target) if step.action is Action.COPY and not step.runs else None
     if order is not None:
-        for moved in moved_chunks(step.source, order, files):
-            pipeline.put(moved)
+        rows, done = Moved.of(step.source, order), 0
+        for chunk in moved_chunks(step.source, order, files):
+            pipeline.put(chunk, rows, done)
+            done += len(chunk)
         return
     _convert(step, files, pipeline, losses, tiles)
 

@@ -211,7 +211,7 @@ class Files:
         """How many of the bytes at the two places are known to be the same, without looking; 0 if it is not known.
 
         Args:
-            other: another file, or memory.
+            other: another file, memory, or what else stands for bytes.
         """
         return 0
 
