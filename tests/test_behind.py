@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -12,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckconv.core.tensors import Extent
-from ckconv.engine import behind, following, reread
+from ckconv.engine import behind, following, handed, reread
 from ckconv.engine.behind import Behind
-from ckconv.engine.following import AbandonedError, Following, Growth, Mark
+from ckconv.engine.copies import BLOCK_BYTES
+from ckconv.engine.following import Following, Growth
+from ckconv.engine.handed import Block, Handed
+from ckconv.engine.pace import AbandonedError, Mark
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.reread import FileHash
 from ckconv.errors import InputError, OutputError
@@ -27,8 +31,7 @@ SMALL = 16 << 10
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of a few pages."""
-    monkeypatch.setattr(behind, "_MOST", SMALL)
-    monkeypatch.setattr(behind, "_FIRST", 1 << 10)
+    monkeypatch.setattr(behind, "STEP", SMALL)
     monkeypatch.setattr(reread, "HASHED_AT_ONCE", 3000)
 
 
@@ -108,6 +111,73 @@ def test_files_are_hashed_while_they_are_written(tmp_path: Path, small: None) ->
         hashing.stop()
 
 
+def test_blocks_that_are_handed_over_are_hashed_between_what_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the file is something else than what is handed: so it is seen which of the two is hashed."""
+    monkeypatch.setattr(handed, "SMALLEST", 10)
+    path, blocks = written(tmp_path, b"head" + b"f" * 100), {4: b"a" * 20, 24: b"b" * 9, 50: b"c" * 30}
+    extent = Extent(path, 0, 104)
+    growth = Growth([Extent(path, 4, 100)])
+    begun = SimpleQueue[None]()
+    begin = Handed.begin
+    monkeypatch.setattr(Handed, "begin", lambda self: (begin(self), begun.put(None)))
+    hashing = Behind([extent], growth, open_regular)
+    try:
+        begun.get()
+        for offset, data in blocks.items():
+            memory = growth.handed.borrow()
+            memory[: len(data)] = data
+            block = Block(growth.place(path, offset), memoryview(memory)[: len(data)], memory)
+            growth.handed.hand(block, lambda: None)
+        growth.tell(path, 104)
+        expected = b"head" + blocks[4] + b"f" * 26 + blocks[50] + b"f" * 24
+        assert hashing.digest(extent) == digest(expected)
+    finally:
+        hashing.stop()
+
+
+def test_whoever_hands_waits_for_whoever_hashes_and_for_nobody_when_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handed, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(handed, "SMALLEST", 50)
+    blocks, told = Handed(), []
+
+    def hand(place: int) -> None:
+        memory = blocks.borrow()
+        blocks.hand(Block(place, memoryview(memory), memory), lambda: told.append(place))
+
+    for place in range(0, 1000, 100):
+        hand(place)  # nobody hashes
+    assert (blocks.next(0), told, len(blocks._spare)) == (None, [], handed.RESTING + 1)
+    blocks.begin()
+    for place in range(0, 100 * handed.WAITING, 100):
+        hand(place)
+    assert told == []
+    ends = threading.Timer(0.05, blocks.end)
+    ends.start()
+    hand(400)
+    ends.join()
+    assert (told, blocks.next(0)) == ([400], None)
+    hand(500)  # and nobody hashes again
+
+
+def test_memory_that_was_just_hashed_is_not_the_first_to_be_filled_again() -> None:
+    blocks = Handed()
+    blocks.begin()
+    seen = []
+    for place in range(0, 20 * BLOCK_BYTES, BLOCK_BYTES):
+        memory = blocks.borrow()
+        seen.append(id(memory))
+        blocks.hand(Block(place, memoryview(memory), memory), lambda: None)
+        found = blocks.next(place)
+        assert found is not None
+        blocks.done(found)
+    assert len(set(seen)) == handed.RESTING + 1
+    assert all(one not in seen[n + 1 : n + handed.RESTING + 1] for n, one in enumerate(seen))
+
+
 def test_who_hashes_ends_when_he_is_stopped_or_nobody_writes(tmp_path: Path) -> None:
     path = written(tmp_path, bytes(100))
     growth = Growth([Extent(path, 0, 100)])
@@ -138,7 +208,7 @@ def test_what_cannot_be_hashed_is_an_error_of_its_file(tmp_path: Path) -> None:
 def test_who_looks_and_fails_leaves_nobody_waiting_for_him(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who hashes waits for more than the writer may write before it is looked at."""
     monkeypatch.setattr(following, "LEAD", 1 << 10)
-    monkeypatch.setattr(behind, "_FIRST", 1 << 19)
+    monkeypatch.setattr(behind, "STEP", 1 << 19)
     path = written(tmp_path, bytes(1 << 20))
     extent = Extent(path, 0, 1 << 20)
     growth, begun = Growth([extent]), SimpleQueue[None]()

@@ -1,8 +1,8 @@
 """What was copied from where, as the thread that writes says it to the one that looks."""
 
-import errno
 import hashlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +12,13 @@ from conftest import FIXTURES
 
 import ckconv
 from ckconv.core.tensors import Extent
+from ckconv.engine import handed, store
 from ckconv.engine.copies import BLOCK_BYTES, Copies, Copy, Made, noted
 from ckconv.engine.following import Following, Growth, Telling
+from ckconv.engine.handed import Handed
+from ckconv.engine.lookback import PLACED_AT_ONCE, LookBack
 from ckconv.engine.pipeline import Pipeline
-from ckconv.engine.readonce import ReadOnce
-from ckconv.engine.reread import FileHash
+from ckconv.engine.readonce import RUN_BYTES, ReadOnce
 from ckconv.engine.store import Store
 from ckconv.errors import OutputError
 from ckconv.io.files import CHUNK
@@ -115,9 +117,8 @@ def test_who_follows_hashes_and_compares_what_is_in_the_file(
     fd, read = os.open(target, os.O_RDWR), os.open(source, os.O_RDONLY)
     try:
         with Following(growth, look) as following:
-            place = growth.place(target, begin)
-            followers = [Telling(growth, target, begin)]
-            with Pipeline(fd, offset=begin, followers=followers, copies=growth.copies, place=place) as pipeline:
+            back = LookBack(growth.copies, growth.handed, growth.place(target, begin))
+            with Pipeline(fd, offset=begin, followers=[Telling(growth, target, begin)], back=back) as pipeline:
                 pipeline.copy(read, 0, len(data), path=source)
                 pipeline.finish()
             same, digest = following.result()
@@ -144,7 +145,9 @@ def test_bytes_that_were_read_back_as_they_were_meant_are_not_read_again(
     try:
         with (
             Following(growth, look) as following,
-            Pipeline(fd, followers=[Telling(growth, target, 0)], copies=growth.copies) as pipeline,
+            Pipeline(
+                fd, followers=[Telling(growth, target, 0)], back=LookBack(growth.copies, growth.handed)
+            ) as pipeline,
         ):
             pipeline.copy(read, 0, len(data), path=source)
             pipeline.finish()
@@ -154,67 +157,47 @@ def test_bytes_that_were_read_back_as_they_were_meant_are_not_read_again(
         os.close(read)
 
 
-def test_of_files_that_were_read_none_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-    closed: list[int] = []
-    duplicate, close = os.dup, FileHash.close
-
-    def dup(fd: int) -> int:
-        made.append(duplicate(fd))
-        return made[-1]
-
-    def closes(hashing: FileHash) -> None:
-        closed.append(hashing._fd)
-        close(hashing)
-
-    monkeypatch.setattr("ckconv.engine.readonce.os.dup", dup)
-    monkeypatch.setattr(FileHash, "close", closes)
-    data = os.urandom(3 * CHUNK)
+def test_of_files_that_were_read_none_is_held(tmp_path: Path) -> None:
+    data = os.urandom(3 * RUN_BYTES)
     extents = [Extent(tmp_path / f"{number}", 0, len(data)) for number in range(20)]
     for extent in extents:
         extent.path.write_bytes(data)
-    still_open = []
+    held = []
     with ReadOnce(hashed=extents) as files:
         for extent in extents:
             assert files.stores([extent], 0, memoryview(data))
-            still_open.append(len(made) - len(closed))
+            held.append(sum(bool(reading._held) for reading in files._readings.values()))
         assert files.stores(extents[:1], 0, memoryview(data))  # it is read again
         assert [files.digest(extent) for extent in extents] == [hashlib.sha256(data).digest()] * len(extents)
-    assert still_open == [1] * len(extents)
-    assert len(made) == len(closed) == len(extents)
-
-
-def test_a_digest_that_failed_before_others_began_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    extents = [Extent(tmp_path / name, 0, 3 * CHUNK) for name in "ab"]
-    for extent in extents:
-        extent.path.write_bytes(bytes(3 * CHUNK))
-    first = extents[0].path.stat().st_ino
-    reads = FileHash.read_to
-
-    def fails(hashing: FileHash, until: int) -> None:
-        if os.fstat(hashing._fd).st_ino == first:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        reads(hashing, until)
-
-    monkeypatch.setattr(FileHash, "read_to", fails)
-    with ReadOnce(hashed=extents) as files:
-        for extent in extents:
-            assert files.stores([extent], 0, memoryview(bytes(3 * CHUNK)))
-        with pytest.raises(OutputError, match="cannot be read"):
-            files.digest(extents[0])
+        assert not any(reading._held for reading in files._readings.values())
+    assert held == [1] * len(extents)
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_what_nobody_compares_is_not_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: bool) -> None:
-    real, blocks = Store.has, []
+def test_what_is_written_is_read_back_whoever_compares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: bool
+) -> None:
+    """The digest is of what is in the file."""
+    read, write = Store.read, store.write_some
+    spoilt = threading.Event()
 
-    def has(self: Store, data: memoryview, start: int) -> bool:
-        blocks.append(start)
-        return real(self, data, start)
+    def reads(self: Store, buffer: memoryview, position: int) -> bool:
+        found = read(self, buffer, position)
+        if len(buffer) > 1000:
+            spoilt.set()
+            buffer[500] ^= 1  # as if the file had it
+        return found
 
-    monkeypatch.setattr(Store, "has", has)
-    ckconv.convert(FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf", tmp_path / "m.gguf", verify=verify)
-    assert bool(blocks) is verify
+    monkeypatch.setattr(Store, "read", reads)
+    monkeypatch.setattr(handed, "SMALLEST", 1)
+    begun = threading.Event()
+    begin = Handed.begin
+    monkeypatch.setattr(Handed, "begin", lambda self: (begin(self), begun.set()))
+    monkeypatch.setattr(store, "write_some", lambda *given: (begun.wait(10), write(*given))[1])
+    target = tmp_path / "m.gguf"
+    report = ckconv.convert(FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf", target, verify=verify)
+    assert spoilt.is_set()
+    assert report.sha256 != hashlib.sha256(target.read_bytes()).digest().hex()
 
 
 def test_memory_is_known_as_long_as_it_is_there() -> None:
@@ -230,13 +213,15 @@ def test_memory_is_known_as_long_as_it_is_there() -> None:
     assert copies.same(8192, np.zeros(3 * 4096, np.uint8), 8192, 10_000) == 0
 
 
-@pytest.mark.parametrize("flipped", [None, 5, BLOCK_BYTES + 7])
+@pytest.mark.parametrize("flipped", [None, 5, PLACED_AT_ONCE + 7])
 @pytest.mark.parametrize("known", [True, False])
 def test_rows_are_placed_in_any_order_and_counted_in_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool, flipped: int | None
 ) -> None:
     """Two arrays, the second one written first; what the file has otherwise than it was meant is not known."""
-    one, other = (np.frombuffer(os.urandom(n), np.uint8).reshape(2, -1) for n in (2 * BLOCK_BYTES, BLOCK_BYTES // 2))
+    one, other = (
+        np.frombuffer(os.urandom(n), np.uint8).reshape(2, -1) for n in (2 * PLACED_AT_ONCE, PLACED_AT_ONCE // 2)
+    )
     wrong = one.tobytes() + other.tobytes()
     if flipped is not None:
         wrong = wrong[:flipped] + bytes([wrong[flipped] ^ 1]) + wrong[flipped + 1 :]
@@ -250,7 +235,9 @@ def test_rows_are_placed_in_any_order_and_counted_in_theirs(
     monkeypatch.setattr("ckconv.engine.store.write_some", write)
     fd = os.open(target, os.O_RDWR | os.O_CREAT)
     try:
-        with Pipeline(fd, followers=[Telling(growth, target, 0)], copies=growth.copies) as pipeline:
+        with Pipeline(
+            fd, followers=[Telling(growth, target, 0)], back=LookBack(growth.copies, growth.handed)
+        ) as pipeline:
             pipeline.put(bytes(head))
             late = pipeline.place(other, head + one.nbytes, known=known)
             early = pipeline.place(one, head, known=known)
@@ -266,10 +253,10 @@ def test_rows_are_placed_in_any_order_and_counted_in_theirs(
     if not known:
         expected = [0, 0, 0]
     else:
-        expected = [0 if flipped == 5 else 100, 0 if flipped not in (None, 5) else BLOCK_BYTES, other.nbytes]
+        expected = [0 if flipped == 5 else 100, 0 if flipped not in (None, 5) else PLACED_AT_ONCE, other.nbytes]
     assert [
         min(growth.same(target, head, one, 0, 100), 100),
-        growth.same(target, head + BLOCK_BYTES, one, BLOCK_BYTES, one.nbytes),
+        growth.same(target, head + PLACED_AT_ONCE, one, PLACED_AT_ONCE, one.nbytes),
         growth.same(target, head + one.nbytes, other, 0, one.nbytes),
     ] == expected
 
@@ -290,7 +277,9 @@ def test_rows_that_were_read_back_as_they_were_meant_are_not_read_again(
     try:
         with (
             Following(growth, look) as following,
-            Pipeline(fd, followers=[Telling(growth, target, 0)], copies=growth.copies) as pipeline,
+            Pipeline(
+                fd, followers=[Telling(growth, target, 0)], back=LookBack(growth.copies, growth.handed)
+            ) as pipeline,
         ):
             pipeline.take(pipeline.place(rows, 0, known=True))
             pipeline.finish()
@@ -314,7 +303,7 @@ def test_what_is_placed_too_late_is_not_written_to_the_file_that_has_the_number_
     """A thread that nobody waits for any more, as a signal came while somebody did."""
     fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
     try:
-        with Pipeline(fd, copies=Copies()) as pipeline:
+        with Pipeline(fd, back=LookBack(Copies(), Handed())) as pipeline:
             pipeline.take(pipeline.place(b"meant", 0))
         with pytest.raises(OutputError):
             pipeline.place(b"other", 0)
@@ -330,12 +319,18 @@ def test_threads_that_read_back_at_once_do_not_share_memory(tmp_path: Path) -> N
         def __bool__(self) -> bool:
             return True
 
+    class Kept(Store):
+        def write(self, data: memoryview, position: int) -> None:
+            """Nothing changes."""
+
     (tmp_path / "out").write_bytes(b"rows")
     fd = os.open(tmp_path / "out", os.O_RDONLY)
     try:
-        store = Store(fd, 0, seekable=True)
-        store._spare = Emptied()
-        assert [store.has(memoryview(data), 0) for data in (b"rows", b"rose")] == [True, False]
-        assert len(store._spare) == 1
+        back = LookBack(Copies(), Handed())
+        back._spare = Emptied()
+        for data in (b"rows", b"rose"):
+            rows = np.frombuffer(data, np.uint8)
+            assert bool(back.place(Kept(fd, 0, seekable=True), memoryview(rows), 0, Made(rows))) is (data == b"rows")
+        assert len(back._spare) == 1
     finally:
         os.close(fd)

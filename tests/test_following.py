@@ -11,7 +11,8 @@ import pytest
 
 from ckconv.core.tensors import Extent
 from ckconv.engine import following
-from ckconv.engine.following import LEAD, AbandonedError, Following, Growth
+from ckconv.engine.following import LEAD, Following, Growth
+from ckconv.engine.pace import AbandonedError
 from ckconv.engine.workers import Stage
 from ckconv.errors import Interrupted
 

@@ -31,7 +31,7 @@ from ckconv.plan.steps import OutputFile
 from ckconv.signals import interruptible
 
 #: ``jobs`` -> lanes of an output of many files.
-ONE, THREE = 2, 6
+ONE, THREE = 1, 3
 
 CONVERSIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a copy": ("", "safetensors", {"max_shard_bytes": 60_000}),

@@ -18,6 +18,7 @@ from ckconv.core.tensors import Extent, Tensor
 from ckconv.engine import rowmoves
 from ckconv.engine.copies import BLOCK_BYTES
 from ckconv.engine.following import Growth, Telling
+from ckconv.engine.lookback import LookBack
 from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.rowmoves import Moved, moved_chunks, row_order, same_moved
@@ -130,7 +131,7 @@ def test_bytes(
 
 
 #: Heads of 384 KB, which fit into no whole number of blocks.
-HEADS, HEAD_ROWS, COLS = 5, 64, 1536
+HEADS, HEAD_ROWS, COLS = 13, 64, 1536
 
 
 class Written:
@@ -157,7 +158,9 @@ class Written:
         try:
             with (
                 Files() as files,
-                Pipeline(fd, followers=[Telling(growth, path, 0)], copies=growth.copies) as pipeline,
+                Pipeline(
+                    fd, followers=[Telling(growth, path, 0)], back=LookBack(growth.copies, growth.handed)
+                ) as pipeline,
             ):
                 pipeline.put(bytes(before))
                 rows, done = Moved.of(self.source, order), 0

@@ -12,14 +12,12 @@ from pathlib import Path
 
 from ckconv.core.tensors import Extent
 from ckconv.engine.following import Growth
+from ckconv.engine.handed import STEP
 from ckconv.engine.reread import FileHash
 from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError, unreadable
 from ckconv.output.regular import close_unwritten
 from ckconv.system import reads_what_is_cached
-
-#: Bytes that are waited for at first; then twice as many, up to the most.
-_FIRST, _MOST = 1 << 20, 16 << 20
 
 
 class Behind:
@@ -62,6 +60,7 @@ class Behind:
         self._stage.wait()
 
     def _run(self) -> None:
+        self._growth.handed.begin()
         try:
             for extent in self._extents:
                 fd, _ = self._opened(extent.path)
@@ -76,11 +75,21 @@ class Behind:
             self._growth.unhashed()
 
     def _hashed(self, hashing: FileHash, extent: Extent) -> bytes:
-        until, step = 0, _FIRST
-        while until < extent.nbytes:
-            until, step = min(extent.nbytes, until + step), min(2 * step, _MOST)
-            self._growth.wait_for(extent.path, extent.offset + until, hashing=True)
-            hashing.read_to(until)
-            if hashing.nbytes < until:
-                raise OutputError("input.changed", "the file ends early: it has changed", path=extent.path)
+        """What was handed over is hashed as it is, all else is read."""
+        path, growth = extent.path, self._growth
+        until = 0
+        while (at := hashing.nbytes) < extent.nbytes:
+            if at >= until:
+                until = min(extent.nbytes, at + STEP)
+                growth.wait_for(path, extent.offset + until, hashing=True)
+            place = growth.place(path, extent.offset + at)
+            block = growth.handed.next(place)
+            if block is not None and block.place <= place:
+                hashing.add(block.bytes[place - block.place :])
+                growth.handed.done(block)
+                continue
+            stop = until if block is None else min(until, at + block.place - place)
+            hashing.read_to(stop)
+            if hashing.nbytes < stop:
+                raise OutputError("input.changed", "the file ends early: it has changed", path=path)
         return hashing.digest

@@ -20,7 +20,7 @@ from ckconv.engine.rowmoves import Moved
 from ckconv.lazy import NamedTuple
 
 #: Bytes that are copied at once: those of both files, what is written and what is read back stay in a cache.
-BLOCK_BYTES = 512 << 10
+BLOCK_BYTES = 2 << 20
 
 #: To remember where fewer bytes came from takes longer than to read them again.
 SMALLEST = 4 << 10

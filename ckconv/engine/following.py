@@ -8,16 +8,16 @@ it, and the writer for whoever is far behind.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ckconv.core.tensors import Extent
 from ckconv.engine.copies import Copies
+from ckconv.engine.handed import Handed
+from ckconv.engine.pace import Pace
 from ckconv.engine.workers import Stage
 from ckconv.errors import Interrupted
 from ckconv.signals import deferred, settling
@@ -39,97 +39,22 @@ ASKED_AT_ONCE = 32 << 20
 T = TypeVar("T")
 
 
-class AbandonedError(Exception):
-    """What is waited for will not come: who waits is to end."""
-
-
-class Mark:
-    """A number that one thread sets and another one waits for."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-        self.ended = False
-        #: The least number for which somebody is to be woken.
-        self._awaited = math.inf
-        self._woken: SimpleQueue[None] = SimpleQueue()
-
-    def set(self, value: float) -> None:
-        """Never waits."""
-        self.value = value
-        if value >= self._awaited:
-            self._awaited = math.inf
-            self._woken.put(None)
-
-    def end(self) -> None:
-        """Nobody waits any more, whatever is set later; nor who was to be woken when a signal broke off :meth:`set`."""
-        self.ended = True
-        self._woken.put(None)
-
-    def wait(self, least: float) -> None:
-        """Until the number is at least this."""
-        while self.value < least and not self.ended:
-            self._awaited = least
-            if self.value < least and not self.ended:  # it may have been set before anybody knew that it is awaited
-                self._woken.get()
-
-
-class Pace:
-    """How far a writer is, and what somebody waits for who follows: neither leaves the other far behind."""
-
-    def __init__(self, lead: int) -> None:
-        """Nothing is written, and nobody follows.
-
-        Args:
-            lead: bytes behind what is waited for that may be written.
-        """
-        self._lead = lead
-        self._written, self._wanted = Mark(0), Mark(math.inf)
-
-    def tell(self, place: int) -> None:
-        """What is before ``place`` is written. Waits while too much is for who follows."""
-        self._written.set(place)
-        self._wanted.wait(place - self._lead)
-
-    def wait(self, place: int) -> None:
-        """Until what is before ``place`` is written.
-
-        Raises:
-            AbandonedError: nobody writes it, or who follows is to end.
-        """
-        self._wanted.set(place)
-        self.wait_aside(place)
-
-    def wait_aside(self, place: int) -> None:
-        """The same, and nobody waits for who does so."""
-        self._written.wait(place)
-        if self._written.ended:
-            raise AbandonedError
-
-    def unread(self) -> None:
-        """Nobody follows."""
-        self._wanted.end()
-
-    def abandon(self) -> None:
-        """Nobody writes any more, or who follows is to end."""
-        self._written.end()
-
-
 class Growth:
     """How far files are written, one after the other.
 
     A place in any of them is counted from the beginning of the first one.
     """
 
-    def __init__(self, payloads: Iterable[Extent], tiles: Tiles | None = None, *, compared: bool = True) -> None:
+    def __init__(self, payloads: Iterable[Extent], tiles: Tiles | None = None) -> None:
         """Nothing is written.
 
         Args:
             payloads: of each file, in order, what is going to be written; what is around it is there already.
             tiles: converted rows, handed from whoever writes them to whoever compares them.
-            compared: somebody does; else what is copied need not be read back at once.
         """
         self.tiles = tiles
-        self.copies = Copies() if compared else None
+        self.copies = Copies()
+        self.handed = Handed()
         self._payloads: dict[Path, tuple[Extent, int]] = {}
         self._end = 0
         for payload in payloads:
@@ -152,7 +77,7 @@ class Growth:
         Raises:
             AbandonedError: nobody writes them.
         """
-        if path not in self._payloads or self.copies is None:
+        if path not in self._payloads:
             return 0
         payload, base = self._payloads[path]
         if not 0 <= offset - payload.offset < payload.nbytes:
@@ -205,6 +130,7 @@ class Growth:
 
     def unhashed(self) -> None:
         """Nobody hashes anything any more: who waits to do so is to end."""
+        self.handed.end()
         self._hashing.unread()
         self._hashing.abandon()
 

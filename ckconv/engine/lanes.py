@@ -16,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from ckconv.engine.following import AbandonedError, Following, Growth
+from ckconv.engine.following import Following, Growth
 from ckconv.engine.losses import Losses
+from ckconv.engine.pace import AbandonedError
 from ckconv.engine.workers import Stage
 from ckconv.errors import CkconvError, Interrupted
 from ckconv.lazy import NamedTuple

@@ -16,7 +16,8 @@ from threading import Lock
 from typing import Any
 
 from ckconv.core.tensors import Extent
-from ckconv.engine.following import AbandonedError, Following, Growth
+from ckconv.engine.following import Following, Growth
+from ckconv.engine.pace import AbandonedError
 from ckconv.engine.pipeline import SMALLEST_HOLE
 from ckconv.engine.readback import check_frame
 from ckconv.engine.readonce import ReadOnce
@@ -164,7 +165,7 @@ def write_piece(
             allocate(fd, file.nbytes, holes)
             write_frames(alone, around, [fd], staged)
             tiles = tiles_for((step.action for step in file.steps), piece.jobs or 1) if piece.verify else None
-            growth = Growth([payload(file, frame, staged)], tiles, compared=piece.verify)
+            growth = Growth([payload(file, frame, staged)], tiles)
             reading = _Reading(plan, container, piece, growth, place)
             wanted = _Wanted(place, watcher, [time.monotonic()])
             with Files(plan.index.identities) as files, Following(growth, reading.read) as following:

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from ckconv.engine.copies import BLOCK_BYTES, Copies, Copy, Made, noted
+from ckconv.engine.copies import BLOCK_BYTES, Copy, Made
+from ckconv.engine.lookback import LookBack
 from ckconv.engine.rowmoves import Moved
 from ckconv.engine.store import Store
 from ckconv.engine.workers import Stage
@@ -85,8 +86,7 @@ class Pipeline:
         buffers: int = BUFFERS,
         buffer_bytes: int = BUFFER_BYTES,
         followers: Sequence[Follower] = (),
-        copies: Copies | None = None,
-        place: int = 0,
+        back: LookBack | None = None,
     ) -> None:
         """Describe the stream; a thread starts with the first byte, when the caller can already end it.
 
@@ -97,16 +97,13 @@ class Pipeline:
             progress: called with the number of bytes just appended.
             buffers, buffer_bytes: the ring.
             followers: work with what is in the file while more is written; not for a pipe.
-            copies: hear of what was copied or moved and read back; not for a pipe.
-            place: where the first byte goes, as they count.
+            back: reads what was written; not for a pipe.
         """
         self._store = Store(fd, offset, seekable=seekable) if fd is not None else None
         self._progress = progress
         self.to_file = fd is not None and seekable
-        self._copies, self._place = copies, place
-        #: What is in the buffer of other files, or of moved rows.
-        self._copied: list[Copy] = []
-        self._bytes = BLOCK_BYTES if copies is not None else buffer_bytes
+        self._back = back
+        self._bytes = BLOCK_BYTES if back is not None else buffer_bytes
         # Whole pages: a copy to or from memory that starts inside a cache line costs a third more processor time.
         self._ring = [memoryview(mmap.mmap(-1, self._bytes)) for _ in range(1 if self.to_file else buffers)]
         self._next, self._filled = 0, 0
@@ -198,9 +195,8 @@ class Pipeline:
             self.advance(taken)
 
     def _note(self, nbytes: int, source: Path | Moved | None, offset: int) -> None:
-        """Where the next bytes come from, if anybody is going to ask."""
-        if source is not None and self._copies is not None:
-            noted(self._copied, Copy(self._place + self._position, nbytes, source, offset))
+        if self._back is not None:
+            self._back.note(self._position, nbytes, source, offset)
 
     def place(self, data: Buffer, position: int, *, known: bool = False) -> Placed:
         """Write bytes of a file where they belong, behind all that was appended, in any order and in any thread.
@@ -211,15 +207,14 @@ class Pipeline:
         Raises:
             OutputError: ``output.write`` or ``output.space``.
         """
-        view, copies = memoryview(data), list[Copy]()
+        view = memoryview(data)
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        made = Made(data) if known and self._copies is not None else None
         assert self._store is not None
-        for start in range(0, len(view), self._bytes):
-            part = view[start : start + self._bytes]
-            self._store.write(part, position + start)
-            if made is not None and self._store.has(part, position + start):
-                noted(copies, Copy(self._place + position + start, len(part), made, start))
+        copies: list[Copy] = []
+        if self._back is None:
+            self._store.write(view, position)
+        else:
+            copies = self._back.place(self._store, view, position, Made(data) if known else None)
         return Placed(position, len(view), copies)
 
     def take(self, placed: Placed) -> None:
@@ -228,8 +223,8 @@ class Pipeline:
         if placed.position != self._position:
             raise AssertionError(f"bytes of {self._position:,} were placed at {placed.position:,}")
         check()
-        if placed.copies and self._copies is not None:
-            self._copies.add(placed.copies)
+        if self._back is not None:
+            self._back.taken(placed.copies)
         self.skip(placed.nbytes)
 
     def zeros(self, nbytes: int) -> None:
@@ -259,7 +254,7 @@ class Pipeline:
             BrokenPipeError: nobody reads what is written.
         """
         self._submit()
-        self._tell(0, all=True)
+        self._tell_all()
         self._end()
         if self._store is not None and self.to_file:
             self._store.reach(self._position)
@@ -325,11 +320,13 @@ class Pipeline:
         if self._store is None:
             return
         self._store.write(job, position)
-        if self._copied and self._copies is not None:
-            if self._store.has(job, position):  # what it has not is for whoever looks into the file
-                self._copies.add(self._copied)
-            self._copied = []
+        if self._back is not None:
+            self._back.written(self._store, job, position, self._tell_all)
         self._tell(len(job))
+
+    def _tell_all(self) -> None:
+        """Nobody waits for bytes of which he was not told."""
+        self._tell(0, all=True)
 
     def _tell(self, nbytes: int, *, all: bool = False) -> None:
         """Threads that wake each other for little wait for each other more than they work."""

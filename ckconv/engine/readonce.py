@@ -1,16 +1,14 @@
 """Files that are looked at and hashed in one pass: a thread hashes what somebody else has just looked at.
 
-The thread reads it itself, out of the system's cache: memory that one processor fills and another one hashes, again and
-again, costs both more than that. Only what comes from another machine is handed over, as it is not asked for twice.
-What is looked at in another order than that of the file is read again, too; and what is being written is hashed behind
-whoever writes it.
+It is handed the very memory, which goes round between the two as it does between who writes a file and who hashes it
+(:mod:`ckconv.engine.handed`). What is looked at in another order than that of the file is read again; and what is being
+written is hashed behind whoever writes it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import mmap
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,22 +18,20 @@ from typing import TYPE_CHECKING
 from ckconv.core.tensors import Extent, Identity
 from ckconv.engine.behind import Behind
 from ckconv.engine.following import Growth
-from ckconv.engine.reread import HASHED_AT_ONCE, FileHash
 from ckconv.engine.workers import Stage
-from ckconv.errors import OutputError, unreadable
 from ckconv.io.files import CHUNK, Files
 from ckconv.lazy import NamedTuple
-from ckconv.system import MAX_OPEN, is_elsewhere
+from ckconv.system import MAX_OPEN
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-#: Runs that may be looked at and not hashed yet: a cache of the system still has them.
-LAG = 16
+#: Bytes of a run.
+RUN_BYTES = 2 << 20
 
-#: Runs that are held where the thread is handed them: one is looked at while others are hashed.
-HELD = 4
+#: Runs that may be looked at and not hashed yet, and all that are held: the others are hashed, and filled again later.
+AHEAD, HELD = 2, 4
 
 
 class Run(NamedTuple):
@@ -52,19 +48,14 @@ class Reading:
         self,
         extent: Extent,
         read: Callable[[Path, int, memoryview], None],
-        fd: Callable[[Path], int],
     ) -> None:
-        self._extent, self._read, self._fd = extent, read, fd
+        self._extent, self._read = extent, read
         self._hash = hashlib.sha256()
-        self._behind: FileHash | None = None
         self._held: deque[Run] = deque()
         self._spare: list[memoryview] = []
         self._stage: Stage | None = None
-        #: Bytes that were looked at; of those, bytes of which the thread does not know yet.
-        self._until = self._unhashed = 0
-        #: The thread's, and its result, when it has ended.
-        self._error: BaseException | None = None
-        self._digest: bytes | None = None
+        #: Bytes that were looked at.
+        self._until = 0
 
     @property
     def begun(self) -> bool:
@@ -91,88 +82,40 @@ class Reading:
 
     def digest(self) -> bytes:
         """SHA-256 of the whole extent, of which the rest is read."""
-        if not self.over and self._extent.nbytes > CHUNK and self._stage is None:
-            self._stage = self._hashing()
         while not self.over:
-            if self._behind is None:
-                self._next()
-                continue
-            n = min(CHUNK, self._extent.nbytes - self._until)
-            self._until += n
-            self._hash_behind(n)
+            self._next()
         self.stop()
-        if self._error is not None:
-            raise self._error
-        return self._digest or self._hash.digest()
+        return self._hash.digest()
 
     def stop(self) -> None:
         """End the thread, and hold nothing any more: what is looked at again is read."""
         stage = self._stage
         if stage is not None:
-            if self._behind is not None and self._until < self._extent.nbytes:
-                self._behind.stopped = True
             stage.jobs.put(None)
             stage.wait()
-            self._stage, self._error = None, stage.error
-            if self._behind is not None:
-                self._behind.close()
-                self._digest = self._behind.digest
-                self._behind = None
+            self._stage = None
         self._held.clear()
         self._spare.clear()
 
     def _next(self) -> None:
-        handed = self._stage is not None and self._behind is None
-        if handed:
-            assert self._stage is not None
+        if self._stage is not None:
             self._stage.done.get()  # the run that is held longest is hashed
-        if len(self._held) == (HELD if handed else 1):
+        if len(self._held) == (1 if self._stage is None else HELD):
             self._spare.append(memoryview(self._held.popleft().bytes.obj))
         # Whole pages, see the pipeline's.
-        buffer = self._spare.pop() if self._spare else memoryview(mmap.mmap(-1, CHUNK))
+        buffer = self._spare.pop() if self._spare else memoryview(mmap.mmap(-1, RUN_BYTES))
         run = Run(self._extent.offset + self._until, buffer[: self._extent.nbytes - self._until])
         self._read(self._extent.path, run.offset, run.bytes)
         self._held.append(run)
         self._until += len(run.bytes)
-        if self._extent.nbytes <= CHUNK:
+        if self._extent.nbytes <= RUN_BYTES:
             self._hash.update(run.bytes)
             return
         if self._stage is None:
-            self._stage = self._hashing()
-        if self._behind is None:
-            self._stage.jobs.put(run.bytes)
-        else:
-            self._hash_behind(len(run.bytes))
-
-    def _hash_behind(self, nbytes: int) -> None:
-        """Threads that wake each other for little wait for each other more than they work."""
-        assert self._stage is not None
-        self._unhashed += nbytes
-        if self._unhashed >= HASHED_AT_ONCE or self._until == self._extent.nbytes:
-            self._stage.done.get()
-            self._stage.jobs.put(self._unhashed)
-            self._unhashed = 0
-
-    def _hashing(self) -> Stage:
-        fd = self._fd(self._extent.path)
-        if is_elsewhere(fd):
-            stage = Stage(lambda job, _: self._hash.update(job), HELD - 1)  # type: ignore[arg-type]
-        else:
-            self._behind = FileHash(os.dup(fd), self._extent.offset)
-            stage = Stage(self._follow, LAG)
-        stage.start()
-        return stage
-
-    def _follow(self, job: memoryview | int, position: int) -> None:
-        assert self._behind is not None
-        assert isinstance(job, int)
-        try:
-            self._behind.read_to(position + job)
-        except OSError as error:
-            raise unreadable(error, self._extent.path, doing="cannot be read") from error
-        if self._behind.nbytes < position + job and not self._behind.stopped:
-            message = "the file ends early: it has changed"
-            raise OutputError("input.changed", message, path=self._extent.path)
+            stage = Stage(lambda job, _: self._hash.update(job), AHEAD - 1)  # type: ignore[arg-type]
+            stage.start()
+            self._stage = stage
+        self._stage.jobs.put(run.bytes)
 
 
 class ReadOnce(Files):
@@ -195,7 +138,7 @@ class ReadOnce(Files):
         """
         super().__init__(known, growing, moved, most)
         read, wanted, grows = super().read_into, list(hashed), growing.paths if growing is not None else ()
-        self._readings = {extent: Reading(extent, read, self.fd) for extent in wanted if extent.path not in grows}
+        self._readings = {extent: Reading(extent, read) for extent in wanted if extent.path not in grows}
         self._of_path: dict[Path, list[Reading]] = {}
         for extent, reading in self._readings.items():
             self._of_path.setdefault(extent.path, []).append(reading)
@@ -220,7 +163,7 @@ class ReadOnce(Files):
         if run is None:
             return super().shown(path, offset, nbytes)
         within = offset - run.offset
-        return run.bytes[within : within + nbytes]
+        return run.bytes[within : within + min(nbytes, CHUNK)]
 
     def known_same(self, path: Path, offset: int, other: object, other_at: int, nbytes: int) -> int:
         """See :meth:`ckconv.io.files.Files.known_same`."""
@@ -248,7 +191,7 @@ class ReadOnce(Files):
         if self._behind is not None and self._behind.has(extent):
             return self._behind.digest(extent)
         if extent not in self._readings:
-            self._readings[extent] = Reading(extent, super().read_into, self.fd)
+            self._readings[extent] = Reading(extent, super().read_into)
         return self._readings[extent].digest()
 
     def __exit__(

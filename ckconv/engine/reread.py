@@ -49,6 +49,11 @@ class FileHash:
         """Close the descriptor, for whoever made one for this alone."""
         os.close(self._fd)
 
+    def add(self, data: memoryview) -> None:
+        """Hash bytes that were read already, and come next."""
+        self._hash.update(data)
+        self._hashed += len(data)
+
     def read_to(self, until: int) -> None:
         """Hash up to ``until`` bytes, or as far as the file goes.
 

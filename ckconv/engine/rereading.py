@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ckconv.core.tensors import Extent, TensorIndex
-from ckconv.engine.following import AbandonedError, Growth
+from ckconv.engine.following import Growth
 from ckconv.engine.lanes import Part, open_in
+from ckconv.engine.pace import AbandonedError
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.sides import seen_as
 from ckconv.engine.tensors import Compared, compare_tensors, within

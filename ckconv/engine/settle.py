@@ -33,9 +33,6 @@ from ckconv.plan.steps import Plan
 from ckconv.signals import deferred
 from ckconv.system import ELSEWHERE, THREADS, sync, write_at
 
-#: Processors that one lane keeps busy: one hashes while the other copies and compares.
-BUSY = 2
-
 
 class Written(NamedTuple):
     """One file of an output.
@@ -104,13 +101,13 @@ class Staged:
         plan, framed = self._plan, any(frame.header for frame in self._container.frames)
         if not THREADS or ELSEWHERE or framed or plan.restores or plan.errors is not None:
             return 1
-        return max(1, min(len(plan.files), made_at_once() // BUSY, MOST))
+        return max(1, min(len(plan.files), made_at_once(), MOST))
 
     def _lane(self, parts: Sequence[Part]) -> Lane[Read]:
         actions = (step.action for part in parts for step in part.file.steps)
         tiles = tiles_for(actions, self.jobs) if self._verify else None
         payloads = [payload(part.file, part.frame, part.place) for part in parts]
-        growth = Growth(payloads, tiles, compared=self._verify)
+        growth = Growth(payloads, tiles)
         return Lane(parts, growth, lambda: self._reading.read(parts, growth))
 
     def write(self, files: Files, watcher: Watcher) -> Losses:

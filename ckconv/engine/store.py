@@ -6,7 +6,6 @@ import _thread
 import os
 from contextlib import suppress
 
-from ckconv.engine.copies import BLOCK_BYTES
 from ckconv.errors import OutputError
 from ckconv.output.filesystem import write_code
 from ckconv.system import read_into, wait_for_reader, write_some
@@ -25,8 +24,6 @@ class Store:
         self._fd, self._base, self._seekable = fd, base, seekable
         #: A file system lets one thread at a time write to a file, and those that wait keep a processor busy.
         self._turn = _thread.allocate_lock()
-        #: Memory for what is read back, of as many threads as do so at once.
-        self._spare: list[bytearray] = []
 
     def write(self, data: memoryview, position: int) -> None:
         """Write ``data``, which begins at byte ``position`` of the stream.
@@ -55,22 +52,13 @@ class Store:
                 write_code(error), f"writing failed after {position:,} bytes: {error.strerror}", offset=position
             ) from error
 
-    def has(self, data: memoryview, position: int) -> bool:
-        """The file has these bytes there, ``BLOCK_BYTES`` at most; ``False`` also if it cannot be read."""
-        buffer, done = self._memory(), 0
-        stored = memoryview(buffer)[: len(data)]
+    def read(self, buffer: memoryview, position: int) -> bool:
+        """Fill ``buffer`` with what the file has there; ``False`` if it cannot be read, or ends before."""
+        done = 0
         with suppress(OSError):
-            while done < len(data) and (got := read_into(self._fd, stored[done:], self._base + position + done)):
+            while done < len(buffer) and (got := read_into(self._fd, buffer[done:], self._base + position + done)):
                 done += got
-        same = done == len(data) and buffer.startswith(data)  # two views would be compared byte by byte
-        self._spare.append(buffer)
-        return same
-
-    def _memory(self) -> bytearray:
-        try:
-            return self._spare.pop()
-        except IndexError:  # to look first would leave another thread time to take the last one
-            return bytearray(BLOCK_BYTES)
+        return done == len(buffer)
 
     def end(self) -> None:
         """Nothing is written any more: the descriptor is going to be closed, and another file may get its number."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ckconv.core.tensors import Extent
 from ckconv.engine.following import Growth, Telling
+from ckconv.engine.lookback import LookBack
 from ckconv.engine.losses import Losses
 from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.rowmoves import Moved, moved_chunks, row_order
@@ -269,9 +270,8 @@ def write_file(
     begin = payload(file, frame, place).offset
     followers = (WriteBehind(fd, disk), Telling(growth, place, begin))
     telling(begin + len(frame.epilogue))
-    with Pipeline(
-        fd, offset=begin, progress=telling, followers=followers, copies=growth.copies, place=growth.place(place, begin)
-    ) as pipeline:
+    back = LookBack(growth.copies, growth.handed, growth.place(place, begin))
+    with Pipeline(fd, offset=begin, progress=telling, followers=followers, back=back) as pipeline:
         stream(file, frame, begin, files, pipeline, telling, losses, growth.tiles)
         pipeline.finish()
     return losses

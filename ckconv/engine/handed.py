@@ -1,0 +1,116 @@
+"""What was read back of a file, handed to whoever hashes it.
+
+Whoever writes reads each block back at once. Whoever hashes takes it from there: to read it once more would take a
+fifth longer. Memory goes round between the two, and the processor that works on it waits for the other one's cache if
+that has just had it. So blocks are as large as such a cache, some wait to be hashed, and as many to be filled again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from ckconv.engine.copies import BLOCK_BYTES
+from ckconv.engine.pace import Mark
+from ckconv.lazy import NamedTuple
+
+#: Blocks that may be handed and not hashed yet.
+WAITING = 3
+
+#: Blocks that are hashed and not to be filled again yet.
+RESTING = 2
+
+#: Bytes that whoever hashes waits for at once: who is woken for little keeps others from their work. There are more of
+#: them when whoever hands begins to wait.
+STEP = (WAITING - 1) * BLOCK_BYTES
+
+#: Fewer bytes are not handed: they may be all that there is of those that are waited for.
+SMALLEST = BLOCK_BYTES // 2
+
+
+class Block(NamedTuple):
+    """Bytes of a file.
+
+    Attributes:
+        place: of the first one, counted as :class:`ckconv.engine.following.Growth` does.
+        memory: that was borrowed for them.
+    """
+
+    place: int
+    bytes: memoryview
+    memory: bytearray
+
+
+class Handed:
+    """Blocks in the order of the file: one thread hands them over, another one hashes them."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[Block] = deque()
+        self._spare: deque[bytearray] = deque()
+        #: Bytes that were handed over, and of those that are hashed.
+        self._total, self._hashed = 0, Mark(0)
+        self._active = False
+
+    def begin(self) -> None:
+        """Somebody hashes from now on."""
+        self._active = True
+
+    def end(self) -> None:
+        """Nobody hashes any more."""
+        self._active = False
+        self._hashed.end()
+        self._clear()
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody hashes."""
+        return self._active
+
+    def borrow(self) -> bytearray:
+        """Memory of ``BLOCK_BYTES``, to be given back or handed over."""
+        return self._spare.popleft() if len(self._spare) > RESTING else bytearray(BLOCK_BYTES)
+
+    def give_back(self, memory: bytearray) -> None:
+        """Nobody uses it any more."""
+        self._spare.append(memory)
+
+    def hand(self, block: Block, waiting: Callable[[], None]) -> None:
+        """Hand over what follows the block before. Waits while too much is not hashed.
+
+        Args:
+            waiting: called before.
+        """
+        nbytes = len(block.bytes)
+        if self._active and nbytes >= SMALLEST:
+            least = self._total + nbytes - WAITING * BLOCK_BYTES
+            if self._hashed.value < least:
+                waiting()
+                self._hashed.wait(least)
+            self._total += nbytes
+            self._blocks.append(block)
+            if self._active:
+                return
+            self._clear()  # it ended just now
+        else:
+            self.give_back(block.memory)
+
+    def next(self, place: int) -> Block | None:
+        """The first block that ends behind ``place``."""
+        while self._blocks:
+            block = self._blocks[0]
+            if block.place + len(block.bytes) > place:
+                return block
+            self.done(block)
+        return None
+
+    def done(self, block: Block) -> None:
+        """The first block is hashed."""
+        self._blocks.popleft()
+        self._hashed.set(self._hashed.value + len(block.bytes))
+        self.give_back(block.memory)
+
+    def _clear(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self.give_back(self._blocks.popleft().memory)

@@ -1,0 +1,91 @@
+"""What was just written is read back: compared with what was meant, and said to whoever compares and whoever hashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckconv.engine.copies import Copies, Copy, Made, noted
+from ckconv.engine.handed import Block, Handed
+from ckconv.engine.rowmoves import Moved
+
+if TYPE_CHECKING:
+    from ckconv.engine.store import Store
+
+
+#: Bytes that are written and read back at once by threads that convert: they are in a cache still.
+PLACED_AT_ONCE = 512 << 10
+
+
+class LookBack:
+    """Reads back what goes into one file."""
+
+    def __init__(self, copies: Copies, handed: Handed, place: int = 0) -> None:
+        """Read nothing yet.
+
+        Args:
+            copies: hear of what was copied or moved and read back as it was meant.
+            handed: takes what was read back, to be hashed.
+            place: where the first byte goes, as they count.
+        """
+        self._copies, self._handed, self._place = copies, handed, place
+        #: Where bytes come from that were appended and not written yet.
+        self._noted: list[Copy] = []
+        #: Memory for threads that place bytes, as many as do so at once.
+        self._spare: list[bytearray] = []
+
+    def note(self, position: int, nbytes: int, source: Path | Moved | None, offset: int) -> None:
+        """Where bytes that were appended come from, if it is anywhere."""
+        if source is not None:
+            noted(self._noted, Copy(self._place + position, nbytes, source, offset))
+
+    def written(self, store: Store, data: memoryview, position: int, waiting: Callable[[], None]) -> None:
+        """They are in the file: what was noted, and nothing else. For the thread that appends.
+
+        Args:
+            data: ``BLOCK_BYTES`` at most.
+            waiting: called before anything is waited for.
+        """
+        copied, self._noted = self._noted, []
+        if not copied and not self._handed.wanted:
+            return
+        memory = self._handed.borrow()
+        there = memoryview(memory)[: len(data)]
+        if not store.read(there, position):  # it is for whoever reads it again to say why
+            self._handed.give_back(memory)
+            return
+        if memory.startswith(data):  # views would be compared byte by byte
+            self._copies.add(copied)
+        self._handed.hand(Block(self._place + position, there, memory), waiting)
+
+    def place(self, store: Store, data: memoryview, position: int, made: Made | None) -> list[Copy]:
+        """Write bytes before it is their turn, in any thread.
+
+        Args:
+            made: what ``data`` is the memory of, if somebody may look for that; it is read back then.
+
+        Returns:
+            those of them that were read back as they were meant, to be said to :meth:`taken` when it is their turn.
+        """
+        copies: list[Copy] = []
+        for start in range(0, len(data), PLACED_AT_ONCE):
+            part = data[start : start + PLACED_AT_ONCE]
+            store.write(part, position + start)
+            if made is None:
+                continue
+            memory = self._scratch()
+            if store.read(memoryview(memory)[: len(part)], position + start) and memory.startswith(part):
+                noted(copies, Copy(self._place + position + start, len(part), made, start))
+            self._spare.append(memory)
+        return copies
+
+    def taken(self, copies: list[Copy]) -> None:
+        """It is the turn of what was placed."""
+        self._copies.add(copies)
+
+    def _scratch(self) -> bytearray:
+        try:
+            return self._spare.pop()
+        except IndexError:  # to look first would leave another thread time to take the last one
+            return bytearray(PLACED_AT_ONCE)
