@@ -6,8 +6,10 @@ be between two pieces it waits for no other thread.
 
 from __future__ import annotations
 
+import _thread
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from ckconv.core.tensors import Extent
@@ -15,13 +17,13 @@ from ckconv.engine.following import Growth
 from ckconv.engine.handed import STEP
 from ckconv.engine.reread import FileHash
 from ckconv.engine.workers import Stage
-from ckconv.errors import OutputError, unreadable
+from ckconv.errors import Interrupted, OutputError, unreadable
 from ckconv.output.regular import close_unwritten
 from ckconv.system import reads_what_is_cached
 
 
 class Behind:
-    """Hashes extents in order, each byte when it is written."""
+    """Hashes extents in order, each byte when it is written: in a thread, or in that of whoever writes."""
 
     def __init__(
         self, extents: Sequence[Extent], growth: Growth, opened: Callable[[Path], tuple[int, os.stat_result]]
@@ -33,6 +35,16 @@ class Behind:
         """
         self._extents, self._growth, self._opened = extents, growth, opened
         self._digests: dict[Extent, bytes] = {}
+        self._steps = self._hashing()
+        self._step = 1 if growth.alone else STEP
+        self._stage: Stage | None = None
+        self._error: Exception | None = None
+        self._wanted: tuple[Path, int] | None = None
+        #: Held by the thread that hashes, where there is none for that.
+        self._at_work = _thread.allocate_lock()
+        if growth.alone:
+            growth.hashed_by(self._go_on)
+            return
         self._stage = Stage.of(self._run)
         self._stage.start()
 
@@ -48,25 +60,62 @@ class Behind:
             AbandonedError: nobody writes it, or it was stopped.
         """
         self._growth.unread()
-        self._stage.wait()
-        if self._stage.error is not None:
-            raise self._stage.error
+        if self._stage is not None:
+            self._stage.wait()
+            if self._stage.error is not None:
+                raise self._stage.error
+            return self._digests[extent]
+        self._growth.wait_for_all()
+        with self._at_work:
+            self._advance()
+        if self._error is not None:
+            raise self._error
         return self._digests[extent]
 
     def stop(self) -> None:
         """End the thread; nobody looks at what is written any more. Harmless when it has ended."""
         self._growth.unread()
         self._growth.unhashed()
-        self._stage.wait()
+        if self._stage is not None:
+            self._stage.wait()
+        else:
+            with self._at_work:
+                self._steps.close()
 
     def _run(self) -> None:
+        with closing(self._steps) as steps:
+            for path, until in steps:
+                self._growth.wait_for(path, until, hashing=True)
+
+    def _go_on(self) -> None:
+        """More is written."""
+        with self._at_work:
+            self._advance()
+
+    def _advance(self) -> None:
+        try:
+            while self._wanted is None or self._growth.is_written(*self._wanted):
+                self._wanted = next(self._steps)
+        except Interrupted:
+            raise
+        except StopIteration:
+            pass
+        except Exception as error:  # who asks for a digest is told
+            self._error = error
+
+    def _hashing(self) -> Generator[tuple[Path, int], None, None]:
+        """Hash everything.
+
+        Yields:
+            before anything is read that may not be written yet: what is to be.
+        """
         self._growth.handed.begin()
         try:
             for extent in self._extents:
                 fd, _ = self._opened(extent.path)
                 try:
                     reads_what_is_cached(fd)
-                    self._digests[extent] = self._hashed(FileHash(fd, extent.offset), extent)
+                    self._digests[extent] = yield from self._hashed(FileHash(fd, extent.offset), extent)
                 except OSError as error:
                     raise unreadable(error, extent.path, doing="cannot be read") from error
                 finally:
@@ -74,14 +123,15 @@ class Behind:
         finally:
             self._growth.unhashed()
 
-    def _hashed(self, hashing: FileHash, extent: Extent) -> bytes:
+    def _hashed(self, hashing: FileHash, extent: Extent) -> Generator[tuple[Path, int], None, bytes]:
         """What was handed over is hashed as it is, all else is read."""
         path, growth = extent.path, self._growth
         until = 0
         while (at := hashing.nbytes) < extent.nbytes:
             if at >= until:
-                until = min(extent.nbytes, at + STEP)
-                growth.wait_for(path, extent.offset + until, hashing=True)
+                until = extent.offset + min(extent.nbytes, at + self._step)
+                yield path, until
+                until = min(growth.written(path, until) - extent.offset, extent.nbytes)
             place = growth.place(path, extent.offset + at)
             block = growth.handed.next(place)
             if block is not None and block.place <= place:

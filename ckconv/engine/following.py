@@ -45,14 +45,16 @@ class Growth:
     A place in any of them is counted from the beginning of the first one.
     """
 
-    def __init__(self, payloads: Iterable[Extent], tiles: Tiles | None = None) -> None:
+    def __init__(self, payloads: Iterable[Extent], tiles: Tiles | None = None, *, alone: bool = False) -> None:
         """Nothing is written.
 
         Args:
             payloads: of each file, in order, what is going to be written; what is around it is there already.
             tiles: converted rows, handed from whoever writes them to whoever compares them.
+            alone: one processor is to do everything: whoever writes hashes, too.
         """
-        self.tiles = tiles
+        self.tiles, self.alone = tiles, alone
+        self._hash: Callable[[], None] = lambda: None
         self.copies = Copies()
         self.handed = Handed()
         self._payloads: dict[Path, tuple[Extent, int]] = {}
@@ -90,6 +92,21 @@ class Growth:
         place = self.place(path, until)
         self._looking.tell(place)
         self._hashing.tell(place)
+        self._hash()
+
+    def hashed_by(self, hash: Callable[[], None]) -> None:
+        """Call this when more is written."""
+        self._hash = hash
+
+    def is_written(self, path: Path, until: int) -> bool:
+        """The bytes of a file before ``until`` are."""
+        payload, base = self._payloads[path]
+        return until <= payload.offset or self._hashing.written >= base + min(until, payload.offset + payload.nbytes)
+
+    def written(self, path: Path, until: int) -> int:
+        """How far a file is written whose bytes before ``until`` are."""
+        payload, base = self._payloads[path]
+        return max(until, min(payload.offset + payload.nbytes, int(self._hashing.written) - base))
 
     def wait_for(self, path: Path, until: int, *, hashing: bool = False) -> None:
         """Wait until the bytes of a file before ``until`` are written.
@@ -130,6 +147,7 @@ class Growth:
 
     def unhashed(self) -> None:
         """Nobody hashes anything any more: who waits to do so is to end."""
+        self._hash = lambda: None
         self.handed.end()
         self._hashing.unread()
         self._hashing.abandon()

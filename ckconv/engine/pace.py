@@ -52,6 +52,11 @@ class Pace:
         self._lead = lead
         self._written, self._wanted = Mark(0), Mark(math.inf)
 
+    @property
+    def written(self) -> float:
+        """What is before this place is written."""
+        return self._written.value
+
     def tell(self, place: int) -> None:
         """What is before ``place`` is written. Waits while too much is for who follows."""
         self._written.set(place)

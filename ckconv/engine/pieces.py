@@ -165,7 +165,7 @@ def write_piece(
             allocate(fd, file.nbytes, holes)
             write_frames(alone, around, [fd], staged)
             tiles = tiles_for((step.action for step in file.steps), piece.jobs or 1) if piece.verify else None
-            growth = Growth([payload(file, frame, staged)], tiles)
+            growth = Growth([payload(file, frame, staged)], tiles, alone=piece.jobs == 1)
             reading = _Reading(plan, container, piece, growth, place)
             wanted = _Wanted(place, watcher, [time.monotonic()])
             with Files(plan.index.identities) as files, Following(growth, reading.read) as following:

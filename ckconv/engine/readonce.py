@@ -19,6 +19,7 @@ from ckconv.core.tensors import Extent, Identity
 from ckconv.engine.behind import Behind
 from ckconv.engine.following import Growth
 from ckconv.engine.workers import Stage
+from ckconv.io.ahead import made_at_once
 from ckconv.io.files import CHUNK, Files
 from ckconv.lazy import NamedTuple
 from ckconv.system import MAX_OPEN
@@ -108,7 +109,7 @@ class Reading:
         self._read(self._extent.path, run.offset, run.bytes)
         self._held.append(run)
         self._until += len(run.bytes)
-        if self._extent.nbytes <= RUN_BYTES:
+        if self._extent.nbytes <= RUN_BYTES or made_at_once() == 1:  # one processor is to do everything
             self._hash.update(run.bytes)
             return
         if self._stage is None:

@@ -107,7 +107,7 @@ class Staged:
         actions = (step.action for part in parts for step in part.file.steps)
         tiles = tiles_for(actions, self.jobs) if self._verify else None
         payloads = [payload(part.file, part.frame, part.place) for part in parts]
-        growth = Growth(payloads, tiles)
+        growth = Growth(payloads, tiles, alone=self.jobs == 1)
         return Lane(parts, growth, lambda: self._reading.read(parts, growth))
 
     def write(self, files: Files, watcher: Watcher) -> Losses:
