@@ -193,14 +193,13 @@ def _many(place: Path) -> list[Case]:
 
 def prepare(place: Path, gigabytes: float) -> None:
     """Make the inputs, the outputs that are verified, and read everything once."""
-    subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("bench_inputs.py")), str(place), str(gigabytes)], check=True
-    )
+    for script, *given in (("bench_inputs", gigabytes), ("bench_converters", gigabytes * 2 / 3, *CKCONV)):
+        made = [sys.executable, str(Path(__file__).with_name(f"{script}.py")), str(place), *map(str, given)]
+        subprocess.run(made, check=True)
     for source, directory in ((QUANTISED, "done"), (WIDENED, "wide")):
         (place / directory).mkdir()
         subprocess.run([*CKCONV, *CONVERT, "--no-verify", place / source, place / directory / "out.bump"], check=True)
     subprocess.run([*CKCONV, *DECODE, "--no-verify", place / BLOCKS, f"{place / 'decoded'}/"], check=True)
-    bench_converters.prepare(place, gigabytes * 2 / 3, CKCONV)
     os.sync()
 
 

@@ -1,7 +1,8 @@
 """The converters that people would use instead, beside ckconv: what ``bench.py`` measures where they are installed.
 
 llama.cpp's is found by ``LLAMA_CPP_SOURCES``, the folder of ``convert_hf_to_gguf.py``. What ckconv writes is
-verified and synced, what the others write is neither.
+verified and synced, what the others write is neither. What they need is made in a process of its own, because a process
+hands its peak memory on to the children it starts.
 """
 
 from __future__ import annotations
@@ -82,3 +83,7 @@ def prepare(place: Path, gigabytes: float, ckconv: Sequence[str]) -> None:
     (checkpoint / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}), "utf-8")
     command = [*ckconv, "convert", "-q", str(checkpoint), str(place / NUMBERS), "--no-verify"]
     subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    prepare(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

@@ -41,7 +41,7 @@ class LookBack:
             noted(self._noted, Copy(self._place + position, nbytes, source, offset))
 
     def written(self, store: Store, data: memoryview, position: int, waiting: Callable[[], None]) -> None:
-        """They are in the file: what was noted, and nothing else. For the thread that appends.
+        """Look at bytes that were appended and are written; what was noted is of them. For the thread that appends.
 
         Args:
             data: ``BLOCK_BYTES`` at most.

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 #: Bytes of a piece where rows are taken apart: a compromise between memory and the number of reads.
 SCRATCH = 4 << 20
 
+#: Types of blocks of up to so many numbers are quantised about as fast as they are read, those of more look for scales.
+_QUICK_BLOCK = 32
+
 # glibc gives freed memory back to the system at once, and getting it again, zeroed page by page, takes longer than what
 # is done with it. Once a block of this size was freed, it keeps as much (mallopt(3), "dynamic mmap threshold"). Nothing
 # touches the block, so it costs no memory, and elsewhere it does nothing.
@@ -249,9 +252,17 @@ def row_ranges(reader: Reader, row_bytes: int = 0, conversion: Conversion | None
 
 
 def worth(reader: Reader, conversion: Conversion | None) -> int:
-    """Bytes that a row is worth while blocks are packed again, or packed matrices, of smaller pieces, quantised."""
-    action, each = conversion and conversion.action, 2 if reader.piece >= CHUNK else 4
-    return each * reader.layout.cols if action is (Action.REPACK if each == 2 else Action.QUANTIZE) else 0
+    """Bytes that a row is worth: of what takes long pieces are smaller, as nobody else works at the end of the last."""
+    if conversion is None:
+        return 0
+    quantises = conversion.action is Action.QUANTIZE
+    if reader.piece < CHUNK:  # packed matrices take more memory than bytes
+        each = 4 if quantises else 0
+    elif quantises and conversion.target.block > _QUICK_BLOCK:
+        each = 4
+    else:
+        each = 2 if conversion.action is Action.REPACK else 0
+    return each * reader.layout.cols
 
 
 def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[Rows, int]:
