@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -133,6 +134,40 @@ def test_blocks_that_are_handed_over_are_hashed_between_what_is_read(
         growth.tell(path, 104)
         expected = b"head" + blocks[4] + b"f" * 26 + blocks[50] + b"f" * 24
         assert hashing.digest(extent) == digest(expected)
+    finally:
+        hashing.stop()
+
+
+def test_who_looks_is_told_of_the_last_byte_when_it_is_hashed(tmp_path: Path) -> None:
+    """He asks for the digest then, and there may be no thread that he could wait for."""
+    path, seen = tmp_path / "file", []
+    growth = Growth([Extent(path, 0, 100)], alone=True)
+    growth.hashed_by(lambda: seen.append((growth.is_written(path, 100), growth._looking.written)))
+    growth.tell(path, 100)
+    assert (seen, growth._looking.written) == ([(True, 0)], 100)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_is_around_tensors_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    """Behind the tensors of one file, places are counted as in the next one, which may be handed over already."""
+    monkeypatch.setattr(handed, "SMALLEST", 1)
+    first, second = (written(tmp_path, b"head" + b"f" * 50 + b"tail", name) for name in ("1", "2"))
+    growth = Growth([Extent(path, 4, 50) for path in (first, second)], alone=alone)
+    whole = [Extent(path, 0, 58) for path in (first, second)]
+    hashing = Behind(whole, growth, open_regular)
+    try:
+        while not growth.handed.wanted and not alone:
+            time.sleep(0.001)
+        growth.tell(first, 4)
+        for path in (first, second):
+            memory = growth.handed.borrow()
+            memory[:50] = b"h" * 50
+            block = Block(growth.place(path, 4), memoryview(memory)[:50], memory)
+            growth.handed.hand(block, lambda: None)
+        growth.tell(first, 54)
+        growth.tell(second, 54)
+        expected = digest(b"head" + b"h" * 50 + b"tail")
+        assert [hashing.digest(extent) for extent in whole] == [expected] * 2
     finally:
         hashing.stop()
 

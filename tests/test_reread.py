@@ -18,6 +18,7 @@ from ckconv.engine import readonce, store
 from ckconv.engine.following import LEAD, Following, Growth
 from ckconv.engine.readonce import RUN_BYTES, ReadOnce
 from ckconv.errors import VerifyError
+from ckconv.io.ahead import at_once
 from ckconv.options import Options
 
 MODEL = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
@@ -124,3 +125,15 @@ def test_a_write_that_went_wrong_is_found(
 
     assert info.value.path == str(tmp_path / "out.bump")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("jobs", [(1, 2), (2, 1)])
+def test_jobs_of_another_conversion_in_this_process_change_no_digest(tmp_path: Path, jobs: tuple[int, int]) -> None:
+    data = os.urandom(7 * RUN_BYTES + 5)
+    extent = Extent(tmp_path / "file", 0, len(data))
+    extent.path.write_bytes(data)
+    before, after = jobs
+    with at_once(before), ReadOnce(hashed=[extent]) as files:
+        assert files.stores([extent], 0, data[: 2 * RUN_BYTES])
+        with at_once(after):
+            assert files.digest(extent) == hashlib.sha256(data).digest()

@@ -132,13 +132,15 @@ class Behind:
                 until = extent.offset + min(extent.nbytes, at + self._step)
                 yield path, until
                 until = min(growth.written(path, until) - extent.offset, extent.nbytes)
-            place = growth.place(path, extent.offset + at)
-            block = growth.handed.next(place)
-            if block is not None and block.place <= place:
-                hashing.add(block.bytes[place - block.place :])
-                growth.handed.done(block)
-                continue
-            stop = until if block is None else min(until, at + block.place - place)
+            stop = growth.around(path, extent.offset + at, extent.offset + until) - extent.offset
+            if stop == at:
+                place = growth.place(path, extent.offset + at)
+                block = growth.handed.next(place)
+                if block is not None and block.place <= place:
+                    hashing.add(block.bytes[place - block.place :])
+                    growth.handed.done(block)
+                    continue
+                stop = until if block is None else min(until, at + block.place - place)
             hashing.read_to(stop)
             if hashing.nbytes < stop:
                 raise OutputError("input.changed", "the file ends early: it has changed", path=path)

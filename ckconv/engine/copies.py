@@ -22,7 +22,7 @@ from ckconv.lazy import NamedTuple
 #: Bytes that are copied at once: those of both files, what is written and what is read back stay in a cache.
 BLOCK_BYTES = 2 << 20
 
-#: To remember where fewer bytes came from takes longer than to read them again.
+#: To remember where fewer bytes came from takes longer than to read them again; but of moved rows all are read then.
 SMALLEST = 4 << 10
 
 #: What is remembered at most: whoever follows is never that far behind.
@@ -79,7 +79,7 @@ class Copies:
 
     def add(self, copies: Iterable[Copy]) -> None:
         """These were read back, and are the same."""
-        self._known.extend(copy for copy in copies if copy.nbytes >= SMALLEST)
+        self._known.extend(copy for copy in copies if copy.nbytes >= SMALLEST or isinstance(copy.source, Moved))
 
     def same(self, place: int, source: object, offset: int, nbytes: int) -> int:
         """How many bytes from ``place`` on are those from ``offset`` of ``source`` on; 0 if that is not known.

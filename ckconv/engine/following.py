@@ -56,7 +56,7 @@ class Growth:
         self.tiles, self.alone = tiles, alone
         self._hash: Callable[[], None] = lambda: None
         self.copies = Copies()
-        self.handed = Handed()
+        self.handed = Handed(alone=alone)
         self._payloads: dict[Path, tuple[Extent, int]] = {}
         self._end = 0
         for payload in payloads:
@@ -81,8 +81,8 @@ class Growth:
         """
         if path not in self._payloads:
             return 0
-        payload, base = self._payloads[path]
-        if not 0 <= offset - payload.offset < payload.nbytes:
+        base = self._payloads[path][1]
+        if not self.holds(path, offset):
             return 0
         self.wait_for(path, offset + min(nbytes, ASKED_AT_ONCE))
         return self.copies.same(base + offset, source, source_offset, nbytes)
@@ -90,13 +90,25 @@ class Growth:
     def tell(self, path: Path, until: int) -> None:
         """The bytes of a file before ``until`` are written; waits while too many are that nobody has read again."""
         place = self.place(path, until)
-        self._looking.tell(place)
         self._hashing.tell(place)
         self._hash()
+        self._looking.tell(place)  # when the last byte is there, whoever looks asks for the digest
 
     def hashed_by(self, hash: Callable[[], None]) -> None:
         """Call this when more is written."""
         self._hash = hash
+
+    def holds(self, path: Path, offset: int) -> bool:
+        """A byte is one of those that are written, and of no header and nothing behind the tensors."""
+        payload = self._payloads[path][0]
+        return 0 <= offset - payload.offset < payload.nbytes
+
+    def around(self, path: Path, offset: int, until: int) -> int:
+        """How far bytes from ``offset`` on are around those that are written, at most ``until``."""
+        if self.holds(path, offset):
+            return offset
+        begin = self._payloads[path][0].offset
+        return min(begin, until) if offset < begin else until
 
     def is_written(self, path: Path, until: int) -> bool:
         """The bytes of a file before ``until`` are."""

@@ -45,7 +45,13 @@ class Block(NamedTuple):
 class Handed:
     """Blocks in the order of the file: one thread hands them over, another one hashes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = False) -> None:
+        """Nothing is handed over.
+
+        Args:
+            alone: one processor does everything, and keeps one block in its cache.
+        """
+        self._resting = 0 if alone else RESTING
         self._blocks: deque[Block] = deque()
         self._spare: deque[bytearray] = deque()
         #: Bytes that were handed over, and of those that are hashed.
@@ -69,7 +75,7 @@ class Handed:
 
     def borrow(self) -> bytearray:
         """Memory of ``BLOCK_BYTES``, to be given back or handed over."""
-        return self._spare.popleft() if len(self._spare) > RESTING else bytearray(BLOCK_BYTES)
+        return self._spare.popleft() if len(self._spare) > self._resting else bytearray(BLOCK_BYTES)
 
     def give_back(self, memory: bytearray) -> None:
         """Nobody uses it any more."""

@@ -57,6 +57,8 @@ class Reading:
         self._stage: Stage | None = None
         #: Bytes that were looked at.
         self._until = 0
+        #: Nobody else hashes: there is little, or one processor is to do everything.
+        self._alone = extent.nbytes <= RUN_BYTES or made_at_once() == 1
 
     @property
     def begun(self) -> bool:
@@ -109,7 +111,7 @@ class Reading:
         self._read(self._extent.path, run.offset, run.bytes)
         self._held.append(run)
         self._until += len(run.bytes)
-        if self._extent.nbytes <= RUN_BYTES or made_at_once() == 1:  # one processor is to do everything
+        if self._alone:
             self._hash.update(run.bytes)
             return
         if self._stage is None:
