@@ -156,9 +156,8 @@ def convert(
         record: write a conversion record, from which :func:`verify` knows the options: beside the output, or into
             the source record of a bump file.
         attest: write the same there as a statement of in-toto.
-        jobs: how many processors are kept at work, by pieces of a tensor that are converted and compared at once, or by
-            as many files of an output of several; ``None`` for those that the process may use. The bytes are the same,
-            memory grows with it.
+        jobs: how many processors are kept at work, by pieces of a tensor or files of an output of several at once;
+            ``None`` for those that the process may use. The bytes are the same, memory grows with it.
         executor: its workers make the files of an output of several, each one at a time; they need source and target
             under the same paths, and the same ckconv. A worker converts one piece of a tensor at once, or ``jobs``.
         resume: finished files of an output of several stay where the work ends early, and are gone on with.
