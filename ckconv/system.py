@@ -84,11 +84,6 @@ def _elsewhere(fd: int) -> Elsewhere | None:
     return ELSEWHERE.get((status.st_dev, status.st_ino))
 
 
-def is_elsewhere(fd: int) -> bool:
-    """The file's bytes come from another machine."""
-    return _elsewhere(fd) is not None
-
-
 if TYPE_CHECKING or _has("pread", "preadv", "pwrite"):
 
     def _read_at(fd: int, nbytes: int, offset: int) -> bytes:

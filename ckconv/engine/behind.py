@@ -1,7 +1,7 @@
-"""Digests of files that are being written, by a thread that follows whoever writes them.
+"""Digests of files that are being written, by a thread that follows whoever writes them, or by that one itself.
 
-It asks nobody who looks at them: what it needs is in the system's cache already, and with as little Python as there can
-be between two pieces it waits for no other thread.
+It asks nobody who looks at them: what it needs was handed over, or is in the system's cache, and with as little Python
+as there can be between two pieces it waits for no other thread. Either way the same steps are gone through.
 """
 
 from __future__ import annotations

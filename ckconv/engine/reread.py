@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -44,10 +43,6 @@ class FileHash:
     def digest(self) -> bytes:
         """SHA-256 of :attr:`nbytes` bytes."""
         return self._hash.digest()
-
-    def close(self) -> None:
-        """Close the descriptor, for whoever made one for this alone."""
-        os.close(self._fd)
 
     def add(self, data: memoryview) -> None:
         """Hash bytes that were read already, and come next."""
