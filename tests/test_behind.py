@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from ckconv.core.tensors import Extent
 from ckconv.engine import behind, following, handed, reread
 from ckconv.engine.behind import Behind
-from ckconv.engine.copies import BLOCK_BYTES
+from ckconv.engine.copies import PIECE_BYTES
 from ckconv.engine.following import Following, Growth
-from ckconv.engine.handed import Block, Handed
+from ckconv.engine.handed import BLOCK_BYTES, Block, Handed
 from ckconv.engine.pace import AbandonedError, Mark
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.reread import FileHash
+from ckconv.engine.workers import Stage
 from ckconv.errors import InputError, OutputError
 from ckconv.output.regular import open_regular
 from ckconv.system import is_cached
@@ -116,7 +117,7 @@ def test_blocks_that_are_handed_over_are_hashed_between_what_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the file is something else than what is handed: so it is seen which of the two is hashed."""
-    monkeypatch.setattr(handed, "SMALLEST", 10)
+    monkeypatch.setattr(handed, "SMALLEST", 10 / BLOCK_BYTES)
     path, blocks = written(tmp_path, b"head" + b"f" * 100), {4: b"a" * 20, 24: b"b" * 9, 50: b"c" * 30}
     extent = Extent(path, 0, 104)
     growth = Growth([Extent(path, 4, 100)])
@@ -142,15 +143,89 @@ def test_who_looks_is_told_of_the_last_byte_when_it_is_hashed(tmp_path: Path) ->
     """He asks for the digest then, and there may be no thread that he could wait for."""
     path, seen = tmp_path / "file", []
     growth = Growth([Extent(path, 0, 100)], alone=True)
-    growth.hashed_by(lambda: seen.append((growth.is_written(path, 100), growth._looking.written)))
+    growth.hashed_by(lambda: seen.append((growth.is_written(path, 100), growth._looking.written)), lambda: False)
     growth.tell(path, 100)
     assert (seen, growth._looking.written) == ([(True, 0)], 100)
+
+
+@pytest.fixture
+def hashes(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Threads that hash."""
+    seen: set[int] = set()
+    read_to = FileHash.read_to
+
+    def noted(self: FileHash, until: int) -> None:
+        seen.add(threading.get_ident())
+        read_to(self, until)
+
+    monkeypatch.setattr(FileHash, "read_to", noted)
+    return seen
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_a_thread_goes_on_when_a_processor_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashes: set[int], after: int
+) -> None:
+    monkeypatch.setattr(behind, "STEP", SMALL)
+    content, me = os.urandom(100_000), threading.get_ident()
+    path = written(tmp_path, b"head" + content)
+    growth = Growth([Extent(path, 4, 100_000)], alone=True)
+    hashing = Behind([Extent(path, 0, 100_004)], growth, open_regular)
+    try:
+        for number in range(5):
+            assert growth.left == 100_000 - 20_000 * number
+            if number == after:
+                assert [growth.help(), growth.help()] == [True, False]
+            growth.tell(path, 20_004 + 20_000 * number)
+        if after == 5:
+            assert not growth.help()
+        assert hashing.digest(Extent(path, 0, 100_004)) == digest(b"head" + content)
+    finally:
+        hashing.stop()
+    assert (me in hashes, len(hashes - {me})) == (after > 0, after < 5)
+    assert growth.help() is False
+
+
+def test_who_is_not_helped_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashes: set[int]) -> None:
+    """The user may have no more threads."""
+    path = written(tmp_path, bytes(100))
+    growth = Growth([Extent(path, 0, 100)], alone=True)
+    hashing = Behind([Extent(path, 0, 100)], growth, open_regular)
+
+    def refuses(self: Stage) -> None:
+        raise OutputError("system", "a thread cannot be started")
+
+    monkeypatch.setattr(Stage, "start", refuses)
+    try:
+        growth.tell(path, 50)
+        assert growth.help() is False
+        growth.tell(path, 100)
+        assert hashing.digest(Extent(path, 0, 100)) == digest(bytes(100))
+    finally:
+        hashing.stop()
+    assert hashes == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("helped", [True, False])
+def test_who_was_helped_hears_of_what_is_wrong(tmp_path: Path, helped: bool) -> None:
+    path = written(tmp_path, bytes(100))
+    growth = Growth([Extent(path, 0, 200)], alone=True)
+    hashing = Behind([Extent(path, 0, 200)], growth, open_regular)
+    try:
+        growth.tell(path, 50)
+        assert not helped or growth.help()
+        growth.tell(path, 200)
+        with pytest.raises(OutputError, match="ends early"):
+            hashing.digest(Extent(path, 0, 200))
+        assert growth.help() is False
+    finally:
+        hashing.stop()
 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_what_is_around_tensors_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     """Behind the tensors of one file, places are counted as in the next one, which may be handed over already."""
-    monkeypatch.setattr(handed, "SMALLEST", 1)
+    monkeypatch.setattr(handed, "SMALLEST", 0)
     first, second = (written(tmp_path, b"head" + b"f" * 50 + b"tail", name) for name in ("1", "2"))
     growth = Growth([Extent(path, 4, 50) for path in (first, second)], alone=alone)
     whole = [Extent(path, 0, 58) for path in (first, second)]
@@ -176,7 +251,6 @@ def test_whoever_hands_waits_for_whoever_hashes_and_for_nobody_when_there_is_non
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(handed, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(handed, "SMALLEST", 50)
     blocks, told = Handed(), []
 
     def hand(place: int) -> None:
@@ -268,3 +342,14 @@ def test_a_mark_that_is_ended_stays_so() -> None:
     mark.end()
     mark.set(1)
     mark.wait(10)
+
+
+def test_one_processor_keeps_a_piece_in_its_cache_and_two_let_blocks_rest() -> None:
+    blocks = Handed(alone=True)
+    first = blocks.borrow()
+    blocks.give_back(first)
+    assert blocks.borrow() is first
+    blocks.share()
+    blocks.give_back(first)
+    others = [blocks.borrow() for _ in range(2)]
+    assert (len(first), *map(len, others)) == (PIECE_BYTES, BLOCK_BYTES, BLOCK_BYTES)

@@ -13,10 +13,10 @@ from conftest import FIXTURES
 import ckconv
 from ckconv.core.tensors import Extent
 from ckconv.engine import handed, store
-from ckconv.engine.copies import BLOCK_BYTES, Copies, Copy, Made, noted
+from ckconv.engine.copies import PIECE_BYTES, Copies, Copy, Made, noted
 from ckconv.engine.following import Following, Growth, Telling
-from ckconv.engine.handed import Handed
-from ckconv.engine.lookback import PLACED_AT_ONCE, LookBack
+from ckconv.engine.handed import BLOCK_BYTES, Handed
+from ckconv.engine.lookback import LookBack
 from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.readonce import RUN_BYTES, ReadOnce
 from ckconv.engine.store import Store
@@ -92,7 +92,7 @@ def backwards(files: ReadOnce, extent: Extent, source: Path, data: bytes) -> boo
 
 @pytest.mark.parametrize("looking", [against_a_file, against_memory, backwards, nowhere])
 @pytest.mark.parametrize("begin", [0, 1, 4096, 777])
-@pytest.mark.parametrize("flipped", [None, 0, BLOCK_BYTES, 3 * BLOCK_BYTES + 5])
+@pytest.mark.parametrize("flipped", [None, 0, PIECE_BYTES, 3 * BLOCK_BYTES + 5])
 @pytest.mark.parametrize("nbytes", [4 * BLOCK_BYTES + 321, 3 * BLOCK_BYTES + 6 + 20 * CHUNK])
 def test_who_follows_hashes_and_compares_what_is_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int, begin: int, flipped: int | None, looking: Looking
@@ -189,7 +189,7 @@ def test_what_is_written_is_read_back_whoever_compares(
         return found
 
     monkeypatch.setattr(Store, "read", reads)
-    monkeypatch.setattr(handed, "SMALLEST", 1)
+    monkeypatch.setattr(handed, "SMALLEST", 0)
     begun = threading.Event()
     begin = Handed.begin
     monkeypatch.setattr(Handed, "begin", lambda self: (begin(self), begun.set()))
@@ -213,15 +213,13 @@ def test_memory_is_known_as_long_as_it_is_there() -> None:
     assert copies.same(8192, np.zeros(3 * 4096, np.uint8), 8192, 10_000) == 0
 
 
-@pytest.mark.parametrize("flipped", [None, 5, PLACED_AT_ONCE + 7])
+@pytest.mark.parametrize("flipped", [None, 5, PIECE_BYTES + 7])
 @pytest.mark.parametrize("known", [True, False])
 def test_rows_are_placed_in_any_order_and_counted_in_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool, flipped: int | None
 ) -> None:
     """Two arrays, the second one written first; what the file has otherwise than it was meant is not known."""
-    one, other = (
-        np.frombuffer(os.urandom(n), np.uint8).reshape(2, -1) for n in (2 * PLACED_AT_ONCE, PLACED_AT_ONCE // 2)
-    )
+    one, other = (np.frombuffer(os.urandom(n), np.uint8).reshape(2, -1) for n in (2 * PIECE_BYTES, PIECE_BYTES // 2))
     wrong = one.tobytes() + other.tobytes()
     if flipped is not None:
         wrong = wrong[:flipped] + bytes([wrong[flipped] ^ 1]) + wrong[flipped + 1 :]
@@ -253,10 +251,10 @@ def test_rows_are_placed_in_any_order_and_counted_in_theirs(
     if not known:
         expected = [0, 0, 0]
     else:
-        expected = [0 if flipped == 5 else 100, 0 if flipped not in (None, 5) else PLACED_AT_ONCE, other.nbytes]
+        expected = [0 if flipped == 5 else 100, 0 if flipped not in (None, 5) else PIECE_BYTES, other.nbytes]
     assert [
         min(growth.same(target, head, one, 0, 100), 100),
-        growth.same(target, head + PLACED_AT_ONCE, one, PLACED_AT_ONCE, one.nbytes),
+        growth.same(target, head + PIECE_BYTES, one, PIECE_BYTES, one.nbytes),
         growth.same(target, head + one.nbytes, other, 0, one.nbytes),
     ] == expected
 
@@ -334,3 +332,48 @@ def test_threads_that_read_back_at_once_do_not_share_memory(tmp_path: Path) -> N
         assert len(back._spare) == 1
     finally:
         os.close(fd)
+
+
+class Told:
+    """What a stream of pieces says: how much may be heard of, and the blocks that were handed over."""
+
+    def __init__(self, store: Store) -> None:
+        self.handed, self._store, self._at = Handed(), store, 0
+        self.handed.begin()
+        self.back = LookBack(Copies(), self.handed, 1000)
+
+    def write(self, data: bytes) -> int:
+        self._store.write(memoryview(data), self._at)
+        self._at += len(data)
+        return self.back.written(self._store, memoryview(data), self._at - len(data), lambda: None)
+
+    def blocks(self) -> list[tuple[int, int]]:
+        return [(block.place, len(block.bytes)) for block in self.handed._blocks]
+
+
+def test_pieces_are_gathered_and_nobody_hears_of_them_before_they_are_handed_over(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w+b") as file:
+        told = Told(Store(file.fileno(), 0, seekable=True))
+        piece, most = os.urandom(PIECE_BYTES), BLOCK_BYTES
+        assert [told.write(piece) for _ in range(4)] == [0, 0, 0, most]
+        assert told.blocks() == [(1000, most)]
+        assert [told.write(data) for data in (piece[: PIECE_BYTES // 2 + 1], piece, piece, piece)] == [0] * 4
+        assert told.write(piece) == most - PIECE_BYTES // 2 + 1  # it does not fit in any more
+        assert told.back.hand(lambda: None) == PIECE_BYTES
+        assert told.back.hand(lambda: None) == 0
+        assert told.blocks() == [(1000, most), (1000 + most, most - PIECE_BYTES // 2 + 1)]  # the last one is too small
+        assert b"".join(block.bytes for block in told.handed._blocks) == (tmp_path / "out").read_bytes()[:-PIECE_BYTES]
+
+
+def test_a_piece_that_cannot_be_read_back_is_not_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handed, "SMALLEST", 0)
+    with (tmp_path / "out").open("w+b") as file:
+        told = Told(Store(file.fileno(), 0, seekable=True))
+        assert told.write(bytes(100)) == 0
+        read = Store.read
+        monkeypatch.setattr(Store, "read", lambda *_: False)
+        assert told.write(bytes(50)) == 150
+        monkeypatch.setattr(Store, "read", read)
+        assert told.write(bytes(30)) == 0
+        assert told.back.hand(lambda: None) == 30
+    assert told.blocks() == [(1000, 100), (1150, 30)]

@@ -22,6 +22,7 @@ from test_quantize import WIDE, checkpoint
 
 import ckconv
 from ckconv.engine import reread, rereading, settle, store
+from ckconv.engine.following import Growth
 from ckconv.engine.lanes import Part, shared_out
 from ckconv.errors import CkconvError, Interrupted, OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options
@@ -342,3 +343,66 @@ def test_many_lanes_do_with_the_descriptors_of_one(tmp_path: Path) -> None:
     )
     run = [sys.executable, "-c", command, f"{tmp_path}/source", f"{tmp_path}/out/"]
     assert subprocess.run(run, capture_output=True, text=True, check=False).stderr == ""
+
+
+def test_who_is_through_helps_who_is_not(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two lanes one has little to write: when that is done, what the other one writes is hashed by a thread."""
+    options = {"max_shard_bytes": 100_000}
+    one = converted(floats, tmp_path / "one", "safetensors", ONE, options)
+    monkeypatch.setattr(settle, "shared_out", lambda parts, count: [list(parts[:1]), list(parts[1:])])
+    write, main, helps, hashed = settle.write_file, threading.get_ident(), list[bool](), list[Growth]()
+    helped, hashed_by = Growth.help, Growth.hashed_by
+
+    def helping(self: Growth) -> bool:
+        helps.append(helped(self))
+        return helps[-1]
+
+    def registered(self: Growth, *given: Any) -> None:
+        hashed_by(self, *given)
+        hashed.append(self)
+
+    def late(*given: Any) -> Any:
+        while len(hashed) < 2 or (threading.get_ident() != main and not helps):
+            time.sleep(0.001)
+        return write(*given)
+
+    monkeypatch.setattr(Growth, "help", helping)
+    monkeypatch.setattr(Growth, "hashed_by", registered)
+    monkeypatch.setattr(settle, "write_file", late)
+    before = _thread._count()
+    assert converted(floats, tmp_path / "two", "safetensors", 2, options) == one
+    assert helps == [True]  # and nobody is left whom the other one could help
+    assert left_of(before) == 0
+
+
+@pytest.mark.parametrize("jobs", [ONE, THREE])
+def test_the_reference_reader_is_asked_of_each_file_once_and_by_one_thread_at_a_time(
+    jobs: int, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, at_once = list[str](), list[int]()
+    busy = threading.Semaphore(100)
+
+    def slow(path: Path) -> None:
+        with busy:
+            at_once.append(100 - busy._value)
+            asked.append(path.name)
+            time.sleep(0.01)
+
+    monkeypatch.setattr("ckconv.formats.safetensors.write.check_opens", slow)
+    _, said, *_ = converted(floats, tmp_path / "out", "safetensors", jobs, {"max_shard_bytes": 60_000})
+    assert sorted(asked) == sorted(name for name, *_ in said)
+    assert set(at_once) == {1}
+
+
+@pytest.mark.parametrize("jobs", [ONE, THREE])
+def test_the_first_file_that_the_reference_reader_refuses_is_named(
+    jobs: int, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(path: Path) -> None:
+        if "00001" not in path.name.partition("-of-")[0]:
+            raise VerifyError("verify.file", f"{path.name} is not opened", path=path)
+
+    monkeypatch.setattr("ckconv.formats.safetensors.write.check_opens", refuses)
+    with pytest.raises(VerifyError, match="model-00002-of"):
+        converted(floats, tmp_path / "out", "safetensors", jobs, {"max_shard_bytes": 60_000})
+    assert list((tmp_path / "out").iterdir()) == []

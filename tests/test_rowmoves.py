@@ -16,7 +16,7 @@ from ckconv.core.dtypes import DTYPES, F16, F32, DType
 from ckconv.core.layouts import Layout, headed, plain, shifted, transposed
 from ckconv.core.tensors import Extent, Tensor
 from ckconv.engine import rowmoves
-from ckconv.engine.copies import BLOCK_BYTES
+from ckconv.engine.copies import PIECE_BYTES
 from ckconv.engine.following import Growth, Telling
 from ckconv.engine.lookback import LookBack
 from ckconv.engine.pipeline import Pipeline
@@ -195,7 +195,7 @@ def test_moved_rows_that_were_read_back_are_not_read_again(
     assert written.told == written.source.nbytes
 
 
-@pytest.mark.parametrize("flipped", [0, BLOCK_BYTES - 1, BLOCK_BYTES, HEADS * HEAD_ROWS * COLS * 4 - 1])
+@pytest.mark.parametrize("flipped", [0, PIECE_BYTES - 1, PIECE_BYTES, HEADS * HEAD_ROWS * COLS * 4 - 1])
 def test_a_byte_that_did_not_get_there_is_found(
     tmp_path: Path, before: int, flipped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
 """Digests of files that are being written, by a thread that follows whoever writes them, or by that one itself.
 
+Who hashes what he writes leaves it to a thread when a processor is free.
+
 It asks nobody who looks at them: what it needs was handed over, or is in the system's cache, and with as little Python
 as there can be between two pieces it waits for no other thread. Either way the same steps are gone through.
 """
@@ -19,6 +21,7 @@ from ckconv.engine.reread import FileHash
 from ckconv.engine.workers import Stage
 from ckconv.errors import Interrupted, OutputError, unreadable
 from ckconv.output.regular import close_unwritten
+from ckconv.signals import deferred
 from ckconv.system import reads_what_is_cached
 
 
@@ -40,10 +43,11 @@ class Behind:
         self._stage: Stage | None = None
         self._error: Exception | None = None
         self._wanted: tuple[Path, int] | None = None
-        #: Held by the thread that hashes, where there is none for that.
+        self._over = False
+        #: Held by the thread that hashes, while there is none for that.
         self._at_work = _thread.allocate_lock()
         if growth.alone:
-            growth.hashed_by(self._go_on)
+            growth.hashed_by(self._go_on, self._helped)
             return
         self._stage = Stage.of(self._run)
         self._stage.start()
@@ -60,48 +64,65 @@ class Behind:
             AbandonedError: nobody writes it, or it was stopped.
         """
         self._growth.unread()
+        if self._stage is None:
+            self._growth.wait_for_all()
+            self._go_on()
         if self._stage is not None:
             self._stage.wait()
-            if self._stage.error is not None:
-                raise self._stage.error
-            return self._digests[extent]
-        self._growth.wait_for_all()
-        with self._at_work:
-            self._advance()
-        if self._error is not None:
-            raise self._error
+        error = self._error or (self._stage and self._stage.error)
+        if error:
+            raise error
         return self._digests[extent]
 
     def stop(self) -> None:
         """End the thread; nobody looks at what is written any more. Harmless when it has ended."""
         self._growth.unread()
         self._growth.unhashed()
+        with self._at_work:
+            self._over = True
+            if self._stage is None:
+                self._steps.close()
         if self._stage is not None:
             self._stage.wait()
-        else:
-            with self._at_work:
-                self._steps.close()
 
     def _run(self) -> None:
         with closing(self._steps) as steps:
+            if self._wanted is not None:
+                self._growth.wait_for(*self._wanted, hashing=True)
             for path, until in steps:
                 self._growth.wait_for(path, until, hashing=True)
 
     def _go_on(self) -> None:
         """More is written."""
         with self._at_work:
-            self._advance()
+            if self._stage is None:
+                self._advance()
+
+    def _helped(self) -> bool:
+        """Another processor has nothing else to do: a thread goes on. Not, if there is nothing to be done, either."""
+        with deferred(), self._at_work:
+            if self._stage is not None or self._over:
+                return False
+            stage = Stage.of(self._run)
+            self._growth.handed.share()  # before: that thread waits for more than one that hashes what it writes hands
+            try:
+                stage.start()
+            except OutputError:  # the user may have no more threads: it goes on as before
+                return False
+            self._stage, self._step = stage, STEP
+        return True
 
     def _advance(self) -> None:
         try:
             while self._wanted is None or self._growth.is_written(*self._wanted):
                 self._wanted = next(self._steps)
-        except Interrupted:
-            raise
         except StopIteration:
-            pass
+            self._over = True
+        except Interrupted:
+            self._over = True
+            raise
         except Exception as error:  # who asks for a digest is told
-            self._error = error
+            self._error, self._over = error, True
 
     def _hashing(self) -> Generator[tuple[Path, int], None, None]:
         """Hash everything.

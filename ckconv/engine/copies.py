@@ -19,8 +19,8 @@ from weakref import ref
 from ckconv.engine.rowmoves import Moved
 from ckconv.lazy import NamedTuple
 
-#: Bytes that are copied at once: those of both files, what is written and what is read back stay in a cache.
-BLOCK_BYTES = 2 << 20
+#: Bytes that are copied, written and read back at once: those of both files and of memory stay in a cache meanwhile.
+PIECE_BYTES = 512 << 10
 
 #: To remember where fewer bytes came from takes longer than to read them again; but of moved rows all are read then.
 SMALLEST = 4 << 10

@@ -39,6 +39,15 @@ ASKED_AT_ONCE = 32 << 20
 T = TypeVar("T")
 
 
+def _nothing() -> None:
+    """Nobody waits for whoever writes to hash."""
+
+
+def _nobody() -> bool:
+    """Who hashes needs no help, if anybody does."""
+    return False
+
+
 class Growth:
     """How far files are written, one after the other.
 
@@ -51,10 +60,11 @@ class Growth:
         Args:
             payloads: of each file, in order, what is going to be written; what is around it is there already.
             tiles: converted rows, handed from whoever writes them to whoever compares them.
-            alone: one processor is to do everything: whoever writes hashes, too.
+            alone: one processor is to do everything: whoever writes hashes, too, until somebody helps.
         """
         self.tiles, self.alone = tiles, alone
-        self._hash: Callable[[], None] = lambda: None
+        self._hash: Callable[[], None] = _nothing
+        self._help: Callable[[], bool] = _nobody
         self.copies = Copies()
         self.handed = Handed(alone=alone)
         self._payloads: dict[Path, tuple[Extent, int]] = {}
@@ -94,9 +104,18 @@ class Growth:
         self._hash()
         self._looking.tell(place)  # when the last byte is there, whoever looks asks for the digest
 
-    def hashed_by(self, hash: Callable[[], None]) -> None:
-        """Call this when more is written."""
-        self._hash = hash
+    def hashed_by(self, hash: Callable[[], None], help: Callable[[], bool]) -> None:
+        """Call the first when more is written, and the second when a processor is free to hash: it tells if it is."""
+        self._hash, self._help = hash, help
+
+    def help(self) -> bool:
+        """A processor is free: somebody else hashes what one was to write and to hash. Not, if nobody needs it."""
+        return self._help()
+
+    @property
+    def left(self) -> float:
+        """Bytes that are not written yet."""
+        return self._end - self._hashing.written
 
     def holds(self, path: Path, offset: int) -> bool:
         """A byte is one of those that are written, and of no header and nothing behind the tensors."""
@@ -159,7 +178,7 @@ class Growth:
 
     def unhashed(self) -> None:
         """Nobody hashes anything any more: who waits to do so is to end."""
-        self._hash = lambda: None
+        self._hash, self._help = _nothing, _nobody
         self.handed.end()
         self._hashing.unread()
         self._hashing.abandon()

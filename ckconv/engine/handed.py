@@ -1,8 +1,9 @@
 """What was read back of a file, handed to whoever hashes it.
 
-Whoever writes reads each block back at once. Whoever hashes takes it from there: to read it once more would take a
+Whoever writes reads each piece back at once. Whoever hashes takes it from there: to read it once more would take a
 fifth longer. Memory goes round between the two, and the processor that works on it waits for the other one's cache if
-that has just had it. So blocks are as large as such a cache, some wait to be hashed, and as many to be filled again.
+that has just had it. So pieces are gathered in blocks as large as such a cache, some wait to be hashed, and as many to
+be filled again. Where one processor does both, a block is one piece, which its cache still has.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from ckconv.engine.copies import BLOCK_BYTES
+from ckconv.engine.copies import PIECE_BYTES
 from ckconv.engine.pace import Mark
 from ckconv.lazy import NamedTuple
+
+#: Bytes of a block.
+BLOCK_BYTES = 4 * PIECE_BYTES
 
 #: Blocks that may be handed and not hashed yet.
 WAITING = 3
@@ -25,8 +29,8 @@ RESTING = 2
 #: them when whoever hands begins to wait.
 STEP = (WAITING - 1) * BLOCK_BYTES
 
-#: Fewer bytes are not handed: they may be all that there is of those that are waited for.
-SMALLEST = BLOCK_BYTES // 2
+#: Less than this part of a block is not handed: it may be all that there is of what is waited for.
+SMALLEST = 0.5
 
 
 class Block(NamedTuple):
@@ -51,12 +55,16 @@ class Handed:
         Args:
             alone: one processor does everything, and keeps one block in its cache.
         """
-        self._resting = 0 if alone else RESTING
+        self._bytes, self._resting = (PIECE_BYTES, 0) if alone else (BLOCK_BYTES, RESTING)
         self._blocks: deque[Block] = deque()
         self._spare: deque[bytearray] = deque()
         #: Bytes that were handed over, and of those that are hashed.
         self._total, self._hashed = 0, Mark(0)
         self._active = False
+
+    def share(self) -> None:
+        """Two processors work on the memory from now on."""
+        self._bytes, self._resting = BLOCK_BYTES, RESTING
 
     def begin(self) -> None:
         """Somebody hashes from now on."""
@@ -74,8 +82,12 @@ class Handed:
         return self._active
 
     def borrow(self) -> bytearray:
-        """Memory of ``BLOCK_BYTES``, to be given back or handed over."""
-        return self._spare.popleft() if len(self._spare) > self._resting else bytearray(BLOCK_BYTES)
+        """Memory of a block, to be given back or handed over."""
+        while len(self._spare) > self._resting:
+            memory = self._spare.popleft()
+            if len(memory) == self._bytes:  # and none of before two processors worked on it
+                return memory
+        return bytearray(self._bytes)
 
     def give_back(self, memory: bytearray) -> None:
         """Nobody uses it any more."""
@@ -88,8 +100,8 @@ class Handed:
             waiting: called before.
         """
         nbytes = len(block.bytes)
-        if self._active and nbytes >= SMALLEST:
-            least = self._total + nbytes - WAITING * BLOCK_BYTES
+        if self._active and nbytes >= SMALLEST * self._bytes:
+            least = self._total + nbytes - WAITING * self._bytes
             if self._hashed.value < least:
                 waiting()
                 self._hashed.wait(least)

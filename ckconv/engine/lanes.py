@@ -1,8 +1,9 @@
 """Files of one output that are written side by side, as many at once as there are processors for them.
 
 SHA-256 of one file keeps one processor busy, of several files several. So the files are shared out to lanes: a thread
-writes those of its lane in order, and others read them back behind it. What is written, and what is said of it, does
-not depend on how many lanes there are: where something is wrong with several files, the first of them counts.
+writes those of its lane in order, and others read them back behind it. Whoever is through with a lane leaves its
+processor to another one. What is written, and what is said of it, does not depend on how many lanes there are: where
+something is wrong with several files, the first of them counts.
 """
 
 from __future__ import annotations
@@ -156,6 +157,13 @@ class Lanes(Generic[T]):
                 # Files before this one are written: something may be wrong there, too, and it would come first.
                 self._errors[part.number] = error
                 self._unwanted = min(self._unwanted, part.number)
+                return
+        self._help()
+
+    def _help(self) -> None:
+        """Whoever calls has no more to do: what has most left to be written is hashed by another one from now on."""
+        for lane in sorted(self._lanes, key=lambda lane: -lane.growth.left):
+            if not lane.growth.left or lane.growth.help():
                 return
 
     def _require(self, number: int) -> None:

@@ -6,16 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckconv.engine.copies import Copies, Copy, Made, noted
+from ckconv.engine.copies import PIECE_BYTES, Copies, Copy, Made, noted
 from ckconv.engine.handed import Block, Handed
 from ckconv.engine.rowmoves import Moved
 
 if TYPE_CHECKING:
     from ckconv.engine.store import Store
-
-
-#: Bytes that are written and read back at once by threads that convert: they are in a cache still.
-PLACED_AT_ONCE = 512 << 10
 
 
 class LookBack:
@@ -32,6 +28,9 @@ class LookBack:
         self._copies, self._handed, self._place = copies, handed, place
         #: Where bytes come from that were appended and not written yet.
         self._noted: list[Copy] = []
+        #: What was read back and is not handed over yet: where it begins, its memory, and how much of that is filled.
+        self._begin, self._filled = 0, 0
+        self._memory: bytearray | None = None
         #: Memory for threads that place bytes, as many as do so at once.
         self._spare: list[bytearray] = []
 
@@ -40,24 +39,40 @@ class LookBack:
         if source is not None:
             noted(self._noted, Copy(self._place + position, nbytes, source, offset))
 
-    def written(self, store: Store, data: memoryview, position: int, waiting: Callable[[], None]) -> None:
+    def written(self, store: Store, data: memoryview, position: int, waiting: Callable[[], None]) -> int:
         """Look at bytes that were appended and are written; what was noted is of them. For the thread that appends.
 
         Args:
-            data: ``BLOCK_BYTES`` at most.
+            data: ``PIECE_BYTES`` at most.
             waiting: called before anything is waited for.
+
+        Returns:
+            how many bytes, all told, somebody may hear of now: those that are gathered are not among them.
         """
         copied, self._noted = self._noted, []
         if not copied and not self._handed.wanted:
-            return
-        memory = self._handed.borrow()
-        there = memoryview(memory)[: len(data)]
-        if not store.read(there, position):  # it is for whoever reads it again to say why
-            self._handed.give_back(memory)
-            return
-        if memory.startswith(data):  # views would be compared byte by byte
+            return self.hand(waiting) + len(data)
+        heard = 0
+        if self._memory is not None and self._filled + len(data) > len(self._memory):
+            heard = self.hand(waiting)
+        if self._memory is None:
+            self._begin, self._filled, self._memory = position, 0, self._handed.borrow()
+        until = self._filled + len(data)
+        if not store.read(memoryview(self._memory)[self._filled : until], position):
+            return heard + self.hand(waiting) + len(data)  # it is for whoever reads it again to say why
+        if self._memory.startswith(data, self._filled):  # views would be compared byte by byte
             self._copies.add(copied)
-        self._handed.hand(Block(self._place + position, there, memory), waiting)
+        self._filled = until
+        return heard + (self.hand(waiting) if until == len(self._memory) else 0)
+
+    def hand(self, waiting: Callable[[], None]) -> int:
+        """Hand over what is gathered: how many bytes."""
+        memory, self._memory = self._memory, None
+        if memory is None:
+            return 0
+        block = Block(self._place + self._begin, memoryview(memory)[: self._filled], memory)
+        self._handed.hand(block, waiting)
+        return self._filled
 
     def place(self, store: Store, data: memoryview, position: int, made: Made | None) -> list[Copy]:
         """Write bytes before it is their turn, in any thread.
@@ -69,8 +84,8 @@ class LookBack:
             those of them that were read back as they were meant, to be said to :meth:`taken` when it is their turn.
         """
         copies: list[Copy] = []
-        for start in range(0, len(data), PLACED_AT_ONCE):
-            part = data[start : start + PLACED_AT_ONCE]
+        for start in range(0, len(data), PIECE_BYTES):
+            part = data[start : start + PIECE_BYTES]
             store.write(part, position + start)
             if made is None:
                 continue
@@ -88,4 +103,4 @@ class LookBack:
         try:
             return self._spare.pop()
         except IndexError:  # to look first would leave another thread time to take the last one
-            return bytearray(PLACED_AT_ONCE)
+            return bytearray(PIECE_BYTES)

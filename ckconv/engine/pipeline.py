@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from ckconv.engine.copies import BLOCK_BYTES, Copy, Made
+from ckconv.engine.copies import PIECE_BYTES, Copy, Made
 from ckconv.engine.lookback import LookBack
 from ckconv.engine.rowmoves import Moved
 from ckconv.engine.store import Store
@@ -48,7 +48,7 @@ BUFFERS = 4
 BUFFER_BYTES = 1 << 20
 
 #: Bytes of which followers hear at once.
-TOLD_AT_ONCE = 1 << 20
+TOLD_AT_ONCE = PIECE_BYTES
 
 #: A run of zeros shorter than this is written like any other bytes: holes are whole blocks of the file system.
 SMALLEST_HOLE = 64 << 10
@@ -103,7 +103,7 @@ class Pipeline:
         self._progress = progress
         self.to_file = fd is not None and seekable
         self._back = back
-        self._bytes = BLOCK_BYTES if back is not None else buffer_bytes
+        self._bytes = PIECE_BYTES if back is not None else buffer_bytes
         # Whole pages: a copy to or from memory that starts inside a cache line costs a third more processor time.
         self._ring = [memoryview(mmap.mmap(-1, self._bytes)) for _ in range(1 if self.to_file else buffers)]
         self._next, self._filled = 0, 0
@@ -134,9 +134,7 @@ class Pipeline:
     def advance(self, nbytes: int) -> None:
         """The first ``nbytes`` of :meth:`writable` are filled."""
         self._filled += nbytes
-        self._position += nbytes
-        if self._progress:
-            self._progress(nbytes)
+        self._moved_on(nbytes)
         if self._filled == self._bytes:
             self._submit()
 
@@ -184,7 +182,9 @@ class Pipeline:
             self._submit()
             while len(view) - done >= self._bytes:
                 self._note(self._bytes, moved, offset + done)
-                self._append(view[done : done + self._bytes])
+                check()
+                self._write(view[done : done + self._bytes], self._position)
+                self._moved_on(self._bytes)
                 done += self._bytes
         while done < len(view):
             free = self.writable()
@@ -238,9 +238,8 @@ class Pipeline:
     def skip(self, nbytes: int) -> None:
         """Leave bytes of a file as they are."""
         self._submit()
-        self._position += nbytes
-        if self._progress:
-            self._progress(nbytes)
+        self._hand()
+        self._moved_on(nbytes)
         self._tell(nbytes)
 
     def finish(self) -> bytes:
@@ -254,6 +253,7 @@ class Pipeline:
             BrokenPipeError: nobody reads what is written.
         """
         self._submit()
+        self._hand()
         self._tell_all()
         self._end()
         if self._store is not None and self.to_file:
@@ -297,12 +297,10 @@ class Pipeline:
             self._write(job, start)
             self._current, self._filled = None, 0
 
-    def _append(self, data: memoryview) -> None:
-        check()
-        self._write(data, self._position)
-        self._position += len(data)
+    def _moved_on(self, nbytes: int) -> None:
+        self._position += nbytes
         if self._progress:
-            self._progress(len(data))
+            self._progress(nbytes)
 
     def _end(self) -> None:
         stage = self._stage
@@ -320,9 +318,14 @@ class Pipeline:
         if self._store is None:
             return
         self._store.write(job, position)
+        heard = len(job)
         if self._back is not None:
-            self._back.written(self._store, job, position, self._tell_all)
-        self._tell(len(job))
+            heard = self._back.written(self._store, job, position, self._tell_all)
+        self._tell(heard)
+
+    def _hand(self) -> None:
+        if self._back is not None:
+            self._tell(self._back.hand(self._tell_all))
 
     def _tell_all(self) -> None:
         """Nobody waits for bytes of which he was not told."""

@@ -95,6 +95,12 @@ class Staged:
         self._disks = {lane: Disk() for lane in self._lanes}
         #: Held by the one thread that asks for a descriptor.
         self._describing = _thread.allocate_lock()
+        #: What a header says is there before its tensors are, but for its digest.
+        self._early = not any(frame.header for frame in container.frames)
+        #: Held by the one thread that asks the format's reference reader: it begins with what others would wait for.
+        self._asking = _thread.allocate_lock()
+        #: What that reader says of each file of which it was asked.
+        self._opens: dict[int, VerifyError | None] = {}
 
     def _side_by_side(self) -> int:
         """How many lanes there are: one where files are not made apart, or another machine is asked in order."""
@@ -132,6 +138,8 @@ class Staged:
                 found = write_file(plan, part.file, part.frame, source, output, lane.growth, told, self._disks[lane])
                 if source is not files:
                     source.check_unchanged()
+            if len(self._lanes) > 1 and self._early:
+                self._ask_early(part)
             return found
 
         for found in self.lanes.write(write, watcher):
@@ -166,9 +174,7 @@ class Staged:
                 reader does not open the file.
             OutputError: ``output.write`` or ``output.space``.
         """
-        # What a header says is there already, but for its digest, and this thread has nothing else to do.
-        early = not any(frame.header for frame in self._container.frames)
-        refused = self._refused() if early else None
+        refused = self._refused() if self._early else None  # this thread has nothing else to do
         read = self._reading.joined(self.lanes.read(), [lane.parts for lane in self._lanes])
         for part in self._parts:
             if part.frame.header:
@@ -177,7 +183,7 @@ class Staged:
         try:
             with deferred():
                 disk.start()
-            refused = refused if early else self._refused()
+            refused = refused if self._early else self._refused()
             if refused is not None:
                 raise refused
             if read.compared:
@@ -217,13 +223,29 @@ class Staged:
 
     def _refused(self) -> VerifyError | None:
         """What the reference reader of the format says, where there is one and it does not open a file."""
-        try:
-            for part in self._parts:
-                self._container.check(part.place)
-        except VerifyError as error:
-            error.path = self._target.name
-            return error
+        for part in self._parts:
+            if part.number not in self._opens:
+                self._check_opens(part)
+            if error := self._opens[part.number]:
+                error.path = self._target.name
+                return error
         return None
+
+    def _ask_early(self, part: Part) -> None:
+        """While others are at work; if one of those asks just now, later."""
+        if self._asking.acquire(blocking=False):
+            try:
+                self._check_opens(part)
+            finally:
+                self._asking.release()
+
+    def _check_opens(self, part: Part) -> None:
+        try:
+            self._container.check(part.place)
+        except VerifyError as error:
+            self._opens[part.number] = error
+        else:
+            self._opens[part.number] = None
 
     def _check(self, read: Read) -> None:
         """What is around the tensors, then what they were found to be."""
