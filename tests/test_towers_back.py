@@ -263,13 +263,23 @@ def test_what_the_class_computes_otherwise_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_mmproj_whose_layers_are_several_is_not_one_of_the_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("clip.vision.feature_layer", [1, 2], "the configuration makes it [24, 32]"),
+        ("clip.vision.block_count", None, "block_count"),
+        ("clip.vision.embedding_length", 7, "7"),
+        ("clip.projector_type", "nobody's", ""),
+    ],
+)
+def test_an_mmproj_that_is_not_known_says_why(key: str, value: object, why: str, tmp_path: Path) -> None:
+    """A tower that looks into several layers is not one of those that look into the first of them."""
     _, text, mmproj = halves("llava-f16", tmp_path)
     reader, writer = gguf.GGUFReader(mmproj), gguf.GGUFWriter(tmp_path / "two.gguf", "clip")
-    for key, field in reader.fields.items():
-        if not key.startswith(("GGUF.", "general.architecture")):
-            layers = [1, 2] if key == "clip.vision.feature_layer" else field.contents()
-            writer.add_key_value(key, layers, field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    for name, field in reader.fields.items():
+        if not name.startswith(("GGUF.", "general.architecture")) and (name != key or value is not None):
+            said = value if name == key else field.contents()
+            writer.add_key_value(name, said, field.types[0], field.types[-1] if len(field.types) > 1 else None)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
@@ -277,8 +287,9 @@ def test_an_mmproj_whose_layers_are_several_is_not_one_of_the_first(tmp_path: Pa
     writer.write_tensors_to_file()
     writer.close()
 
-    with pytest.raises(CkconvError, match=r"two.gguf is a tower that is not known"):
+    with pytest.raises(CkconvError, match=r"two.gguf is a tower that is not known") as caught:
         convert(text, f"{tmp_path}/out/", mmproj=tmp_path / "two.gguf")
+    assert [why in sentence for sentence in caught.value.details] == ([True] if why else []), caught.value.details
 
 
 def test_a_tower_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:

@@ -42,8 +42,13 @@ def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorInd
 
     tower = open_index(as_path(mmproj))
     if tower.tower is None or tower.config is not None:
-        known = "a tower that is not known" if tower.facts.get("kind") == "mmproj" else "no tower"
-        raise UsageError("usage", f"{shown(mmproj)} is {known}, but the second of two sources must be a tower (mmproj)")
+        known, why = "no tower", ""
+        if tower.facts.get("kind") == "mmproj":
+            from ckconv.formats.gguf.index import unknown_tower
+
+            known, why = "a tower that is not known", unknown_tower(tower.path)
+        message = f"{shown(mmproj)} is {known}, but the second of two sources must be a tower (mmproj)"
+        raise UsageError("usage", message, details=[why] if why else [])
     if index.config is None or not format_of(index.format).single:
         raise UsageError(
             "usage", f"{shown(index.path)} is not a text model of a format that keeps the tower in a file of its own"

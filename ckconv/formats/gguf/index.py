@@ -102,17 +102,31 @@ def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
 
 def _tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:
     """The tower that an mmproj holds, where it is one whose names are known: any other is copied as it is."""
+    with suppress(InputError, UnsupportedError):
+        return _known_tower(path, file)
+    return None, None
+
+
+def unknown_tower(path: Path) -> str:
+    """Why the tower of an mmproj is none that is known; empty where no tower has its projector."""
+    try:
+        _known_tower(path, read_gguf(path))
+    except (InputError, UnsupportedError) as error:
+        return error.message
+    return ""
+
+
+def _known_tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:
     from ckconv.families.towers import tower_of_projector, tower_parameters, tower_tensors
 
     def has(name: str) -> bool:
         return value_of(file.metadata, f"clip.{name}") is not None
 
     family = tower_of_projector(str(value_of(file.metadata, "clip.projector_type") or ""), has)
-    with suppress(InputError, UnsupportedError):
-        if family is not None:
-            tower = tower_parameters(family, KeySource(file, family.gguf), path)
-            return tower, tower_tensors(items(file.tensors), tower, "gguf", path)
-    return None, None
+    if family is None:
+        return None, None
+    tower = tower_parameters(family, KeySource(file, family.gguf), path)
+    return tower, tower_tensors(items(file.tensors), tower, "gguf", path)
 
 
 def _facts(file: GgufFile, kind: str) -> dict[str, Any]:
