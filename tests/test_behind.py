@@ -199,11 +199,39 @@ def test_who_is_not_helped_goes_on_alone(tmp_path: Path, monkeypatch: pytest.Mon
     try:
         growth.tell(path, 50)
         assert growth.help() is False
+        assert len(growth.handed.borrow()) == PIECE_BYTES
         growth.tell(path, 100)
         assert hashing.digest(Extent(path, 0, 100)) == digest(bytes(100))
     finally:
         hashing.stop()
     assert hashes == {threading.get_ident()}
+
+
+def test_who_was_broken_off_is_not_helped_and_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C where nobody has it held back."""
+    path = written(tmp_path, bytes(100))
+    growth = Growth([Extent(path, 0, 100)], alone=True)
+    hashing = Behind([Extent(path, 0, 100)], growth, open_regular)
+
+    def broken_off(self: FileHash, until: int) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(FileHash, "read_to", broken_off)
+            with pytest.raises(KeyboardInterrupt):
+                growth.tell(path, 50)
+        assert not growth.help()
+        growth.tell(path, 100)
+        with pytest.raises(AbandonedError):
+            hashing.digest(Extent(path, 0, 100))
+    finally:
+        hashing.stop()
+
+
+def test_whoever_hands_waits_when_who_hashes_has_what_he_waits_for() -> None:
+    """Else each of the two would wait for the other one."""
+    assert (handed.WAITING - 1) * BLOCK_BYTES >= handed.STEP
 
 
 @pytest.mark.parametrize("helped", [True, False])
@@ -349,7 +377,7 @@ def test_one_processor_keeps_a_piece_in_its_cache_and_two_let_blocks_rest() -> N
     first = blocks.borrow()
     blocks.give_back(first)
     assert blocks.borrow() is first
-    blocks.share()
+    blocks.share(alone=False)
     blocks.give_back(first)
     others = [blocks.borrow() for _ in range(2)]
     assert (len(first), *map(len, others)) == (PIECE_BYTES, BLOCK_BYTES, BLOCK_BYTES)

@@ -17,9 +17,10 @@ from pathlib import Path
 from ckconv.core.tensors import Extent
 from ckconv.engine.following import Growth
 from ckconv.engine.handed import STEP
+from ckconv.engine.pace import AbandonedError
 from ckconv.engine.reread import FileHash
 from ckconv.engine.workers import Stage
-from ckconv.errors import Interrupted, OutputError, unreadable
+from ckconv.errors import OutputError, unreadable
 from ckconv.output.regular import close_unwritten
 from ckconv.signals import deferred
 from ckconv.system import reads_what_is_cached
@@ -72,6 +73,8 @@ class Behind:
         error = self._error or (self._stage and self._stage.error)
         if error:
             raise error
+        if extent not in self._digests:
+            raise AbandonedError
         return self._digests[extent]
 
     def stop(self) -> None:
@@ -94,8 +97,8 @@ class Behind:
 
     def _go_on(self) -> None:
         """More is written."""
-        with self._at_work:
-            if self._stage is None:
+        with deferred(), self._at_work:
+            if self._stage is None and not self._over:
                 self._advance()
 
     def _helped(self) -> bool:
@@ -104,25 +107,25 @@ class Behind:
             if self._stage is not None or self._over:
                 return False
             stage = Stage.of(self._run)
-            self._growth.handed.share()  # before: that thread waits for more than one that hashes what it writes hands
+            self._growth.handed.share(alone=False)  # before: that thread waits for more than one that is alone hands
             try:
                 stage.start()
             except OutputError:  # the user may have no more threads: it goes on as before
+                self._growth.handed.share(alone=True)
                 return False
             self._stage, self._step = stage, STEP
         return True
 
     def _advance(self) -> None:
+        self._over = True  # unless there is more
         try:
             while self._wanted is None or self._growth.is_written(*self._wanted):
                 self._wanted = next(self._steps)
+            self._over = False
         except StopIteration:
-            self._over = True
-        except Interrupted:
-            self._over = True
-            raise
+            pass
         except Exception as error:  # who asks for a digest is told
-            self._error, self._over = error, True
+            self._error = error
 
     def _hashing(self) -> Generator[tuple[Path, int], None, None]:
         """Hash everything.

@@ -55,16 +55,16 @@ class Handed:
         Args:
             alone: one processor does everything, and keeps one block in its cache.
         """
-        self._bytes, self._resting = (PIECE_BYTES, 0) if alone else (BLOCK_BYTES, RESTING)
+        self.share(alone=alone)
         self._blocks: deque[Block] = deque()
         self._spare: deque[bytearray] = deque()
         #: Bytes that were handed over, and of those that are hashed.
         self._total, self._hashed = 0, Mark(0)
         self._active = False
 
-    def share(self) -> None:
-        """Two processors work on the memory from now on."""
-        self._bytes, self._resting = BLOCK_BYTES, RESTING
+    def share(self, *, alone: bool) -> None:
+        """One processor, or two, work on the memory from now on."""
+        self._bytes, self._resting = (PIECE_BYTES, 0) if alone else (BLOCK_BYTES, RESTING)
 
     def begin(self) -> None:
         """Somebody hashes from now on."""

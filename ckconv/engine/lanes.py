@@ -162,7 +162,8 @@ class Lanes(Generic[T]):
 
     def _help(self) -> None:
         """Whoever calls has no more to do: what has most left to be written is hashed by another one from now on."""
-        for lane in sorted(self._lanes, key=lambda lane: -lane.growth.left):
+        at_work = [lane for lane in self._lanes if not any(part.number in self._errors for part in lane.parts)]
+        for lane in sorted(at_work, key=lambda lane: -lane.growth.left):
             if not lane.growth.left or lane.growth.help():
                 return
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ckconv.core.tensors import Extent, Identity, cut, identity
 from ckconv.errors import InputError, OutputError, unreadable
 from ckconv.output.regular import open_regular
-from ckconv.signals import check
+from ckconv.signals import check, deferred
 from ckconv.system import MAX_OPEN, read_into, reads_in_order, reads_soon, reads_what_is_cached
 
 if TYPE_CHECKING:
@@ -110,12 +110,12 @@ class Files:
             InputError: ``input.missing``, ``input.special`` or ``input.unreadable``.
             OutputError: ``input.changed``, it is not the file whose header was read; ``system``.
         """
-        fd = self._open.pop(path, -1)
-        if fd < 0:
+        if (fd := self._open.pop(path, -1)) < 0:
             while len(self._open) >= self._most:
                 self._close_oldest()
-            fd, status = self._opened(path)
-            self._open[path] = fd  # whatever comes next, it will be closed
+            with deferred():
+                fd, status = self._opened(path)
+                self._open[path] = fd  # whatever comes next, it will be closed
             if self._growing is not None and path in self._growing.paths:
                 reads_what_is_cached(fd)
             else:

@@ -180,9 +180,9 @@ class Outputs:
                 if isinstance(file.what, Small):
                     self._staging.add_small(file, file.what)
                 else:
-                    fd = self._staging.add_large(file, file.what)
-                    assert file.temp is not None
-                    self.fds.add(path, fd, file.temp)
+                    with deferred():
+                        fd, there = self._staging.add_large(file, file.what)
+                        self.fds.add(path, fd, there)
 
     def unfinished(self) -> Path:
         """The directory for files that are made apart."""

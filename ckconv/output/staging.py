@@ -198,8 +198,12 @@ class Staging:
             write_file(file.temp, what.content)
             self._unsynced.append(file)
 
-    def add_large(self, file: File, what: Room) -> int:
-        """Make a large file with room for all of it, beside its place if a rename does not lead there."""
+    def add_large(self, file: File, what: Room) -> tuple[int, Path]:
+        """Make a large file with room for all of it, beside its place if a rename does not lead there.
+
+        Returns:
+            its descriptor, and where it is.
+        """
         staged = self._free_name(file.name)
         file.staged = file.temp = staged
         if file.is_apart(self._made.parent):
@@ -208,13 +212,13 @@ class Staging:
                 file.staged = staged
         fd = create(file.temp)
         if what.apart:
-            return fd
+            return fd, file.temp
         try:
             allocate(fd, what.nbytes, what.holes)
         except BaseException:
             close_unwritten(fd)
             raise
-        return fd
+        return fd, file.temp
 
     def _free_name(self, name: str) -> Path:
         """``name`` in the directory, unless another file has it there."""
