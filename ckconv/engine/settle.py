@@ -83,6 +83,8 @@ class Staged:
     ) -> None:
         self._plan, self._container, self._target = plan, container, target
         self._outputs, self._verify = outputs, verify
+        #: A header holds a digest; all others say before the tensors are there what they are going to say.
+        self._framed = any(frame.header for frame in container.frames)
         numbered = enumerate(zip(paths, plan.files, container.frames, strict=True))
         self._parts = [
             Part(number, path, outputs.staged(path), file, frame) for number, (path, file, frame) in numbered
@@ -95,8 +97,6 @@ class Staged:
         self._disks = {lane: Disk() for lane in self._lanes}
         #: Held by the one thread that asks for a descriptor.
         self._describing = _thread.allocate_lock()
-        #: What a header says is there before its tensors are, but for its digest.
-        self._early = not any(frame.header for frame in container.frames)
         #: Held by the one thread that asks the format's reference reader: it begins with what others would wait for.
         self._asking = _thread.allocate_lock()
         #: What that reader says of each file of which it was asked.
@@ -104,8 +104,8 @@ class Staged:
 
     def _side_by_side(self) -> int:
         """How many lanes there are: one where files are not made apart, or another machine is asked in order."""
-        plan, framed = self._plan, any(frame.header for frame in self._container.frames)
-        if not THREADS or ELSEWHERE or framed or plan.restores or plan.errors is not None:
+        plan = self._plan
+        if not THREADS or ELSEWHERE or self._framed or plan.restores or plan.errors is not None:
             return 1
         return max(1, min(len(plan.files), made_at_once(), MOST))
 
@@ -138,7 +138,7 @@ class Staged:
                 found = write_file(plan, part.file, part.frame, source, output, lane.growth, told, self._disks[lane])
                 if source is not files:
                     source.check_unchanged()
-            if len(self._lanes) > 1 and self._early:
+            if len(self._lanes) > 1:
                 self._ask_early(part)
             return found
 
@@ -174,7 +174,7 @@ class Staged:
                 reader does not open the file.
             OutputError: ``output.write`` or ``output.space``.
         """
-        refused = self._refused() if self._early else None  # this thread has nothing else to do
+        refused = None if self._framed else self._refused()  # this thread has nothing else to do
         read = self._reading.joined(self.lanes.read(), [lane.parts for lane in self._lanes])
         for part in self._parts:
             if part.frame.header:
@@ -183,7 +183,7 @@ class Staged:
         try:
             with deferred():
                 disk.start()
-            refused = refused if self._early else self._refused()
+            refused = self._refused() if self._framed else refused
             if refused is not None:
                 raise refused
             if read.compared:
@@ -257,7 +257,7 @@ class Staged:
             return
         assert read.compared is not None
         checksums: tuple[Checksum, ...] = ()
-        if any(frame.header for frame in self._container.frames):  # which now holds a digest
+        if self._framed:  # the header holds the digest now
             checksums = self._reading.open().checksums
         known = {content(part): read.digests[part.number] for part in self._parts}
         with ReadOnce() as files:

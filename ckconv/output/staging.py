@@ -199,7 +199,7 @@ class Staging:
             self._unsynced.append(file)
 
     def add_large(self, file: File, what: Room) -> tuple[int, Path]:
-        """Make a large file with room for all of it, beside its place if a rename does not lead there; where it is."""
+        """Make a large file with room for all of it, apart if a rename does not lead there: descriptor and place."""
         staged = self._free_name(file.name)
         file.staged = file.temp = staged
         if file.is_apart(self._made.parent):
