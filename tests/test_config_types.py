@@ -18,8 +18,9 @@ from ckconv.families.huggingface_types import unaccepted
 #: What scripts/record_config_types.py found.
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "config_types.json").read_text())
 
-#: Keys whose values are held to more than their type: torch's names, labels by number, as many as layers.
-_NARROWER = frozenset({"dtype", "id2label", "layer_types", "mlp_layer_types"})
+#: Keys whose values are held to more than their type: torch's names, labels by number, as many as layers, what a model
+#: is run with.
+_NARROWER = frozenset({"dtype", "id2label", "is_encoder_decoder", "layer_types", "mlp_layer_types", "return_dict"})
 
 #: Objects that become instances of other classes, whose sizes they are.
 _MADE = frozenset({"attn_config", "ffn_config", "d_model", "text_config", "vision_config"})
@@ -131,3 +132,53 @@ def test_factors_that_no_type_asks_for_do_not_reach_phi_3s_class() -> None:
     assert unaccepted({"rope_parameters": listed}, "phi3") == ["rope_parameters"]
     assert unaccepted({"rope_parameters": {**listed, "rope_type": "longrope"}}, "phi3") == []
     assert unaccepted({"rope_parameters": {"rope_type": "default"}, "rope_scaling": None}, "phi3") == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"pad_token_id": 99_999},
+        {"return_dict": False},
+        {"is_encoder_decoder": True},
+    ],
+)
+def test_what_a_class_of_transformers_is_not_built_with_is_left_out(tmp_path: Path, said: dict[str, Any]) -> None:
+    """``torch.nn.Embedding`` wants a row for padding; tuples have no ``last_hidden_state``; a decoder is no encoder."""
+    plan = ckconv.convert(as_mlx(tmp_path, **said), f"{tmp_path}/out/", to="safetensors").plan
+
+    (key, value), *_ = said.items()
+    assert key not in config_of(tmp_path / "out")
+    assert f"left out of config.json or put right, as transformers does not take it: {key} = {value!r}" in plan.notes
+
+
+def test_a_table_of_rope_by_kind_of_layer_is_put_right_for_a_class_that_has_one_rope() -> None:
+    """``nested_rope_parameter_keys`` takes it for tables of every kind, and the class then misses ``rope_type``."""
+    table = {"rope_theta": 1e4, "full_attention": {"rope_theta": 1.0}}
+    assert unaccepted({"rope_parameters": table}, "qwen2") == ["rope_parameters"]
+    assert unaccepted({"rope_parameters": table}, "gemma3_text", by_layer=True) == []
+    assert unaccepted({"rope_parameters": table}, "llama") == []
+
+
+def test_phi3_says_that_there_is_no_padding_where_its_class_would_take_one_behind_the_vocabulary(
+    tmp_path: Path,
+) -> None:
+    ckconv.convert(FIXTURES / "hf/phi3-bf16", f"{tmp_path}/mlx/", to="mlx")
+    path = tmp_path / "mlx" / "config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "pad_token_id"}))
+
+    ckconv.convert(tmp_path / "mlx", f"{tmp_path}/out/", to="safetensors")
+    written = config_of(tmp_path / "out")
+    assert "pad_token_id" in written
+    assert written["pad_token_id"] is None
+
+
+def test_a_padding_token_of_a_gguf_that_is_no_token_is_not_said(tmp_path: Path) -> None:
+    source = tmp_path / "model.gguf"
+    ckconv.edit(
+        FIXTURES / "gguf/llama-tied-bf16.auto.gguf",
+        source,
+        set_meta=[("tokenizer.ggml.padding_token_id", "99999")],
+    )
+
+    ckconv.convert(source, f"{tmp_path}/out/", to="safetensors")
+    assert "pad_token_id" not in config_of(tmp_path / "out")

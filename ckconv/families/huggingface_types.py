@@ -8,7 +8,7 @@ A key without a row takes everything, and so does a class that is not recorded.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,20 +42,31 @@ _TYPES: Mapping[str, Callable[..., bool]] = {
     "list": lambda value, *item: isinstance(value, list) and all(_TYPES[item[0]](v, *item[1:]) for v in value if item),
     "some": lambda value, *item: value != [] and _TYPES["list"](value, *item),
     "=": lambda value, *word: value == " ".join(word),
+    "true": lambda value: value is True,
+    "false": lambda value: value is False,
     "labels": _is_labels,
     "factors": _is_factors,
 }
 
-#: What every class does with what it is given (``PreTrainedConfig.__post_init__``); a ``dtype`` is one of torch's.
+#: What every class does with what it is given (``PreTrainedConfig.__post_init__``); a ``dtype`` is one of torch's. A
+#: model that returns tuples does not get to its head (``can_return_tuple`` of utils/generic.py).
 _EVERY = {
     "= float64 | = float32 | = float16 | = bfloat16 | null": "dtype torch_dtype",
     "labels | null": "id2label",
     "int": "num_labels",
+    "true": "return_dict",
 }
 
+#: Of those that are recorded: such a model is looked for among those that translate.
+_DECODERS = {"false": "is_encoder_decoder"}
 
-def unaccepted(document: Mapping[str, Any], model_type: str) -> list[str]:
-    """Keys whose values the class of transformers does not take."""
+
+def unaccepted(document: Mapping[str, Any], model_type: str, *, by_layer: bool = False) -> list[str]:
+    """Keys whose values the class of transformers does not take.
+
+    Args:
+        by_layer: its RoPE has a table for each kind of layer.
+    """
     types, recorded = _types_of(model_type), _recorded()
     found = [key for key, value in document.items() if key in types and not types[key](value)]
     layers = document.get("num_hidden_layers", document.get("n_layer"))
@@ -66,7 +77,16 @@ def unaccepted(document: Mapping[str, Any], model_type: str) -> list[str]:
     counted = _is_count(hidden) and _is_count(heads) and model_type in recorded["whole_heads"]
     if counted and (not heads or hidden % heads):
         found.append("num_attention_heads")
+    if not is_padding(document.get("pad_token_id"), document.get("vocab_size")):
+        found.append("pad_token_id")
+    kinds = () if by_layer or "layer_types" not in types else recorded["layers"]["layer_types"]
+    found += [key for key in ("rope_parameters", "rope_scaling") if _has_any(document.get(key), kinds)]
     return found
+
+
+def is_padding(token: Any, vocabulary: Any) -> bool:
+    """A table of so many rows may have this padding token: ``torch.nn.Embedding`` asks for one of its rows."""
+    return not (_is_count(token) and _is_count(vocabulary)) or -vocabulary <= token < vocabulary
 
 
 def takes(model_type: str, key: str, value: Any) -> bool:
@@ -83,7 +103,8 @@ def _recorded() -> dict[str, Any]:
 
 def _types_of(model_type: str) -> dict[str, Accepts]:
     recorded = _recorded()
-    rows = {**_EVERY, **recorded["types"].get(model_type, {})}
+    own = recorded["types"].get(model_type, {})
+    rows = {**_EVERY, **(_DECODERS if own else {}), **own}
     found = {key: _accepts(kinds) for kinds, keys in rows.items() for key in keys.split()}
     return found | dict.fromkeys(recorded["unset"], lambda value: False)
 
@@ -91,6 +112,11 @@ def _types_of(model_type: str) -> dict[str, Accepts]:
 def _accepts(kinds: str) -> Accepts:
     split = [kind.split() for kind in kinds.split(" | ")]
     return lambda value: any(_TYPES[name](value, *arguments) for name, *arguments in split)
+
+
+def _has_any(table: Any, keys: Collection[str]) -> bool:
+    """A table of RoPE with one of these keys is taken for one by kind of layer (``nested_rope_parameter_keys``)."""
+    return isinstance(table, dict) and any(key in keys for key in table)
 
 
 def _is_count(value: Any) -> bool:

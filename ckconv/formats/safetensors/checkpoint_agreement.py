@@ -70,8 +70,8 @@ def fitting(document: Mapping[str, Any], built: Mapping[str, Any], config: Model
     Args:
         built: a document made of ``config`` alone, with what is there instead.
     """
-    made = dict(document)
-    for key in unaccepted(document, _class_of(config)):
+    made = {**_said_for_null(config, built), **document}
+    for key in _unaccepted(document, config):
         if built.get(key):
             made[key] = built[key]
         else:
@@ -81,7 +81,8 @@ def fitting(document: Mapping[str, Any], built: Mapping[str, Any], config: Model
 
 def check_fit(document: Mapping[str, Any], config: ModelConfig) -> None:
     """Raise ``plan.refused`` if transformers' class does not take the document."""
-    found = [f"{key} = {reprlib.repr(document[key])}" for key in unaccepted(document, str(document.get("model_type")))]
+    names = unaccepted(document, str(document.get("model_type")), by_layer=_by_layer(config))
+    found = [f"{key} = {reprlib.repr(document[key])}" for key in names]
     if found:
         what = f"transformers' {config.model_type} does not take what config.json would say: {', '.join(found)}"
         raise UnsupportedError("plan.refused", f"safetensors cannot hold this model: {what}")
@@ -97,7 +98,7 @@ def unfit_notes(index: TensorIndex, target: str) -> Iterator[str]:
     if config is None or index.format not in CONSUMERS or index.format == target or CONSUMERS[target] != TRANSFORMERS:
         return
     source = own_document(config)
-    names = listed([f"{key} = {reprlib.repr(source[key])}" for key in unaccepted(source, _class_of(config))])
+    names = listed([f"{key} = {reprlib.repr(source[key])}" for key in _unaccepted(source, config)])
     if names:
         yield f"left out of config.json or put right, as transformers does not take it: {', '.join(names)}"
 
@@ -122,6 +123,23 @@ def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str
     return [
         f"{name}{said(config, name)} is {ours!r}, {consumer} reads {theirs!r}" for name, (ours, theirs) in found.items()
     ]
+
+
+def _unaccepted(document: Mapping[str, Any], config: ModelConfig) -> list[str]:
+    return unaccepted(document, _class_of(config), by_layer=_by_layer(config))
+
+
+def _by_layer(config: ModelConfig) -> bool:
+    """RoPE has a table for each kind of layer: by the family's rule, or by keys of its own."""
+    family = _family(config)
+    cells = (cell for row in family.parameters.values() for cell in row.key_cells("hf"))
+    return family.document.rope.by_layer or any(c.of_rope and c.key.count(".") > 1 for c in cells)
+
+
+def _said_for_null(config: ModelConfig, built: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that are said to be null because the class has a default that does not go with this model."""
+    cells = (cell for row in _family(config).parameters.values() for cell in row.key_cells("hf"))
+    return {cell.key: None for cell in cells if cell.unread and cell.key in built and built[cell.key] is None}
 
 
 def _class_of(config: ModelConfig) -> str:

@@ -13,6 +13,7 @@ from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_classes import fit, is_on
+from ckconv.families.huggingface_types import is_padding
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
 from ckconv.families.loaders import MLX_LM
 from ckconv.formats.safetensors.checkpoint_agreement import agreeing, check_fit, fitting
@@ -125,6 +126,8 @@ def _facts(index: TensorIndex, config: ModelConfig, said: Said) -> Facts:
     ids: dict[str, int] = {
         key: tokens[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in tokens
     }
+    if not is_padding(ids.get("pad_token_id"), config.vocab_size):
+        del ids["pad_token_id"]
     return Facts(said.tied, widest(said.floats), switches, said.rope_scaling, ids, said.context)
 
 
