@@ -187,11 +187,15 @@ Fail = Callable[[str], InputError]
 
 
 def shortest_float32(value: float) -> float:
-    """The decimal with the fewest digits that a reader rounds to the same float32: 1e-05, not 9.999999747378752e-06."""
+    """The decimal with the fewest digits that a reader rounds to the same float32: 1e-05, not 9.999999747378752e-06.
+
+    Numbers with one float32 have one decimal.
+    """
     try:
         bits = struct.pack("<f", value)
     except OverflowError:
         return value
+    value = struct.unpack("<f", bits)[0] or value
     for digits in range(6, 10):
         candidate = float(f"{value:.{digits}g}")
         if struct.pack("<f", candidate) == bits:
@@ -300,9 +304,17 @@ def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> d
             found[name] = ours, theirs
     for name in sorted({*a.own, *b.own} - LEFT_OUT):
         pair = a.own.get(name), b.own.get(name)
+        if not same_words:  # a GGUF has the float32 next to a number
+            pair = _in_float32(pair[0]), _in_float32(pair[1])
         if pair[0] != pair[1] and (same_words or None not in pair):
             found[name] = pair
     return found
+
+
+def _in_float32(value: object) -> object:
+    if isinstance(value, tuple):
+        return tuple(_in_float32(item) for item in value)
+    return shortest_float32(value) if isinstance(value, float) and math.isfinite(value) else value
 
 
 def _windowed(config: ModelConfig, other: int) -> ModelConfig:

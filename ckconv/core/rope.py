@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,22 @@ def effective_scaling(scaling: Mapping[str, Any], context: int) -> dict[str, Any
         )
 
     return {"rope_type": kind, **{key: shortest(value) for key, value in said.items()}}
+
+
+def without_yarn_default(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """YaRN without an ``attention_factor`` that is what its readers compute where none is said, in float32.
+
+    Source: ``_compute_yarn_parameters`` of transformers' modeling_rope_utils.py; ``mscale``, which says another one,
+    counts with ``mscale_all_dim`` only.
+    """
+    from ckconv.core.config import shortest_float32
+
+    factor, said = scaling.get("factor"), scaling.get("attention_factor")
+    if said is None or not factor or (scaling.get("mscale") and scaling.get("mscale_all_dim")):
+        return dict(scaling)
+    default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    kept = shortest_float32(float(said)) != shortest_float32(default)
+    return {key: value for key, value in scaling.items() if kept or key != "attention_factor"}
 
 
 #: Powers and quotients of float32 may differ by some units in the last place from library to library.

@@ -209,11 +209,13 @@ class Dropped(NamedTuple):
 
     Attributes:
         copied: only where tensors get other names, or its matrix becomes another one; else it goes along.
+        name: what the family calls one that goes along, however it is spelled.
     """
 
     stored: StoredTensor
     reason: str
     copied: bool = False
+    name: str = ""
 
 
 class Checksum(NamedTuple):
@@ -240,8 +242,7 @@ class TensorIndex:
     """A model: its configuration and every tensor, under canonical names.
 
     Attributes:
-        format: ``gguf``, ``bump``, ``safetensors``, ``mlx``.
-        version: the format's version as a number, 0 where the format has none.
+        format, version: ``gguf``, ``bump``, ``safetensors``, ``mlx``; its version as a number, 0 where it has none.
         path: what the user named.
         files: every file that holds tensors or headers, in reading order.
         architecture: the file's own word for it (``llama``, ``qwen2``); empty where the file has none.
@@ -249,8 +250,7 @@ class TensorIndex:
         stored: the tensors as the files describe them, in file order.
         tensors: canonical name -> tensor, in file order.
         canonical_of: stored name -> canonical names made from it.
-        dropped: stored tensors that a rule allows to leave out.
-        unknown: stored tensors without a rule; any of them stops a conversion across naming families.
+        dropped, unknown: stored tensors that a rule leaves out, and those without one, which stop a conversion.
         metadata_kind: what ``metadata`` is.
         metadata: the format's own key/value pairs, lazily decoded where they are long.
         facts, checksums: what `inspect` prints about the container, in order; what the file says of its own bytes.

@@ -307,8 +307,8 @@ def _every_tensor(index: TensorIndex) -> dict[str, Tensor]:
 
     Those that are no part of the model may be zeros, where the source has none.
     """
-    dropped = [plain_tensor(item.stored.name, item.stored) for item in index.dropped if item.copied]
-    copied = {tensor.name: replace(tensor, may_be_absent=True) for tensor in dropped}
+    dropped = {item.name or item.stored.name: item.stored for item in index.dropped if item.copied}
+    copied = {name: replace(plain_tensor(s.name, s), may_be_absent=True) for name, s in dropped.items()}
     return {**index.tensors, **{f"\0{name}": tensor for name, tensor in {**index.unnamed, **copied}.items()}}
 
 

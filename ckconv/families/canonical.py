@@ -118,7 +118,8 @@ class _Reading:
         elif found is None:
             why = self.names.dropped.get(name.pattern)
             if why is not None:
-                self.dropped += [Dropped(stored, why, name.pattern in self.names.copied) for stored in item.stored]
+                copied = self.names.copied.get(name.pattern, "")
+                self.dropped += [Dropped(stored, why, bool(copied), copied) for stored in item.stored]
             else:
                 self.unknown += item.stored
         elif name.layer is not None and name.layer >= self._layers(name, found.parts[0]):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckconv.core.config import NUMBERS, REAL, Fail, checked_number
-from ckconv.core.rope import same_factors_always
+from ckconv.core.rope import same_factors_always, without_yarn_default
 from ckconv.families.key_rows import RopeStyle
 from ckconv.families.keys import MLX_LM, TRANSFORMERS
 from ckconv.families.rope_keys import ROPE_KEYS
@@ -276,6 +276,8 @@ def _completed(
     for key, value in _numbers(made):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise fail(f"{name}.{key} must be a number above 0, got {value!r}")
+    if kind == "yarn" and consumer == TRANSFORMERS:
+        made = without_yarn_default(made)
     if kind == "llama3" and made["low_freq_factor"] > made["high_freq_factor"]:
         raise fail(f"{name}.low_freq_factor is above {name}.high_freq_factor, which is {made['high_freq_factor']}")
     return made

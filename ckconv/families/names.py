@@ -6,7 +6,7 @@ a model costs one dictionary look-up a tensor, whatever its length.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from ckconv.core.names import PARTS, parse
@@ -85,7 +85,7 @@ class Names(NamedTuple):
         choices: pattern of a stored name -> what such a tensor is in one model or in another, where that differs.
         packed: canonical pattern of a tensor -> what it is written in where its values are blocks.
         zeros: name of a dropped tensor that the class makes up where it is not there -> its row.
-        copied: patterns of dropped tensors that go along where tensors keep their names.
+        copied: pattern of a dropped tensor that goes along where tensors keep their names -> its first spelling.
     """
 
     stored: Mapping[str, Stored]
@@ -94,7 +94,7 @@ class Names(NamedTuple):
     choices: Mapping[str, tuple[Stored, ...]] = {}
     packed: Mapping[str, Stored] = {}
     zeros: Mapping[str, TensorRow] = {}
-    copied: Collection[str] = frozenset()
+    copied: Mapping[str, str] = {}
 
     @property
     def always_fused(self) -> tuple[Stored, ...]:
@@ -132,7 +132,7 @@ class _Compiler:
         self.packed: dict[str, Stored] = {}
         self.dropped: dict[str, str] = {}
         self.zeros: dict[str, TensorRow] = {}
-        self.copied: set[str] = set()
+        self.copied: dict[str, str] = {}
         self.choices: dict[str, tuple[Stored, ...]] = {}
 
     def names(self) -> Names:
@@ -143,7 +143,7 @@ class _Compiler:
                     f"{older}{_OLDER[kind]}" for older, kind in map(_halves, spelled) if older.endswith(f"{_NORM}.")
                 ]
                 self.dropped |= dict.fromkeys(spelled, reason.why)
-                self.copied |= {*spelled} if reason.copied else set()
+                self.copied |= dict.fromkeys(spelled, spelled[0]) if reason.copied else {}
                 if reason.zeros:
                     self.zeros[spelled[0]] = row
             for kind in _kinds(row):

@@ -33,7 +33,7 @@ from ckconv.formats.gguf.entries import (
 )
 from ckconv.formats.gguf.keys import card_keys, copied, edited
 from ckconv.formats.gguf.layer_keys import keys_of_tensors
-from ckconv.formats.gguf.pooling import module_reasons, pooling_keys
+from ckconv.formats.gguf.pooling import gives_embeddings, module_reasons, pooling_keys
 from ckconv.formats.gguf.rules import engine_reasons
 from ckconv.formats.gguf.scales import scale_entries
 from ckconv.formats.gguf.spec import (
@@ -210,7 +210,7 @@ class GgufPlanner(Planner):
                 "tie_word_embeddings ties the output head to the embeddings, but another matrix is stored as the head",
                 "--drop output.weight ties it",
             )
-        if config.tied is False and not there and self.options.tie != "untie":
+        if config.tied is False and not there and self.options.tie != "untie" and not gives_embeddings(self.index):
             self.refuse(
                 "the output head is not tied to the embeddings (tie_word_embeddings), but there is none",
                 '"tie_word_embeddings": true in config.json says that it is',

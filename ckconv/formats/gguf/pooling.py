@@ -10,9 +10,24 @@ from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.core.typed import Value, scalar
 from ckconv.families.schema import Family
 from ckconv.formats.safetensors.modules import PLAIN, kept_documents, modules_of, pooling_of
+from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Reason
 
 _HINT = "take it out of modules.json for the embeddings before it"
+
+
+def gives_embeddings(index: TensorIndex) -> bool:
+    """A checkpoint has no output head on purpose: it is one of sentence-transformers, or of a class without one.
+
+    Raises:
+        InputError: ``model.config``, ``modules.json`` is malformed.
+    """
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
+        return False
+    classes = index.metadata.get("architectures")
+    named = [str(name) for name in classes] if isinstance(classes, list) else []
+    headless = [name.endswith("Model") and not name.endswith("LMHeadModel") for name in named]
+    return bool(headless and all(headless)) or bool(modules_of(root_of(index)))
 
 
 def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[str, Value]:
@@ -24,6 +39,8 @@ def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[s
     Raises:
         InputError: ``model.config``, a file is malformed.
     """
+    if index.config is not None and index.config.tied is False and HEAD not in index.tensors:
+        notes.append("the model gives embeddings: where logits are asked for, llama.cpp takes the embedding for a head")
     modules = modules_of(root_of(index)) if index.metadata_kind is MetadataKind.DOCUMENT else []
     if not modules:
         return {}

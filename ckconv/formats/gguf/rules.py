@@ -39,9 +39,13 @@ def required_layers(config: ModelConfig) -> dict[str, Sequence[int]]:
     family = FAMILIES[config.family]
     found = {**everywhere(family, "gguf", config.scope), **conditional(family, "gguf", config.scope)}
     wanted = {name: layers for name, layers in found.items() if name not in loaded(family, LLAMA_CPP.row)}
-    besides = required(family, LLAMA_CPP.row)
-    weights = {name: f"{name.rpartition('.')[0]}.weight" for name in besides}
-    return wanted | {name: found.get(weights[name], range(config.num_layers)) for name in besides}
+    layers: dict[str, Sequence[int]] = dict.fromkeys(required(family, LLAMA_CPP.row), range(config.num_layers))
+    for name in layers:
+        weight = (
+            f"{name.removesuffix('.bias')}.weight"  # a bias is where its weight is, a weight that is named everywhere
+        )
+        layers[name] = found.get(weight, layers[name])
+    return wanted | layers
 
 
 def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool, tied: bool = True) -> Iterator[Reason]:

@@ -51,7 +51,7 @@ def agreeing(
     if not _differences(made, config, reader):
         return made
     foreign = {name for name in keys.keys if keys.reads(name, reader) and not keys.reads(name, other)}
-    carried = {name for name, key in keys.keys.items() if key.kind is Kind.PARAMETER}
+    carried = foreign | {name for name, key in keys.keys.items() if key.kind is Kind.PARAMETER}
     made = {key: value for key, value in made.items() if key not in foreign}
     made |= {key: value for key, value in built.items() if key in carried and key != "max_position_embeddings"}
     found = _differences(made, config, reader)

@@ -1,0 +1,117 @@
+"""Checkpoints as they are published, where they differ from what transformers writes now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import Decoder, save
+from family_cases import checkpoint, recording
+
+import ckconv
+from ckconv.errors import UnsupportedError
+
+#: Keys of the code that nomic-embed came with -> those of transformers 5.
+NOMIC = {
+    "n_layer": "num_hidden_layers", "n_embd": "hidden_size", "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size", "layer_norm_epsilon": "layer_norm_eps", "n_positions": "max_position_embeddings",
+}  # fmt: skip
+
+
+def published(root: Path, family: str, case: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """The checkpoint of a recorded case with another configuration."""
+    made = checkpoint(recording(family)[case], root / "source")
+    path = made / "config.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    return made
+
+
+def nomic(root: Path, **said: Any) -> Path:
+    def older(document: dict[str, Any]) -> dict[str, Any]:
+        kept = {key: value for key, value in document.items() if key not in (*NOMIC.values(), "rope_parameters")}
+        return kept | {key: document[theirs] for key, theirs in NOMIC.items()} | said
+
+    return published(root, "nomic_bert", "plain", older)
+
+
+@pytest.mark.parametrize(("said", "base"), [({}, 1000.0), ({"rotary_emb_base": 10000}, 10000.0)])
+def test_nomic_bert_turns_by_the_base_that_its_first_code_reads(
+    tmp_path: Path, said: dict[str, Any], base: float
+) -> None:
+    ckconv.convert(nomic(tmp_path, **said), tmp_path / "m.gguf")
+
+    assert gguf.GGUFReader(tmp_path / "m.gguf").fields["nomic-bert.rope.freq_base"].contents() == base
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rotary_emb_fraction", 0.5),
+        ("rotary_emb_interleaved", True),
+        ("activation_function", "geglu"),
+        ("use_rms_norm", True),
+        ("prenorm", True),
+        ("causal", True),
+    ],
+)
+def test_what_the_first_code_of_nomic_bert_computes_otherwise_is_refused(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"{key} = .* changes the computation"):
+        ckconv.convert(nomic(tmp_path, **{key: value}), tmp_path / "m.gguf")
+
+
+def test_k_and_v_that_llama_cpp_loads_in_every_layer_are_missed_where_transformers_left_them_out(
+    tmp_path: Path,
+) -> None:
+    """transformers 5 writes no K and V of layers that use those of others; llama.cpp's gemma3n does not load that."""
+    found = recording("gemma3n")
+    case = next(name for name, one in found.items() if one.get("config", {}).get("num_kv_shared_layers"))
+    shared = found[case]["config"]["num_kv_shared_layers"]
+
+    with pytest.raises(
+        UnsupportedError, match=rf"no tensor for layers.{{n}}.attention.k.weight in {shared} layers"
+    ) as info:
+        ckconv.convert(checkpoint(found[case], tmp_path / "source"), tmp_path / "m.gguf")
+    assert info.value.code == "plan.refused"
+
+
+@pytest.mark.parametrize("embeds", ["modules.json", "class"])
+def test_a_model_that_gives_embeddings_needs_no_head(tmp_path: Path, embeds: str) -> None:
+    stored = {name: array for name, array in Decoder().tensors().items() if name != "lm_head.weight"}
+    said = {"architectures": ["LlamaModel"]} if embeds == "class" else {}
+    source = save(tmp_path / "hf", {**Decoder().config(), **said}, stored)
+    if embeds == "modules.json":
+        pooling = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+        (source / "modules.json").write_text(json.dumps([pooling]))
+        (source / "1_Pooling").mkdir()
+        (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+
+    report = ckconv.convert(source, tmp_path / "m.gguf")
+    names = {tensor.name for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert "output.weight" not in names
+    assert any("the model gives embeddings" in note for note in report.plan.notes)
+
+
+def test_logits_of_a_model_without_a_head_are_none(tmp_path: Path) -> None:
+    stored = {name: array for name, array in Decoder().tensors().items() if name != "lm_head.weight"}
+    said = {"architectures": ["GPT2LMHeadModel", "LlamaForCausalLM"]}
+
+    with pytest.raises(UnsupportedError, match="but there is none"):
+        ckconv.convert(save(tmp_path / "hf", {**Decoder().config(), **said}, stored), tmp_path / "m.gguf")
+
+
+def test_numbers_between_two_floats_come_back_as_one_of_them(tmp_path: Path) -> None:
+    """Command R+ says 0.8333333333333334, and a GGUF holds the float32 next to it."""
+    source = published(tmp_path, "cohere", "scale", lambda document: {**document, "logit_scale": 5 / 6})
+
+    ckconv.convert(source, tmp_path / "m.gguf")
+    assert np.float32(gguf.GGUFReader(tmp_path / "m.gguf").fields["command-r.logit_scale"].contents()) == np.float32(
+        5 / 6
+    )
+    ckconv.verify(tmp_path / "m.gguf", source)
