@@ -19,6 +19,10 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 #: A pattern of the names that files have until they are complete.
 TEMPORARY = r"\..+\.ckconv-[0-9a-f]{8}\.tmp"
 
+#: Bytes of a name in a temporary one. It leaves room for what is added: a name may be as long as the file system allows
+#: (255 bytes, almost everywhere).
+CUT = 200
+
 
 def through_link(path: Path) -> Path:
     """Where a symbolic link points; any other path, and a link that goes in a circle, as it is."""
@@ -27,8 +31,7 @@ def through_link(path: Path) -> Path:
 
 def temporary_name(parent: Path, name: str) -> Path:
     """A path in ``parent`` that nothing has, and that says what it is going to be."""
-    # Room for what is added: a name may be as long as the file system allows (255 bytes, almost everywhere).
-    cut = os.fsdecode(os.fsencode(name)[:200])
+    cut = os.fsdecode(os.fsencode(name)[:CUT])
     return parent / f".{cut}.ckconv-{os.urandom(4).hex()}.tmp"
 
 

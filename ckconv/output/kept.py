@@ -16,7 +16,8 @@ from typing import Any
 
 from ckconv.errors import InputError, Interrupted, OutputError, counted
 from ckconv.lazy import NamedTuple, regex
-from ckconv.output.filesystem import create, removed
+from ckconv.output.filesystem import CUT, create, removed
+from ckconv.output.links import is_directory, make_directory
 from ckconv.output.regular import opened_regular
 from ckconv.signals import check
 from ckconv.system import read_into, sync, sync_directory
@@ -45,7 +46,7 @@ def lasting_name(place: Path) -> Path:
     """
     name = _NUMBER.sub("", place.name)
     digest = sha256(os.fsencode(name)).hexdigest()[:8]
-    cut = os.fsdecode(os.fsencode(name)[:200])
+    cut = os.fsdecode(os.fsencode(name)[:CUT])
     return place.parent / f".{cut}.ckconv-{digest}.tmp"
 
 
@@ -87,7 +88,7 @@ class Kept:
             OSError: the system refuses.
         """
         self._directory = directory = staging / FINISHED
-        directory.mkdir(exist_ok=True)
+        make_directory(directory)
         for found in _listed(directory, self._fingerprint):
             for place in (directory / found.name, staging / found.name):  # it may have been about to be named
                 if found.name not in self.files and _fits(place, found):
@@ -169,7 +170,7 @@ def is_lasting(staging: Path) -> bool:
 
 def finished_in(staging: Path) -> bool:
     """A finished file is in this staging directory, and not about to be named."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         return any(not name.startswith(".") for name in os.listdir(staging / FINISHED))  # noqa: PTH208
     return False
 
@@ -182,7 +183,7 @@ def clear(staging: Path) -> list[str]:
     """
     left: list[str] = []
     for name in os.listdir(staging):  # noqa: PTH208 - names are all that is wanted
-        if name not in (FINISHED, KEPT):
+        if name not in (FINISHED, KEPT) or not is_directory(staging / name):
             left += remove_entry(staging / name)
     return left
 
@@ -197,12 +198,12 @@ def remove_entry(path: Path) -> list[str]:
 
 
 def remove_folder(path: Path) -> list[str]:
-    """Remove a directory of files, in which somebody may still be making one.
+    """Remove a directory of files, in which somebody may still be making one. What a link leads to stays.
 
     Returns:
         a sentence, if it cannot be removed.
     """
-    for _ in range(3):
+    for _ in range(0 if os.path.islink(path) else 3):  # noqa: PTH114 - never raises
         with suppress(OSError):
             for entry in list(path.iterdir()):
                 entry.unlink(missing_ok=True)
@@ -221,12 +222,16 @@ def _line(document: Mapping[str, Any]) -> bytes:
 def _listed(directory: Path, fingerprint: str) -> list[Finished]:
     """What the list says; nothing if it is of another conversion. A line that was cut off says nothing."""
     found: list[Finished] = []
-    with suppress(OSError, ValueError, TypeError, KeyError), open(directory / _LIST, "rb") as file:
+    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError, InputError):
         import json
 
-        first, *lines = file.read(_MOST).split(b"\n")
+        with opened_regular(directory / _LIST) as fd, open(fd, "rb", closefd=False) as file:
+            first, *lines = file.read(_MOST).split(b"\n")
         if json.loads(first)["fingerprint"] == fingerprint:
-            found.extend(Finished(**json.loads(line)) for line in lines)
+            for line in lines:
+                listed = Finished(**json.loads(line))
+                if isinstance(listed.name, str):
+                    found.append(listed)
     return found
 
 

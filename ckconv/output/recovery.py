@@ -8,21 +8,18 @@ of its files has no name yet, all of that is undone; a run that had named everyt
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from ckconv.errors import OutputError
-from ckconv.lazy import dataclass, regex
-from ckconv.output.filesystem import TEMPORARY
+from ckconv.lazy import dataclass
 from ckconv.output.kept import FINISHED, KEPT, UNFINISHED, finished_in, is_lasting
+from ckconv.output.links import is_directory, is_temporary, kept_at, led_to, places_of, regular
 from ckconv.output.locks import Locked
 from ckconv.output.regular import close_unwritten
 from ckconv.output.removal import remove_directory, remove_kept
 from ckconv.system import CLOEXEC, DIRECTORY, NOFOLLOW, is_own, try_lock
-
-_STAGING = regex(TEMPORARY, re.DOTALL)
 
 
 def recover(directories: Iterable[Path], abandoned: Collection[Path] = ()) -> list[str]:
@@ -48,7 +45,7 @@ def recover(directories: Iterable[Path], abandoned: Collection[Path] = ()) -> li
 def _leftovers(directory: Path) -> Iterator[Path]:
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            if not _STAGING.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
+            if not is_temporary(entry.name) or not entry.is_dir(follow_symlinks=False):
                 continue
             if is_own(entry.stat(follow_symlinks=False)):
                 yield Path(entry.path)
@@ -71,36 +68,36 @@ class _Taken:
     kept: Path
     target: Path
 
-    @property
-    def is_there(self) -> bool:
-        return os.path.lexists(self.kept)
-
 
 class _Dead:
-    """The staging directory of a run that is no more."""
+    """The staging directory of a run that is no more.
+
+    Somebody may have made it by hand, and others have cloned or unpacked it. Whatever it holds, only files in it are
+    moved or removed, and others that are the same file or, by their name, temporary.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        #: It began to give names.
+        self._naming = is_directory(path / KEPT)
         found = [entry for entry in path.iterdir() if entry.name not in (KEPT, FINISHED, UNFINISHED)]
-        folders = [entry for entry in found if entry.is_dir() and not entry.is_symlink()]
+        folders = [entry for entry in found if is_directory(entry)]
         entries = [entry for entry in found if entry not in folders]
         entries += [entry for folder in folders for entry in folder.iterdir()]
         #: Directories beside it that it gave names in; of one that was to be the output itself there are none.
-        places = [path.parent / folder.name for folder in folders if (path / KEPT).is_dir()]
-        self._folders = [place for place in places if place.is_dir()]
+        places = [path.parent / folder.name for folder in folders if self._naming]
+        self._folders = [place for place in places if is_directory(place)]
         #: Files that were written for other directories, beside their places.
-        self._elsewhere = [entry.readlink() for entry in entries if entry.is_symlink()]
-        self._staged = [entry for entry in entries if not entry.is_symlink()] + self._elsewhere
+        self._elsewhere = [temp for entry in entries if (temp := led_to(entry)) is not None]
+        self._here = [entry for entry in entries if regular(entry) is not None]
 
     def recover(self, *, lasting: bool) -> list[str]:
         told: list[str] = []
-        naming = (self._path / KEPT).is_dir()
-        lasting = lasting and (bool(self._staged) or finished_in(self._path))
-        if lasting and not naming:
+        lasting = lasting and (bool(self._here or self._elsewhere) or finished_in(self._path))
+        if lasting and not self._naming:
             return []
-        if naming and self._is_unfinished():
-            taken = [found for found in self._taken() if found.is_there]
-            given = self._given([found.target for found in taken])
+        if self._naming and self._is_unfinished():
+            taken, given = [*self._taken()], self._given()
             if any(os.path.lexists(found.target) and found.target not in given for found in taken):
                 return [f"{self._path} holds files that a killed run replaced; others stand in their places now"]
             told = _undo(taken, given)
@@ -109,8 +106,7 @@ class _Dead:
             for found in self._taken():
                 found.kept.unlink(missing_ok=True)
         for temp in self._elsewhere:
-            if _STAGING.fullmatch(temp.name):
-                temp.unlink(missing_ok=True)
+            temp.unlink(missing_ok=True)
         for folder in self._folders:
             with suppress(OSError):  # it was there before, with files in it
                 folder.rmdir()
@@ -124,35 +120,36 @@ class _Dead:
 
         A run that named everything removes what it replaced first. So if that is all there is, it was not brought back.
         """
-        found = [path.stat() for path in self._staged if path.exists()]
+        found = [status for path in (*self._here, *self._elsewhere) if (status := regular(path)) is not None]
         return not found or any(status.st_nlink < 2 for status in found) or finished_in(self._path)
 
     def _taken(self) -> Iterator[_Taken]:
         """In the order in which they were taken away."""
-        kept = self._path / KEPT
-        for own in sorted(kept.iterdir()) if kept.is_dir() else ():
-            for entry in own.iterdir():
-                place = entry.readlink() if entry.is_symlink() else entry
-                parent = place.parent if entry.is_symlink() else self._path.parent
-                yield _Taken(place, parent / entry.name)
+        for own in sorted((self._path / KEPT).iterdir()) if self._naming else ():
+            for entry in own.iterdir() if is_directory(own) else ():
+                kept = kept_at(entry)
+                if kept is not None:
+                    parent = self._path.parent if kept == entry else kept.parent
+                    yield _Taken(kept, parent / entry.name)
 
-    def _given(self, targets: Iterable[Path]) -> set[Path]:
-        """The names that staged files got."""
-        staged = {(s.st_dev, s.st_ino) for s in (path.stat() for path in self._staged if path.exists())}
-        parents = {*self._folders, *(p.parent for p in (self._path, *self._elsewhere))}
-        near = {path for parent in parents for path in parent.iterdir()}
-        return {path for path in near | set(targets) if _identity(path) in staged and not _is_temporary(path)}
+    def _given(self) -> set[Path]:
+        """The names that staged files got: beside the directory, or beside their temporary names elsewhere."""
+        near = (path for parent in (self._path.parent, *self._folders) for path in parent.iterdir())
+        given = _same(near, self._here)
+        for temp in self._elsewhere:
+            given |= _same(places_of(temp), [temp])
+        return given
+
+
+def _same(paths: Iterable[Path], staged: Iterable[Path]) -> set[Path]:
+    """Other names of staged files among these."""
+    known = {_identity(path) for path in staged} - {None}
+    return {path for path in paths if _identity(path) in known and not is_temporary(path.name)}
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    with suppress(OSError):
-        status = path.lstat()
-        return status.st_dev, status.st_ino
-    return None
-
-
-def _is_temporary(path: Path) -> bool:
-    return _STAGING.fullmatch(path.name) is not None
+    status = regular(path)
+    return None if status is None else (status.st_dev, status.st_ino)
 
 
 def _undo(taken: list[_Taken], given: set[Path]) -> list[str]:

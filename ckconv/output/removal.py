@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ckconv.output.filesystem import not_removed, removed_directory
 from ckconv.output.kept import FINISHED, KEPT, remove_entry
+from ckconv.output.links import is_directory, kept_at
 
 
 def remove_directory(path: Path) -> list[str]:
@@ -22,7 +23,7 @@ def remove_directory(path: Path) -> list[str]:
     except OSError as error:
         return [not_removed(path, error)]
     for entry in sorted(found, key=lambda entry: entry.name != FINISHED):  # without it nobody goes on with the rest
-        if entry.name == KEPT:
+        if entry.name == KEPT and is_directory(entry):
             remove_kept(entry)
         else:
             remove_entry(entry)
@@ -30,11 +31,14 @@ def remove_directory(path: Path) -> list[str]:
 
 
 def remove_kept(kept: Path) -> None:
-    """Remove the directory of what was replaced, if nothing is in it."""
+    """Remove the directory of what was replaced, if nothing is in it. Links go that do not lead to such a file."""
     with suppress(OSError):
-        for own in sorted(kept.iterdir(), reverse=True):
+        for own in sorted(kept.iterdir(), reverse=True) if is_directory(kept) else ():
+            if own.is_symlink():
+                own.unlink()
+                continue
             for link in own.iterdir():
-                if link.is_symlink() and not link.exists():
+                if link.is_symlink() and kept_at(link) is None:
                     link.unlink()
             own.rmdir()
         kept.rmdir()

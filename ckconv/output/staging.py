@@ -17,6 +17,7 @@ from ckconv.errors import OutputError
 from ckconv.lazy import dataclass
 from ckconv.output.filesystem import create, failing, holds, made_meanwhile, removed, temporary_name, write_file
 from ckconv.output.kept import KEPT, Kept, clear, lasting_name
+from ckconv.output.links import make_directory
 from ckconv.output.locks import Locked
 from ckconv.output.regular import close_unwritten
 from ckconv.output.removal import remove_directory, remove_kept
@@ -264,7 +265,7 @@ class Staging:
         for path in others:
             if path is not None:
                 path.unlink(missing_ok=True)
-        (self._made / KEPT).mkdir(exist_ok=True)  # an earlier run may have found others in the places of its files
+        make_directory(self._made / KEPT)  # it is there if an earlier run found others in the places of its files
 
     def keep(self, target: Path) -> Path:
         """Where a file is kept that is replaced: in the directory, or beside its place if no rename leads there."""
