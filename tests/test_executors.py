@@ -274,6 +274,22 @@ def test_threads_of_one_worker_do_not_mix_what_values_lose(tmp_path: Path) -> No
     }
 
 
+def test_a_worker_that_lives_on_converts_a_source_that_was_saved_again(tmp_path: Path) -> None:
+    source = shutil.copytree(QWEN2, tmp_path / "source")
+    weights = source / "model.safetensors"
+    data, status = weights.read_bytes(), weights.stat()
+    with ThreadPoolExecutor(1) as executor:
+        for name, kept in (("one", False), ("two", False), ("three", True)):
+            ckconv.convert(source, f"{tmp_path / name}/", to="mlx", options=OPTIONS, executor=executor)
+            weights.unlink()
+            weights.write_bytes(data)
+            times = (status.st_atime_ns, status.st_mtime_ns if kept else status.st_mtime_ns + 1)
+            os.utime(weights, ns=times)
+            status = weights.stat()
+        ckconv.convert(source, f"{tmp_path / 'four'}/", to="mlx", options=OPTIONS, executor=executor)
+    assert contents(tmp_path / "one") == contents(tmp_path / "four")
+
+
 class Dropping(Executor):
     """Whoever gives work to workers goes away."""
 

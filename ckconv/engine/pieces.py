@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ckconv.core.tensors import Extent
+from ckconv.core.tensors import Extent, identity
 from ckconv.engine.following import Following, Growth
 from ckconv.engine.pace import AbandonedError
 from ckconv.engine.pipeline import SMALLEST_HOLE
@@ -110,17 +110,28 @@ def make(piece: Piece) -> Made:
         own_families(options.families),
         at_once(piece.jobs),
     ):
-        plan, container, found = _planned(piece.request, piece.verify)
-        piece.fingerprint.check(found)
+        plan, container = _planned(piece.request, piece.verify, piece.fingerprint)
+        if not _is_current(plan):  # a file was saved again with its former size and time
+            _planned.cache_clear()
+            plan, container = _planned(piece.request, piece.verify, piece.fingerprint)
         return write_piece(plan, container, piece)
 
 
 @lru_cache(maxsize=1)
-def _planned(request: Request, verify: bool) -> tuple[Plan, Container, Fingerprint]:
+def _planned(request: Request, verify: bool, expected: Fingerprint) -> tuple[Plan, Container]:
+    """The plan of a conversion, for all of its pieces; a source that changed is planned anew."""
     plan = request.planned()
     plan.check()
     container = plan.contents()
-    return plan, container, fingerprint(plan, container, request, verify=verify)
+    expected.check(fingerprint(plan, container, request, verify=verify))
+    return plan, container
+
+
+def _is_current(plan: Plan) -> bool:
+    """Every file is the one whose header was read."""
+    with suppress(OSError):
+        return all(identity(path.stat()) == known for path, known in plan.index.identities.items())
+    return False
 
 
 @dataclass(frozen=True, slots=True)
