@@ -117,6 +117,37 @@ def test_a_module_behind_a_link_out_of_the_directory_is_refused(tmp_path: Path) 
         ckconv.convert(root, f"{tmp_path / 'copy'}/", to="safetensors")
 
 
+@pytest.mark.parametrize("how", ["file", "directory", "path", "up"])
+def test_documents_outside_of_the_directory_are_not_read(how: str, tmp_path: Path) -> None:
+    """``modules.json`` names another module, or leads out itself."""
+    root = source(tmp_path / "hf", {"pooling_mode_mean_tokens": True})
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for place in (outside, tmp_path):
+        (place / "config.json").write_text('{"SECRET": 1, "pooling_mode_cls_token": true}')
+    (root / "1_Pooling").rename(root / "2_Pooling")
+    if how == "file":
+        (root / "1_Pooling").mkdir()
+        (root / "1_Pooling" / "config.json").symlink_to(outside / "config.json")
+    elif how == "directory":
+        (root / "1_Pooling").symlink_to(outside)
+    place = {"path": "../outside", "up": ".."}.get(how, "2_Pooling")
+    modules = (root / "modules.json").read_text()
+    (root / "modules.json").write_text(modules.replace("1_Pooling", place))
+    ckconv.convert(root, tmp_path / "m.gguf")
+    assert b"SECRET" not in (tmp_path / "m.gguf").read_bytes()
+    assert pooled(tmp_path / "m.gguf") == (None if how in ("path", "up") else gguf.PoolingType.MEAN)
+
+
+def test_a_hidden_template_behind_a_link_out_of_the_directory_is_refused(tmp_path: Path) -> None:
+    root = checkpoint(CASE.recorded, tmp_path / "hf", CASE.tokenizer)
+    (root / "additional_chat_templates").mkdir()
+    (tmp_path / "secret").write_text("SECRET")
+    (root / "additional_chat_templates" / ".x.jinja").symlink_to(tmp_path / "secret")
+    with pytest.raises(InputError, match="outside the model directory"):
+        ckconv.convert(root, tmp_path / "m.gguf")
+
+
 @pytest.mark.parametrize("path", ["../1_Pooling", "/etc", "a/b", "..", "."])
 def test_a_module_is_a_directory_of_the_model(path: str, tmp_path: Path) -> None:
     root = source(tmp_path / "hf", None)

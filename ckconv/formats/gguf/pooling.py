@@ -5,7 +5,7 @@ Source: ``_try_set_pooling_type`` of llama.cpp's converter.
 
 from __future__ import annotations
 
-from ckconv.core.beside import root_of
+from ckconv.core.beside import beside, root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.core.typed import Value, scalar
 from ckconv.families.schema import Family
@@ -44,13 +44,14 @@ def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[s
     modules = modules_of(root_of(index)) if index.metadata_kind is MetadataKind.DOCUMENT else []
     if not modules:
         return {}
-    number, said = pooling_of(root_of(index), modules)
+    files = beside(index)
+    number, said = pooling_of(files, modules)
     if not said:
         notes.append("modules.json names no pooling: llama.cpp gives an embedding for every token")
     elif not number:
         notes.append(f"{said} pools as llama.cpp does not, which gives an embedding for every token")
     made = {f"{family.gguf}.pooling_type": scalar("u32", number)} if number else {}
-    return made | {key: scalar("str", text) for key, text in kept_documents(root_of(index)).items()}
+    return made | {key: scalar("str", text) for key, text in kept_documents(files).items()}
 
 
 def module_reasons(index: TensorIndex) -> list[Reason]:

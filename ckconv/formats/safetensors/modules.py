@@ -78,16 +78,18 @@ def folders_of(root: Path) -> Iterator[str]:
             yield module.path
 
 
-def pooling_of(root: Path, modules: list[Module]) -> tuple[int, str]:
+def pooling_of(files: Mapping[str, Path], modules: list[Module]) -> tuple[int, str]:
     """GGUF's number, 0 where there is none, and the file that says so.
+
+    Args:
+        files: those that belong to the checkpoint, by their names in it. No other is read: a name in ``modules.json``
+            may lead out of the directory, and so may a link.
 
     Raises:
         InputError: ``model.config``, the file is malformed.
     """
-    place = next((module.path for module in modules if module.kind == _POOLING), "")
-    if not place or Path(place).name != place or not (root / place / "config.json").is_file():
-        return 0, ""
-    return _number(read_object(root / place / "config.json", _DOCUMENT)), f"{place}/config.json"
+    name = next((f"{module.path}/config.json" for module in modules if module.kind == _POOLING), "")
+    return (_number(read_object(files[name], _DOCUMENT)), name) if name in files else (0, "")
 
 
 def _number(said: Mapping[str, Any]) -> int:
@@ -95,16 +97,19 @@ def _number(said: Mapping[str, Any]) -> int:
     return number or {word: number for word, _, number, _ in _KINDS}.get(str(said.get("pooling_mode")), 0)
 
 
-def kept_documents(root: Path) -> dict[str, str]:
+def kept_documents(files: Mapping[str, Path]) -> dict[str, str]:
     """Key of a GGUF -> the document that lies beside a checkpoint, word for word.
+
+    Args:
+        files: those that belong to the checkpoint, by their names in it.
 
     Raises:
         InputError: ``model.config``, one is malformed.
     """
-    data = {key: read_document(root / name, _DOCUMENT) for key, name in _KEPT.items() if (root / name).is_file()}
+    data = {key: read_document(files[name], _DOCUMENT) for key, name in _KEPT.items() if name in files}
     for key, text in data.items():
         if _KEPT[key] != MODULES:
-            parse_object(text, _DOCUMENT, root / _KEPT[key])
+            parse_object(text, _DOCUMENT, files[_KEPT[key]])
     return {key: text.decode() for key, text in data.items() if len(text) <= _MAX_KEPT}
 
 

@@ -17,11 +17,16 @@ _PARTS = (CONFIG_NAME, "*.jinja", "*.py")
 
 
 def part_files(root: Path, *, follow_links: bool) -> tuple[Path, ...]:
-    """The files of sentence-transformers' modules, each in a directory of its own, and templates by name."""
+    """The files of sentence-transformers' modules, each in a directory of its own, and templates by name.
+
+    Raises:
+        InputError: ``index.path``, one of them leads out of the directory, a hidden one too; as :func:`regular_file`.
+    """
     folders = [*folders_of(root), *([TEMPLATES] if (root / TEMPLATES).is_dir() else [])]
     names = [f"{folder}/{name}" for folder in dict.fromkeys(folders) for name in names_in(root / folder)]
-    files = [name for name in names if not (root / name).is_dir() and not Path(name).name.startswith(".")]
-    return tuple(root / name for name in files if regular_file(root, name, follow_links=follow_links))
+    files = [name for name in names if not (root / name).is_dir()]
+    there = [root / name for name in files if regular_file(root, name, follow_links=follow_links)]
+    return tuple(path for path in there if not path.name.startswith("."))
 
 
 def parts_beside(path: Path, carried: Collection[str]) -> tuple[str, ...]:
