@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config_keys import CONFIG_KEYS
+from ckconv.core.documents import text_key
 from ckconv.core.typed import Value
 from ckconv.errors import quoted
 from ckconv.formats.bump.map import MAP_NAME
@@ -24,12 +25,11 @@ _CONFIG = _JSON._replace(lax=True)
 #: Files for people: a model is the same without them, or with others.
 FOR_PEOPLE = ("README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*", "CITATION*")
 
-#: Keys of a configuration that the comparison of hyper-parameters covers, under whatever name: one of them may be
-#: missing where its value follows from the others.
-COVERED = frozenset(
-    {key for keys in CONFIG_KEYS.values() for key in keys}
-    | {"rope_scaling", "rope_parameters", "partial_rotary_factor"}
-)
+_ROPE = ("rope_scaling", "rope_parameters")
+
+#: Keys of ``config.json`` that the comparison of hyper-parameters covers, under whatever name: one of them may be
+#: missing where its value follows from the others. They are at its top, in the text part, and in the tables of RoPE.
+COVERED = frozenset({key for keys in CONFIG_KEYS.values() for key in keys} | {*_ROPE, "partial_rotary_factor"})
 
 #: What a fact is called that is about a document as a whole.
 SPELLING = "spelling"
@@ -119,27 +119,35 @@ def _of_files(name: str, mine: bytes, meant: bytes, path: Path) -> Iterator[Fact
         yield Fact(name, f"of {len(mine):,} bytes{where}", f"one of {len(meant):,}")
         return
     ours, theirs = _parsed(name, mine, path), _parsed(name, meant, Path(name))
-    found = list(_of_values(ours, theirs, ""))
+    found = list(
+        _of_values(ours, theirs, "", _covered_in(theirs) if name == "config.json" and isinstance(theirs, dict) else ())
+    )
     yield from (fact._replace(file=name) for fact in found)
     # A number or a letter may be spelled in two ways: 1e-05 and 1E-05, \u00e9 and \u00E9. Only one is written.
     if not found and not _plainly_spelled(mine, ours):
         yield Fact(SPELLING, "another", "one", name)
 
 
-def _of_values(mine: Any, meant: Any, where: str) -> Iterator[Fact]:
+def _covered_in(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tables of a ``config.json`` in which keys are :data:`COVERED`; the first one is the document."""
+    text = text_key(config)
+    return tuple(f"{outer}{rope}".rstrip(".") for outer in ("", f"{text}.") for rope in ("", *_ROPE))
+
+
+def _of_values(mine: Any, meant: Any, where: str, covered: Collection[str]) -> Iterator[Fact]:
     if isinstance(mine, dict) and isinstance(meant, dict):
         for key in mine:
             place = f"{where}.{key}" if where else str(key)
             if key not in meant:
                 yield Fact(place, _shown(mine[key]), None)
             else:
-                yield from _of_values(mine[key], meant[key], place)
+                yield from _of_values(mine[key], meant[key], place, covered)
         for key in meant:
-            if key not in mine and key not in COVERED:
+            if key not in mine and not (key in COVERED and where in covered):
                 yield Fact(f"{where}.{key}" if where else str(key), None, _shown(meant[key]))
     elif isinstance(mine, list) and isinstance(meant, list) and len(mine) == len(meant):
         for n, (one, other) in enumerate(zip(mine, meant, strict=True)):
-            yield from _of_values(one, other, f"{where}[{n}]")
+            yield from _of_values(one, other, f"{where}[{n}]", covered)
     elif (type(mine), mine) != (type(meant), meant) and where not in _OF_THE_WRITER:
         yield Fact(where, _shown(mine), _shown(meant))
 
