@@ -107,7 +107,7 @@ def check_sums(index: TensorIndex, opened: Path, digests: FileDigests, records: 
     """
     found = None
     for path in _lists(index, opened):
-        pairs = list(_pairs(path, opened))
+        pairs = list(_pairs(path))
         if path.name == IN_DIRECTORY and not opened.is_dir():  # it may be about other models too
             mine = {*records, *(file.name for file in index.files), *beside(index)}
             pairs = [pair for pair in pairs if pair[0] in mine]
@@ -118,6 +118,15 @@ def check_sums(index: TensorIndex, opened: Path, digests: FileDigests, records: 
             raise VerifyError(CODE, faults[0], path=path, details=listed(faults[1:]))
         found = path
     return found
+
+
+def names_in(path: Path) -> list[str]:
+    """What a list of checksums names.
+
+    Raises:
+        InputError: ``checksum.line``, a line is none; the list cannot be read.
+    """
+    return [name for name, _ in _pairs(path)]
 
 
 def _lists(index: TensorIndex, opened: Path) -> Iterator[Path]:
@@ -132,7 +141,7 @@ def _lists(index: TensorIndex, opened: Path) -> Iterator[Path]:
             yield path
 
 
-def _pairs(path: Path, opened: Path) -> Iterator[tuple[str, str]]:
+def _pairs(path: Path) -> Iterator[tuple[str, str]]:
     """(name, digest) of every line."""
     with open_source(path) as source:
         size = source.size or 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine import checksums
-from ckconv.errors import UsageError
+from ckconv.errors import InputError, UsageError
 from ckconv.formats.destination import Destination
 from ckconv.record import conversion
 from ckconv.record.schema import record_path
@@ -17,7 +17,7 @@ def check_in_place(index: TensorIndex, place: Destination) -> bool:
     """Whether a list of its digest alone lies beside it, which is to be written anew.
 
     Raises:
-        UsageError: ``usage.in-place``, the model is no single file, or other files speak of its bytes.
+        UsageError: ``usage.in-place``, the model is no single file, or other files speak of its bytes, or may.
     """
     hint = "name another place: ckconv edit SRC DST"
     if place.file is None or len(index.files) != 1 or index.files[0].name != place.file.name:
@@ -26,10 +26,18 @@ def check_in_place(index: TensorIndex, place: Destination) -> bool:
     if path.is_symlink():
         raise UsageError("usage.in-place", f"{path} is a link, which the new file would replace", hint=hint)
     own = (path.with_name(f"{path.name}{conversion.SUFFIX}"), record_path(path))
-    lists = [path.with_name(name) for name in (checksums.IN_DIRECTORY, conversion.IN_DIRECTORY)]
-    speaking = [other for other in own if os.path.lexists(other)]
-    speaking += [other for other in lists if other.is_file() and path.name in other.read_text("utf-8", "replace")]
+    speaking = [f"{other.name} beside it describes its present bytes" for other in own if os.path.lexists(other)]
+    for name, names_in in ((checksums.IN_DIRECTORY, checksums.names_in), (conversion.IN_DIRECTORY, _outputs_of)):
+        other = path.with_name(name)
+        try:
+            if other.is_file() and path.name in map(os.path.normpath, names_in(other)):
+                speaking.append(f"{name} beside it describes its present bytes")
+        except InputError as error:
+            speaking.append(f"{name} beside it may describe its present bytes: {error.message}")
     if speaking:
-        message = f"{speaking[0].name} beside it describes its present bytes"
-        raise UsageError("usage.in-place", message, path=Path(path), hint=hint)
+        raise UsageError("usage.in-place", speaking[0], path=Path(path), hint=hint)
     return os.path.lexists(path.with_name(f"{path.name}{checksums.SUFFIX}"))
+
+
+def _outputs_of(record: Path) -> list[str]:
+    return [name for name, _ in conversion.read_record(record).outputs]
