@@ -23,7 +23,7 @@ from ckconv.engine import pipeline, store
 from ckconv.engine.pipeline import Pipeline
 from ckconv.errors import InputError, Interrupted, OutputError, UsageError, VerifyError
 from ckconv.io import ahead, rows, stored
-from ckconv.io.ahead import BEHIND, SideBySide, at_once
+from ckconv.io.ahead import BEHIND, SideBySide, at_once, made_at_once
 from ckconv.io.files import Files
 from ckconv.options import Options
 from ckconv.quant.convert import Conversion
@@ -211,6 +211,36 @@ def test_the_first_fault_in_the_order_of_pieces_is_raised_and_no_thread_stays(jo
         with pytest.raises(InputError, match="piece 5"):
             next(results)
     assert left_of(before) == 0
+
+
+def test_what_threads_carry_out_at_once_has_numbers_of_its_own() -> None:
+    """Two conversions that overlap, and do not end in the order in which they began."""
+    begun, ended = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def other() -> None:
+        with at_once(8):
+            seen.append(made_at_once())
+            begun.set()
+            ended.wait(60)
+            seen.append(made_at_once())
+        seen.append(made_at_once())
+
+    thread = threading.Thread(target=other)
+    with at_once(4):
+        thread.start()
+        begun.wait(60)
+        assert made_at_once() == 4
+    ended.set()
+    thread.join(60)
+    assert seen == [8, 8, 1]
+    assert made_at_once() == 1
+
+
+def test_whoever_makes_a_piece_knows_how_many_do() -> None:
+    with Files() as files, at_once(3):
+        pieces = SideBySide(lambda files: None, files).each((lambda _: made_at_once()) for _ in range(9))
+        assert [*pieces] == [3] * 9
 
 
 def test_a_walk_that_is_broken_off_leaves_no_thread() -> None:

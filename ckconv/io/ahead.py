@@ -11,6 +11,7 @@ import _thread
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from itertools import chain, islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -35,10 +36,8 @@ MAX_JOBS = 64
 BEHIND = 3
 
 
-class _State:
-    """How many pieces are made at once; ``--jobs``."""
-
-    jobs = 1
+#: How many pieces are made at once; ``--jobs`` of what this thread, or the one that started it, carries out.
+_JOBS: ContextVar[int] = ContextVar("_JOBS", default=1)
 
 
 @contextmanager
@@ -50,17 +49,16 @@ def at_once(jobs: int | None) -> Iterator[None]:
     """
     if jobs is not None and jobs < 1:
         raise UsageError("usage.flag", f"jobs is {jobs}, and at least one is needed")
-    before = _State.jobs
-    _State.jobs = min(processors() if jobs is None else jobs, MAX_JOBS)
+    token = _JOBS.set(min(processors() if jobs is None else jobs, MAX_JOBS))
     try:
         yield
     finally:
-        _State.jobs = before
+        _JOBS.reset(token)
 
 
 def made_at_once() -> int:
     """How many pieces that is."""
-    return _State.jobs
+    return _JOBS.get()
 
 
 def is_light(tensor: Tensor, conversion: Conversion) -> bool:
@@ -96,9 +94,8 @@ class SideBySide(Generic[R]):
         """
         waiting = iter(pieces)
         head = list(islice(waiting, 2))
-        workers = (
-            _started(_State.jobs, self._files, self._make) if len(head) > 1 and _State.jobs > 1 and not alone else []
-        )
+        count = made_at_once()
+        workers = _started(count, self._files, self._make) if len(head) > 1 and count > 1 and not alone else []
         if not workers:
             for piece in chain(head, waiting):
                 yield piece(self.first)
@@ -150,7 +147,7 @@ def _started(count: int, files: Files, make: Callable[[Files], Any]) -> list[_Wo
             for _ in range(count):
                 worker = _Worker(jobs, files.twin(), make)
                 try:
-                    _thread.start_new_thread(worker.run, ())
+                    _thread.start_new_thread(copy_context().run, (worker.run,))
                 except RuntimeError:  # the user may have no more
                     break
                 workers.append(worker)
