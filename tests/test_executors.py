@@ -23,8 +23,9 @@ import ckconv
 from ckconv.api import prepare
 from ckconv.engine import apart, cluster, pieces, store
 from ckconv.engine.request import fingerprint, requested
-from ckconv.errors import OutputError, UnsupportedError, VerifyError
+from ckconv.errors import Interrupted, OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options
+from ckconv.signals import interruptible
 
 QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
 GGUF = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
@@ -304,6 +305,30 @@ def test_work_that_is_dropped_ends_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="the workers are gone") as refused:
         ckconv.convert(QWEN2, f"{tmp_path}/m/", to="safetensors", options=OPTIONS, executor=Dropping())
     assert refused.value.code == "cluster.worker"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.needs("posix")
+@pytest.mark.parametrize("call", ["create", "close_written"])
+def test_a_signal_while_a_file_is_opened_or_closed_leaves_nothing(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def struck(*given: Any) -> Any:
+        found = real(*given)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    def opened() -> int:
+        return len([*Path("/proc/self/fd").iterdir()])
+
+    real, before = getattr(pieces, call), opened()
+    monkeypatch.setattr(pieces, call, struck)
+    unlink, removed = Path.unlink, list[str]()
+    monkeypatch.setattr(Path, "unlink", lambda path, **how: (removed.append(path.name), unlink(path, **how))[1])
+    with pytest.raises(Interrupted), interruptible():
+        ckconv.convert(QWEN2, f"{tmp_path}/m/", to="mlx", options=OPTIONS, resume=True)
+    assert opened() == before
+    assert [name for name in removed if name.endswith(".tmp")], "by whoever made it"
     assert list(tmp_path.iterdir()) == []
 
 

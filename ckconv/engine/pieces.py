@@ -36,6 +36,7 @@ from ckconv.output.kept import UNFINISHED
 from ckconv.output.regular import close_unwritten, growing
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan
+from ckconv.signals import deferred
 from ckconv.system import allocate, sync
 
 #: Held by the one thread that makes a file with what threads share.
@@ -167,10 +168,10 @@ def write_piece(
     place = temporary_name(folder, staged.name)
     if plan.errors is not None:
         plan.errors.taken()
-    with failing(staged):
-        fd = create(place)
-    done = False
+    fd = -1
     try:
+        with failing(staged), deferred():  # a signal waits until the descriptor is known
+            fd = create(place)
         with failing(Path(piece.target)):
             holes = [(s.offset, s.nbytes) for s in file.steps if s.zero_filled and s.nbytes >= SMALLEST_HOLE]
             allocate(fd, file.nbytes, holes)
@@ -187,12 +188,15 @@ def write_piece(
             check_frame(file, frame, b"", fd, staged)
             sync(fd)
             container.check(place)
-        close_written(fd)
-        done = True
-    finally:
-        if not done:
-            close_unwritten(fd)
+        with deferred():
+            written, fd = fd, -1
+            close_written(written)
+    except BaseException:
+        with deferred():
+            if fd >= 0:
+                close_unwritten(fd)
             place.unlink(missing_ok=True)
+        raise
     errors = plan.errors.taken() if plan.errors is not None else {}
     return Made(piece.number, str(place), file.nbytes, *found, losses.changed, losses.merged, errors)
 
