@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -147,6 +149,35 @@ def test_what_is_no_importance_matrix_is_refused(data: bytes, tmp_path: Path) ->
 
     with pytest.raises(InputError) as caught:
         read_imatrix(tmp_path / "i.dat")
+
+    assert caught.value.code == "quantize.imatrix"
+
+
+@pytest.mark.needs("posix")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "i.dat")
+
+    with pytest.raises(InputError) as caught:
+        read_imatrix(tmp_path / "i.dat")
+
+    assert caught.value.code == "input.special"
+
+
+@pytest.mark.parametrize("field", ["entries", "name", "numbers"])
+def test_a_field_that_announces_more_than_is_there_reads_nothing(field: str, tmp_path: Path) -> None:
+    """The file is of four gigabytes, all of them zeros but for the field."""
+    fields = {"entries": [1, 1 << 20], "name": [1, -1], "numbers": [1, 0, 1, (1 << 30) - 1]}[field]
+    with (tmp_path / "i.dat").open("wb") as file:
+        file.write(struct.pack(f"<{len(fields)}i", *fields))
+        file.truncate(4 << 30)
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError) as caught:
+            read_imatrix(tmp_path / "i.dat")
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
 
     assert caught.value.code == "quantize.imatrix"
 

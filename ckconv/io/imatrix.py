@@ -6,12 +6,15 @@ the number of calls. Sources: ``common/imatrix-loader.cpp`` and ``load_imatrix``
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.errors import InputError, quoted
 from ckconv.io.files import readable
+from ckconv.output.regular import opened_regular
+from ckconv.system import read_at
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,17 +47,16 @@ def read_imatrix(path: Path) -> Imatrix:
     """What the file holds.
 
     Raises:
-        InputError: ``quantize.imatrix``.
+        InputError: ``quantize.imatrix``; as :func:`opened_regular`.
     """
     import numpy as np
 
-    with readable(path):
-        if path.stat().st_size > _MOST_BYTES:
-            raise _fault(path, "is too large")
-        with path.open("rb") as file:
-            whole = file.read(4) == b"GGUF"
     try:
-        found = _of_gguf(path) if whole else _of_dat(path)
+        with readable(path), opened_regular(path) as fd:
+            size = os.fstat(fd).st_size
+            if size > _MOST_BYTES:
+                raise _fault(path, "is too large")
+            found = _of_gguf(path) if read_at(fd, 4, 0) == b"GGUF" else _of_dat(fd, size)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, struct.error) as error:
         raise _fault(path, f"is not as llama-imatrix writes it: {error}") from error
     if not found.matrices:
@@ -89,29 +91,34 @@ def _of_gguf(path: Path) -> Imatrix:
     return Imatrix(found, str(datasets[0]) if datasets else "", int(chunks))
 
 
-def _of_dat(path: Path) -> Imatrix:
+def _of_dat(fd: int, size: int) -> Imatrix:
+    """Each field by itself: nothing is read that a field before it does not announce and the file has room for."""
     import numpy as np
 
-    data, at = path.read_bytes(), 0
+    at = 0
     found: dict[str, Floats] = {}
 
-    def number() -> int:
+    def taken(nbytes: int) -> bytes:
         nonlocal at
-        at += 4
-        return int(struct.unpack_from("<i", data, at - 4)[0])
+        if not 0 <= nbytes <= size - at:
+            raise ValueError(f"a field of {nbytes:,} bytes at byte {at:,} ends beyond the end of the file")
+        data = read_at(fd, nbytes, at)
+        at += nbytes
+        return data
+
+    def number() -> int:
+        return int(struct.unpack("<i", taken(4))[0])
 
     for _ in range(number()):
-        length = number()
-        name = data[at : at + length].decode()
-        at += length
+        name = taken(number()).decode()
         calls, count = number(), number()
-        if length < 0 or count < 1 or at + 4 * count > len(data):
+        if count < 1 or at + 4 * count > size:
             raise ValueError(f"{quoted(name)} has {count:,} numbers and ends beyond the end of the file")
-        sums = np.frombuffer(data, "<f4", count, at).astype(np.float32)
-        at += 4 * count
+        sums = np.frombuffer(taken(4 * count), "<f4", count).astype(np.float32)
         found[name] = sums / np.float32(calls) if calls > 0 else sums
-    if at == len(data):  # older ones end here
+    if at == size:  # older ones end here
         return Imatrix(found)
     chunks = number()
-    length = number() if at < len(data) else 0
-    return Imatrix(found, data[at : at + max(length, 0)].decode("utf-8", "replace"), max(chunks, 0))
+    length = number() if at < size else 0
+    dataset = taken(min(max(length, 0), size - at)).decode("utf-8", "replace")
+    return Imatrix(found, dataset, max(chunks, 0))
