@@ -34,7 +34,7 @@ def shown(path: str | os.PathLike[str]) -> str:
     Who asks for an address, and what proves it, is nobody's business: ``USER:PASSWORD@``, ``?signature=...``.
     """
     text = os.fspath(path)
-    for directory, address in ADDRESSES.items():
+    for directory, address in ADDRESSES.copy().items():  # another thread may add one
         if text == directory or text.startswith(directory + os.sep):
             return address + text[len(directory) :].replace(os.sep, "/")
     found = _ADDRESS.fullmatch(text.replace(os.sep, "/"))

@@ -15,6 +15,7 @@ from conftest import FIXTURES, Result
 from outputs import refused
 
 import ckconv as library
+from ckconv.errors import ADDRESSES, OutputError
 from ckconv.io import http, uploads
 
 Ckconv = Callable[..., Result]
@@ -134,6 +135,20 @@ def test_a_signal_leaves_nothing(memory: Any, ckconv: Ckconv, monkeypatch: pytes
     monkeypatch.setattr(uploads.Uploads, "publish", lambda self, digests: os.kill(os.getpid(), signal.SIGTERM))
     done = ckconv("convert", QWEN2, "memory://zoo/m/", "--to", "safetensors", *SHARDS)
     assert (done.code, there(memory)) == (143, {})
+
+
+def test_nothing_is_remembered_of_a_directory_that_is_gone(memory: Any) -> None:
+    before = dict(ADDRESSES)
+    library.convert(QWEN2, "memory://zoo/m.gguf")
+    with pytest.raises(OutputError):
+        library.convert(QWEN2, "memory://zoo/m.gguf")
+    assert before == ADDRESSES
+
+
+def test_a_model_elsewhere_is_shown_with_its_address(memory: Any) -> None:
+    library.convert(QWEN2, "memory://zoo/m.gguf")
+    model = library.open_model("memory://zoo/m.gguf")
+    assert repr(model) == f"<gguf qwen2 of {len(model.tensors)} tensors: memory://zoo/m.gguf>"
 
 
 def test_what_cannot_be_asked_of_an_output_elsewhere(memory: Any, ckconv: Ckconv) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Identity, Tensor, TensorIndex
-from ckconv.errors import counted
+from ckconv.errors import counted, shown
 from ckconv.io.files import Files
 from ckconv.lazy import dataclass
 
@@ -137,4 +137,4 @@ class Model:
 
     def __repr__(self) -> str:
         what = f"{self.format} {self.architecture or 'model'}"
-        return f"<{what} of {counted(len(self.tensors), 'tensor')}: {self.index.path}>"
+        return f"<{what} of {counted(len(self.tensors), 'tensor')}: {shown(self.index.path)}>"

@@ -116,3 +116,4 @@ def uploading(target: str, *, replacing: bool = False, lasting: bool = False) ->
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        ADDRESSES.pop(str(folder), None)
