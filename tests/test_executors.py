@@ -306,6 +306,9 @@ def test_work_that_is_dropped_ends_with_a_sentence(tmp_path: Path) -> None:
         ckconv.convert(QWEN2, f"{tmp_path}/m/", to="safetensors", options=OPTIONS, executor=Dropping())
     assert refused.value.code == "cluster.worker"
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OutputError) as again:
+        ckconv.convert(QWEN2, f"{tmp_path}/m/", to="safetensors", options=OPTIONS, executor=Dropping())
+    assert again.value is not refused.value, "each conversion has an error of its own"
 
 
 @pytest.mark.needs("posix")

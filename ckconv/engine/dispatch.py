@@ -24,9 +24,6 @@ _DEATHS = frozenset(
     {"KilledWorker", "WorkerCrashedError", "NodeDiedError", "RayActorError", "ActorDiedError", "OutOfMemoryError"}
 )
 
-#: What comes of work that is cancelled, and not by us: whoever gave it to workers is no more.
-_GONE = OutputError("cluster.worker", "the workers are gone: their scheduler has dropped the work")
-
 #: What comes of a worker that has another ckconv, or none.
 _STRANGERS = (ImportError, AttributeError, pickle.UnpicklingError)
 
@@ -70,7 +67,7 @@ class _Crew:
         again = []
         for future in done:
             piece = self.waiting.pop(future)
-            error = _GONE if future.cancelled() else future.exception()
+            error = _gone() if future.cancelled() else future.exception()
             if error is None:
                 self._deaths = 0
                 yield future.result()
@@ -106,6 +103,11 @@ class _Crew:
             future.cancel()
         for executor in self._own:
             executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _gone() -> OutputError:
+    """What comes of work that is cancelled, and not by us: whoever gave it to workers is no more."""
+    return OutputError("cluster.worker", "the workers are gone: their scheduler has dropped the work")
 
 
 def _is_death(error: BaseException) -> bool:
