@@ -205,10 +205,14 @@ def test_a_file_that_somebody_makes_meanwhile_is_not_touched(
     assert names(main.parent) == ["out.bump"]
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EXDEV, errno.ENOTSUP])
 def test_without_hard_links_files_are_published_all_the_same(
-    main: Path, side: Path, monkeypatch: pytest.MonkeyPatch
+    main: Path, side: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "link", no_links)
+    def refused(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refused)
     with one_file({side: b"{}"}, main=main, nbytes=5) as outputs:
         write(outputs, b"model")
         outputs.publish()

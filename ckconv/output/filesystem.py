@@ -13,8 +13,11 @@ from ckconv.output.regular import close_unwritten, opened_regular
 from ckconv.output.streamed import SideFile, is_in, pieces_of
 from ckconv.system import CLOEXEC
 
-#: What a file system says that cannot make hard links (FAT, some network mounts).
-NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+#: What a file system says that cannot make hard links (FAT, some network mounts), or may not here (some containers).
+#: What has another reason, such as a directory that may not be written to, comes again with what is done instead.
+NO_LINKS = (
+    errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV,
+)  # fmt: skip
 
 #: A pattern of the names that files have until they are complete.
 TEMPORARY = r"\..+\.ckconv-[0-9a-f]{8}\.tmp"
