@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ckconv.errors import Interrupted
+from ckconv.errors import Interrupted, OutputError
 from ckconv.output import locks
 from ckconv.output.locks import Locked
 from ckconv.signals import interruptible
@@ -32,6 +34,41 @@ def test_there_is_a_file_as_long_as_somebody_holds_it(tmp_path: Path) -> None:
     with Locked([tmp_path]):
         assert [path.name for path in tmp_path.iterdir()] == [locks.NAME]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_file_of_another_user_in_a_sticky_directory_is_locked(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Linux has it with fs.protected_regular; it may also go in the moment in which it is opened again."""
+    (tmp_path / locks.NAME).touch()
+    real = os.open
+
+    def protected(path: Path, flags: int, *mode: int) -> int:
+        if Path(path).name == locks.NAME and (tmp_path / locks.NAME).exists():
+            if flags & os.O_CREAT or flags & os.O_RDWR:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            if not there:
+                (tmp_path / locks.NAME).unlink()
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", protected)
+    with Locked([tmp_path]):
+        assert (tmp_path / locks.NAME).exists()
+
+
+@pytest.mark.needs("posix")
+def test_a_directory_that_may_not_be_written_to_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refused(path: Path, flags: int, *mode: int) -> int:
+        if flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(OutputError, match="Permission denied"):
+        Locked([tmp_path]).__enter__()
 
 
 @pytest.mark.parametrize("method", [Locked.__exit__, Locked.release])

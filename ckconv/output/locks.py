@@ -112,11 +112,15 @@ class Locked:
 
 
 def _open(path: Path) -> int:
-    flags = os.O_CREAT | CLOEXEC | NOFOLLOW | NONBLOCK
+    flags = CLOEXEC | NOFOLLOW | NONBLOCK
     try:
-        return os.open(path, os.O_RDWR | flags, 0o666)
-    except PermissionError:  # another user's, in a directory that both may write into
-        return os.open(path, os.O_RDONLY | flags, 0o666)
+        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
+    except PermissionError:
+        # Another user's, in a directory that both may write into. Linux opens it only if it need not be made, where the
+        # directory is sticky (fs.protected_regular).
+        with suppress(FileNotFoundError):
+            return os.open(path, os.O_RDONLY | flags)
+        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)  # it has just been removed, or may not be made
 
 
 def _is(path: Path, fd: int) -> bool:
