@@ -319,3 +319,42 @@ def test_a_type_that_takes_libgguf_is_refused_without_it(tmp_path: Path, monkeyp
 
     with pytest.raises(UnsupportedError, match=r"quantising to Q4_K takes the package libgguf: pip install"):
         ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize="q4_k"))
+
+
+#: What is quantised already -> types that its groups could be packed into again; some of them would fit, others not.
+REPACKED = [
+    ("mlx/llama-tied-bf16.q4g64", "q8_0", {}),
+    ("mlx/llama-tied-bf16.q4g64", "q4_0,*=q4_1", {"adapters": [(FIXTURES / "lora" / "llama-r4-attn-mlp", 1.0)]}),
+    ("mlx/llama-untied-f32.q4g32", "q4_1", {}),
+    ("quantised/awq-g32", "q4_0", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "word", "merged"), REPACKED, ids=lambda value: str(value)[:30])
+def test_what_is_decoded_and_quantised_at_once_is_as_in_two_steps(
+    name: str, word: str, merged: dict[str, Any], tmp_path: Path
+) -> None:
+    """Groups that have an exact way into the blocks were packed into them, or refused, whatever --dequantize said."""
+    source, both = FIXTURES / name, Options(quantize=word, dequantize=True)
+
+    ckconv.convert(source, tmp_path / "m.gguf", options=both, **merged)
+    ckconv.convert(source, tmp_path / "floats.gguf", options=Options(dequantize=True), **merged)
+    ckconv.convert(tmp_path / "floats.gguf", tmp_path / "two.gguf", options=Options(quantize=word))
+
+    assert tensors(tmp_path / "m.gguf") == tensors(tmp_path / "two.gguf")
+    assert ckconv.verify(tmp_path / "m.gguf", source, options=both, **merged).rounded
+    if not merged:  # nobody says that blocks were decoded: either way is right
+        assert ckconv.verify(tmp_path / "m.gguf", source, weights=True).rounded
+
+
+def test_a_bump_file_of_decoded_groups_is_as_in_two_steps(tmp_path: Path) -> None:
+    source = FIXTURES / "mlx/llama-tied-bf16.q4g64"
+
+    ckconv.convert(source, tmp_path / "m.bump", options=Options(quantize="q8_0", dequantize=True))
+    ckconv.convert(source, tmp_path / "floats.gguf", options=Options(dequantize=True))
+    ckconv.convert(tmp_path / "floats.gguf", tmp_path / "two.bump", options=Options(quantize="q8_0"))
+    ckconv.convert(tmp_path / "m.bump", f"{tmp_path}/again/")
+
+    assert ckconv.diff(tmp_path / "m.bump", tmp_path / "two.bump", weights=True).same
+    back = tmp_path / "again" / "model.safetensors"
+    assert back.read_bytes() == (source / "model.safetensors").read_bytes()

@@ -203,3 +203,17 @@ def test_rows_that_are_no_whole_groups_of_what_the_class_asks_for_are_refused(tm
     asked = Options(quantize="affine:4:32,*mlp.gate*=affine:8:32")
     report = ckconv.convert(source, f"{tmp_path}/out/", to="mlx", options=asked)
     assert report.verified
+
+
+def test_blocks_that_are_decoded_and_quantised_at_once_are_as_in_two_steps(tmp_path: Path) -> None:
+    """Q4_0 has an exact form in MLX, which is not asked for."""
+    ckconv.convert(FIXTURES / "hf/qwen2-tied-bf16", tmp_path / "blocks.gguf", options=Options(quantize="q4_0,*=q4_0"))
+    both = Options(quantize="affine:4:32", dequantize=True)
+
+    ckconv.convert(tmp_path / "blocks.gguf", f"{tmp_path}/one/", to="mlx", options=both)
+    ckconv.convert(tmp_path / "blocks.gguf", tmp_path / "floats.gguf", options=Options(dequantize=True))
+    ckconv.convert(tmp_path / "floats.gguf", f"{tmp_path}/two/", to="mlx", options=Options(quantize="affine:4:32"))
+
+    one, two = (tmp_path / name / "model.safetensors" for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+    assert ckconv.verify(tmp_path / "one", tmp_path / "blocks.gguf", options=both).rounded

@@ -188,6 +188,7 @@ class Assembly:
                 left_out=[left.name for left in plan.left_out],
                 configuration=not (plan.options.set_meta or plan.options.drop_meta),
                 importance=plan.importance,
+                decodes=plan.options.decodes,
                 only=lambda tensor: not seen(tensor),
             )
             found.check(plan.index.path, (), {})

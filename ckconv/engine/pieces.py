@@ -241,6 +241,7 @@ class _Reading:
             files,
             left_out=[left.name for left in plan.left_out],
             importance=plan.importance,
+            decodes=plan.options.decodes,
             tiles=self._growth.tiles,
             only=within([self._staged]),
             absent=False,

@@ -122,6 +122,7 @@ class Rereading:
             left_out=[left.name for left in plan.left_out],
             configuration=not (plan.options.set_meta or plan.options.drop_meta),
             importance=plan.importance,
+            decodes=plan.options.decodes,
             **which,
         )
 

@@ -35,7 +35,7 @@ from ckconv.families.towers import tower_family
 from ckconv.io.files import Files, paired_runs, runs
 from ckconv.io.tied import head_is_embedding
 from ckconv.lazy import NamedTuple
-from ckconv.quant.convert import between, convertible
+from ckconv.quant.convert import Action, between, convertible, of_values
 
 if TYPE_CHECKING:
     from ckconv.io.tiles import Tiles
@@ -111,6 +111,7 @@ def compare_tensors(
     configuration: bool = True,
     progress: Progress | None = None,
     importance: Mapping[str, Floats] | None = None,
+    decodes: Callable[[Tensor], bool] | None = None,
     tiles: Tiles | None = None,
     only: Callable[[Tensor], bool] | None = None,
     absent: bool = True,
@@ -118,6 +119,7 @@ def compare_tensors(
     """Everything that :func:`verify_index` finds by looking at tensors, those of ``out`` in the order of its files.
 
     Args:
+        decodes: whether blocks of a source tensor were decoded to make others; where nobody knows, either is right.
         tiles: rows that were converted to be written, which need not be converted again to be compared.
         only: which tensors of ``out`` are looked at; all of them.
         absent: look at the configuration too, and for what is in the source alone.
@@ -125,6 +127,7 @@ def compare_tensors(
     comparison = _Comparison(out, source, files, left_out, progress or (lambda n, name: None))
     comparison.configuration = configuration
     comparison.importance, comparison.tiles = importance or {}, tiles
+    comparison.decodes = decodes
     comparison.only, comparison.absent = only, absent
     return comparison.run()
 
@@ -144,6 +147,7 @@ class _Comparison:
         self._order = {path: number for number, path in enumerate(out.files)}
         self.configuration = True
         self.importance: Mapping[str, Floats] = {}
+        self.decodes: Callable[[Tensor], bool] | None = None
         self.tiles: Tiles | None = None
         self.only: Callable[[Tensor], bool] | None = None
         self.absent = True
@@ -241,7 +245,7 @@ class _Comparison:
         if not convertible(twin.dtype, tensor.dtype):
             text = f"{label} is {tensor.dtype}, {twin.source} is {twin.dtype}"
             return [Fault("verify.tensor", text, tensor.source)]
-        conversion = between(twin, tensor)
+        conversion = between(twin, tensor, decoded=self.decodes is not None and self.decodes(twin))
         alike = tensor.dtype is twin.dtype and not conversion.shift and tensor.layout.same_bytes_as(twin.layout)
         alike = alike and twin.merge is None and not twin.packed  # equal arrays may stand for other numbers
         told = partial(self._told, tensor.name)
@@ -255,6 +259,9 @@ class _Comparison:
 
         importance = self.importance.get(tensor.name)
         wrong, rounded = wrong_rows(tensor, twin, conversion, self.files, told, importance, self.tiles)
+        if wrong and self.decodes is None and conversion.action is Action.REPACK:
+            again, count = wrong_rows(tensor, twin, of_values(conversion), self.files, lambda _: None, importance)
+            wrong, rounded = (wrong, rounded) if again else (again, count)
         if not wrong:
             self.rounded += rounded > 0
             return []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from ckconv.core.tensors import TensorIndex, require_described
+from ckconv.core.tensors import Tensor, TensorIndex, require_described
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.reread import Soundness
 from ckconv.engine.tensors import Progress, compare_tensors
@@ -40,6 +40,7 @@ def verify_index(
     configuration: bool = True,
     progress: Progress | None = None,
     importance: Mapping[str, Floats] | None = None,
+    decodes: Callable[[Tensor], bool] | None = None,
 ) -> Verified:
     """Verify ``out``: checksums, padding and placeholders; with ``source``, configuration and every tensor against it.
 
@@ -47,6 +48,7 @@ def verify_index(
         left_out: names or globs of source tensors that are not in the output on purpose.
         configuration: hyper-parameters are to be the source's; not where somebody asked for others.
         importance: canonical name -> how much the error of each column counted when it was quantised, an expert a row.
+        decodes: see :func:`ckconv.engine.tensors.compare_tensors`.
 
     Raises:
         VerifyError: ``bump.checksum``, ``verify.config``, ``verify.padding`` or ``verify.tensor``, with every fault
@@ -64,6 +66,7 @@ def verify_index(
             configuration=configuration,
             progress=progress,
             importance=importance,
+            decodes=decodes,
         )
         digests = {checksum.extent: files.digest(checksum.extent) for checksum in out.checksums}
         files.check_unchanged()
@@ -80,6 +83,7 @@ def verify_soundly(
     configuration: bool = True,
     progress: Progress | None = None,
     importance: Mapping[str, Floats] | None = None,
+    decodes: Callable[[Tensor], bool] | None = None,
 ) -> Verified:
     """:func:`verify_index`, and the source's own checksum: nothing is right beside a damaged one.
 
@@ -91,7 +95,13 @@ def verify_soundly(
     with Soundness(source) as sound:
         sound.begin()
         found = verify_index(
-            out, source, left_out=left_out, configuration=configuration, progress=progress, importance=importance
+            out,
+            source,
+            left_out=left_out,
+            configuration=configuration,
+            progress=progress,
+            importance=importance,
+            decodes=decodes,
         )
         sound.check()
     return found

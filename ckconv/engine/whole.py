@@ -192,6 +192,7 @@ def verify_whole(
         configuration=not (options.set_meta or options.drop_meta or asked.weights),
         progress=progress,
         importance=plan.importance if plan else None,
+        decodes=options.decodes if options.dequantize or options.decode else None,
     )
     if asked.weights:
         return found

@@ -14,7 +14,7 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.lazy import NamedTuple
 from ckconv.plan import recipes
 from ckconv.plan.recipes import Matrix, Model
-from ckconv.quant.convert import Conversion, Run, decodable
+from ckconv.quant.convert import Conversion, Run, decodable, of_values
 from ckconv.quant.mlx import MODES
 from ckconv.quant.quantise import (
     GGML_TYPES,
@@ -204,11 +204,12 @@ class Quantised:
         return dtype.name in NEEDS_IMPORTANCE or (dtype.name in recipes.needs_importance(asked.word) and not ends)
 
     def conversion(self, name: str, plain: Conversion) -> Conversion:
-        """A conversion that quantises, where the tensor of this name in GGUF is."""
+        """A conversion that quantises, where the tensor of this name in GGUF is; blocks are to be decoded for that."""
         if name not in self.types or self.types[name] is not plain.target or plain.source is plain.target:
             return plain
         weights = self._importance.get(name)
-        return plain._replace(quantising=Quantising(weights[0] if weights is not None else None, self.errors))
+        how = Quantising(weights[0] if weights is not None else None, self.errors)
+        return of_values(plain)._replace(quantising=how)
 
     def runs(self, name: str, runs: Sequence[Run]) -> tuple[Run, ...]:
         """The rows of each expert apart, where each has an importance of its own."""

@@ -60,6 +60,7 @@ class Conversion(NamedTuple):
             ``None`` for all of them side by side.
         quantising: asks for values to be rounded to blocks, and says how; ``None`` where the types alone do.
         array: the type that this one array is stored as, where that is no word of MLX's: the bytes are the same.
+        decoded: blocks of another type are made of the values, though there may be an exact way between the two.
     """
 
     source: DType
@@ -69,6 +70,7 @@ class Conversion(NamedTuple):
     factor: float = 1.0
     quantising: Quantising | None = None
     array: DType | None = None
+    decoded: bool = False
 
     @property
     def written(self) -> DType:
@@ -83,7 +85,7 @@ class Conversion(NamedTuple):
         """The name of what happens, for reports."""
         if self.quantises:
             return Action.QUANTIZE
-        if way_between(self.source, self.target) or self._taken_apart:
+        if self._way or self._taken_apart:
             return Action.REPACK
         if self.source.kind is Kind.BLOCK and self.target is not self.source:
             return Action.DECODE
@@ -94,6 +96,11 @@ class Conversion(NamedTuple):
         if self.source is self.target:
             return Action.COPY
         return Action.WIDEN if self.target is F32 else Action.NARROW
+
+    @property
+    def _way(self) -> Way | None:
+        """The exact re-packing, if that is what is done."""
+        return None if self.decoded else way_between(self.source, self.target)
 
     @property
     def _taken_apart(self) -> bool:
@@ -109,7 +116,7 @@ class Conversion(NamedTuple):
     @property
     def quantises(self) -> bool:
         """Values are rounded to the blocks of another type, or to a float type that somebody asked for so."""
-        if self.source is self.target or way_between(self.source, self.target):
+        if self.source is self.target or self._way:
             return False
         return self.target.kind is Kind.BLOCK or (self.quantising is not None and self.target is not F32)
 
@@ -129,7 +136,7 @@ class Conversion(NamedTuple):
             all values: how far they moved is noted in ``quantising.errors``.
         """
         triple = triple_of(self.target)
-        if self.plane is not None and triple is not None and (way := way_between(self.source, self.target)):
+        if self.plane is not None and triple is not None and (way := self._way):
             # Every group is judged once, with the codes.
             repacked = way(rows, codes=self.plane == 0)
             return repacked.planes[self.plane], 0 if self.plane else repacked.inexact
@@ -148,8 +155,7 @@ class Conversion(NamedTuple):
 
         if self.source is self.target and not self.shift and self.factor == 1.0:
             return rows, 0
-        way = way_between(self.source, self.target)
-        if way is not None:
+        if (way := self._way) is not None:
             made = way(rows)
             return (made.planes[0] if len(made.planes) == 1 else np.concatenate(made.planes, axis=1)), made.inexact
         if self.quantises:
@@ -196,10 +202,21 @@ class Conversion(NamedTuple):
         return made[0] if len(made) == 1 else np.concatenate(made), values
 
 
-def between(source: Tensor, target: Tensor) -> Conversion:
-    """What makes the rows of ``target`` out of those of ``source``: another type, another convention of values."""
+def between(source: Tensor, target: Tensor, *, decoded: bool = False) -> Conversion:
+    """What makes the rows of ``target`` out of those of ``source``: another type, another convention of values.
+
+    Args:
+        decoded: where both have blocks, those of ``target`` are made of the values.
+    """
     one, other = source.layout, target.layout
-    return Conversion(source.dtype, target.dtype, other.shift - one.shift, factor=one.scale / other.scale)
+    made = Conversion(source.dtype, target.dtype, other.shift - one.shift, factor=one.scale / other.scale)
+    return of_values(made) if decoded else made
+
+
+def of_values(conversion: Conversion) -> Conversion:
+    """The conversion that decodes blocks to make those of another type."""
+    one, other = conversion.source, conversion.target
+    return conversion._replace(decoded=one is not other and one.kind is other.kind is Kind.BLOCK)
 
 
 class Run(NamedTuple):

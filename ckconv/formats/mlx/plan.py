@@ -20,7 +20,7 @@ from ckconv.plan.decoding import DECODE
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.quantising import FLOATS, names
 from ckconv.plan.steps import Plan
-from ckconv.quant.convert import Action, Conversion
+from ckconv.quant.convert import Action, Conversion, of_values
 from ckconv.quant.mlx import Quantization
 from ckconv.quant.nvfp4 import is_scaled
 from ckconv.quant.quantise import Errors, Quantising
@@ -134,13 +134,29 @@ class MlxPlanner(CheckpointPlanner):
     def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:
         errors = Errors()
         if self.options.quantize:
-            modules = [tuple(_told(piece, errors) for piece in module) for module in modules]
+            modules = [tuple(self._told(piece, errors) for piece in module) for module in modules]
         plan = super()._finish(modules, kept, metadata)
         return replace(plan, errors=errors) if self.options.quantize else plan
 
+    def _told(self, piece: Piece, errors: Errors) -> Piece:
+        """The piece whose conversions say how far values move, once for all arrays of a module."""
+        if piece.conversion is None:
+            return piece
+        how = Quantising(errors=None if piece.conversion.plane else errors)
+
+        def told(conversion: Conversion, source: Tensor | None) -> Conversion:
+            if source is not None and self.decoded(source):
+                conversion = of_values(conversion)
+            rounds = conversion.quantises or conversion.action is Action.NARROW
+            return conversion._replace(quantising=how) if rounds else conversion
+
+        runs = tuple(run._replace(conversion=told(run.conversion, run.tensor)) for run in piece.runs)
+        return piece._replace(conversion=told(piece.conversion, piece.source), runs=runs)
+
     def _renamed(self) -> list[Module]:
         modules = super()._renamed()
-        self.note_growth((self.tensors[name].dtype, dtype) for name, dtype in self.types.items())
+        stored = ((self.tensors[name], dtype) for name, dtype in self.types.items())
+        self.note_growth((tensor.dtype, dtype) for tensor, dtype in stored if not self.decoded(tensor))
         numbers = {
             triple.number
             for name, dtype in self.types.items()
@@ -185,20 +201,6 @@ class MlxPlanner(CheckpointPlanner):
         if self.options.quantize:
             common = quantization_of(asked_of(self.options.quantize).word, self.options.quantize)
         return {**_entry(common), **{name: _entry(q) for name, q in sorted(found.items()) if q != common}}
-
-
-def _told(piece: Piece, errors: Errors) -> Piece:
-    """The piece whose conversions say how far values move, once for all arrays of a module."""
-    if piece.conversion is None:
-        return piece
-    how = Quantising(errors=None if piece.conversion.plane else errors)
-
-    def told(conversion: Conversion) -> Conversion:
-        rounds = conversion.quantises or conversion.action is Action.NARROW
-        return conversion._replace(quantising=how) if rounds else conversion
-
-    runs = tuple(run._replace(conversion=told(run.conversion)) for run in piece.runs)
-    return piece._replace(conversion=told(piece.conversion), runs=runs)
 
 
 def _entry(quantization: Quantization) -> dict[str, Any]:
