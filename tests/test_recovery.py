@@ -102,6 +102,24 @@ def test_killed_at_any_step_of_naming_nothing_is_mixed_and_the_next_run_undoes_i
     assert all("had been removed by a run that was killed; it is restored" in sentence for sentence in told)
 
 
+@pytest.mark.parametrize("at", range(1, 20))
+@pytest.mark.needs("posix")
+def test_what_is_replaced_by_nothing_is_there_again_after_a_killed_run(tmp_path: Path, at: int) -> None:
+    before, after = {**OLD, "gone": b"old"}, new("new ")
+    for name, text in before.items():
+        (tmp_path / name).write_bytes(text)
+    code = CHILD.replace("last=[two, one]", "last=[two, one], gone=[place / 'gone']")
+    command = [sys.executable, "-c", code, str(tmp_path), "new ", "link,rename,mkdir,unlink", str(int(signal.SIGKILL))]
+    assert subprocess.run([*command, str(at), *NAMES], check=False).returncode in (0, -signal.SIGKILL)
+    left = found(tmp_path)
+    assert left in [{name: state.get(name) for name in left} for state in (before, after)]
+
+    recover([tmp_path])
+
+    assert found(tmp_path) in (before, after)
+    assert [name for name in hidden(tmp_path) if name != locks.NAME] == []
+
+
 def test_what_a_live_run_has_staged_is_not_touched(tmp_path: Path) -> None:
     with Outputs({tmp_path / "m": Room(3)}, {}) as outputs:
         os.pwrite(outputs.fds[tmp_path / "m"], b"mod", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,7 @@ def write_side_files(
         OutputError: as of a conversion.
     """
     from ckconv.cli.report import print_plan, print_report
+    from ckconv.engine.leftovers import check_leftovers, gone_notes, left_documents
     from ckconv.engine.run import Report
     from ckconv.formats.bump.write3 import CONFIG_NAME
     from ckconv.io.files import Files
@@ -103,13 +105,16 @@ def write_side_files(
     if not dry_run:
         inputs = (*plan.index.files, *plan.index.side_files)
         last = [path for path, small in side.items() if small.name == CONFIG_NAME]
+        gone = left_documents(plan, place, list(side)) if force else []
+        look = partial(check_leftovers, plan, place, (), side, gone)
         with (
             Files(plan.index.identities) as files,
-            Outputs({}, side, directory=place.directory, force=force, inputs=inputs, last=last) as outputs,
+            Outputs({}, side, directory=place.directory, force=force, inputs=inputs, last=last, gone=gone) as outputs,
         ):
+            look()
             files.check_unchanged()
-            outputs.publish()
-        plan = replace(plan, notes=(*plan.notes, *outputs.notes))
+            outputs.publish(look)
+        plan = replace(plan, notes=(*plan.notes, *gone_notes(gone), *outputs.notes))
     paths = tuple(side)
     if settings.json:
         if dry_run:

@@ -1,47 +1,109 @@
 """Files of an earlier output that loaders would take for part of the new one, which is then another model.
 
-They are not ours to remove.
+Weights are not ours to remove: nothing is written beside them. Documents are: ``force`` replaces an output, and one
+that the new output does not have is replaced by nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from ckconv.core.beside import root_of
 from ckconv.engine import checksums
 from ckconv.errors import OutputError, listed
 from ckconv.formats import format_of, load
 from ckconv.formats.destination import Destination
 from ckconv.output.filesystem import failing
+from ckconv.plan.container import Along
 from ckconv.plan.steps import Plan
 from ckconv.record import conversion
 
 _HINT = "remove what is left over, or name another directory"
 
 
-def check_leftovers(plan: Plan, directory: Path, written: Collection[Path]) -> None:
+def check_leftovers(
+    plan: Plan,
+    target: Destination,
+    rooms: Collection[Path],
+    side: Collection[Path],
+    gone: Collection[Path] = (),
+) -> None:
     """Refuse to write beside files that would be read along with the output.
 
     Args:
-        written: everything that is going to be written.
+        rooms, side: everything that is going to be written.
+        gone: what is taken away.
 
     Raises:
         OutputError: ``output.exists``, naming all of them.
     """
-    names = {path.name for path in written if path.parent == directory}
-    taken = format_of(plan.format).takes_along
-    patterns, flag = load(taken)(plan, directory) if taken is not None else ((), "")
-    hint = f"{flag}; or {_HINT}" if flag else _HINT
-    if not patterns or not directory.is_dir():  # it is going to be made
+    directory = target.parent
+    if directory is None or not directory.is_dir():  # it is going to be made
         return
+    along, written = _along(plan, directory), {*rooms, *side, *gone}
+    if left := _there(directory, along.weights, written):
+        raise _refused(
+            directory, left, f"{_some(left)} would remain, and loaders would take it for part of the output", _HINT
+        )
+    if left := _there(directory, along.documents, written):
+        hint = f"--force removes {'it' if len(left) == 1 else 'them'}; or {_HINT}"
+        raise _refused(
+            directory, left, f"{_some(left)} would remain, and loaders would take it for part of the output", hint
+        )
+
+
+def _some(left: list[str]) -> str:
+    return left[0] + (f" and {len(left) - 1} more" if len(left) > 1 else "")
+
+
+def _refused(directory: Path, left: list[str], message: str, hint: str) -> OutputError:
+    return OutputError("output.exists", message, path=directory, hint=hint, details=listed(left[1:]))
+
+
+def left_documents(plan: Plan, target: Destination, written: Collection[Path]) -> list[Path]:
+    """Documents of an earlier output that loaders would read along, and that go with it.
+
+    Args:
+        written: everything that is going to be written.
+    """
+    directory = target.parent
+    if directory is None or not directory.is_dir():
+        return []
+    return [directory / name for name in _there(directory, _along(plan, directory).documents, written)]
+
+
+def gone_notes(gone: Collection[Path]) -> list[str]:
+    """What to say of documents that were taken away."""
+    names, them = ", ".join(path.name for path in gone), "it" if len(gone) == 1 else "them"
+    return [f"removed, as loaders would take {them} for part of the output: {names}"] if gone else []
+
+
+def _along(plan: Plan, directory: Path) -> Along:
+    """Of a directory that the source lies in, too, the documents are the source's."""
+    place = format_of(plan.format).takes_along
+    along: Along = load(place)(plan, directory) if place is not None else Along()
+    root = root_of(plan.index)
+    if along.documents and not format_of(plan.index.format).single and root.is_dir() and root.samefile(directory):
+        return along._replace(documents=())
+    return along
+
+
+def _there(directory: Path, patterns: Iterable[str], written: Collection[Path]) -> list[str]:
+    """Names in the directory that one of the patterns matches, and that are not written."""
+    found: set[str] = set()
     with failing(directory):
-        left = sorted(p.name for p in directory.iterdir() if p.name not in names and _among(p.name, patterns))
-    if left:
-        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        message = f"{left[0]}{more} would remain, and loaders would take it for part of the output"
-        raise OutputError("output.exists", message, path=directory, hint=hint, details=listed(left[1:]))
+        for folder in {os.path.dirname(pattern) for pattern in patterns}:
+            globs = [os.path.basename(pattern) for pattern in patterns if os.path.dirname(pattern) == folder]
+            paths = (directory / folder).iterdir() if (directory / folder).is_dir() else ()
+            found |= {
+                os.path.join(folder, path.name)
+                for path in paths
+                if path not in written and _among(path.name, globs) and not (path.is_dir() and not path.is_symlink())
+            }
+    return sorted(found)
 
 
 def stale_lists(target: Destination, written: Collection[Path]) -> list[str]:

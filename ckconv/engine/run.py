@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.core.beside import beside
-from ckconv.engine.leftovers import check_leftovers, stale_lists
+from ckconv.engine.leftovers import check_leftovers, gone_notes, left_documents, stale_lists
 from ckconv.engine.pipeline import SMALLEST_HOLE
 from ckconv.engine.reread import Soundness
 from ckconv.engine.settle import Late, Staged, Written, write_late
@@ -145,14 +145,15 @@ def run(
             for path, file in zip(paths, plan.files, strict=True)
         }
         _check_apart([*side, *(item.path for item in late)], paths)
-        plan = replace(plan, notes=(*plan.notes, *stale_lists(target, [*rooms, *side])))
+        gone = left_documents(plan, target, [*rooms, *side]) if force else []
+        plan = replace(plan, notes=(*plan.notes, *gone_notes(gone), *stale_lists(target, [*rooms, *side])))
         last = entry(plan, paths, side)
         inputs = () if in_place else _inputs(plan)
         kept = assembly.kept if assembly else None
         with Outputs(
-            rooms, side, directory=target.directory, force=force, inputs=inputs, last=last, kept=kept
+            rooms, side, directory=target.directory, force=force, inputs=inputs, last=last, kept=kept, gone=gone
         ) as outputs:
-            look = partial(check_leftovers, plan, target.parent, [*rooms, *side])
+            look = partial(check_leftovers, plan, target, rooms, side, gone)
             look()
             if not plan.restores or not verify:  # else it is verified whole
                 source.begin()

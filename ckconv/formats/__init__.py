@@ -95,7 +95,8 @@ class Format(NamedTuple):
         content: of an open model and the places of its side files: a :class:`ckconv.plan.content.Content`.
         shown: of a source and an open output: the options that show in the output.
         stores_alike: of a plan and an open output: it stores the same, where names, types and shapes do not say so.
-        takes_along: of a plan and its directory: names of files there that loaders would read besides.
+        takes_along: of a plan and its directory: names of files there that loaders would read besides, a
+            :class:`ckconv.plan.container.Along`.
         place_beside: of an output file and the name of a side file: where that goes, if not beside it.
         described_beside: the files beside its weights are of use without them: programs read them beside weights of
             another format.
@@ -187,7 +188,7 @@ FORMATS: tuple[Format, ...] = (
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
         holds_towers=True,
         shown=("ckconv.formats.safetensors.content", "shown"),
-        takes_along=("ckconv.formats.safetensors.shards", "takes_along"),
+        takes_along=("ckconv.formats.safetensors.along", "takes_along"),
         described_beside=True,
     ),
     Format(
@@ -210,7 +211,7 @@ FORMATS: tuple[Format, ...] = (
         blocks=("ckconv.formats.mlx.blocks", "BLOCKS"),
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
         shown=("ckconv.formats.safetensors.content", "shown"),
-        takes_along=("ckconv.formats.safetensors.shards", "takes_along"),
+        takes_along=("ckconv.formats.safetensors.along", "takes_along"),
     ),
     Format(
         "bump",

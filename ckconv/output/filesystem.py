@@ -131,6 +131,21 @@ def write_error(error: OSError, path: Path) -> OutputError:
 
 
 @contextmanager
+def syncing(output: Path) -> Iterator[None]:
+    """The names of an output, all of which it has, are brought to the disk in this block.
+
+    Raises:
+        OutputError: ``output.write``.
+    """
+    try:
+        yield
+    except OSError as error:
+        message = f"the output is complete and there, but its name could not be synced to the disk: {error.strerror}"
+        hint = "a power loss may undo it: call sync, and verify it"
+        raise OutputError(write_code(error), message, path=output, hint=hint) from error
+
+
+@contextmanager
 def failing(path: Path) -> Iterator[None]:
     """Turn what the system says in this block into an error about ``path``.
 

@@ -100,6 +100,21 @@ def check_target(target: Path, content: SideFile | None, *, force: bool, inputs:
     raise OutputError("output.exists", "exists already", path=target, hint=hint)
 
 
+def check_gone(targets: Iterable[Path], inputs: Iterable[Path]) -> None:
+    """Check that nothing is taken away that is read.
+
+    Raises:
+        OutputError: ``output.is-input``.
+    """
+    inputs = tuple(inputs)
+    for target in targets:
+        for source in inputs:
+            with suppress(OSError):
+                if target.samefile(source):
+                    message = f"is the input {source}, and loaders would take it for part of the output"
+                    raise OutputError("output.is-input", message, path=target, hint="name another directory")
+
+
 def check_apart(targets: Iterable[Path]) -> None:
     """Check that no two outputs are one file, as links may make them.
 

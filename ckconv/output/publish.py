@@ -15,12 +15,12 @@ from types import TracebackType
 
 from ckconv.errors import CkconvError, Interrupted, OutputError
 from ckconv.output.descriptors import Descriptors
-from ckconv.output.filesystem import failing, through_link, write_code
+from ckconv.output.filesystem import failing, syncing, through_link
 from ckconv.output.folders import Folders
 from ckconv.output.kept import FINISHED, UNFINISHED, Kept, lasting_name, remove_folder
 from ckconv.output.locks import Locked
 from ckconv.output.naming import Naming, keep_mode, replace
-from ckconv.output.places import check_apart, check_directory, check_links, check_room, check_target
+from ckconv.output.places import check_apart, check_directory, check_gone, check_links, check_room, check_target
 from ckconv.output.recovery import recover
 from ckconv.output.staging import File, Room, Small, Staging
 from ckconv.signals import LATE, LEFT, check, declare, deferred, settling
@@ -50,6 +50,7 @@ class Outputs:
         inputs: Iterable[Path] = (),
         last: Sequence[Path] = (),
         kept: Kept | None = None,
+        gone: Sequence[Path] = (),
     ) -> None:
         """Describe what is going to be written; nothing is touched before :meth:`__enter__`.
 
@@ -61,6 +62,7 @@ class Outputs:
             inputs: files that must not be overwritten whatever the flags say.
             last: what loaders begin with; these files get their names after the others, in this order.
             kept: finished files stay where the output is not completed, and those of an earlier run are taken over.
+            gone: files that are replaced by nothing, with ``force``.
         """
         self._directory = through_link(directory) if directory else None
         outputs: list[tuple[Path, str, Room | Small]] = [(path, what.name, what) for path, what in small.items()]
@@ -78,7 +80,7 @@ class Outputs:
         self._inputs = tuple(inputs)
         self._last = [path for path in last if path in self._files]
         self._links = [path for path in (directory, *large, *small) if path is not None]
-        self._kept = kept
+        self._kept, self._gone = kept, gone
         self._naming = Naming()
         self._staging = Staging()
         self._complete = False
@@ -144,6 +146,7 @@ class Outputs:
         for file in outside:
             if not self._folders.is_made(file.target.parent):
                 check_target(file.target, file.content, force=self._force, inputs=self._inputs)
+        check_gone(self._gone, self._inputs)
         check_apart(file.target for file in outside)
         check_links(self._links, force=self._force)
 
@@ -156,7 +159,8 @@ class Outputs:
             return large[0].target
         if large:
             return max(large, key=lambda file: file.nbytes).target
-        return next((file.target for file in self._files.values() if not file.is_there), None)
+        missing = [file.target for file in self._files.values() if not file.is_there]
+        return next(iter([*missing, *self._gone]), None)
 
     def _stage_all(self, place: Path) -> None:
         files = self._files.values()
@@ -243,7 +247,7 @@ class Outputs:
         return [file for file in (*(f for f in self._files.values() if f not in last), *last) if not file.inside]
 
     def _parents(self, files: Iterable[File]) -> list[Path]:
-        parents = {file.target.parent for file in files}
+        parents = {path.parent for path in (*(file.target for file in files), *self._gone)}
         return sorted(parents | ({self._directory.parent} if self._directory else set()))
 
     def _publish(self, outside: Sequence[File]) -> None:
@@ -256,23 +260,16 @@ class Outputs:
         self._staging.sync_small()
         named = [file for file in outside if file.temp is not None and not file.is_there]
         parents = self._parents(named)
-        if len(named) == 1 and self._directory is None and not self._folders.is_made(named[0].target.parent):
+        if len(named) == 1 and self._directory is None and not (self._gone or self._folders.is_made(parents[0])):
             self._name_alone(named[0])
         elif parents:
             self._name_all(named, parents)
         self._complete = True
         declare(LATE)
         try:
-            for parent in parents:
-                sync_directory(parent)
-        except OSError as error:
-            message = (
-                f"the output is complete and there, but its name could not be synced to the disk: {error.strerror}"
-            )
-            hint = "a power loss may undo it: call sync, and verify it"
-            raise OutputError(
-                write_code(error), message, path=self._directory or outside[-1].target, hint=hint
-            ) from error
+            with syncing(self._directory or outside[-1].target):
+                for parent in parents:
+                    sync_directory(parent)
         finally:
             self._stuck = self._naming.settle()
         self._left = self._remove_temporary()
@@ -289,7 +286,7 @@ class Outputs:
     def _name_all(self, named: Sequence[File], parents: Iterable[Path]) -> None:
         """Take everything old away, then give everything its name; each step is on the disk before the next."""
         if self._directory is None:
-            with failing(named[-1].target):
+            with failing(self.staging):
                 self._staging.begin_naming(file.staged for file in self._files.values() if file not in named)
                 self._folders.make()  # from here on whoever finds a dead run removes them
         for file in reversed(named) if self._force else ():
@@ -297,6 +294,9 @@ class Outputs:
                 assert file.temp is not None
                 keep_mode(file.temp, file.target)
                 self._naming.take(file.target, self._staging.keep(file.target))
+        for path in self._gone:
+            with failing(path), suppress(FileNotFoundError):
+                self._naming.take(path, self._staging.keep(path))
         self._sync_if_taken(parents)
         for number, file in enumerate(named):
             if number == len(named) - 1 and self._directory is None:

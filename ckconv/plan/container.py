@@ -50,6 +50,18 @@ class Container(NamedTuple):
     check: Callable[[Path], None] = lambda _: None
 
 
+class Along(NamedTuple):
+    """Patterns of names that loaders look for in the directory of an output, whatever it was that left such a file.
+
+    Attributes:
+        weights: files of tensors, and what names those: nothing is written beside one.
+        documents: what describes weights, perhaps in a directory inside; with ``--force`` they go.
+    """
+
+    weights: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
+
+
 def nothing() -> Container:
     """What stands around no files."""
     return Container(())

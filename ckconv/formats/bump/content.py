@@ -14,6 +14,7 @@ from ckconv.formats.bump.map import MAP_NAME
 from ckconv.formats.bump.spec import FOOTER_NAME, fields_of
 from ckconv.formats.bump.trained import manifest_of
 from ckconv.io.bytesource import open_source
+from ckconv.plan.container import Along
 from ckconv.plan.content import Content
 from ckconv.plan.steps import Plan
 
@@ -58,12 +59,11 @@ def stores_alike(plan: Plan, out: TensorIndex) -> bool:
     return bytes(plan.contents().keys["dtype table"]) == bytes(out.facts["codes"]) and plan.rope_layout == layout
 
 
-def takes_along(plan: Plan, directory: Path) -> tuple[tuple[str, ...], str]:
-    """Names of files that the engine reads along with the output, and the flag that writes them anew.
+def takes_along(plan: Plan, directory: Path) -> Along:
+    """Names of files that the engine reads along with the output, unless another bump file there may need them.
 
-    It loads by the ``weights_manifest.map`` that lies beside the weights of versions 4 and 5; that may be of another
-    bump file there.
+    It takes types and places from ``weights_manifest.json``, and loads by the ``weights_manifest.map`` that lies beside
+    the weights.
     """
-    if plan.version in (0, 3) or other_bumps(directory / plan.files[0].name, MAP_NAME):
-        return (), ""
-    return (MAP_NAME,), "--map writes it anew"
+    name = directory / plan.files[0].name
+    return Along(documents=tuple(d for d in (MANIFEST_NAME, MAP_NAME) if not other_bumps(name, d)))

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
-from pathlib import Path
 
 from ckconv.core.documents import METADATA
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SINGLE_NAME, SUFFIX, encode_header, shard_name
 from ckconv.lazy import NamedTuple
 from ckconv.plan.container import Frame
 from ckconv.plan.pieces import Module, Piece
-from ckconv.plan.steps import OutputFile, Plan
+from ckconv.plan.steps import OutputFile
 
 #: What loaders look for in the directory of a checkpoint.
 _DIFFUSERS_NAME = f"diffusion_pytorch_model{SUFFIX}"
-_WEIGHTS = (f"model*{SUFFIX}", f"model*{SUFFIX}{INDEX_SUFFIX}")
 
 
 class Shards(NamedTuple):
@@ -112,13 +109,3 @@ def _split(modules: Sequence[Module], limit: int) -> list[list[Piece]]:
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """A sorting key that puts layer 2 before layer 10."""
     return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in name.split("."))
-
-
-def takes_along(plan: Plan, _: Path) -> tuple[tuple[str, ...], str]:
-    """Names of files that loaders read along with the output: patterns, and no flag that writes them anew.
-
-    transformers prefers ``model.safetensors`` to an index beside it; mlx-lm reads every ``model*.safetensors``
-    (``mlx_lm.utils.load_model``).
-    """
-    names = [file.name for file in plan.files]
-    return (_WEIGHTS if any(fnmatchcase(name, glob) for name in names for glob in _WEIGHTS) else ()), ""
