@@ -136,6 +136,32 @@ def test_what_is_read_is_not_removed(tmp_path: Path, ckconv: Ckconv) -> None:
 BUMP5 = ("--to", "bump", "--bump-version", "5")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "left"),
+    [
+        (("--to", "hf"), ("--to", "bump"), "model.safetensors"),
+        (("--to", "mlx", *SHARDS), ("--to", "bump"), "model-00001-of-00005.safetensors and 5 more"),
+        (("--to", "bump"), ("--to", "hf"), "weights.bump"),
+        (BUMP5, ("--to", "hf", "--side-files-only"), "weights.bump"),
+        (("--to", "bump"), ("--to", "hf", "--config-out", "elsewhere.json"), "weights.bump"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_no_weights_stay_beside_the_configuration_of_another_model(
+    first: tuple[str, ...], second: tuple[str, ...], left: str, tmp_path: Path, ckconv: Ckconv
+) -> None:
+    """Qwen 2's weights would be read as what a llama's config.json says."""
+    out = tmp_path / "out"
+    assert ckconv("convert", QWEN2, f"{out}/", *first).code == 0
+    before = content(out)
+    second = tuple(str(tmp_path / word) if word == "elsewhere.json" else word for word in second)
+
+    refused = ckconv("convert", LLAMA, f"{out}/", *second, "--force")
+
+    assert (refused.code, content(out)) == (6, before)
+    assert f"{left} would remain, and the config.json there would be of another model" in refused.err
+
+
 @pytest.mark.parametrize("second", [("--to", "bump"), BUMP5], ids=lambda flags: flags[-1])
 def test_documents_of_another_bump_file_go_with_it(second: tuple[str, ...], tmp_path: Path, ckconv: Ckconv) -> None:
     """The engine would map the new weights by the old weights_manifest.map."""
@@ -147,6 +173,17 @@ def test_documents_of_another_bump_file_go_with_it(second: tuple[str, ...], tmp_
     assert done.code == 0, done.err
     assert "weights_manifest.map" in done.out
     assert content(tmp_path / "out") == content(tmp_path / "fresh")
+
+
+def test_a_gguf_beside_a_checkpoint_changes_nothing_of_it(tmp_path: Path, ckconv: Ckconv) -> None:
+    """Who opens the directory reads the checkpoint, who opens the file the GGUF: the two share no file."""
+    before = earlier(tmp_path / "out", ckconv)
+
+    assert ckconv("convert", LLAMA, f"{tmp_path}/out/", "--to", "gguf", "--force").code == 0
+
+    after = content(tmp_path / "out")
+    assert after.pop("model.gguf")
+    assert after == before
 
 
 @pytest.mark.parametrize("flags", [("--to", "safetensors"), ("--to", "safetensors", *SHARDS), ("--to", "mlx")])

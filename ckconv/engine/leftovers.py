@@ -7,16 +7,18 @@ that the new output does not have is replaced by nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ckconv.core.beside import root_of
 from ckconv.engine import checksums
 from ckconv.errors import OutputError, listed
-from ckconv.formats import format_of, load
+from ckconv.formats import FORMATS, format_of, load
+from ckconv.formats.bump.write3 import CONFIG_NAME
 from ckconv.formats.destination import Destination
-from ckconv.output.filesystem import failing
+from ckconv.output.filesystem import failing, holds
+from ckconv.output.publish import Small
 from ckconv.plan.container import Along
 from ckconv.plan.steps import Plan
 from ckconv.record import conversion
@@ -28,10 +30,10 @@ def check_leftovers(
     plan: Plan,
     target: Destination,
     rooms: Collection[Path],
-    side: Collection[Path],
+    side: Mapping[Path, Small],
     gone: Collection[Path] = (),
 ) -> None:
-    """Refuse to write beside files that would be read along with the output.
+    """Refuse to write beside files that would be read along with the output, or as what it says they are.
 
     Args:
         rooms, side: everything that is going to be written.
@@ -47,6 +49,10 @@ def check_leftovers(
     if left := _there(directory, along.weights, written):
         raise _refused(
             directory, left, f"{_some(left)} would remain, and loaders would take it for part of the output", _HINT
+        )
+    if left := _described(target, written, side, gone):
+        raise _refused(
+            directory, left, f"{_some(left)} would remain, and the {CONFIG_NAME} there would be of another model", _HINT
         )
     if left := _there(directory, along.documents, written):
         hint = f"--force removes {'it' if len(left) == 1 else 'them'}; or {_HINT}"
@@ -104,6 +110,22 @@ def _there(directory: Path, patterns: Iterable[str], written: Collection[Path]) 
                 if path not in written and _among(path.name, globs) and not (path.is_dir() and not path.is_symlink())
             }
     return sorted(found)
+
+
+def _described(
+    target: Destination, written: Collection[Path], side: Mapping[Path, Small], gone: Collection[Path]
+) -> list[str]:
+    """Weights of an earlier output that would find the configuration of the new one beside them, or none."""
+    directory = target.parent
+    assert directory is not None
+    path = directory / CONFIG_NAME
+    config = side.get(path)
+    same = path not in gone if config is None else holds(path, config.content)
+    if same or not (target.directory or os.path.lexists(path)):
+        return []
+    with failing(directory):
+        found = [name for format in FORMATS if format.configured for name in load(format.configured)(directory)]
+    return sorted(name for name in found if directory / name not in written)
 
 
 def stale_lists(target: Destination, written: Collection[Path]) -> list[str]:

@@ -97,6 +97,7 @@ class Format(NamedTuple):
         stores_alike: of a plan and an open output: it stores the same, where names, types and shapes do not say so.
         takes_along: of a plan and its directory: names of files there that loaders would read besides, a
             :class:`ckconv.plan.container.Along`.
+        configured: of a directory: names of weights there that are read with its ``config.json``.
         place_beside: of an output file and the name of a side file: where that goes, if not beside it.
         described_beside: the files beside its weights are of use without them: programs read them beside weights of
             another format.
@@ -124,6 +125,7 @@ class Format(NamedTuple):
     shown: Place | None = None
     stores_alike: Place | None = None
     takes_along: Place | None = None
+    configured: Place | None = None
     place_beside: Place | None = None
     described_beside: bool = False
     holds_towers: bool = False
@@ -189,6 +191,7 @@ FORMATS: tuple[Format, ...] = (
         holds_towers=True,
         shown=("ckconv.formats.safetensors.content", "shown"),
         takes_along=("ckconv.formats.safetensors.along", "takes_along"),
+        configured=("ckconv.formats.safetensors.along", "configured"),
         described_beside=True,
     ),
     Format(
@@ -261,6 +264,7 @@ FORMATS: tuple[Format, ...] = (
         shown=("ckconv.formats.bump.content", "shown"),
         stores_alike=("ckconv.formats.bump.content", "stores_alike"),
         takes_along=("ckconv.formats.bump.content", "takes_along"),
+        configured=("ckconv.formats.bump.content", "configured"),
         place_beside=("ckconv.formats.bump.beside", "place_beside"),
         widens=frozenset({"engine", "f32", "source"}),
         widens_vectors=frozenset({"engine", "keep", "f32", "f16", "bf16", "source"}),

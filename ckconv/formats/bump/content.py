@@ -67,3 +67,9 @@ def takes_along(plan: Plan, directory: Path) -> Along:
     """
     name = directory / plan.files[0].name
     return Along(documents=tuple(d for d in (MANIFEST_NAME, MAP_NAME) if not other_bumps(name, d)))
+
+
+def configured(directory: Path) -> list[str]:
+    """Names of bump files that ``config.json`` in the directory describes: those that have none of their own."""
+    found = (path for path in directory.iterdir() if path.suffix == ".bump")
+    return [path.name for path in found if document_beside(path, CONFIG_NAME).name == CONFIG_NAME]

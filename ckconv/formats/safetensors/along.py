@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
+from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, PICKLE_INDEX, SUFFIX
 from ckconv.plan.container import Along
 from ckconv.plan.steps import Plan
 
@@ -35,6 +35,17 @@ def takes_along(plan: Plan, _: Path) -> Along:
     if names and not any(_is_among(name, _WEIGHTS) for name in names):
         return Along()
     return Along((*_WEIGHTS, ADAPTER_CONFIG) if names else (), _DOCUMENTS)
+
+
+#: Names of weights that loaders read with ``config.json``, and of those that have another document.
+_CONFIGURED = (f"*{SUFFIX}", f"*{SUFFIX}{INDEX_SUFFIX}", "pytorch_model*.bin", PICKLE_INDEX)
+_OTHERS = (f"adapter*{SUFFIX}", f"consolidated*{SUFFIX}")
+
+
+def configured(directory: Path) -> list[str]:
+    """Names of weights that ``config.json`` in the directory describes."""
+    names = [path.name for path in directory.iterdir()]
+    return [name for name in names if _is_among(name, _CONFIGURED) and not _is_among(name, _OTHERS)]
 
 
 def _is_among(name: str, patterns: tuple[str, ...]) -> bool:
