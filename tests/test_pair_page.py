@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -163,3 +165,57 @@ def test_numbers_stand_out_from_the_grounds_of_differences(pair: tuple[str, str]
     for ground, ink in zip(pair, ("#1a1a1a", "#f0f0f0"), strict=True):
         darker, lighter = sorted((brightness(ground), brightness(ink)))
         assert (lighter + 0.05) / (darker + 0.05) >= 7
+
+
+@pytest.mark.parametrize(
+    ("out", "place", "code", "message"),
+    [
+        ("m.gguf", "nodir/page.html", 6, "error[output.parent]"),
+        ("m.gguf", "m.gguf", 2, "would be both the page and a file of the output"),
+        ("m.gguf", "m.gguf.sha256", 2, "would be both the page and a file of the output"),
+        ("m/", "m", 2, "would be both the page and a file of the output"),
+        ("m/", "m/config.json", 2, "would be both the page and a file of the output"),
+        ("m/", "m/deeper/page.html", 6, "error[output.parent]"),
+    ],
+)
+def test_a_page_that_has_no_place_is_refused_before_anything_is_written(
+    out: str, place: str, code: int, message: str, ckconv: Run, fixtures: Path, tmp_path: Path
+) -> None:
+    """The output was there, and nothing said so."""
+    to = ("--to", "hf") if out.endswith("/") else ()
+
+    refused = ckconv("convert", fixtures / SOURCE, f"{tmp_path}/{out}", *to, "--checksums", "--html", tmp_path / place)
+
+    assert refused.code == code
+    assert message in refused.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("verb", ["verify", "diff"])
+def test_a_page_without_a_directory_is_refused_first(verb: str, ckconv: Run, fixtures: Path, tmp_path: Path) -> None:
+    refused = ckconv(verb, fixtures / SOURCE, fixtures / SOURCE, "--html", tmp_path / "nodir" / "page.html")
+
+    assert (refused.code, refused.out) == (6, "")
+    assert "error[output.parent]" in refused.err
+
+
+def test_a_page_may_lie_in_the_directory_of_the_output(ckconv: Run, fixtures: Path, tmp_path: Path) -> None:
+    done = ckconv("convert", fixtures / SOURCE, f"{tmp_path}/m/", "--to", "hf", "--html", tmp_path / "m" / "page.html")
+
+    assert done.code == 0, done.err
+    assert headings(tmp_path / "m" / "page.html")[:2] == FIRST
+
+
+def test_of_a_page_that_fails_late_the_output_is_said_to_be_there(
+    ckconv: Run, fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(page, "create", full)
+    out = tmp_path / "m.gguf"
+
+    failed = ckconv("convert", fixtures / SOURCE, out, "--html", tmp_path / "page.html")
+
+    assert (failed.code, out.is_file()) == (6, True)
+    assert f"the output is complete and there: {out}" in failed.err

@@ -21,7 +21,7 @@ from ckconv.cli.format_name import FormatName
 from ckconv.cli.progress import ProgressLine
 from ckconv.cli.sections import Sections
 from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, page_option, settings_of
-from ckconv.errors import OutputError, UsageError
+from ckconv.errors import CkconvError, OutputError, UsageError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -150,9 +150,15 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
         named = {"checksums": flags["checksums"], "record": flags["record"], "attest": flags["attest"]}
         late = side_files(plan, target, adapters=adapters, **named)
         late_of_tower = side_files(*tower, checksums=flags["checksums"]) if tower else ()
-        if tower:
+        if tower or flags["page"] is not None:
             outputs = outputs_of(plan, target, places=places, on_request=wanted, late=late)
+        if tower:
             check_beside(tower, outputs, late_of_tower, force=force)
+        if flags["page"] is not None:
+            from ckconv.cli.page import check_place
+
+            outputs += outputs_of(*tower, places={}, on_request=(), late=late_of_tower) if tower else []
+            check_place(flags["page"], outputs)
         apart = None
         if lasting:
             if dst == STDOUT:
@@ -179,7 +185,11 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
         if flags["page"] is not None:
             from ckconv.cli.pair_page import page_of_conversion
 
-            page_of_conversion(flags["page"], made, directory=target.directory, config=flags["config_out"])
+            try:
+                page_of_conversion(flags["page"], made, directory=target.directory, config=flags["config_out"])
+            except CkconvError as error:
+                error.details = (*error.details, f"the output is complete and there: {report.target}")
+                raise
         if not (tower and settings.json):  # that is one document
             with deferred():
                 _print(report, None, settings, err=dst == STDOUT)

@@ -61,9 +61,10 @@ def command(
 
     settings = settings_of(context)
     if page is not None:
-        from ckconv.cli.page import check_new
+        from ckconv.cli.page import check_new, check_place
 
         check_new(page)
+        check_place(page, ())
     context.with_resource(own_families(family))
     with interruptible():
         one, other = (open_index(path, base=base, follow_links=follow_links) for path in (a, b))

@@ -14,6 +14,7 @@ from ckconv.cli.render import container
 from ckconv.errors import OutputError, UsageError, counted
 from ckconv.formats.destination import STDOUT
 from ckconv.output.filesystem import close_written, create, failing, removed
+from ckconv.output.places import check_parent
 
 #: Grounds of the types, light and dark, told apart by who does not see red and green apart, too; each cell has its
 #: character besides. What is written on them stands out by 7:1 at least.
@@ -71,14 +72,33 @@ def check_new(path: Path) -> None:
         raise OutputError("output.exists", _REPLACES_NOTHING, path=path)
 
 
+def check_place(path: Path, outputs: Iterable[Path]) -> None:
+    """Refuse a page that has no place when ``outputs`` are there.
+
+    Raises:
+        UsageError: ``usage.target``, a file would be both.
+        OutputError: ``output.parent``; ``output.write``, nobody may write there.
+    """
+    taken = {os.path.realpath(other) for other in outputs}
+    if os.path.realpath(path) in taken:
+        message = f"{path} would be both the page and a file of the output"
+        raise UsageError("usage.target", message, hint="name another FILE for --html")
+    if os.path.realpath(path.parent) in taken and not path.parent.exists():
+        return  # it is made with the output
+    check_parent(path)
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OutputError("output.write", "cannot be written: nobody may make a file there", path=path)
+
+
 def write(path: Path, text: str) -> None:
     """Write a page to a new file.
 
     Raises:
         UsageError: ``usage.target``, it is stdout.
-        OutputError: ``output.exists``, ``output.write``, ``output.space``.
+        OutputError: ``output.exists``, ``output.parent``, ``output.write``, ``output.space``.
     """
     check_new(path)
+    check_parent(path)
     content = text.encode("utf-8", "backslashreplace")
     with failing(path):
         try:

@@ -74,10 +74,11 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     context.with_resource(at_once(flags["jobs"]))
     page = flags["page"]
     if page is not None:
-        from ckconv.cli.page import check_new
+        from ckconv.cli.page import check_new, check_place
         from ckconv.cli.pair_page import page_of_verification
 
         check_new(page)
+        check_place(page, ())
     config, base = flags["config"], options.base
     opened = partial(open_index, base=base, follow_links=options.follow_links)
     source = opened(src, format=flags["source_format"]) if src else None
