@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from ckconv.cli.settings import Settings
+from ckconv.core.undecoded import each_text, valid
 from ckconv.errors import CkconvError, OutputError, UnsupportedError
 
 #: The version of every JSON document's shape.
@@ -33,7 +34,7 @@ def print_error(error: CkconvError, settings: Settings) -> int:
     if settings.json:
         import json
 
-        text = json.dumps({"error": error_facts(error)}, ensure_ascii=True)
+        text = json.dumps(each_text({"error": error_facts(error)}, valid), ensure_ascii=True)
     else:
         place = f"{error.path}: " if error.path else ""
         lines = [f"ckconv: error[{error.code}]: {place}{error.message}"]
@@ -94,7 +95,7 @@ class Lines:
         if not self._shown or self._failed is not None:
             return
         try:
-            sys.stdout.write(json.dumps(document) + "\n")
+            sys.stdout.write(json.dumps(each_text(document, valid)) + "\n")
             sys.stdout.flush()
         except OSError as error:
             self._failed = error

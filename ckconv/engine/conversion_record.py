@@ -10,6 +10,7 @@ from typing import Any
 
 from ckconv.core.beside import beside
 from ckconv.core.tensors import TensorIndex
+from ckconv.core.undecoded import each_text, valid
 from ckconv.core.version import __version__
 from ckconv.engine.checksums import FileDigests
 from ckconv.engine.settle import Late, Written
@@ -72,7 +73,7 @@ def attested(facts: Facts, place: Destination, path: Path) -> Late:
                 "runDetails": {"builder": {"id": BUILDER, "version": {"ckconv": __version__}}},
             },
         }
-        return (json.dumps(statement, indent=2) + "\n").encode()
+        return (json.dumps(each_text(statement, valid), indent=2) + "\n").encode()
 
     return Late(path, lambda files: len(content(files)), lambda files: [content(files)])
 

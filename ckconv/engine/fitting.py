@@ -17,7 +17,7 @@ from ckconv.io.files import readable
 from ckconv.io.json import parse_object, read_document
 from ckconv.output.regular import there
 from ckconv.plan.steps import Plan
-from ckconv.record.conversion import DOCUMENT, IN_DIRECTORY
+from ckconv.record.conversion import DOCUMENT, IN_DIRECTORY, as_meant
 from ckconv.record.read import open_record
 from ckconv.record.schema import record_path
 
@@ -76,7 +76,8 @@ def _listed(plan: Plan, place: Destination, record: Recorded) -> tuple[Written, 
     document = parse_object(data, DOCUMENT, path)
     try:
         files = tuple(
-            Written(place.directory / item["name"], item["bytes"], item["sha256"]) for item in document["outputs"]
+            Written(place.directory / item["name"], item["bytes"], item["sha256"])
+            for item in as_meant(document)["outputs"]
         )
     except (KeyError, TypeError) as error:
         raise _other(place, f"and its record lacks what one has: {error}") from error

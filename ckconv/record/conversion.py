@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.tensors import TensorIndex
+from ckconv.core.undecoded import each_text, escaped, unescaped, valid
 from ckconv.errors import InputError, UsageError, quoted
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.io.json import Document, parse_object, read_document
@@ -27,6 +28,9 @@ IN_DIRECTORY = "ckconv.json"
 SUFFIX = ".ckconv.json"
 SCHEMA = 1
 CODE = "record.conversion"
+
+#: The field that says it.
+ESCAPED = "escaped"
 
 DOCUMENT = Document("the conversion record", CODE, CODE, 64 << 20)
 
@@ -53,9 +57,20 @@ class ConversionRecord(NamedTuple):
 
 
 def sealed(document: Mapping[str, Any]) -> bytes:
-    """The document with its own digest behind everything else."""
+    """The document with its own digest behind everything else.
+
+    Where a name or an option is no text, all of them are escaped, and a field says so.
+    """
+    if each_text(document, valid) != each_text(document, str):
+        document = {**each_text(document, escaped), ESCAPED: True}
     text = json.dumps(document, indent=2)
     return (json.dumps({**document, "sha256": sha256(text.encode()).hexdigest()}, indent=2) + "\n").encode()
+
+
+def as_meant(document: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record, its texts as they were before any was escaped."""
+    found: dict[str, Any] = each_text(document, unescaped) if document.get(ESCAPED) is True else document
+    return found
 
 
 def records_of(opened: Path, index: TensorIndex, kept: OpenRecord | None) -> Iterator[ConversionRecord]:
@@ -130,6 +145,7 @@ def _parsed(data: bytes, path: Path) -> ConversionRecord:
     without = {key: value for key, value in document.items() if key != "sha256"}
     if data != sealed(without):
         raise InputError(CODE, "is not as it was written: its own sha256 does not match", path=path)
+    document = as_meant(document)
     try:
         options = options_of(document["options"])
         sources, outputs = (_listed(document[key]) for key in ("sources", "outputs"))

@@ -1,0 +1,61 @@
+r"""Names that are not UTF-8, as text that every parser of JSON takes.
+
+Python has a byte of a file name that is not UTF-8 as half of a surrogate pair, U+DC80 to U+DCFF (``surrogateescape``).
+JSON can write such a half, and most parsers refuse it or make another character of it. So the byte becomes ``\xff``,
+and any other half ``\ud83d``. A backslash that would read as the beginning of one becomes ``\x5c``: no two texts become
+the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ckconv.lazy import regex
+
+_ODD = regex(r"[\ud800-\udfff]|\\(?=x[0-9a-f]{2}|ud[89a-f][0-9a-f]{2})")
+_ESCAPED = regex(r"\\x(5c|[89a-f][0-9a-f])|\\u(d[89a-f][0-9a-f]{2})")
+
+
+def is_text(text: str) -> bool:
+    """It has no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def escaped(text: str) -> str:
+    """The text without halves of surrogate pairs; :func:`unescaped` gives it again."""
+    return _ODD.sub(_escape, text)
+
+
+def unescaped(text: str) -> str:
+    """What became this text."""
+    return _ESCAPED.sub(_unescape, text)
+
+
+def valid(text: str) -> str:
+    """The text, escaped where it has to be."""
+    return text if is_text(text) else escaped(text)
+
+
+def each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """A value as JSON has them, with every text and key in it changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): each_text(item, change) for key, item in value.items()}
+    return [each_text(item, change) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code & 0xFF:02x}" if code == ord("\\") or 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+
+
+def _unescape(found: re.Match[str]) -> str:
+    code = int(found[1] or found[2], 16)
+    return chr(code + 0xDC00) if found[1] and code >= 0x80 else chr(code)
