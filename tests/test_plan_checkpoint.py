@@ -386,6 +386,44 @@ def test_tensors_without_a_rule_stop_the_conversion_or_are_dropped(tmp_path: Pat
     to_hf(source, tmp_path / "out", drop=("*.odd.*",))
 
 
+@pytest.mark.parametrize("to", ["safetensors", "mlx", "gguf"])
+def test_what_the_class_needs_is_not_dropped(tmp_path: Path, to: str) -> None:
+    """transformers would make it up at random."""
+    source = FIXTURES / "hf" / "llama-tied-bf16"
+    assert reasons(source, tmp_path, to, drop=("model.norm.weight",)) == [
+        "no tensor for output_norm.weight, which --drop leaves out"
+    ]
+    found = reasons(source, tmp_path, to, drop=("model.layers.1.*",))
+    if to == "gguf":
+        assert found == ["--drop leaves out all tensors of 1 of 2 layers"]
+    else:
+        assert "no tensor for layers.{n}.ffn.down.weight, which --drop leaves out in 1 layer" in found
+        assert len(found) == 9
+
+
+def test_biases_that_the_configuration_promises_are_not_dropped(tmp_path: Path) -> None:
+    assert "no tensor for layers.{n}.attention.q.bias, which --drop leaves out in 2 layers" in reasons(
+        FIXTURES / "hf" / "llama-bias-f32", tmp_path, drop=("*bias",)
+    )
+
+
+def test_what_the_source_lacks_itself_is_no_reason_not_to_copy(tmp_path: Path) -> None:
+    decoder = Decoder(layers=1)
+    tensors = decoder.tensors() | {"more.weight": np.ones(4, np.float32)}
+    del tensors["model.norm.weight"]
+    source = save(tmp_path / "holey", decoder.config(), tensors)
+    assert "model.norm.weight" not in tensors_of(to_hf(source, tmp_path / "copy", drop=("more.weight",)))
+    assert reasons(source, tmp_path, drop=("*down_proj*",)) == [
+        "no tensor for layers.{n}.ffn.down.weight, which --drop leaves out in 1 layer"
+    ]
+
+
+def test_a_head_that_is_dropped_is_tied(tmp_path: Path) -> None:
+    out = to_hf(FIXTURES / "hf" / "phi3-bf16", tmp_path / "out", drop=("lm_head.weight",))
+    assert "lm_head.weight" not in tensors_of(out)
+    assert config_of(out)["tie_word_embeddings"] is True
+
+
 @pytest.mark.parametrize("options", [{"set_meta": (("format", "x"),)}, {"drop_meta": ("format",)}])
 def test_metadata_that_readers_need_are_not_changed(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from ckconv.core.dtypes import DTYPES, F32, DType
+from ckconv.core.names import parse
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import counted, quoted
 from ckconv.families.catalogue import FAMILIES, families_of_gguf
@@ -17,7 +18,7 @@ from ckconv.families.loaders import OF_FORMAT, Loader
 from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
 from ckconv.options import Options
 from ckconv.plan.probe import SourceFacts
-from ckconv.plan.steps import LeftOut, Plan, Reason
+from ckconv.plan.steps import LeftOut, Plan, Reason, missing_tensors
 from ckconv.quant.nvfp4 import is_scaled
 
 ROPE_FREQUENCIES = "rope_frequencies"
@@ -138,6 +139,28 @@ class Planner(ABC):
             more = f" and {len(config.unread) - len(shown):,} more" if len(config.unread) > len(shown) else ""
             keys = ", ".join(key if key.isprintable() else quoted(key) for key in shown)
             self.notes.append(f"left out, as llama.cpp does not read them in a {self.index.architecture}: {keys}{more}")
+
+    def dropped_patterns(self, tensors: Mapping[str, Tensor]) -> Counter[str]:
+        """Pattern of a canonical name -> how many of these tensors a flag leaves out."""
+        if not self.options.drop:
+            return Counter()
+        return Counter(parse(it.name).pattern for it in tensors.values() if self.dropped(it.name, it.source))
+
+    def refuse_missing(self, counts: Mapping[str, int], keys: str = "") -> None:
+        """Note tensors that the target needs and does not get, as :func:`ckconv.plan.steps.missing_tensors`."""
+        self.reasons += missing_tensors(counts, keys, dropped=self.dropped_patterns(self.index.tensors))
+
+    def refuse_bare(self, layers: int, bare: int, keys: str) -> None:
+        """Note that ``bare`` of so many layers have no tensors, or none that a flag does not leave out.
+
+        Args:
+            keys: what says how many layers there are, in brackets.
+        """
+        empty = min(bare, max(0, layers - len({parse(name).layer for name in self.index.tensors} - {None})))
+        if empty:
+            self.refuse(f"{empty:,} of {layers:,} layers{keys} {'has' if empty == 1 else 'have'} no tensors")
+        if bare > empty:
+            self.refuse(f"--drop leaves out all tensors of {bare - empty:,} of {layers:,} layers")
 
     def keeps_head(self) -> bool:
         """A stored head is no embedding, and counts though the configuration ties it; a note says so.

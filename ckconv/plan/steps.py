@@ -121,16 +121,21 @@ class Reason(NamedTuple):
     hint: str = ""
 
 
-def missing_tensors(counts: Mapping[str, int], keys: str = "") -> Iterator[Reason]:
-    """Tensors that a target needs and the source lacks: pattern of a canonical name -> how often.
+def missing_tensors(
+    counts: Mapping[str, int], keys: str = "", *, dropped: Mapping[str, int] | None = None
+) -> Iterator[Reason]:
+    """Tensors that a target needs and does not get: pattern of a canonical name -> how often.
 
     Args:
         keys: what says that they should be there, in brackets.
+        dropped: pattern -> how many of them the source has, and ``--drop`` leaves out.
     """
     for pattern, count in counts.items():
-        if count:
-            where = f" in {counted(count, 'layer')}" if "{n}" in pattern else ""
-            yield Reason(f"no tensor for {pattern}{where}{keys}")
+        out = min(count, (dropped or {}).get(pattern, 0))
+        for number, why, whence in ((count - out, "", keys), (out, ", which --drop leaves out", "")):
+            where = f" in {counted(number, 'layer')}" if "{n}" in pattern else ""
+            if number > 0:
+                yield Reason(f"no tensor for {pattern}{why}{where}{whence}")
 
 
 class OutputFile(NamedTuple):

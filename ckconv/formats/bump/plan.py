@@ -31,7 +31,7 @@ from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.quantising import Placed, Quantised
 from ckconv.plan.recipes import Matrix
 from ckconv.plan.source_rules import surplus_reasons
-from ckconv.plan.steps import OutputFile, Plan, Step, missing_tensors
+from ckconv.plan.steps import OutputFile, Plan, Step
 from ckconv.quant.convert import Conversion
 
 #: The smallest number above 0 that float32 has: the engine reads a smaller base as 0, which switches RoPE off.
@@ -93,9 +93,7 @@ class BumpPlanner(Planner):
         # What follows is work for every layer that the header claims, whatever the size of the file.
         bare = self.config.num_layers - len({parse(name).layer for name in self.tensors} - {None})
         if bare > 0:
-            keys = said(self.config, "num_layers", format=self.index.format)
-            layers = f"{bare:,} of {self.config.num_layers:,} layers{keys}"
-            self.refuse(f"{layers} {'has' if bare == 1 else 'have'} no tensors")
+            self.refuse_bare(self.config.num_layers, bare, said(self.config, "num_layers", format=self.index.format))
             return self.refused()
         self._quantise()
         types = types_of(self)
@@ -284,7 +282,7 @@ class BumpPlanner(Planner):
             for part in slot.parts:
                 if not slot.zero_if_absent and with_layer(part.canonical, layer) not in self.tensors:
                     missing[part.canonical] += 1
-        self.reasons += missing_tensors(missing, tensors_said(self.config, format=self.index.format))
+        self.refuse_missing(missing, tensors_said(self.config, format=self.index.format))
 
     def file(self, steps: Sequence[Step], epilogue: int = 0) -> OutputFile:
         """The one file; ``epilogue`` bytes stand behind the last step."""

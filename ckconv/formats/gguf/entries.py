@@ -30,7 +30,6 @@ from ckconv.formats.gguf.rules import known_patterns, required_layers
 from ckconv.lazy import NamedTuple
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER
-from ckconv.plan.steps import missing_tensors
 
 #: Modules whose weights llama.cpp's converter keeps in FP32 whatever is asked for (``prepare_tensors``); ``conv`` is
 #: that of ``shortconv``.
@@ -195,14 +194,13 @@ def _check_missing(planner: Planner, config: ModelConfig, tensors: Mapping[str, 
         planner.refuse("no tensor of the text model is there, only what it hears or sees with", hint)
         return
     if bare > 0:
-        words = said(config, "num_layers", format=planner.index.format)
-        planner.refuse(f"{bare:,} of {config.num_layers:,} layers{words} {'has' if bare == 1 else 'have'} no tensors")
+        planner.refuse_bare(config.num_layers, bare, said(config, "num_layers", format=planner.index.format))
         return
     missing: Counter[str] = Counter()
     for pattern, layers in sorted(required_layers(config).items()):
         names = [with_layer(pattern, n) for n in layers] if "{n}" in pattern else [pattern]
         missing[pattern] = sum(name not in tensors for name in names)
-    planner.reasons += missing_tensors(missing, tensors_said(config, format=planner.index.format))
+    planner.refuse_missing(missing, tensors_said(config, format=planner.index.format))
 
 
 def _entry(name: str, parts: list[Tensor], family: Family, config: ModelConfig) -> Entry:

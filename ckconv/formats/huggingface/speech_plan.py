@@ -7,7 +7,6 @@ import json
 from ckconv.families.schema import Family
 from ckconv.families.speech import is_usual, speech_settings, speech_tensors
 from ckconv.formats.huggingface.plan import HuggingFacePlanner
-from ckconv.plan.steps import missing_tensors
 
 
 class SpeechPlanner(HuggingFacePlanner):
@@ -18,7 +17,7 @@ class SpeechPlanner(HuggingFacePlanner):
         assert self.config is not None
         scope = self.config.scope
         wanted = {name for name, _ in speech_tensors(scope["layers"], scope["encoder_layers"])}
-        self.reasons += missing_tensors(dict.fromkeys(sorted(wanted - self.tensors.keys()), 1))
+        self.refuse_missing(dict.fromkeys(sorted(wanted - self.tensors.keys()), 1))
         if not is_usual(self.index.facts):
             self.refuse("its filters are not those of openai-whisper, which transformers computes anew")
         if not self.options.file_name:

@@ -126,7 +126,8 @@ class WholePlanner(HuggingFacePlanner):
         self._refuse_grouped("no name for", [parse(name).pattern for name in nameless])
         there = Counter(parse(name).pattern for name in tensors)
         wanted = expected(family, "hf", self._tower.parameters)
-        self.reasons += missing_tensors({name: count - there[name] for name, count in wanted.items()})
+        missing, left = {name: count - there[name] for name, count in wanted.items()}, self.dropped_patterns(self._seen)
+        self.reasons += missing_tensors(missing, dropped=left)
         modules = []
         for entry in entries:
             parts = [tensors[part] for part in entry.parts if part in tensors]

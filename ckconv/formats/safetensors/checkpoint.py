@@ -276,7 +276,10 @@ class CheckpointPlanner(Planner):
         if self.options.names not in ("canonical", "gguf"):
             context, built, tied = self.options.context, not self.document, HEAD not in self.tensors
             model = self.index, self.config, self.tensors, self.loader
-            self.reasons += loader_reasons(*model, target=self.format, built=built, context=context, within=self.within)
+            dropped = self.dropped_patterns(self.index.tensors)
+            self.reasons += loader_reasons(
+                *model, target=self.format, built=built, context=context, dropped=dropped, within=self.within
+            )
             self.notes += row_notes(self.config, self.loader, context=context or self.config.context_length, tied=tied)
 
     def _finish(self, modules: Sequence[Module], kept: bool, metadata: Mapping[str, str]) -> Plan:

@@ -21,6 +21,7 @@ from ckconv.formats.safetensors.document import Facts, build_document
 from ckconv.io.bytesource import open_source
 from ckconv.lazy import NamedTuple
 from ckconv.plan.checks import engine_of
+from ckconv.plan.planner import HEAD
 
 CONFIG_NAME = "config.json"
 
@@ -36,6 +37,10 @@ _OUTER = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "pad_token_id"
 
 #: Keys that every class of mlx-lm cannot do without, or takes a default of its own for; those of Hugging Face can.
 _MLX_NEEDS = ("rope_theta", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "vocab_size")
+
+
+#: What a document says of a model without a head of its own.
+_TIED = {"tie_word_embeddings": True}
 
 
 class Said(NamedTuple):
@@ -141,6 +146,9 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
         document = {**kept, **nested, "architectures": [family.hf_class], "model_type": family.model_type}
     if not said.kept:
         document["tie_word_embeddings"] = said.tied
+    elif said.tied and config is not None and config.tied is False and HEAD in index.tensors:  # --drop
+        text = text_key(document)
+        document |= {key: document[key] | _TIED for key in [text] if text} | _TIED
     if said.unpacked or not said.kept:
         document = unquantised(document)
     if not said.as_they_were:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.core.beside import beside
 from ckconv.core.documents import METADATA
+from ckconv.core.names import parse
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor
+from ckconv.families.gguf_metadata import own_document
+from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
+from ckconv.families.keys import CONSUMERS
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.families.reference import PARAMS_NAME, REFERENCE
 from ckconv.formats.safetensors.checkpoint_config import CONFIG_NAME
 from ckconv.formats.safetensors.checkpoint_pieces import BLOCKS, copied_piece, decoded_piece
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.planner import HEAD
+from ckconv.plan.steps import missing_tensors
 
 if TYPE_CHECKING:
     from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
@@ -66,12 +72,14 @@ def kept_modules(planner: CheckpointPlanner) -> list[Module]:
         arrays.setdefault(matrix.name, []).append(array)
     scales = [s.name for s in index.stored if index.format == "mlx" and s.name.endswith(".scales")]
     quantised = {name.removesuffix(".scales") for name in scales}
+    gone: list[str] = []
     for stored in index.stored:
         canonical, packed = index.canonical_of.get(stored.name, ()), index.packed.get(stored.name)
         if stored.name in left:
             continue
         together = arrays[packed.name] if packed else [stored.name]
         if _dropped(planner, stored, packed, canonical, together):
+            gone += canonical
             if packed is None:
                 planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
             elif stored.name == together[0]:
@@ -91,8 +99,25 @@ def kept_modules(planner: CheckpointPlanner) -> list[Module]:
                 continue
         dtype = stored.dtype if grouped else planner.plain_type(stored.name, stored.dtype)
         modules.setdefault(module if grouped else stored.name, []).append(copied_piece(name, stored, dtype))
-    planner.tied = HEAD not in index.tensors
+    planner.tied = HEAD not in index.tensors or HEAD in gone
+    _check_needed(planner, frozenset(gone))
     return [*map(tuple, modules.values())]
+
+
+def _check_needed(planner: CheckpointPlanner, gone: Collection[str]) -> None:
+    """What ``--drop`` leaves out is nothing that the class of a known family has: transformers makes it up."""
+    config, tensors = planner.index.config, planner.index.tensors
+    if config is None or not gone:
+        return
+    document, consumer = own_document(config), CONSUMERS[planner.format]
+    on = {key: is_on(config, key, document, consumer) for key in switches_of(config, consumer)}
+    counts = Counter(parse(name).pattern for name in gone)
+    there = Counter(parse(name).pattern for name in tensors)
+    wanted = expected_of(config, on, consumer)
+    if HEAD in gone and planner.doubles_head(planner.loader):
+        wanted[HEAD] = 1
+    over = {name: counts[name] - max(0, there[name] - count) for name, count in wanted.items()}
+    planner.reasons += missing_tensors(over, dropped=counts)
 
 
 def _dropped(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.names import GATE_UP
@@ -54,6 +54,7 @@ def loader_reasons(
     target: str,
     built: bool,
     context: int,
+    dropped: Mapping[str, int],
     within: str = "",
 ) -> Iterator[Reason]:
     """Why the loader would make another model of the tensors, or none.
@@ -63,17 +64,25 @@ def loader_reasons(
         target: format; a source of the same one was loaded as it is.
         built: the configuration is made out of hyper-parameters, so that they all have to be there.
         context: context length that is asked for, 0 for the source's.
+        dropped: as :func:`ckconv.plan.steps.missing_tensors`.
         within: as :func:`ckconv.plan.checks.row_reasons`.
     """
     present = [name for name in tensors if name != HEAD]
-    yield from class_reasons(index.format, config, present, loader.name, built=built, context=context)
+    yield from class_reasons(index.format, config, present, loader.name, built=built, context=context, dropped=dropped)
     if index.format != target:
         length, tied = context or config.context_length, HEAD not in tensors
         yield from row_reasons(config, loader, context=length, tied=tied, format=index.format, within=within)
 
 
 def class_reasons(
-    format: str, config: ModelConfig, present: Collection[str], loader: str, *, built: bool, context: int
+    format: str,
+    config: ModelConfig,
+    present: Collection[str],
+    loader: str,
+    *,
+    built: bool,
+    context: int,
+    dropped: Mapping[str, int],
 ) -> Iterator[Reason]:
     """Reasons why the loader's model class does not fit: tensors missing, and tensors it has no place for.
 
@@ -83,10 +92,11 @@ def class_reasons(
         loader: ``transformers`` or ``mlx-lm``.
         context: context length that is asked for, 0 for the source's.
         built: the configuration is made out of hyper-parameters, so that they all have to be there.
+        dropped: as :func:`ckconv.plan.steps.missing_tensors`.
     """
     family = FAMILIES[config.family]
     found = fit(config, present, loader)
-    yield from missing_tensors(found.missing, tensors_said(config, format=format))
+    yield from missing_tensors(found.missing, tensors_said(config, format=format), dropped=dropped)
     for pattern, count in found.surplus.items():
         also = f" ({count} tensors)" if count > 1 else ""
         kind = said(config, "family", format=format)
