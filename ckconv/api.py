@@ -81,7 +81,7 @@ def prepare(
         raise UsageError("usage", f"to is {quoted(to)}, one of {', '.join(names())} expected")
     if mmproj is not None and to is None and says_nothing(target):
         to = whole_format()
-    place = destination(target, to) if to or not says_nothing(target) else None
+    place = destination(target, to, source=os.fspath(source)) if to or not says_nothing(target) else None
     if mmproj is not None and place is not None and not format_of(place.format).holds_towers:
         message = f"a {place.format} has no place for a text model and a tower"
         raise UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")

@@ -359,6 +359,26 @@ def test_impossible_targets(target: str, code: int, error: str, source: Path, tm
     assert names(tmp_path) == ["m.gguf"]
 
 
+@pytest.mark.parametrize(
+    ("verb", "target", "hint"),
+    [
+        (("edit", "--set-meta", "a.b=c"), "o.bump", "a name in .gguf makes a file, {}/ makes a directory"),
+        (("convert", "--to", "hf"), "o.GGUF", "a name in .safetensors makes a file, {}/ makes a directory"),
+        (("convert", "--to", "mlx"), "o.safetensors", "{}/ makes a directory"),
+    ],
+)
+def test_a_name_that_says_another_format_is_refused(
+    verb: tuple[str, ...], target: str, hint: str, source: Path, tmp_path: Path, ckconv
+) -> None:
+    command, *flags = verb
+    result = ckconv(command, source, tmp_path / target, *flags)
+    assert (result.code, names(tmp_path)) == (2, ["m.gguf"])
+    assert f"error[usage.target]: '{target}' says " in result.err
+    assert f"hint: {hint.format(tmp_path / target)}\n" in result.err
+    assert ckconv(command, source, f"{tmp_path / target}/", *flags).code == 0
+    assert (tmp_path / target).is_dir()
+
+
 def test_longest_name_of_the_file_system(source: Path, tmp_path: Path, ckconv) -> None:
     name = "x" * 250 + ".bump"
     result = ckconv("convert", source, tmp_path / name)

@@ -55,6 +55,12 @@ def test_in_place_a_new_file_takes_the_name(model: Path, ckconv) -> None:
     assert [path.name for path in model.parent.iterdir()] == [model.name]
 
 
+def test_in_place_a_name_that_says_another_format_stays(model: Path, ckconv) -> None:
+    misnamed = model.rename(model.with_name("model.bump"))
+    assert ckconv("edit", misnamed, "--in-place", "--set-meta", "general.license=mit").code == 0
+    assert value(misnamed, "general.license") == "mit"
+
+
 def test_the_digest_beside_it_is_written_anew(model: Path, ckconv) -> None:
     listed = model.with_name("model.gguf.sha256")
     subprocess.run(f"sha256sum {model.name} > {listed.name}", shell=True, check=True, cwd=model.parent)

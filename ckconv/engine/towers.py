@@ -14,7 +14,7 @@ from ckconv.engine.settle import Late
 from ckconv.engine.targets import TOWER_HINT, make_plan
 from ckconv.errors import UsageError
 from ckconv.formats import FORMATS, format_of, tower_format
-from ckconv.formats.destination import Destination, destination
+from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
 from ckconv.formats.huggingface.tower import tower_index
 from ckconv.io.addresses import as_path
@@ -42,13 +42,14 @@ def prepare_tower(
         UnsupportedError: ``tower.unknown``, the source has no tower that is known.
         InputError: it is malformed.
     """
-    place = destination(os.fspath(target), tower_format())
+    to, name = tower_format(), "" if says_nothing(os.fspath(target)) else Path(target).name
+    for ending in (ending for format in FORMATS if format.name != to for ending in format.endings):
+        if name.lower().endswith(ending):
+            message = f"{name!r} ends in {ending}, and a tower is a {format_of(to).suffix}"
+            raise UsageError("usage.target", message)
+    place = destination(os.fspath(target), to)
     if place.parent is None:
         raise UsageError("usage.target", "a tower is a file beside the text model, not on stdout", hint="name a GGUF")
-    for ending in (ending for format in FORMATS if format.name != place.format for ending in format.endings):
-        if place.file_name.lower().endswith(ending):
-            message = f"{place.file_name!r} ends in {ending}, and a tower is a {format_of(place.format).suffix}"
-            raise UsageError("usage.target", message)
     index = tower_index(open_index(as_path(source), follow_links=options.follow_links))
     own = Options(dtype=options.dtype, drop=options.drop, allow_lossy=options.allow_lossy, file_name=place.file_name)
     with readable(index.path):

@@ -47,11 +47,21 @@ def _is_directory(target: str) -> bool:
     return target.endswith("/") or (target != STDOUT and os.path.isdir(target))  # noqa: PTH112 - never raises
 
 
-def destination(target: str, to: str | None) -> Destination:
+def _is_same(target: str, source: str) -> bool:
+    try:
+        return os.path.samefile(target, source)
+    except OSError:  # nothing is there
+        return False
+
+
+def destination(target: str, to: str | None, *, source: str = "") -> Destination:
     """What ``target`` is to be: of the format asked for, or of the one that its name says.
 
+    Args:
+        source: what is read; a file that is written in its own place keeps its name, whatever that says.
+
     Raises:
-        UsageError: ``usage.target``, neither says.
+        UsageError: ``usage.target``, neither says, or they contradict each other.
     """
     if "\0" in target:
         raise UsageError("usage.target", "a file name cannot hold a NUL character")
@@ -76,6 +86,14 @@ def destination(target: str, to: str | None) -> Destination:
     assert format is not None
     if target == STDOUT:
         return Destination(target, format)
+    if named not in (None, format) and not (_is_directory(target) or _is_same(target, source)):
+        ending = format_of(format).suffix
+        file = f"a name in {ending} makes a file, " if ending else ""
+        raise UsageError(
+            "usage.target",
+            f"{path.name!r} says {named}, and the format to write is {format}",
+            hint=f"{file}{target}/ makes a directory",
+        )
     if _is_directory(target) or not (format_of(format).single or named == format):
         return Destination(target, format, directory=path)
     return Destination(target, format, file=path)
