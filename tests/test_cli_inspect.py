@@ -67,6 +67,15 @@ def test_lines_say_first_what_they_are(ckconv: Run) -> None:
     assert len(fields(found.out, "tensor")) == 26
 
 
+@pytest.mark.parametrize("flags", [("--tensors", "--metadata"), ("--metadata", "--tensors")])
+def test_both_sections_that_are_asked_for_are_shown(ckconv: Run, flags: tuple[str, ...]) -> None:
+    found = ckconv("inspect", QWEN2, *flags)
+    assert {line.split("\t")[0] for line in found.out.splitlines()} == {"tensor", "metadata"}
+    shown = on_a_terminal("inspect", QWEN2, *flags)
+    assert "model.norm.weight" in shown
+    assert "num_hidden_layers" in shown
+
+
 def test_a_split_set_is_one_model(ckconv: Run) -> None:
     found = ckconv("inspect", SPLIT)
 

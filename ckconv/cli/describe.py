@@ -202,15 +202,15 @@ class Description:
             yield from (("module", *row) for row in self.modules)
             yield from (("unsupported", text) for text in (index.adapter.unsupported if index.adapter else ()))
             yield from (("type", *row) for row in self.types)
-        if not only_metadata:
+        if only_tensors or not only_metadata:
             yield from map(self._tensor_row, self.shown)
-        if not only_tensors:
+        if only_metadata or not only_tensors:
             yield from (("metadata", *row) for row in self.metadata())
         if everything:
             yield from (("target", t.name, "yes" if not t.reasons else "no") for t in self.targets)
             yield from (("reason", t.name, reason.text, reason.hint) for t in self.targets for reason in t.reasons)
             yield from (("note", t.name, note) for t in self.targets for note in t.notes)
-        if self.hashes and not only_metadata:
+        if self.hashes and (only_tensors or not only_metadata):
             yield "hash", self.hashes.model
 
     def _tensor_row(self, t: StoredTensor) -> tuple[object, ...]:

@@ -74,11 +74,11 @@ def _print(console: Console, d: Description, only_metadata: bool, only_tensors: 
         _targets(console, d.targets)
         _modules(console, d)
         _shape_of_model(console, d)
-    if every_tensor:
+    if every_tensor and (only_tensors or not only_metadata):
         _tensors(console, d)
     if only_metadata or (every_tensor and not only_tensors):
         _metadata(console, d)
-    if d.hashes and not only_metadata:
+    if d.hashes and (only_tensors or not only_metadata):
         console.print(Text(f"model hash  {d.hashes.model}"))
     if everything and not every_tensor:
         console.print(Text("-v: every tensor and all metadata; --tensors, --metadata: only those", style="dim"))

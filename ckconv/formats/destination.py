@@ -49,8 +49,8 @@ def _is_directory(target: str) -> bool:
 
 def _is_same(target: str, source: str) -> bool:
     try:
-        return os.path.samefile(target, source)
-    except OSError:  # nothing is there
+        return Path(target).samefile(source)
+    except (OSError, ValueError):  # nothing is there
         return False
 
 
