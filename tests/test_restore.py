@@ -429,6 +429,7 @@ def test_a_foreign_record_is_refused(bump: Path, other: Path, tmp_path: Path, ck
         assert done.code == status
         assert "error[record.foreign]" in done.err
         assert "it belongs to another bump file" in done.err
+        assert "hint: move it away; convert and batch ignore it with --no-source-record\n" in done.err
     assert not (tmp_path / "x.gguf").exists()
     assert ckconv("convert", bump, f"{tmp_path}/next/", "--to", "bump", "--no-source-record").code == 0
 

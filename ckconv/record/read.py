@@ -41,6 +41,9 @@ from ckconv.record.schema import (
 _DOCUMENT = Document(DOCUMENT_NAME, "record.json", "record.json", MAX_DOCUMENT)
 _MAX_SIZE = 1 << 62
 
+#: What to do about a record that does not fit: every command looks at it, and not every one has the flag.
+IGNORED = "move it away; convert and batch ignore it with --no-source-record"
+
 
 class OpenRecord:
     """A record of which everything is checked but the contents, which :meth:`check` reads."""
@@ -157,7 +160,7 @@ def record_beside(index: TensorIndex) -> OpenRecord | None:
     opened = open_record(path)
     if bool(opened.record.payload) != format_of(index.format).keeps_source:
         message = f"it is no record of a {index.format}"
-        raise InputError("record.foreign", message, path=path, hint="--no-source-record does not look at it")
+        raise InputError("record.foreign", message, path=path, hint=IGNORED)
     if opened.record.payload:
         check_belongs(opened, index)
     return opened
@@ -171,14 +174,13 @@ def check_belongs(opened: OpenRecord, index: TensorIndex) -> None:
     """
     record = opened.record
     payload = index.checksums[0].stored if index.checksums else b""
-    hint = "move it away, or --no-source-record does not look at it"
     if record.payload != payload:
         message = (
             f"it belongs to another bump file: to the payload {record.payload.hex()}, "
             f"{index.path.name} says {payload.hex()}"
         )
         raise InputError(
-            "record.foreign", message, path=opened.path, found=record.payload.hex(), allowed=payload.hex(), hint=hint
+            "record.foreign", message, path=opened.path, found=record.payload.hex(), allowed=payload.hex(), hint=IGNORED
         )
     if not index.tensors:
         return

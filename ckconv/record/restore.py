@@ -27,7 +27,7 @@ from ckconv.options import Options, asked
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import OutputFile, Plan, Reason, Restored, Step
 from ckconv.quant.convert import Conversion, Run, between, convertible
-from ckconv.record.read import OpenRecord, record_beside
+from ckconv.record.read import IGNORED, OpenRecord, record_beside
 from ckconv.record.schema import Run as Bytes
 from ckconv.record.schema import SourceFile, record_path
 from ckconv.record.skeleton import open_skeleton
@@ -149,7 +149,7 @@ class _Restorer:
         )
 
     def _fault(self, message: str) -> InputError:
-        hint = None if self.record.payload else "--no-source-record does not look at it"
+        hint = None if self.record.payload else IGNORED
         return InputError("record.files", message, path=self.opened.path, hint=hint)
 
     def _rope_layout(self) -> str:
