@@ -321,6 +321,7 @@ def test_a_base_that_lacks_a_module(tmp_path: Path, ckconv) -> None:
     result = ckconv("convert", LLAMA, tmp_path / "m.gguf", "--adapter", adapter)
     assert (result.code, "error[adapter.base]" in result.err) == (3, True)
     assert "no base tensor for 'model.layers.40.mlp.up_proj'" in result.err
+    assert f"hint: it was made for another model than {LLAMA}\n" in result.err
 
 
 def test_a_base_of_another_shape(tmp_path: Path, ckconv) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ckconv.core.tensors import TensorIndex
-from ckconv.errors import UsageError, shown
+from ckconv.errors import InputError, UsageError, shown
 from ckconv.formats import format_of
 from ckconv.formats.detect import open_index
 from ckconv.io.addresses import as_path
@@ -30,6 +30,13 @@ def merged(
         if not math.isfinite(weight):
             raise UsageError("usage", f"the weight of {shown(path)} is {weight}, which is not a finite number")
     links = options.follow_links
-    opened = [Adapting(open_index(as_path(path), base=base, follow_links=links), weight) for path, weight in adapters]
+    opened = []
+    for path, weight in adapters:
+        try:
+            opened.append(Adapting(open_index(as_path(path), base=base, follow_links=links), weight))
+        except InputError as error:
+            if error.code == "adapter.base":  # there is no other base to name
+                error.hint = f"it was made for another model than {shown(index.path)}"
+            raise
     unrounded = partial(format_of(to).stores_float32, options)
     return merge_adapters(index, opened, decoded=options.decodes, unrounded=unrounded)
