@@ -128,6 +128,12 @@ def test_types_that_are_not_floats_and_unknown_architectures_are_copied(tmp_path
     assert not (tmp_path / "config.json").exists()
 
 
+@pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
+def test_a_missing_configuration_is_named(tmp_path: Path, to: str) -> None:
+    source = save(tmp_path / "n", None, Decoder(layers=1).tensors(), metadata={"format": "pt"})
+    assert f"there is no {source / 'config.json'}, which names the architecture" in reasons(source, tmp_path, to)
+
+
 def test_an_unknown_architecture_is_refused_across_formats(tmp_path: Path) -> None:
     source = Model(arch="rwkv6").write(tmp_path / "m.gguf")
     assert "ckconv does not know the architecture 'rwkv6'" in reasons(source, tmp_path)[0]

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.names import parse
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex
-from ckconv.errors import counted, quoted
+from ckconv.errors import counted, quoted, shown
 from ckconv.families.catalogue import FAMILIES, families_of_gguf
 from ckconv.families.diffusion import diffuses, has_names_of_diffusers
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
@@ -33,6 +33,9 @@ _OWN_HEAD = (
 #: Which of two values decoded matrices hold.
 _EXACT = "decoded matrices hold codes times scales exactly; --dtype source rounds as the quantiser's library does"
 _ROUNDED = "decoded matrices hold what the quantiser's library computes: products rounded to its type"
+
+#: What names the architecture of a checkpoint.
+_CONFIG = "config.json"
 
 #: The key of ``config.json`` that names a class of diffusers.
 _DIFFUSERS = "_class_name"
@@ -65,8 +68,12 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         what += " (model_type)"
     if index.metadata_kind is MetadataKind.TYPED and families_of_gguf(index.architecture):
         what = f"no known {index.architecture} has that many experts ({index.architecture}.expert_count)"
-    if index.metadata_kind is MetadataKind.DOCUMENT and not index.metadata:
-        what = "no config.json beside the tensors names an architecture"
+    if index.metadata_kind is MetadataKind.DOCUMENT and not any(path.name == _CONFIG for path in index.side_files):
+        missing = shown(index.files[0].parent / _CONFIG)
+        return Reason(
+            f"there is no {missing}, which names the architecture",
+            "put it there; --to safetensors copies the tensors as they are",
+        )
     if index.metadata_kind is MetadataKind.OWN and not index.architecture:
         what = "no config.json beside it names an architecture"
     copied = "--to safetensors copies it as it is, and " if index.metadata_kind is MetadataKind.DOCUMENT else ""
