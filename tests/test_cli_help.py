@@ -56,6 +56,17 @@ def test_a_file_that_is_misspelt_is_named(ckconv) -> None:
     assert "hint" not in ckconv("inspect", "/no/such/directory/x.gguf").err
 
 
+def test_a_link_to_nothing_is_said_to_be_one(ckconv, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to("no")
+    found = ckconv("inspect", tmp_path / "model.gguf")
+    where = tmp_path / "model.gguf"
+    assert (found.code, found.err) == (
+        3,
+        f"ckconv: error[input.missing]: {where}: it is a link, and leads to '{tmp_path / 'no'}', which is not there\n",
+    )
+    assert "hint" not in ckconv("inspect", tmp_path / "model.guf").err
+
+
 def test_hf_is_a_name_of_the_format(ckconv, tmp_path: Path) -> None:
     for name in ("hf", "safetensors"):
         assert ckconv("convert", LLAMA, f"{tmp_path}/{name}/", "--to", name).code == 0

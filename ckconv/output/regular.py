@@ -82,6 +82,9 @@ def open_regular(path: Path) -> tuple[int, os.stat_result]:
         if fd >= 0:
             close_unwritten(fd)
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            if path.is_symlink():
+                message = f"it is a link, and leads to {quoted(os.path.realpath(path))}, which is not there"
+                raise InputError("input.missing", message, path=path) from None
             raise InputError("input.missing", "there is no such file", path=path, hint=_instead(path)) from None
         if isinstance(error, OSError):
             raise unreadable(error, path) from None
@@ -98,10 +101,11 @@ def _instead(path: Path) -> str | None:
     from difflib import get_close_matches
 
     try:
-        near = get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1, cutoff=0.8)
+        names = get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=3, cutoff=0.8)
+        near = [other for other in map(path.with_name, names) if other.exists()]
     except OSError:
         return None
-    return f"did you mean {quoted(shown(path.with_name(near[0])))}?" if near else None
+    return f"did you mean {quoted(shown(near[0]))}?" if near else None
 
 
 @contextmanager
