@@ -379,6 +379,14 @@ def test_a_name_that_says_another_format_is_refused(
     assert (tmp_path / target).is_dir()
 
 
+def test_of_what_is_there_already_the_output_is_named_first(source: Path, tmp_path: Path, ckconv) -> None:
+    assert ckconv("convert", source, tmp_path / "a.bump", "--checksums").code == 0
+    again = ckconv("convert", source, tmp_path / "a.bump", "--checksums")
+    assert (again.code, f"error[output.exists]: {tmp_path / 'a.bump'}: exists already" in again.err) == (6, True)
+    (tmp_path / "a.bump").unlink()
+    assert f"{tmp_path / 'a.bump'}.source.zip: " in ckconv("convert", source, tmp_path / "a.bump").err
+
+
 def test_longest_name_of_the_file_system(source: Path, tmp_path: Path, ckconv) -> None:
     name = "x" * 250 + ".bump"
     result = ckconv("convert", source, tmp_path / name)

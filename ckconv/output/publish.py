@@ -142,7 +142,7 @@ class Outputs:
             for file in self._files.values():
                 file.inside = False
             self._folders.check()
-        outside = [file for file in self._files.values() if not file.inside]
+        outside = self._in_order()[::-1]  # what somebody has named comes first
         for file in outside:
             if not self._folders.is_made(file.target.parent):
                 check_target(file.target, file.content, force=self._force, inputs=self._inputs)
