@@ -188,8 +188,9 @@ def test_directory_in_which_somebody_stands_is_filled_and_not_replaced(
 def test_set_that_does_not_fit_is_refused_as_a_whole(tmp_path: Path) -> None:
     filesystem = os.statvfs(tmp_path)
     half = filesystem.f_blocks * filesystem.f_frsize // 2 + 1
-    with refused("output.space", rf"needs {3 * half:,} bytes"):
+    with refused("output.space", rf"needs {3 * half:,} bytes for 3 files, [\d,]+ are free") as caught:
         Outputs({tmp_path / name: Room(half) for name in SHARDS}, {}).__enter__()
+    assert caught[0].path == str(tmp_path)
     assert names(tmp_path) == []
 
 

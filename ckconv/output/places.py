@@ -132,21 +132,25 @@ def check_room(needs: Iterable[tuple[Path, Path, int]]) -> None:
     """Check that every file system has room for what goes there.
 
     Args:
-        needs: (directory, target, bytes) of each file; the error names the last target of a file system.
+        needs: (directory, target, bytes) of each file; of several files of a file system, the error names the directory.
 
     Raises:
         OutputError: ``output.space``, with the bytes that are free and that are needed.
     """
-    per_device: dict[int, tuple[Path, Path, int]] = {}
+    per_device: dict[int, list[tuple[Path, Path, int]]] = {}
     for parent, target, nbytes in needs:
-        device = parent.stat().st_dev
-        so_far = per_device[device][2] if device in per_device else 0
-        per_device[device] = (parent, target, so_far + nbytes)
-    for parent, target, need in per_device.values():
-        free = free_space(parent)
+        per_device.setdefault(parent.stat().st_dev, []).append((parent, target, nbytes))
+    for files in per_device.values():
+        free, need = free_space(files[0][0]), sum(nbytes for _, _, nbytes in files)
         if free is not None and need > free:
+            _, path, _ = max(files, key=lambda file: file[2])
+            what = "" if len(files) == 1 else f" for {len(files):,} files"
             raise OutputError(
-                "output.space", f"needs {need:,} bytes, {free:,} are free", path=target, found=free, allowed=need
+                "output.space",
+                f"needs {need:,} bytes{what}, {free:,} are free",
+                path=path.parent if what else path,
+                found=free,
+                allowed=need,
             )
 
 
