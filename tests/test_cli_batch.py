@@ -190,6 +190,24 @@ def test_an_address_in_a_list_keeps_its_text(tmp_path: Path, ckconv) -> None:
     assert (done.code, [line["source"] for line in lines(done.out)]) == (3, ["memory://models//none.gguf"])
 
 
+def test_a_line_of_a_list_is_a_name_as_it_stands(tmp_path: Path, ckconv) -> None:
+    name = tmp_path / "# a model .gguf"
+    shutil.copy(LLAMA, name)
+    (tmp_path / "list").write_text(f"\n{name}\n   \n# no comment\n")
+    done = ckconv("batch", "--from-file", tmp_path / "list", "--to", "mlx", "--into", tmp_path / "all")
+    assert statuses(done.out) == ["converted", "failed"]
+    assert "# no comment: there is no such file" in done.err
+
+
+def test_what_is_no_directory_takes_no_models(tmp_path: Path, ckconv) -> None:
+    (tmp_path / "file").touch()
+    done = ckconv("batch", LLAMA, "--to", "gguf", "--into", tmp_path / "file")
+    assert (done.code, done.out) == (6, "")
+    assert done.err == f"ckconv: error[output.exists]: {tmp_path / 'file'}: exists and is not a directory\n"
+    done = ckconv("batch", LLAMA, "--to", "gguf", "--into", tmp_path / "file" / "all")
+    assert "error[output.parent]" in done.err
+
+
 def test_nothing_to_convert_and_a_list_that_is_not_there(tmp_path: Path, ckconv) -> None:
     into = ["--to", "gguf", "--into", tmp_path / "all"]
     assert ckconv("batch", *into).code == 2

@@ -59,6 +59,7 @@ def command(
     from ckconv.families.catalogue import own_families
     from ckconv.io.ahead import at_once
     from ckconv.output.filesystem import failing
+    from ckconv.output.places import check_place
     from ckconv.plan.choices import check_values
     from ckconv.signals import interruptible
 
@@ -70,6 +71,7 @@ def command(
     context.with_resource(at_once(flags["jobs"]))
     with interruptible(last=True):
         if not flags["dry_run"]:
+            check_place(into)
             with failing(into):  # it stays, whatever comes of it: another batch may have begun to use it
                 into.mkdir(exist_ok=True)
         try:

@@ -18,17 +18,26 @@ from ckconv.system import free_space
 _PLACE_FLAGS = {"config.json": "--config-out", "weights_manifest.json": "--manifest"}
 
 
+def check_place(directory: Path) -> None:
+    """Check that files can be put into a directory that is there, or can be made.
+
+    Raises:
+        OutputError: ``output.parent``; ``output.exists``, it is not a directory.
+    """
+    check_parent(directory)
+    if os.path.lexists(directory) and not directory.is_dir():
+        raise OutputError("output.exists", "exists and is not a directory", path=directory)
+
+
 def check_directory(directory: Path, *, force: bool) -> bool:
     """Whether ``directory`` is made anew and gets its name in one step; else its files get theirs one by one.
 
     Raises:
         OutputError: ``output.parent``; ``output.exists``, it is not a directory, or not empty and not to be filled.
     """
-    check_parent(directory)
+    check_place(directory)
     if not os.path.lexists(directory):
         return True
-    if not directory.is_dir():
-        raise OutputError("output.exists", "exists and is not a directory", path=directory)
     with failing(directory):
         empty = not any(directory.iterdir())
     if not empty and not force:
@@ -132,7 +141,7 @@ def check_room(needs: Iterable[tuple[Path, Path, int]]) -> None:
     """Check that every file system has room for what goes there.
 
     Args:
-        needs: (directory, target, bytes) of each file; of several files of a file system, the error names the directory.
+        needs: (directory, target, bytes) of each file; of several on a file system the error names the directory.
 
     Raises:
         OutputError: ``output.space``, with the bytes that are free and that are needed.
