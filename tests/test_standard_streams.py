@@ -72,6 +72,14 @@ def test_a_listing_that_nobody_reads_to_its_end_is_no_failure(model: Path, scrip
     assert shell(script, model) == (0, [])
 
 
+@pytest.mark.needs("posix")
+def test_a_listing_for_which_there_is_no_space_is_told_so(model: Path) -> None:
+    said = f"ckconv: error[output.space]: stdout cannot be written: {FULL}"
+    assert shell("ckconv inspect $1 >/dev/full", model) == (6, [said])
+    status, lines = shell("ckconv convert $1 $1.bump >/dev/full", model)
+    assert (status, "error[output.space]" in lines[0], "the output is complete" in lines[0]) == (6, True, True)
+
+
 @pytest.mark.parametrize("stderr", ["/dev/full", "&-"])
 @pytest.mark.parametrize(
     ("script", "status"),
