@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from bump3_expected import expected_bump3
 from checkpoints import Decoder, save
+from conftest import FIXTURES
 from gguf import GGMLQuantizationType as Q
 from models import BLOCKS, Model
 
@@ -504,6 +505,36 @@ def test_stdout_that_cannot_say_everything(tmp_path: Path) -> None:
 
 
 # --- what it says
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "said", "planned"),
+    [
+        ("lora/llama-r4-attn-mlp", "mlx", "copied 0 byte for byte, transposed 28, dropped 0", "28 transposed"),
+        ("gguf/gpt2-f32.f32.gguf", "hf", "copied 24 byte for byte, transposed 12, dropped 0", "12 transposed"),
+    ],
+)
+def test_what_is_transposed_is_not_said_to_be_byte_for_byte(
+    source: str, to: str, said: str, planned: str, tmp_path: Path, ckconv
+) -> None:
+    plan = ckconv("convert", FIXTURES / source, f"{tmp_path}/out/", "--to", to, "-n").out
+    assert f"F32, values unchanged, {planned}\n" in plan
+    assert f"  {said}\n" in ckconv("convert", FIXTURES / source, f"{tmp_path}/out/", "--to", to).out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--tensor-scales",), ("--decode", "blk.0.*"), ("--dequantize",), ("--resume",), ("--tie",),
+        ("--source-record",), ("--no-source-record",),
+    ],
+)  # fmt: skip
+def test_flags_that_a_model_gives_no_occasion_for_change_nothing(
+    flags: tuple[str, ...], source: Path, tmp_path: Path, ckconv
+) -> None:
+    for name, given in (("plain.gguf", ()), ("flagged.gguf", flags)):
+        assert ckconv("convert", source, tmp_path / name, *given).code == 0
+    assert (tmp_path / "plain.gguf").read_bytes() == (tmp_path / "flagged.gguf").read_bytes()
 
 
 def test_report(source: Path, tmp_path: Path, ckconv) -> None:

@@ -210,6 +210,11 @@ def _counts(plan: Plan) -> Counter[Action]:
     return Counter(step.action for step in _actions(plan).values())
 
 
+def _transposed(plan: Plan) -> int:
+    """Tensors whose values are copied one by one, and whose rows become columns."""
+    return sum(step.action is Action.COPY and step.transposed for step in _actions(plan).values())
+
+
 def _types(plan: Plan, action: Action) -> str:
     pairs = {
         (s.conversion.source.name, s.conversion.target.name) for s in plan.steps if s.conversion and s.action is action
@@ -223,7 +228,9 @@ def _moved(plan: Plan, action: Action) -> str:
     """How the rows of these steps move, for a bracket: empty where bytes are copied as they lie."""
     steps = [step for step in _actions(plan).values() if step.action is action]
     reordered = sum(step.reordered for step in steps)
-    packed = sum(step.copied is None and not step.reordered for step in steps) if action is Action.COPY else 0
+    packed = 0
+    if action is Action.COPY:
+        packed = sum(step.copied is None and not (step.reordered or step.transposed) for step in steps)
     words = []
     if reordered:
         words.append(f"{reordered} of them in {plan.rope_layout} RoPE row order")
@@ -247,8 +254,9 @@ _VERBS = {
 
 def summary(plan: Plan) -> str:
     """What is done to how many tensors, in one line."""
-    counts = _counts(plan)
-    parts = [f"copied {counts[Action.COPY]} byte for byte{_moved(plan, Action.COPY)}"]
+    counts, transposed = _counts(plan), _transposed(plan)
+    parts = [f"copied {counts[Action.COPY] - transposed} byte for byte{_moved(plan, Action.COPY)}"]
+    parts += [f"transposed {transposed}"] if transposed else []
     parts += [
         f"{_VERBS[action]} {counts[action]} {_types(plan, action)}{_moved(plan, action)}"
         for action in _VERBS
@@ -259,9 +267,9 @@ def summary(plan: Plan) -> str:
 
 
 def _action_lines(plan: Plan) -> list[str]:
-    counts = _counts(plan)
+    counts, transposed = _counts(plan), _transposed(plan)
     words = {
-        Action.COPY: "bytes unchanged",
+        Action.COPY: f"values unchanged, {transposed} transposed" if transposed else "bytes unchanged",
         Action.WIDEN: "exact",
         Action.NARROW: "rounded"
         if plan.options.allow_lossy

@@ -195,6 +195,11 @@ class Layout:
         return all(strip.cols in ((), ((self.cols, 1),)) for strip in self.strips)
 
     @property
+    def by_columns(self) -> bool:
+        """The elements of a column lie together, and not those of a row: the matrix is stored transposed."""
+        return any(strip.cols and strip.cols[-1][1] != 1 for strip in self.strips)
+
+    @property
     def interleaved(self) -> bool:
         """Rows ``i`` and ``i + n / 2`` of each head are neighbours, as llama.cpp's converter stores Q and K."""
         return self._pair >= 0

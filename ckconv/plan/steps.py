@@ -101,6 +101,11 @@ class Step(NamedTuple):
         return tuple(found)
 
     @property
+    def transposed(self) -> bool:
+        """Rows become columns: no two elements of a row stay together."""
+        return any(tensor.layout.by_columns != self.target.layout.by_columns for tensor in self.sources)
+
+    @property
     def reordered(self) -> bool:
         """Rows change places between RoPE orders."""
         return self.source is not None and self.source.layout.interleaved != self.target.layout.interleaved
