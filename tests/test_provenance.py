@@ -79,6 +79,8 @@ def test_a_statement_replaces_nothing_and_needs_a_place(fixtures: Path, tmp_path
     place.write_text("mine")
     done = ckconv("convert", fixtures / SOURCE, tmp_path / "out.gguf", "--attest", place)
     assert (done.code, place.read_text(), (tmp_path / "out.gguf").exists()) == (6, "mine", False)
+    done = ckconv("convert", fixtures / SOURCE, tmp_path / "x.gguf", "--attest", tmp_path / "other.json", "-n")
+    assert (done.code, "error[usage.flag]: --attest states what was written" in done.err) == (2, True)
     done = ckconv("convert", fixtures / SOURCE, "-", "--to", "gguf", "--attest", tmp_path / "other.json")
     assert (done.code, "usage.side-file" in done.err) == (2, True)
 

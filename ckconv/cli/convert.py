@@ -115,6 +115,8 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
         check_alone({f"--{name.replace('_', '-')}": flags[name] for name in _OF_ONE_FILE} | {"--html": flags["page"]})
     if flags["page"] is not None:
         _check_page(flags["page"], dst, flags)
+    if flags["attest"] is not None and flags["dry_run"]:
+        raise UsageError("usage.flag", "--attest states what was written: it excludes --dry-run")
     options, adapters = options_of(flags), adapters_of(flags)
     context.with_resource(own_families(options.families))
     context.with_resource(at_once(flags["jobs"]))
