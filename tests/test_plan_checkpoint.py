@@ -128,6 +128,31 @@ def test_types_that_are_not_floats_and_unknown_architectures_are_copied(tmp_path
     assert not (tmp_path / "config.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("to", "who", "what"),
+    [
+        ("safetensors", "transformers", "computes with random numbers for those that it does not find"),
+        ("mlx", "mlx-lm", "refuses others"),
+    ],
+)
+@pytest.mark.parametrize("options", [{"fuse": ("qkv",)}, {"names": "gguf"}])
+def test_what_a_library_does_not_load_is_said_so(
+    tmp_path: Path, to: str, who: str, what: str, options: dict[str, Any]
+) -> None:
+    report = convert(FIXTURES / "hf/qwen2-tied-bf16", f"{tmp_path}/out/", to=to, options=Options(**options))
+    (note,) = [note for note in report.plan.notes if note.startswith(f"{who} does not load this output: ")]
+    assert note.endswith(f"the names of --names hf, fused as its classes are, and {what}")
+
+
+@pytest.mark.parametrize("to", ["safetensors", "mlx"])
+def test_matrices_that_the_class_fuses_anyway_may_be_asked_for(tmp_path: Path, to: str) -> None:
+    source = FIXTURES / "hf" / "phi3-bf16"
+    report = convert(source, f"{tmp_path}/out/", to=to, options=Options(fuse=("qkv", "gate-up")))
+    assert not [note for note in report.plan.notes if "does not load" in note]
+    convert(source, f"{tmp_path}/plain/", to=to)
+    assert tensors_of(tmp_path / "out") == tensors_of(tmp_path / "plain")
+
+
 @pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
 def test_a_missing_configuration_is_named(tmp_path: Path, to: str) -> None:
     source = save(tmp_path / "n", None, Decoder(layers=1).tensors(), metadata={"format": "pt"})

@@ -6,7 +6,7 @@ values as Hugging Face stores them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import Any
 
@@ -107,6 +107,16 @@ def fusion_names(family: Family, scheme: str, whole: str) -> dict[str, Stored]:
             for name in stored.names:
                 found.setdefault(name, stored)
     return found
+
+
+def fuses_otherwise(family: Family, scheme: str, wholes: Iterable[str]) -> bool:
+    """One of ``wholes`` as one tensor is not what the family has under these names anyway."""
+    written = scheme_names(family, scheme).written
+    return any(
+        name not in written or written[name].pattern != stored.pattern
+        for whole in wholes
+        for name, stored in fusion_names(family, scheme, whole).items()
+    )
 
 
 def _in_order(found: Stored) -> Stored:

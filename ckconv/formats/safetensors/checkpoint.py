@@ -28,7 +28,7 @@ from ckconv.formats.safetensors.checkpoint_kept import carried_files, kept_modul
 from ckconv.formats.safetensors.checkpoint_metadata import metadata_of
 from ckconv.formats.safetensors.checkpoint_names import Entry, Spelling
 from ckconv.formats.safetensors.checkpoint_pieces import floats_of, module_of, spare_of
-from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, option_reasons
+from ckconv.formats.safetensors.checkpoint_rules import loader_reasons, loading_notes, option_reasons
 from ckconv.formats.safetensors.checkpoint_tokenizer import pooling_of_source, tokenizer_plan
 from ckconv.formats.safetensors.parts import parts_beside
 from ckconv.formats.safetensors.rope_factors import scaling_of
@@ -294,9 +294,7 @@ class CheckpointPlanner(Planner):
         document = self._document(modules, kept)
         self.notes += unfit_notes(self.index, self.format)
         carried = {} if o.file_name else carried_files(self, kept)
-        if o.fuse or o.names in ("canonical", "gguf"):
-            who = self.loader.name
-            self.notes.append(f"{who} loads tensors under the names of --names hf, fused as its classes are")
+        self.notes += loading_notes(self.family, o, self.loader, self.scheme)
         self.note_unread()
         if parts := parts_beside(self.index.path, carried):
             names = ", ".join(f"{name}/" for name in parts[:5])

@@ -12,7 +12,8 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_classes import fit
 from ckconv.families.kinds import has_transposed
 from ckconv.families.loaders import Loader
-from ckconv.families.naming_schemes import FUSIONS
+from ckconv.families.naming_schemes import FUSIONS, fuses_otherwise
+from ckconv.families.schema import Family
 from ckconv.families.words import said, tensors_said
 from ckconv.options import Options
 from ckconv.plan.checks import row_reasons
@@ -21,6 +22,12 @@ from ckconv.plan.steps import Reason, missing_tensors
 
 #: Scaling whose angles follow from the model's context length (modeling_rope_utils.py).
 _FOLLOWS_CONTEXT = frozenset({"dynamic", "longrope"})
+
+#: What a loader does that finds tensors under other names.
+_UNFOUND = {
+    "transformers": ", and computes with random numbers for those that it does not find",
+    "mlx-lm": ", and refuses others",
+}
 
 
 def option_reasons(index: TensorIndex, config: ModelConfig, options: Options) -> Iterator[Reason]:
@@ -72,6 +79,18 @@ def loader_reasons(
     if index.format != target:
         length, tied = context or config.context_length, HEAD not in tensors
         yield from row_reasons(config, loader, context=length, tied=tied, format=index.format, within=within)
+
+
+def loading_notes(family: Family | None, options: Options, loader: Loader, scheme: str) -> Iterator[str]:
+    """That the loader does not load what other names, or other fused tensors, are asked for.
+
+    Args:
+        scheme: what ``--names hf`` means here.
+    """
+    fused = family is not None and fuses_otherwise(family, scheme, [FUSIONS[what] for what in options.fuse])
+    if fused or options.names in ("canonical", "gguf"):
+        what = f"the names of --names hf, fused as its classes are{_UNFOUND.get(loader.name, '')}"
+        yield f"{loader.name} does not load this output: it looks for tensors under {what}"
 
 
 def class_reasons(
