@@ -129,11 +129,12 @@ def test_matrices_have_the_type_asked_for(
     assert fields(tmp_path / "m.gguf")["general.file_type"] == (["UINT32"], file_type)
 
 
-def test_kept_vectors_that_llama_cpp_does_not_load_are_noted(tmp_path: Path) -> None:
+def test_kept_vectors_that_llama_cpp_does_not_compute_with_are_noted(tmp_path: Path) -> None:
     report = ckconv.convert(TIED, tmp_path / "m.gguf", options=Options(dtype="keep"))
 
     assert (
-        "llama.cpp reads vectors as FP32 and does not load the ones that are kept in other types" in report.plan.notes
+        "llama.cpp computes with vectors of FP32 only: it loads this file, and aborts when it computes"
+        in report.plan.notes
     )
 
 

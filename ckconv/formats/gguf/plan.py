@@ -34,7 +34,7 @@ from ckconv.formats.gguf.entries import (
 from ckconv.formats.gguf.keys import card_keys, copied, edited
 from ckconv.formats.gguf.layer_keys import keys_of_tensors
 from ckconv.formats.gguf.pooling import gives_embeddings, module_reasons, pooling_keys
-from ckconv.formats.gguf.rules import engine_reasons
+from ckconv.formats.gguf.rules import ABORTS, engine_reasons
 from ckconv.formats.gguf.scales import scale_entries
 from ckconv.formats.gguf.spec import (
     ALIGNMENT_KEY,
@@ -100,7 +100,7 @@ class GgufPlanner(Planner):
         if self.options.dtype == "keep" and any(
             len(entry.shape) < 2 and part.dtype is not F32 for entry in entries for part in entry.parts
         ):
-            self.notes.append("llama.cpp reads vectors as FP32 and does not load the ones that are kept in other types")
+            self.notes.append(ABORTS)
         metadata = self._edited(self._metadata(entries, types))
         groups = self._dealt(entries, types, self._alignment(metadata))
         if len(groups) > MAX_SHARDS:

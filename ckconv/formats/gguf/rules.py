@@ -21,6 +21,9 @@ from ckconv.plan.checks import row_reasons
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
 from ckconv.plan.steps import Reason
 
+#: Of vectors of other types: ggml/src/ggml-cpu/binary-ops.cpp, ``binary_op``, "unsupported types".
+ABORTS = "llama.cpp computes with vectors of FP32 only: it loads this file, and aborts when it computes"
+
 #: Keys of a YaRN scaling that are said in GGUF or say what llama.cpp does anyway.
 _YARN_KEYS = frozenset({"rope_type", "type", "factor", "original_max_position_embeddings", "rope_theta"})
 
