@@ -172,6 +172,8 @@ def test_mxfp8_is_bf16_of_the_same_values_in_a_gguf(tmp_path: Path, ckconv) -> N
     result = ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf")
     assert result.code == 0, result.err
     assert "7 tensors of MLX mxfp8 group 32 (8.2 bits a weight) are BF16 (16.0)" in result.out
+    plan = ckconv("convert", tmp_path / "packed", tmp_path / "other.gguf", "-n").out
+    assert "MLX mxfp8 group 32 -> BF16, the blocks' own values (2 of them in interleaved RoPE row order)\n" in plan
     made = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}["blk.0.ffn_down.weight"]
     assert made.tensor_type is gguf.GGMLQuantizationType.BF16
     values = gguf.quants.dequantize(made.data, made.tensor_type)

@@ -301,7 +301,8 @@ def _action_lines(plan: Plan) -> list[str]:
 
 def _decoded_to_fewer_bits(plan: Plan) -> bool:
     """Blocks are decoded to a type that does not hold every value they may have."""
-    return any(s.action is Action.DECODE and s.target.dtype is not F32 for s in plan.steps)
+    asked = plan.options.dtype not in ("engine", "keep")  # what nobody asks for is exact
+    return asked and any(s.action is Action.DECODE and s.target.dtype is not F32 for s in plan.steps)
 
 
 def _layout_line(plan: Plan) -> str:
