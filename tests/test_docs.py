@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 import click
 import pytest
 
+import ckconv as library
 from ckconv import errors
 from ckconv.cli import VERBS, main
+from ckconv.options import OPTIONS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -117,6 +120,40 @@ def test_the_flags_described_are_the_flags_that_there_are(verb: str) -> None:
     assert everywhere <= flags(command)
     tables = set(re.findall(r"`(--?[-\w]+)", "\n".join(re.findall(r"^\| (`.+?) \|", sections()[verb], re.MULTILINE))))
     assert not tables - flags(command)
+
+
+def test_the_first_lines_name_every_command() -> None:
+    block = re.search(r"^```\n(.*?)^```$", DOCS["cli.md"], re.DOTALL | re.MULTILINE)
+    assert block is not None
+    assert set(re.findall(r"^ckconv (\w+)", block[1], re.MULTILINE)) == set(VERBS)
+
+
+#: Flags of the command line that the library has under other names, or as attributes of what it returns.
+_ELSEWHERE = {
+    "--from": {"convert": "source_format", "inspect": "format"},
+    "--adapter": {"convert": "adapters", "verify": "adapters"},
+    "--no-verify": {"convert": "verify"},
+    "--cluster": {"convert": "executor"},
+    "--family": {"diff": "families", "inspect": "families"},
+}
+
+
+@pytest.mark.parametrize("verb", ["convert", "verify", "diff", "inspect"])
+def test_what_only_the_command_line_has_is_listed(verb: str) -> None:
+    function = getattr(library, "open_model" if verb == "inspect" else verb)
+    has = set(inspect.signature(function).parameters)
+    options = {option.flag for option in OPTIONS} if "options" in has else set()
+    command = main.get_command(click.Context(main), verb)
+    assert command is not None
+    of_every = set(re.findall(r"`(-[-\w]+)", sections()["every"])) | {"--tensors", "--metadata"}
+    lacking = {
+        flag
+        for flag in flags(command) - options - of_every
+        if flag.startswith("--") and _ELSEWHERE.get(flag, {}).get(verb, flag[2:].replace("-", "_")) not in has
+    }
+    row = re.search(rf"^\| `{verb}` \| (.*) \|$", DOCS["library.md"], re.MULTILINE)
+    assert row is not None
+    assert set(re.findall(r"`(--[a-z-]+)`", row[1])) == lacking
 
 
 def test_the_manual_page_is_what_the_parser_says() -> None:

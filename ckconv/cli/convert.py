@@ -89,10 +89,10 @@ _EXAMPLES = {
 def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **flags: Any) -> None:
     """Convert SRC to DST; DST's format from its name, or --to.
 
-    Quantised blocks are never decoded unless --dequantize or --decode says so; F16 and BF16 widen to FP32 exactly where
-    the target's engine wants that. What the target cannot hold exactly is refused (exit 4) before anything is written.
-    DST may be - for stdout, or end in / for a directory. With MMPROJ, the tower beside a text model in a GGUF, DST is a
-    checkpoint of both.
+    Quantised blocks are never decoded unless --dequantize or --decode says so, but FP8 with powers of two for scales,
+    which is exactly BF16 in a GGUF; F16 and BF16 widen to FP32 exactly where the target's engine wants that. What the
+    target cannot hold exactly is refused (exit 4) before anything is written. DST may be - for stdout, or end in / for
+    a directory. With MMPROJ, the tower beside a text model in a GGUF, DST is a checkpoint of both.
     """
     from ckconv.api import prepare
     from ckconv.cli.report import print_plan
