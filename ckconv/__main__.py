@@ -57,6 +57,9 @@ def run(arguments: list[str]) -> int:
     except click.ClickException as error:
         settings.json = settings.json or "--json" in arguments  # what stands behind the mistake was not read
         hint = f"{error.ctx.command_path} --help shows the usage" if getattr(error, "ctx", None) else None  # type: ignore[attr-defined]
+        if isinstance(error, click.NoSuchOption):  # a path may begin as an option does
+            path = next((it for it in arguments if it.startswith(error.option_name) and os.path.lexists(it)), None)
+            hint = f"./{path} names the file" if path else hint
         return print_error(UsageError("usage", " ".join(error.format_message().split()), hint=hint), settings)
     except (ReaderGone, BrokenPipeError):
         discard_stdout()

@@ -114,11 +114,11 @@ def _kept_blocks(plan: Plan) -> Iterator[str]:
 
 
 def _format_of_record(index: TensorIndex, options: Options) -> str | None:
-    if not (format_of(index.format).single and options.source_record):
-        return None
+    if index.facts.get("kind") == "mmproj":
+        return whole_format()  # a part of such a checkpoint
     from ckconv.record.read import record_beside
 
-    opened = record_beside(index)
+    opened = record_beside(index) if format_of(index.format).single and options.source_record else None
     return opened.record.format if opened else None
 
 

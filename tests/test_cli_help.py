@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shlex
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -54,6 +55,17 @@ def test_a_file_that_is_misspelt_is_named(ckconv) -> None:
     assert f"hint: did you mean '{LLAMA}'?" in found.err
     assert "hint" not in ckconv("inspect", LLAMA.with_name("nothing-like-it")).err
     assert "hint" not in ckconv("inspect", "/no/such/directory/x.gguf").err
+
+
+def test_a_file_whose_name_begins_as_an_option_does_is_hinted_at(
+    ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(LLAMA, "-model.gguf")
+    found = ckconv("inspect", "-model.gguf")
+    assert (found.code, "hint: ./-model.gguf names the file\n" in found.err) == (2, True)
+    assert ckconv("inspect", "./-model.gguf").code == 0
+    assert "hint: ckconv inspect --help shows the usage\n" in ckconv("inspect", "-other.gguf").err
 
 
 def test_a_link_to_nothing_is_said_to_be_one(ckconv, tmp_path: Path) -> None:

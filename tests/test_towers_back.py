@@ -302,6 +302,16 @@ def test_a_tower_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
         convert(text, f"{tmp_path}/out/", mmproj=mmproj, options=options)
 
 
+@pytest.mark.parametrize("flags", [[], ["--to", "hf"]])
+def test_a_tower_alone_is_told_what_it_is_converted_with(
+    flags: list[str], ckconv: Callable[..., Result], tmp_path: Path
+) -> None:
+    _, _, mmproj = halves("gemma3-f16", tmp_path)
+    done = ckconv("convert", mmproj, f"{tmp_path}/out/", *flags)
+    assert (done.code, "it is not a model but 'mmproj'" in done.err) == (4, True), done.err
+    assert "hint: ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its text model\n" in done.err
+
+
 @pytest.mark.parametrize(
     ("sources", "target", "code", "why"),
     [

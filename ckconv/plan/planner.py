@@ -37,6 +37,9 @@ _ROUNDED = "decoded matrices hold what the quantiser's library computes: product
 #: What names the architecture of a checkpoint.
 _CONFIG = "config.json"
 
+#: What becomes of a tower.
+_WITH_TEXT = "ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its text model"
+
 #: The key of ``config.json`` that names a class of diffusers.
 _DIFFUSERS = "_class_name"
 
@@ -52,7 +55,8 @@ def unknown_architecture(index: TensorIndex) -> Reason:
             "convert the original, unquantised checkpoint; --to safetensors copies this one as it is",
         )
     if index.facts.get("kind", "model") != "model":
-        return Reason(f"it is not a model but {quoted(str(index.facts['kind']))}, which ckconv does not convert")
+        hint = _WITH_TEXT if index.facts["kind"] == "mmproj" else ""
+        return Reason(f"it is not a model but {quoted(str(index.facts['kind']))}, which ckconv does not convert", hint)
     if _DIFFUSERS in index.metadata or diffuses(index.architecture):
         names = {stored.name for stored in index.stored}
         why = "it is a diffusion model, not a language model"
