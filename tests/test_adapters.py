@@ -484,6 +484,6 @@ def test_copies_of_the_bases_matrices_are_left_out(target: str, tmp_path: Path, 
         assert (tmp_path / "with" / file).read_bytes() == (tmp_path / "dropped" / file).read_bytes()
 
     other = FIXTURES / "hf" / "llama-bias-f32"
-    result = ckconv("convert", source, tmp_path / "x.gguf", "--to", target, "--base", other)
+    result = ckconv("convert", source, f"{tmp_path}/x/", "--to", target, "--base", other)
     assert result.code == 4
     assert "--base names the base model: copies of its matrices are left out" in result.err
