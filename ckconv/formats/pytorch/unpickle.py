@@ -13,7 +13,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckconv.core.dtypes import DType
-from ckconv.formats.pytorch.spec import NAMED, ORDERED_DICT, SIZE, STORAGES, TYPES, UNTYPED, VIEWS, WRAPPERS
+from ckconv.formats.pytorch.spec import (
+    BYTES_PER_CONTAINER,
+    BYTES_PER_INSTRUCTION,
+    MAX_CONTAINERS,
+    NAMED,
+    ORDERED_DICT,
+    SIZE,
+    STORAGES,
+    TYPES,
+    UNTYPED,
+    VIEWS,
+    WRAPPERS,
+)
 from ckconv.lazy import NamedTuple
 
 
@@ -67,7 +79,7 @@ def unpickle(data: bytes) -> Unpickled:
         Malformed: it is none, or does anything but describe containers, numbers, texts and tensors.
         EOFError: it goes on behind the end of ``data``.
     """
-    machine = _Machine()
+    machine = _Machine(len(data))
     stream = io.BytesIO(data)
     instructions = pickletools.genops(stream)
     while True:
@@ -88,23 +100,31 @@ def unpickle(data: bytes) -> Unpickled:
 class _Machine:
     """The stack and the memory of the machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, nbytes: int) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.result: Any = None
+        #: How many instructions, containers and memorised values may still come.
+        self._instructions = MAX_CONTAINERS + nbytes // BYTES_PER_INSTRUCTION
+        self._containers = self._memorised = MAX_CONTAINERS + nbytes // BYTES_PER_CONTAINER
 
     def do(self, name: str, argument: Any) -> None:
         """One instruction.
 
         Raises:
-            Malformed: it is none that describes.
+            Malformed: it is none that describes, or there are more than a state dict has.
         """
         stack = self.stack
+        self._instructions -= 1
+        self._containers -= name in _CONTAINERS
+        self._memorised -= name in _MEMORISING
+        if self._instructions < 0 or self._containers < 0 or self._memorised < 0:
+            raise Malformed("holds a pickle with more lists, dicts and tuples than a state dict has in so many bytes")
         if name in _CONSTANTS:
             stack.append(argument)
         elif name in _MADE:
             stack.append(_MADE[name]())
-        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
+        elif name in _PUTS:
             self.memo[int(argument)] = stack[-1]
         elif name == "MEMOIZE":
             self.memo[len(self.memo)] = stack[-1]
@@ -214,6 +234,12 @@ def _called(function: Any, arguments: Any) -> Any:
     return View(storage, dtype, offset, tuple(shape), tuple(strides))
 
 
+_PUTS = frozenset({"BINPUT", "LONG_BINPUT", "PUT"})
+_MEMORISING = _PUTS | {"MEMOIZE"}
+#: Instructions that make an object of many bytes out of one or two.
+_CONTAINERS = frozenset(
+    {"EMPTY_DICT", "EMPTY_LIST", "EMPTY_SET", "MARK", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "LIST"}
+)
 #: Instructions that put their argument on the stack.
 _CONSTANTS = frozenset(
     {
