@@ -85,6 +85,11 @@ def test_a_class_without_rules_leaves_the_tokenizer_out_by_name(tmp_path: Path) 
     assert any("of the class 'CLIPTokenizer', which ckconv has no rules for" in note for note in report.plan.notes)
 
 
+def sizes(special: int) -> dict[str, int]:
+    """Of all bytes, and so many special tokens."""
+    return {"default_vocab_size": special + 256, "default_num_special_tokens": special}
+
+
 def tekken(*words: bytes, **changes: Any) -> dict[str, Any]:
     """All bytes, and these words behind them."""
     ranked = [*(bytes([n]) for n in range(256)), *words]
@@ -146,6 +151,8 @@ def test_a_checkpoint_with_tekken_json_alone_goes_with_its_words(tmp_path: Path)
         (tekken(vocab=None), "no configuration, or no list of words"),
         (tekken(config={"pattern": PATTERN}), "no sizes"),
         (tekken(b"ab", b"ab"), "a word twice"),
+        (tekken(config={"pattern": PATTERN, **sizes(10**9)}), "more than 100,000 special tokens"),
+        (tekken(b"a" * 80_000), "too long to be looked through"),
         (tekken(vocab=[{"rank": 1, "token_bytes": "AA=="}] * 256), "word 0 of tekken.json has another rank"),
         (tekken(vocab=[{"rank": 0, "token_bytes": "?"}] * 256), "word 0 of tekken.json has no bytes"),
         (tekken(special_tokens=[{"rank": 0}]), "has no rank, or no text"),

@@ -15,6 +15,7 @@ from typing import Any
 
 from ckconv.tokenizer.files import LeftOut
 from ckconv.tokenizer.gguf_words import content_of
+from ckconv.tokenizer.merging import bounded
 from ckconv.tokenizer.pretokenizers import definition, of_class
 from ckconv.tokenizer.vocabulary import SPECIAL
 
@@ -29,6 +30,8 @@ _UNNAMED = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] "
     "[IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
 )
+#: Special tokens of a ``tekken.json``, of which those without a name get one; Mistral's have 1,000.
+_MAX_SPECIAL = 100_000
 
 
 def of_vocabulary(
@@ -88,6 +91,8 @@ def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
     size, first = config.get("default_vocab_size"), config.get("default_num_special_tokens")
     if not isinstance(size, int) or not isinstance(first, int) or not 0 < first < size <= first + len(ranked):
         raise LeftOut("tekken.json has no sizes, or fewer words than it says")
+    if first > _MAX_SPECIAL:
+        raise LeftOut(f"tekken.json has more than {_MAX_SPECIAL:,} special tokens")
     words = list(_words(ranked[: size - first]))
     added: dict[int, str] = dict(item if isinstance(item, tuple) else _special(item) for item in special)
     ranks = {word: rank for rank, word in enumerate(words)}
@@ -148,7 +153,7 @@ def _words(ranked: list[Any]) -> Iterator[bytes]:
 
 def _merges(words: list[bytes], ranks: Mapping[bytes, int]) -> Iterator[tuple[int, int]]:
     """Every two words that make a third, by the rank of that, then by their own."""
-    for word in words:
+    for word in bounded(words, "tekken.json"):
         halves = ((ranks.get(word[:cut]), ranks.get(word[cut:])) for cut in range(1, len(word)))
         yield from sorted((one, other) for one, other in halves if one is not None and other is not None)
 

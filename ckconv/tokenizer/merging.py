@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from ckconv.tokenizer.files import LeftOut
 
 #: Characters of all words, each squared, that are looked through; those of o200k have 2^24.
 _MAX_WORK = 1 << 28
+
+Word = TypeVar("Word", str, bytes)
+
+
+def bounded(words: Iterable[Word], file: str) -> Iterator[Word]:
+    """The words, as long as work that grows with the square of their lengths is bounded.
+
+    Raises:
+        LeftOut: they are too long.
+    """
+    work = 0
+    for word in words:
+        work += len(word) ** 2
+        if work > _MAX_WORK:
+            raise LeftOut(f"its tokens are too long to be looked through ({file})")
+        yield word
 
 
 def unmade(words: Iterable[str], merges: Sequence[str]) -> str | None:
@@ -19,14 +36,7 @@ def unmade(words: Iterable[str], merges: Sequence[str]) -> str | None:
         LeftOut: the words are too long to be looked through.
     """
     ranks = {(left, right): rank for rank, (left, _, right) in enumerate(merge.partition(" ") for merge in merges)}
-    work = 0
-    for word in words:
-        work += len(word) ** 2
-        if work > _MAX_WORK:
-            raise LeftOut("its tokens are too long to be looked through (tokenizer.json)")
-        if not _made(word, ranks):
-            return word
-    return None
+    return next((word for word in bounded(words, "tokenizer.json") if not _made(word, ranks)), None)
 
 
 def _made(word: str, ranks: dict[tuple[str, str], int]) -> bool:
