@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf_builder import Tensor, gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Model
@@ -104,6 +105,19 @@ def test_hostile_headers_are_refused_within_a_small_multiple_of_their_size(
     assert message in error.message
     program = COMMAND.replace("sys.exit(status)", "sys.exit(status != 3)")
     assert peak(program, "inspect", path) < 60 * MB + 4 * len(header)
+
+
+@pytest.mark.parametrize(
+    ("flags", "lengths"), [([], range(100_000, 2_000_000)), (["--json"], range(4_000_000, 30_000_000))]
+)
+def test_a_text_of_four_megabytes_takes_a_small_multiple_of_them(
+    tmp_path: Path, flags: list[str], lengths: range, ckconv: Callable[..., Any]
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf([("general.name", "str", "m"), ("a", "str", "\0" * 4_000_000)], [Tensor("w")]))
+    assert peak(COMMAND, "inspect", path, *flags) < 60 * MB + 12 * 4_000_000
+    assert len(ckconv("inspect", path, *flags).out) in lengths
+    assert flags or "\\x00... 4,000,000 characters in all" in ckconv("inspect", path, *flags).out
 
 
 def test_a_million_and_one_tensors_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

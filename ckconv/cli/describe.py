@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ckconv.cli.overview import Overview, as_document, as_rows, overview
-from ckconv.cli.render import container
+from ckconv.cli.render import container, cut
 from ckconv.core.config import SHARED_FIELDS
 from ckconv.core.tensors import StoredTensor, TensorIndex
 from ckconv.engine.targets import judged
@@ -111,12 +111,12 @@ class Description:
         return [self.hashes.tensors[name] for name in names if name in self.hashes.tensors] if self.hashes else []
 
     def metadata(self) -> Iterator[tuple[str, str, str]]:
-        """(key, type, value as text), long arrays cut."""
+        """(key, type, value as text), long arrays and texts cut."""
         for key, item in self.index.metadata.items():
             if isinstance(item, MetaValue):
-                yield key, item.type, _text(item.value)
+                yield key, item.type, cut(_text(item.value))
             else:
-                yield key, _KINDS.get(type(item), type(item).__name__), "null" if item is None else str(item)
+                yield key, _KINDS.get(type(item), type(item).__name__), "null" if item is None else cut(str(item))
 
     def document(self) -> dict[str, Any]:
         """The document of ``--json``."""

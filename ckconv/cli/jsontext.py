@@ -16,6 +16,9 @@ def json_parts(document: Mapping[str, Any]) -> Iterator[str]:
     for key, value in document.items():
         yield f"{opening}  {json_text(key)}: "
         opening = ",\n"
+        if isinstance(value, dict) and value:
+            yield from _members(value)
+            continue
         if not isinstance(value, Iterator):
             yield json_text(value, "\n  ")
             continue
@@ -25,6 +28,16 @@ def json_parts(document: Mapping[str, Any]) -> Iterator[str]:
             before = ",\n    "
         yield "\n  ]" if before[0] == "," else "[]"
     yield "\n}\n"
+
+
+def _members(value: Mapping[str, Any]) -> Iterator[str]:
+    """An object of the document, a member at a time: a value of a GGUF's metadata may have 64 MB."""
+    before = "{\n    "
+    for key, item in value.items():
+        yield f"{before}{json_text(str(key))}: "
+        yield json_text(item, "\n    ")
+        before = ",\n    "
+    yield "\n  }"
 
 
 def json_text(value: Any, line: str = "\n") -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from ckconv.cli.render import cut
 from ckconv.core.card import Card
 from ckconv.core.names import parse
 from ckconv.core.tensors import MetadataKind, TensorIndex
@@ -103,7 +104,7 @@ def as_rows(found: Overview) -> Iterator[tuple[str, object]]:
 
 def _value(index: TensorIndex, key: str) -> str:
     item = index.metadata.get(key)
-    return str(item.value) if isinstance(item, MetaValue) and isinstance(item.value, str) else ""
+    return cut(item.value) if isinstance(item, MetaValue) and isinstance(item.value, str) else ""
 
 
 def _label(index: TensorIndex) -> str:

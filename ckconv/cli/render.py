@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 from ckconv.cli.settings import Settings
@@ -16,17 +15,35 @@ from ckconv.errors import CkconvError, OutputError, UnsupportedError
 #: The version of every JSON document's shape.
 SCHEMA = 1
 
-#: Lines, or parts of a document, that are put together before they are written.
-_AT_ONCE = 1000
+#: Lines, or parts of a document, that are put together before they are written, and characters after which no more are.
+_AT_ONCE, _MOST = 1000, 1 << 20
+
+#: Characters of a text in a listing; the longest chat templates have a third of it.
+_SHOWN_CHARACTERS = 100_000
+
+
+class _Escapes(dict[int, str]):
+    """Number of a character -> how it is printed, for :meth:`str.translate`: runs of one take no object each."""
+
+    def __missing__(self, code: int) -> str:
+        c = chr(code)
+        self[code] = c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii")
+        return self[code]
+
+
+_ESCAPES = _Escapes()
 
 
 def printable(text: str) -> str:
     """``text`` without anything a terminal would act on: control characters and lone surrogates are escaped."""
-    if text.isprintable():
+    return text if text.isprintable() else text.translate(_ESCAPES)
+
+
+def cut(text: str) -> str:
+    """A text of a model in a listing; one that is longer than any chat template, with its length."""
+    if len(text) <= _SHOWN_CHARACTERS:
         return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in text
-    )
+    return f"{text[:_SHOWN_CHARACTERS]}... {len(text):,} characters in all"
 
 
 def print_error(error: CkconvError, settings: Settings) -> int:
@@ -148,9 +165,16 @@ def print_report_lines(lines: Iterable[str], settings: Settings, *, err: bool = 
 
 def _write(parts: Iterable[str], *, err: bool) -> None:
     """Write a text of any length, some of it at a time."""
-    parts = iter(parts)
-    while text := "".join(islice(parts, _AT_ONCE)):
-        (say if err else sys.stdout.write)(text)
+    write = say if err else sys.stdout.write
+    held: list[str] = []
+    length = 0
+    for part in (part[at : at + _MOST] for part in parts for at in range(0, len(part), _MOST)):
+        held.append(part)
+        length += len(part)
+        if len(held) == _AT_ONCE or length > _MOST:
+            write("".join(held))
+            held, length = [], 0
+    write("".join(held))
     if not err:
         sys.stdout.flush()
 
