@@ -248,6 +248,24 @@ def test_a_tensor_without_its_storage_is_named(tmp_path: Path) -> None:
     assert "of a storage that is missing" in fault(archive(tmp_path / "m.bin", tensor())).message
 
 
+@pytest.mark.parametrize("key", [[], {}, (), None, 1])
+def test_an_old_files_keys_are_texts(key: object, tmp_path: Path) -> None:
+    parts = (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}, {}, [key])
+    (tmp_path / "m.pth").write_bytes(b"".join(pickle.dumps(part, 2) for part in parts) + bytes(16))
+
+    assert "that its pickle does not describe" in fault(tmp_path / "m.pth").message
+
+
+@pytest.mark.parametrize("place", [b"J\0\0\0\0", b"J\2\0\0\0", b"J\1\0\0\0"], ids=["offset", "shape", "strides"])
+def test_a_number_of_thousands_of_digits_is_none(place: bytes, tmp_path: Path) -> None:
+    number = pickle.encode_long(10**5000)
+    pickled = tensor(offset=0, shape=(2,), strides=(1,))
+    assert pickled.count(place) == 1
+    long = pickled.replace(place, b"\x8b" + struct.pack("<i", len(number)) + number)
+
+    assert "makes no sense" in fault(archive(tmp_path / "m.bin", long, {"0": bytes(16)})).message
+
+
 def test_a_transposed_view_is_refused_with_the_way_out() -> None:
     error = fault(FOLDER / "turned.bin")
     assert (error.code, error.exit_code, error.tensor) == ("pt.content", 4, "turned")

@@ -168,7 +168,7 @@ def _legacy(source: ByteSource) -> Saved:
     sizes = {view.storage.key: view.storage for view in _views(value)}
     extents: dict[str, Extent] = {}
     for key in keys:
-        storage = sizes.get(key)
+        storage = sizes.get(key) if isinstance(key, str) else None
         elements = int.from_bytes(source.read_at(at, 8), "little", signed=True)
         if storage is None or storage.dtype is None or elements != storage.elements:
             raise Malformed(f"has a storage at byte {at:,} that its pickle does not describe")

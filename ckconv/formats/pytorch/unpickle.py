@@ -58,6 +58,10 @@ class View(NamedTuple):
     strides: tuple[int, ...]
 
 
+#: Sizes and places are numbers of 64 bits with a sign.
+_NUMBERS = 1 << 63
+
+
 class _Mark:
     """What ``MARK`` leaves on the stack."""
 
@@ -196,7 +200,7 @@ class _Machine:
         kind, made_of, key, _, elements, *view = self.popped(1)[0]
         if kind != "storage" or any(item is not None for item in view) or not isinstance(made_of, Named):
             raise TypeError
-        if not isinstance(elements, int) or elements < 0 or not isinstance(key, str):
+        if not isinstance(elements, int) or not 0 <= elements < _NUMBERS or not isinstance(key, str):
             raise TypeError
         dtype = None if made_of.name == UNTYPED else STORAGES[made_of.name]
         self.stack.append(Storage(key, dtype, elements))
@@ -229,7 +233,7 @@ def _called(function: Any, arguments: Any) -> Any:
     numbers = (offset, *shape, *strides)
     if dtype is None:
         raise TypeError
-    if any(type(number) is not int or number < 0 for number in numbers):
+    if any(type(number) is not int or not 0 <= number < _NUMBERS for number in numbers):
         raise TypeError
     return View(storage, dtype, offset, tuple(shape), tuple(strides))
 
