@@ -25,6 +25,7 @@ class Server:
         cuts: so many of its next answers end in the middle.
         refuses: so many of its next answers say that it is busy.
         token: without it nothing is given.
+        size: what it says that the size of its files is, if not what it is.
         shifts: it gives what stands so many bytes behind a range's own, but of the first one.
         waits: how many of its answers it gives before it waits, and says nothing more until it may go on.
         targets: what it was asked for, as it came.
@@ -37,6 +38,7 @@ class Server:
     cuts: int = 0
     refuses: int = 0
     token: str = ""
+    size: str = ""
     shifts: int = 0
     waits: int = -1
     waiting: threading.Event = field(default_factory=threading.Event)
@@ -94,7 +96,7 @@ def answer(server: Server, request: BaseHTTPRequestHandler) -> None:
     elif found and server.ranges and document is None:
         shift = server.shifts if int(found[1]) else 0
         start, end = int(found[1]) + shift, min(int(found[2]) + 1 + shift, len(data))
-        headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{server.size or len(data)}"
         status, data = (206, data[start:end]) if start < end else (416, b"")
     request.send_response(status)
     for name, value in {**headers, "Content-Type": "application/json", "Content-Length": str(len(data))}.items():

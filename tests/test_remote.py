@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -234,6 +235,27 @@ def test_an_answer_of_another_range_is_none(behind: int, server: Server, tmp_pat
     done = ckconv("convert", f"{server.url}/m.gguf", tmp_path / "n.gguf")
     assert (done.code, list(tmp_path.iterdir())) == (6, [])
     assert "cannot be read, after 4 tries: the server sent another range than" in done.err
+
+
+@pytest.mark.parametrize("size", ["9" * 30, str(2**63 - 1), str(1 << 44), "9" * 5000])
+def test_a_size_that_no_file_has_is_none(size: str, server: Server, tmp_path: Path, ckconv) -> None:
+    server.size = size
+    done = ckconv("convert", f"{server.url}/m.gguf", tmp_path / "n.gguf")
+    assert (done.code, list(tmp_path.iterdir())) == (4, [])
+    assert "error[remote.ranges]" in done.err
+
+
+def test_a_thread_that_is_not_to_be_had_is_the_systems(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    file = http.HttpFile(f"{server.url}/m.gguf")
+    reader = elsewhere.Reader(file)
+    monkeypatch.setattr(elsewhere, "_KEPT", elsewhere.Kept())
+    monkeypatch.setattr("ckconv.io.elsewhere.threading.Thread.start", none)
+    with pytest.raises(errors.OutputError, match="a thread cannot be started: can't start new thread") as caught:
+        reader.read(0, 4, in_order=False)
+    assert caught.value.code == "system"
 
 
 def test_a_server_without_ranges_gives_every_file_once(server: Server, tmp_path: Path, ckconv) -> None:

@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
-from ckconv.errors import ADDRESSES, OutputError, shown
+from ckconv.errors import ADDRESSES, OutputError, UnsupportedError, shown
 from ckconv.system import ELSEWHERE
 
 #: Bytes that are fetched at least: as long on their way as a request that asks for none.
@@ -28,6 +28,9 @@ PIECE, AHEAD = 4 << 20, 3
 
 #: Bytes that are kept, of all files: writing and comparing read the same ones, one behind the other.
 KEPT = 48 << 20
+
+#: Bytes of one file: the most that a file of ext4 has.
+_LARGEST = 1 << 44
 
 
 class Origin(Protocol):
@@ -156,7 +159,11 @@ class Reader:
 
 
 def _begun(origin: Origin, offset: int, nbytes: int) -> Future[bytes]:
-    """What a thread fetches meanwhile. Not of a pool: the end of the process does not wait for a slow server."""
+    """What a thread fetches meanwhile. Not of a pool: the end of the process does not wait for a slow server.
+
+    Raises:
+        OutputError: ``system``, the user may have no more threads.
+    """
     found: Future[bytes] = Future()
 
     def fetch() -> None:
@@ -165,7 +172,10 @@ def _begun(origin: Origin, offset: int, nbytes: int) -> Future[bytes]:
         except BaseException as error:
             found.set_exception(error)
 
-    threading.Thread(target=fetch, name="ckconv-remote", daemon=True).start()
+    try:
+        threading.Thread(target=fetch, name="ckconv-remote", daemon=True).start()
+    except RuntimeError as error:
+        raise OutputError("system", f"a thread cannot be started: {error}") from error
     return found
 
 
@@ -177,7 +187,12 @@ def stand_in(url: str, name: str, files: Mapping[str, Origin]) -> Path:
 
     Raises:
         OutputError: ``output.write``, there is no place for temporary files.
+        UnsupportedError: ``remote.ranges``, a file is said to have more bytes than one can have.
     """
+    for path, origin in files.items():
+        if origin.size >= _LARGEST:
+            message = f"the server says that {path} has {origin.size:,} bytes, which no file has"
+            raise UnsupportedError("remote.ranges", message, path=url)
     try:
         root = tempfile.mkdtemp(prefix="ckconv-")
         atexit.register(shutil.rmtree, root, ignore_errors=True)

@@ -36,7 +36,9 @@ _MISSING = (404, 410)
 #: Bytes of a label of a host's name (RFC 1035).
 _LABEL = 63
 
-_RANGE = regex(r"bytes (\d+)-(\d+)/(\d+)")
+#: Numbers of 64 bits have at most as many digits.
+_DIGITS = 19
+_RANGE = regex(rf"bytes (\d{{1,{_DIGITS}}})-(\d{{1,{_DIGITS}}})/(\d{{1,{_DIGITS}}})")
 
 #: What a connection that is cut, refused or slow raises; and what no further try makes better.
 _CUT = (OSError, http.client.HTTPException, EOFError)
@@ -193,7 +195,7 @@ class HttpFile:
             start, end, size = map(int, found.groups())
             return size, (start, end)
         length = headers.get("Content-Length") or ""
-        if status == 206 or not length.isdecimal() or int(length) > WHOLE:
+        if status == 206 or not length.isdecimal() or len(length) > _DIGITS or int(length) > WHOLE:
             hint = "download it first"
             raise UnsupportedError(
                 "remote.ranges", "the server does not send parts of a file", path=self._shown, hint=hint
