@@ -168,7 +168,7 @@ def _write(parts: Iterable[str], *, err: bool) -> None:
     write = say if err else sys.stdout.write
     held: list[str] = []
     length = 0
-    for part in (part[at : at + _MOST] for part in parts for at in range(0, len(part), _MOST)):
+    for part in (whole[at : at + _MOST] for whole in parts for at in range(0, len(whole), _MOST)):
         held.append(part)
         length += len(part)
         if len(held) == _AT_ONCE or length > _MOST:

@@ -316,9 +316,9 @@ def _completed(
     except (ParameterError, ExpressionError) as error:
         raise fail(str(error)) from None
     for name, value in found.items():
-        if value is not None and (value < 0 or (name == "query_scalar" and value == 0)):
-            key = document_words(family, name)[0]
-            raise fail(f"{key} is 0" if value == 0 else f"{key} must be a finite number, got {value!r}")
+        key = document_words(family, name)[0]
+        if value is not None and checked_number(key, value, REAL, fail) == 0 and name == "query_scalar":
+            raise fail(f"{key} is 0")
     if "local_theta" in rows:
         base: float = local if isinstance(local, float) and local else _default(rows["local_theta"], reader)
         found["local_rope_theta"] = shortest_float32(float(base))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckconv.tokenizer.files import LeftOut
-from ckconv.tokenizer.gguf_words import content_of
+from ckconv.tokenizer.gguf_words import added_by_id, content_of
 from ckconv.tokenizer.merging import bounded
 from ckconv.tokenizer.pretokenizers import definition, of_class
 from ckconv.tokenizer.vocabulary import SPECIAL
@@ -58,11 +58,11 @@ def of_vocabulary(
     more = settings.get("additional_special_tokens")
     named |= {content_of({"": item}, "") for item in (more if isinstance(more, list) else ())}
     words = {token: number for token, number in {**vocab, **added}.items() if token in named or token in added}
+    odd = next((token for token, number in words.items() if not isinstance(number, int)), None)
+    if odd is not None:
+        raise LeftOut(f"token {odd!r} has the id {words[odd]!r} (vocab.json)")
     tokens = {number: {"id": number, "content": token, "special": token in named} for token, number in words.items()}
-    decoder = settings.get("added_tokens_decoder")
-    for number, item in (decoder if isinstance(decoder, dict) else {}).items():
-        if number.isdecimal() and isinstance(item, dict):
-            tokens[int(number)] = {**item, "id": int(number)}
+    tokens |= {number: {**item, "id": number} for number, item in added_by_id(settings)}
     return {
         "added_tokens": list(tokens.values()),
         "normalizer": {"type": "NFC"} if known.nfc else None,

@@ -15,6 +15,7 @@ from ckconv.io.json import Document, read_object
 from ckconv.lazy import regex
 from ckconv.tokenizer.apart import of_tekken, of_vocabulary
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
+from ckconv.tokenizer.gguf_words import is_id
 
 #: Bytes of a tokenizer's file; real ones have a third of it.
 _LIMIT = 64 << 20
@@ -100,7 +101,7 @@ def token_ids_beside(index: TensorIndex, texts: Iterable[str]) -> dict[str, int]
     decoder = files.settings.get("added_tokens_decoder")
     tokens = [*(added if isinstance(added, list) else ())]
     if isinstance(decoder, dict):
-        tokens += [{**token, "id": int(n)} for n, token in decoder.items() if isinstance(token, dict) and n.isdecimal()]
+        tokens += [{**token, "id": int(n)} for n, token in decoder.items() if isinstance(token, dict) and is_id(n)]
     found = {token.get("content"): token.get("id") for token in tokens if isinstance(token, dict)}
     return {text: number for text, number in found.items() if text in wanted and isinstance(number, int)}
 

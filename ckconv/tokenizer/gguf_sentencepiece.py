@@ -9,7 +9,6 @@ Sources: ``_create_vocab_sentencepiece`` of llama.cpp's converter; ``llm_tokeniz
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
@@ -19,7 +18,7 @@ from ckconv.lazy import replace
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_special import put_around
-from ckconv.tokenizer.gguf_words import LOOKS_SPECIAL, Words, check_text, filled, words_of
+from ckconv.tokenizer.gguf_words import LOOKS_SPECIAL, Words, added_by_id, check_text, filled, words_of
 from ckconv.tokenizer.sentencepiece import (
     BPE,
     BYTE,
@@ -37,8 +36,6 @@ from ckconv.tokenizer.sentencepiece import (
 
 #: Score of a token that the SentencePiece model does not have; of an id that nothing has.
 ADDED_SCORE, EMPTY_SCORE = -1000.0, -10000.0
-#: Digits of an id, of which an embedding has far fewer.
-_MAX_DIGITS = 9
 _SPACE = "▁"
 _BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 #: Characters of all ways to cut all pieces in two; Gemma's 262,144 pieces have 2^24.
@@ -298,12 +295,6 @@ def _pieces(model: SentencePiece, files: TokenizerFiles, vocab_size: int) -> Row
 def _added(files: TokenizerFiles) -> list[tuple[int, str, bool]]:
     """(id, word, special) of tokens that are not the model's own, by id."""
     found = {n: (n, token, False) for token, n in files.added.items() if isinstance(n, int)}
-    decoder = files.settings.get("added_tokens_decoder")
-    for key, entry in decoder.items() if isinstance(decoder, dict) else ():
-        token = entry.get("content") if isinstance(entry, dict) else None
-        number = key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS
-        if not isinstance(token, str) or not number:
-            shown = json.dumps(key if len(key) <= 40 else f"{key[:30]}...")
-            raise LeftOut(f"added_tokens_decoder has no token at {shown} (tokenizer_config.json)")
-        found[int(key)] = (int(key), token, entry.get("special") is True)
+    for number, entry in added_by_id(files.settings):
+        found[number] = (number, entry["content"], entry.get("special") is True)
     return [found[number] for number in sorted(found)]

@@ -83,11 +83,8 @@ def _other_ends(
     said = files.generation.get("eos_token_id")
     said = files.config.get("eos_token_id") if said is None else said
     found = {end, *(ids[text] for text in ENDS_BY_TEXT & ids.keys())}
-    wanted = [
-        number
-        for number in dict.fromkeys(said if isinstance(said, list) else [said])
-        if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < vocab_size and number not in found
-    ]
+    numbers = [n for n in (said if isinstance(said, list) else [said]) if type(n) is int and 0 <= n < vocab_size]
+    wanted = [number for number in dict.fromkeys(numbers) if number not in found]
     # A key takes the place of the token that llama.cpp would find by its text, so a free one comes first.
     keys = sorted(FOUND_AS, key=lambda key: not FOUND_AS[key].isdisjoint(ids))
     return {f"tokenizer.ggml.{key}": scalar("u32", number) for key, number in zip(keys, wanted, strict=False)}, wanted[

@@ -71,7 +71,7 @@ def _charsmap(normalizer: object) -> bytes:
     try:
         charsmap = base64.b64decode(text if isinstance(text, str) else "", validate=True)
         kept = next((space for space in _SPACES if _mapped(charsmap, space.encode()) != b" "), None)
-    except (binascii.Error, ValueError, IndexError):
+    except (binascii.Error, ValueError, IndexError, TypeError):  # of units that are cut off, cast raises the last
         raise LeftOut("its map of characters is malformed (tokenizer.json)") from None
     if kept is not None:
         raise LeftOut(f"it cuts at {kept!r}, which its map of characters makes no space (tokenizer.json)")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -15,6 +16,9 @@ from ckconv.tokenizer.vocabulary import SPECIAL
 
 #: Tokens that llama.cpp's converter takes for control tokens although nobody marked them as special.
 LOOKS_SPECIAL = regex(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL)
+
+#: Digits of an id, of which an embedding has far fewer.
+_MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,25 @@ def content_of(settings: Mapping[str, Any], key: str) -> str:
     entry = settings.get(key)
     entry = entry.get("content") if isinstance(entry, dict) else entry
     return entry if isinstance(entry, str) else ""
+
+
+def is_id(key: str) -> bool:
+    """A key of ``added_tokens_decoder`` is the number of a row that an embedding could have."""
+    return key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS
+
+
+def added_by_id(settings: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The entries of ``added_tokens_decoder``.
+
+    Raises:
+        LeftOut: one is no token.
+    """
+    decoder = settings.get("added_tokens_decoder")
+    for key, entry in decoder.items() if isinstance(decoder, dict) else ():
+        if not is_id(key) or not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+            shown = json.dumps(key if len(key) <= 40 else f"{key[:30]}...")
+            raise LeftOut(f"added_tokens_decoder has no token at {shown} (tokenizer_config.json)")
+        yield int(key), entry
 
 
 def filled(by_id: Mapping[int, tuple[str, int]], vocab_size: int) -> list[tuple[str, int]]:

@@ -108,8 +108,9 @@ def read_bump5(path: Path, source: ByteSource, head: bytes, version: int) -> Bum
     own = None
     if version == 5 and coded not in expected and source.size is not None and coded < source.size:
         with suppress(InputError):  # of a table that is none, more is said below
-            described = read_metadata(path, source, source.size, table_at + TABLE_LENGTH.size + coded).document
-            own = described_table(described.get("config") or {}, layers, coded)
+            found = read_metadata(path, source, source.size, table_at + TABLE_LENGTH.size + coded)
+            described = found.document.get("config")
+            own = described_table(described, layers, coded) if isinstance(described, dict) else None
     if own is not None:
         expected, flavours = {coded}, (D._replace(slots=own),)
     codes = read_table(path, source, table_at, expected, layers)

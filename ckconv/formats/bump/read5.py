@@ -190,7 +190,7 @@ def row_family(name: str) -> Family:
 
 def _engines(found: object) -> str | None:
     """The ages that the file says it is for."""
-    named = [name for name in found if name in ages()] if isinstance(found, list) else []
+    named = [name for name in found if isinstance(name, str) and name in ages()] if isinstance(found, list) else []
     return ", ".join(named) or None
 
 
