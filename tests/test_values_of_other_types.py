@@ -97,6 +97,14 @@ def test_a_number_of_a_family_is_a_number(key: str, value: object, tmp_path: Pat
     assert caught.value.code == "model.config"
 
 
+@pytest.mark.parametrize("value", [["x"], [], [2.0], [[]], "x", {}])
+def test_a_factor_of_a_family_is_one_number(value: object, tmp_path: Path) -> None:
+    source = FIXTURES / "zoo" / "granite"
+    document = json.loads((source / "config.json").read_text())
+    with pytest.raises(InputError, match="logits_scaling must be a finite number"):
+        package.open_model(beside(tmp_path, source, config={**document, "logits_scaling": value}))
+
+
 @pytest.mark.parametrize("engines", [[["a"]], [{}], [None, 1], "july", 3])
 def test_ages_of_the_engine_that_are_no_words_are_none(engines: object, tmp_path: Path) -> None:
     built = build("D", version=5, bias=True, metadata={"config": {**CONFIG, "ckconv_engines": engines}})

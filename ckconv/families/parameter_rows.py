@@ -119,6 +119,12 @@ class Parameter(NamedTuple):
         """``u32``, ``f32``, ``bool``, ``str``, ... as the metadata has it; empty where no key of it says so."""
         return next((cell.type for cell in self.key_cells("gguf")), "")
 
+    @property
+    def kind_of_items(self) -> str:
+        """Of a list with one for each layer: empty where the metadata may have something else that is made of them."""
+        made = any(cell.write or cell.read or cell.alias for cell in self.key_cells("gguf"))
+        return "" if made else self.kind
+
 
 _CELL = frozenset(
     {

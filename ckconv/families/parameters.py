@@ -87,7 +87,7 @@ class Values(Mapping[str, Any]):
         found: dict[str, Any] = {}
         for cell in sorted(cells, key=lambda cell: cell.instead):
             if cell.kind != "fixed" and not (cell.instead and found):
-                value = self._cell(cell, parameter.kind)
+                value = self._cell(cell, parameter)
                 found |= {} if value is None else {cell.key or cell.tensor: value}
         distinct = list(found.items())
         for key, value in distinct[1:]:
@@ -111,7 +111,7 @@ class Values(Mapping[str, Any]):
     def _looks_at(self, cell: ParameterCell) -> bool:
         return not cell.unread and (self._reader == "llama_cpp" or READERS[self._reader][0] in cell.readers)
 
-    def _cell(self, cell: ParameterCell, kind: str) -> Any:
+    def _cell(self, cell: ParameterCell, parameter: Parameter) -> Any:
         """What one cell says, ``None`` for nothing."""
         if cell.kind in ("present", "absent"):
             return self._there(cell)
@@ -127,12 +127,14 @@ class Values(Mapping[str, Any]):
             if isinstance(number, float) and not math.isfinite(number):
                 raise ParameterError(f"{cell.key} must be a finite number, got {number!r}")
         if cell.words:
-            stored = [cell.words.get(item, item) for item in stored] if isinstance(stored, list) else (
-                cell.words.get(stored, stored)
-            )  # fmt: skip
+            stored = [_own_word(cell, item) for item in stored] if isinstance(stored, list) else _own_word(cell, stored)
         if cell.read is not None:
             return _with_it(cell.read, stored, self)
-        return stored if isinstance(stored, list) else _checked(cell.key, stored, kind)
+        if isinstance(stored, list):
+            kind = parameter.kind_of_items
+            if kind not in _TYPES or (stored and kind != "f32"):  # one for each layer, which no f32 has
+                return [_checked(cell.key, item, kind) for item in stored]
+        return _checked(cell.key, stored, parameter.kind)
 
     def _there(self, cell: ParameterCell) -> Any:
         """Whether the tensor is, or is not, in the file; with ``{n}`` in its name, of every layer."""
@@ -147,6 +149,10 @@ class Values(Mapping[str, Any]):
             return _HOLE.sub(lambda hole: str(self[hole[1]]), tensor)
         except KeyError as error:
             raise ParameterError(f"{tensor}: there is no parameter {error}") from None
+
+
+def _own_word(cell: ParameterCell, said: Any) -> Any:
+    return cell.words.get(said, said) if isinstance(said, str | int | float) else said
 
 
 #: Type of a parameter -> the numbers and words that it may be.
@@ -281,7 +287,8 @@ def write(family: Family, values: Mapping[str, Any], format: str, stated: Collec
 
 def _stored(cell: ParameterCell, value: Any, values: Mapping[str, Any]) -> Any:
     words = {theirs: own for own, theirs in cell.words.items()}
-    stored = [words.get(item, item) for item in value] if isinstance(value, list | tuple) else value
+    several = isinstance(value, list | tuple)
+    stored = [words.get(item, item) if isinstance(item, str) else item for item in value] if several else value
     stored = words.get(stored, stored) if isinstance(stored, str) else stored
     if cell.write is None:
         return stored
