@@ -8,6 +8,7 @@ be repeated: ``scripts/fuzz.py --seed 7 --only 1234``.
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
 import importlib
 import io
@@ -162,8 +163,10 @@ def _describe(folder: Path, files: Files) -> None:
     found = describe(index, tensors=None, hashes=None, piped=False)
     json.dumps(found.document(), default=str, allow_nan=False)
     found.lines(only_metadata=False, only_tensors=False)
-    if any(name.endswith(".zip") for name in files):
-        make_plan(index, "gguf", Options()).check()
+    if any(name.endswith(".zip") for name in files) or "generation_config.json" in files:
+        plan = make_plan(index, "gguf", Options())
+        plan.check()
+        plan.contents()
 
 
 def seeds() -> dict[str, Mutate]:
@@ -176,7 +179,7 @@ def seeds() -> dict[str, Mutate]:
     finally:
         sys.path.pop(0)
     made = (_ggufs(gguf), _bumps(bump, gguf, st), _bump5(gguf, st), _checkpoints(st), _adapters(st), _record(gguf, st))
-    return {name: mutate for kind in made for name, mutate in kind}
+    return {name: mutate for kind in (*made, _documents()) for name, mutate in kind}
 
 
 def _llama(builder: Any, types: dict[str, int]) -> tuple[list[Any], list[Any]]:
@@ -279,7 +282,7 @@ def _bump5(numbers: Any, jsons: Any) -> Iterator[tuple[str, Mutate]]:
         made, beside = file, dict(files)
         way = rng.randrange(5)
         if way == 0:
-            document = jsons.mutated(file[start:-48], rng)
+            document = rng.choice((jsons.mutated, retyped))(file[start:-48], rng)
             footer = b"BUMPV5MD" + len(document).to_bytes(8, "little") + hashlib.sha256(document).digest()
             made = file[:start] + document + footer
         elif way == 1:
@@ -290,7 +293,7 @@ def _bump5(numbers: Any, jsons: Any) -> Iterator[tuple[str, Mutate]]:
             made = numbers.mutated(file[:head], rng, fields) + file[head:]
         else:
             changed = rng.choice(list(beside))
-            beside[changed] = jsons.mutated(beside[changed], rng)
+            beside[changed] = rng.choice((jsons.mutated, retyped))(beside[changed], rng)
         if rng.randrange(10) == 0:
             beside.pop(rng.choice(list(beside)))
         return {"m.bump": made, **beside}
@@ -375,11 +378,56 @@ def _adapters(builder: Any) -> Iterator[tuple[str, Mutate]]:
         ) -> Files:
             way = rng.randrange(3)
             head = builder.mutated(file[8 : 8 + length], rng) if way != 0 else file[8 : 8 + length]
-            beside = builder.mutated(config, rng) if way != 1 else config
+            beside = rng.choice((builder.mutated, retyped))(config, rng) if way != 1 else config
             made = builder.container(head, file[8 + length :])
             return {"adapter_config.json": beside, f"{weights}.safetensors": made}
 
         yield f"adapter {name}", mutate
+
+
+#: Values that a document may have where one of another type belongs, and keys that nobody writes.
+_ODD: tuple[Any, ...] = (
+    None, True, 0, -1, 1.5, 10**30, "", "x", "\0", "9" * 5000, [], [1], ["a"], [[]], [None], [{}], {}, {"a": 1},
+    {"content": [1]},
+)  # fmt: skip
+_ODD_KEYS = ("9" * 5000, "", str(10**12), "-1", "\u0661")
+
+
+def retyped(document: bytes, rng: random.Random) -> bytes:
+    """A JSON document of which one or two values are of any type, or their keys are gone or others."""
+    made = json.loads(document)
+    for _ in range(rng.randint(1, 2)):
+        places = [(made, key) for key in (made if isinstance(made, dict) else ())]
+        for held, key in places:  # grows while it is gone through
+            inner = held[key]
+            keys = list(inner) if isinstance(inner, dict) else range(len(inner)) if isinstance(inner, list) else ()
+            places += [(inner, one) for one in keys[:40]]
+        if not places:
+            break
+        held, key = rng.choice(places)
+        way = rng.randrange(8)
+        if way > 1 or isinstance(held, list):
+            held[key] = copy.deepcopy(rng.choice(_ODD))
+        elif way:
+            held[rng.choice(_ODD_KEYS)] = held.pop(key)
+        else:
+            del held[key]
+    return json.dumps(made).encode()
+
+
+def _documents() -> Iterator[tuple[str, Mutate]]:
+    """Checkpoints whose documents have values of other types. One kind of inputs: each takes ten times as long."""
+    models: list[Files] = []
+    for name in ("hf/qwen3-tied-bf16", "hf/gemma3-text-bf16", "zoo/granite"):
+        files = {path.name: path.read_bytes() for path in sorted((ROOT / "fixtures" / name).iterdir())}
+        models.append({"generation_config.json": b"{}", **files})
+
+    def mutate(rng: random.Random) -> Files:
+        files = rng.choice(models)
+        changed = rng.choice([file for file in files if file.endswith(".json")])
+        return {**files, changed: retyped(files[changed], rng)}
+
+    yield "documents", mutate
 
 
 def _record(numbers: Any, jsons: Any) -> Iterator[tuple[str, Mutate]]:

@@ -59,3 +59,22 @@ def test_failure_is_noticed_and_its_input_kept(
     assert "seed 1, input 0" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"1-0", "1-1"}
     assert (tmp_path / "1-0" / "m.gguf").is_file()
+
+
+def test_a_document_with_a_value_of_another_type_is_noticed(fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what only planning reads, too: an end of generation that is an object was a crash once."""
+    import random
+
+    from ckconv.tokenizer import gguf_special
+
+    made = fuzz.retyped(b'{"a": {"b": [1, 2]}, "c": "d"}', random.Random(3))
+    assert made != b'{"a": {"b": [1, 2]}, "c": "d"}'
+    kinds = fuzz.seeds()
+    monkeypatch.setattr(fuzz, "seeds", lambda: {"documents": kinds["documents"]})
+    assert fuzz.run(5, range(60)).failures == []
+
+    def crash(*_: object) -> None:
+        raise TypeError("unhashable type: 'dict'")
+
+    monkeypatch.setattr(gguf_special, "_other_ends", crash)
+    assert fuzz.run(5, range(60)).failures

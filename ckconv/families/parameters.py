@@ -152,7 +152,7 @@ class Values(Mapping[str, Any]):
 
 
 def _own_word(cell: ParameterCell, said: Any) -> Any:
-    return cell.words.get(said, said) if isinstance(said, str | int | float) else said
+    return cell.words.get(said, said) if isinstance(said, str) else said
 
 
 #: Type of a parameter -> the numbers and words that it may be.
