@@ -1,4 +1,4 @@
-"""An output of several files, each of which is made apart: here or by workers, and again if somebody dies over it.
+"""An output of several files, each of which is made apart: here or by workers, and again if its worker dies.
 
 Nothing of it is under its name, nor the files around it, until every piece is finished and verified.
 """
@@ -68,7 +68,7 @@ class Assembly:
     """The pieces of one output."""
 
     def __init__(self, plan: Plan, container: Container, how: Apart, *, verify: bool) -> None:
-        """Look at the source once more: nobody goes on with what was made of another one.
+        """Look at the source once more: what was made of another one is not gone on with.
 
         Raises:
             OutputError: ``input.changed``.

@@ -1,9 +1,9 @@
-"""Digests of files that are being written, by a thread that follows whoever writes them, or by that one itself.
+"""Digests of files that are being written, by a thread that follows the writing one, or by the writing thread itself.
 
-Who hashes what he writes leaves it to a thread when a processor is free.
+With one processor the writer hashes; once a processor is free, a thread takes over.
 
-It asks nobody who looks at them: what it needs was handed over, or is in the system's cache, and with as little Python
-as there can be between two pieces it waits for no other thread. Either way the same steps are gone through.
+The hashing thread never waits for the comparing thread: what it needs was handed over, or is in the system's cache,
+and there is as little Python as there can be between two pieces. Either way the same steps are gone through.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ckconv.system import reads_what_is_cached
 
 
 class Behind:
-    """Hashes extents in order, each byte when it is written: in a thread, or in that of whoever writes."""
+    """Hashes extents in order, each byte when it is written: in a thread of its own, or in the writing one."""
 
     def __init__(
         self, extents: Sequence[Extent], growth: Growth, opened: Callable[[Path], tuple[int, os.stat_result]]
@@ -45,7 +45,7 @@ class Behind:
         self._error: Exception | None = None
         self._wanted: tuple[Path, int] | None = None
         self._over = False
-        #: Held by the thread that hashes, while there is none for that.
+        #: Held while the writing thread hashes (no hashing thread yet).
         self._at_work = _thread.allocate_lock()
         if growth.alone:
             growth.hashed_by(self._go_on, self._helped)
@@ -54,11 +54,11 @@ class Behind:
         self._stage.start()
 
     def has(self, extent: Extent) -> bool:
-        """It is one of those that are hashed."""
+        """``extent`` is one of those that are hashed."""
         return extent in self._extents
 
     def digest(self, extent: Extent) -> bytes:
-        """SHA-256 of an extent, when all are hashed. Nobody looks at what is written any more.
+        """SHA-256 of an extent, when all are hashed. To be called when the comparing thread is through.
 
         Raises:
             InputError, OutputError: a file cannot be read, or ends early.
@@ -78,7 +78,7 @@ class Behind:
         return self._digests[extent]
 
     def stop(self) -> None:
-        """End the thread; nobody looks at what is written any more. Harmless when it has ended."""
+        """End the hashing thread; the writing one no longer waits for the comparing one. Harmless when called again."""
         self._growth.unread()
         self._growth.unhashed()
         with self._at_work:
@@ -96,13 +96,13 @@ class Behind:
                 self._growth.wait_for(path, until, hashing=True)
 
     def _go_on(self) -> None:
-        """More is written."""
+        """Called by the writing thread when more is written: hash it, as long as there is no hashing thread."""
         with deferred(), self._at_work:
             if self._stage is None and not self._over:
                 self._advance()
 
     def _helped(self) -> bool:
-        """Another processor has nothing else to do: a thread goes on. Not, if there is nothing to be done, either."""
+        """A processor is free: start the hashing thread. ``False`` if there is one, or nothing left to hash."""
         with deferred(), self._at_work:
             if self._stage is not None or self._over:
                 return False
@@ -124,7 +124,7 @@ class Behind:
             self._over = False
         except StopIteration:
             pass
-        except Exception as error:  # who asks for a digest is told
+        except Exception as error:  # raised by `digest`
             self._error = error
 
     def _hashing(self) -> Generator[tuple[Path, int], None, None]:
@@ -148,7 +148,7 @@ class Behind:
             self._growth.unhashed()
 
     def _hashed(self, hashing: FileHash, extent: Extent) -> Generator[tuple[Path, int], None, bytes]:
-        """What was handed over is hashed as it is, all else is read."""
+        """Hash an extent: blocks that were handed over as they are, all other bytes read from the file."""
         path, growth = extent.path, self._growth
         until = 0
         while (at := hashing.nbytes) < extent.nbytes:

@@ -103,7 +103,7 @@ class _Processes(ProcessPoolExecutor):
 
 
 def _serve() -> None:
-    """In a process of this machine: what a terminal sends is for whoever began it, without whom it ends."""
+    """Begin a worker on this machine: signals of a terminal are for its parent, and it ends with that."""
     ignore()
     parent = parent_process()
     assert parent is not None

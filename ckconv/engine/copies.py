@@ -25,12 +25,12 @@ PIECE_BYTES = 512 << 10
 #: To remember where fewer bytes came from takes longer than to read them again; but of moved rows all are read then.
 SMALLEST = 4 << 10
 
-#: What is remembered at most: whoever follows is never that far behind.
+#: Copies that are remembered at most: the comparing thread is never that far behind.
 _MOST = 1 << 16
 
 
 class Made:
-    """Memory that bytes were written from, an array of numpy's. It is not kept: who asks about it still has it."""
+    """Memory that bytes were written from, an array of numpy's. A weak reference: the asking thread holds it."""
 
     def __init__(self, memory: Any) -> None:
         self._memory = ref(memory)

@@ -1,4 +1,4 @@
-"""Work for the processes of an executor; what somebody dies over is done again."""
+"""Work for the processes of an executor; a piece whose worker died is submitted again."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class _Crew:
             self.submit(piece)
 
     def _replace(self, error: BrokenExecutor) -> None:
-        """A pool of processes of which one died takes no more work; another one like it does."""
+        """Make a new pool like the old one, which takes no more work after one of its processes died."""
         if not isinstance(self._executor, ProcessPoolExecutor):
             raise OutputError("cluster.worker", f"the workers are gone: {error}") from error
         old = self._executor
@@ -98,7 +98,7 @@ class _Crew:
         self._own.append(self._executor)
 
     def dismiss(self) -> None:
-        """Nobody waits for what is not done."""
+        """Cancel what is not done, without waiting for it."""
         for future in self.waiting:
             future.cancel()
         for executor in self._own:

@@ -1,9 +1,9 @@
-"""What is written is read again right behind whoever writes it: hashed, and compared with its source.
+"""What is written is read again right behind the writing thread: hashed, and compared with its source.
 
 One thread writes; another follows it through the format's own reader, which knows nothing of the plan; a third one
 hashes what is there. The bytes are still in a cache then, and when the last one is written little is left to do. The
-reader opens the output when all of it but its tensors is there. Whoever wants a byte that is not written yet waits for
-it, and the writer for whoever is far behind.
+reader opens the output when all of it but its tensors is there. A thread that wants a byte that is not written yet
+waits for it, and the writing thread waits for one that is far behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAD = 4 << 20
 #: Bytes that may be written and not hashed yet: they are to be in memory still, whatever the size of the file.
 UNHASHED = 128 << 20
 
-#: Bytes that are asked about at once where it may be known already whether they are right: a thread that is woken for
+#: Bytes that the comparing thread asks :class:`ckconv.engine.copies.Copies` about at once: a thread that is woken for
 #: little keeps others from their work.
 ASKED_AT_ONCE = 32 << 20
 
@@ -40,11 +40,11 @@ T = TypeVar("T")
 
 
 def _nothing() -> None:
-    """Nobody waits for whoever writes to hash."""
+    """Default for ``_hash``: the writing thread hashes nothing."""
 
 
 def _nobody() -> bool:
-    """Who hashes needs no help, if anybody does."""
+    """Default for ``_help``: no helper is wanted."""
     return False
 
 
@@ -59,8 +59,8 @@ class Growth:
 
         Args:
             payloads: of each file, in order, what is going to be written; what is around it is there already.
-            tiles: converted rows, handed from whoever writes them to whoever compares them.
-            alone: one processor is to do everything: whoever writes hashes, too, until somebody helps.
+            tiles: converted rows, handed from the writing thread to the comparing one.
+            alone: one processor is to do everything: the writing thread hashes, too, until :meth:`help` is called.
         """
         self.tiles, self.alone = tiles, alone
         self._hash: Callable[[], None] = _nothing
@@ -98,18 +98,18 @@ class Growth:
         return self.copies.same(base + offset, source, source_offset, nbytes)
 
     def tell(self, path: Path, until: int) -> None:
-        """The bytes of a file before ``until`` are written; waits while too many are that nobody has read again."""
+        """The bytes of a file before ``until`` are written; waits while too many of them are not read again."""
         place = self.place(path, until)
         self._hashing.tell(place)
         self._hash()
-        self._looking.tell(place)  # when the last byte is there, whoever looks asks for the digest
+        self._looking.tell(place)  # after the last byte the comparing thread asks for the digest
 
     def hashed_by(self, hash: Callable[[], None], help: Callable[[], bool]) -> None:
-        """Call the first when more is written, and the second when a processor is free to hash: it tells if it is."""
+        """Call ``hash`` when more is written, and ``help`` when a processor is free: it says if that is of use."""
         self._hash, self._help = hash, help
 
     def help(self) -> bool:
-        """A processor is free: somebody else hashes what one was to write and to hash. Not, if nobody needs it."""
+        """A processor is free: a hashing thread takes over from the writing one. ``False`` if that is of no use."""
         return self._help()
 
     @property
@@ -130,7 +130,7 @@ class Growth:
         return min(begin, until) if offset < begin else until
 
     def is_written(self, path: Path, until: int) -> bool:
-        """The bytes of a file before ``until`` are."""
+        """The bytes before ``until`` are written."""
         payload, base = self._payloads[path]
         return until <= payload.offset or self._hashing.written >= base + min(until, payload.offset + payload.nbytes)
 
@@ -156,7 +156,7 @@ class Growth:
             pace.wait(base + min(until, payload.offset + payload.nbytes))
 
     def begun(self) -> None:
-        """Wait until something is written, if anything will be: until then who writes needs all of the interpreter.
+        """Wait until something is written, if anything will be: until then the writing thread needs the interpreter.
 
         Raises:
             AbandonedError: nothing will be.
@@ -173,18 +173,18 @@ class Growth:
         self._looking.wait(self._end)
 
     def unread(self) -> None:
-        """Nobody looks at anything any more."""
+        """The comparing thread has ended: the writing one waits for it no more."""
         self._looking.unread()
 
     def unhashed(self) -> None:
-        """Nobody hashes anything any more: who waits to do so is to end."""
+        """Nothing is hashed any more: a hashing thread that waits for bytes is to end."""
         self._hash, self._help = _nothing, _nobody
         self.handed.end()
         self._hashing.unread()
         self._hashing.abandon()
 
     def abandon(self) -> None:
-        """Nobody writes any more."""
+        """The writing thread has ended: threads that wait for bytes are to end."""
         self._looking.abandon()
         self._hashing.abandon()
 
@@ -208,7 +208,7 @@ class Telling:
 
 
 class Following(Generic[T]):
-    """A thread that does ``work`` behind whoever writes what ``growth`` is about."""
+    """A thread that does ``work`` behind the one that writes the files of ``growth``."""
 
     def __init__(self, growth: Growth, work: Callable[[], T]) -> None:
         self._growth, self._work = growth, work

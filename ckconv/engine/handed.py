@@ -1,6 +1,6 @@
-"""What was read back of a file, handed to whoever hashes it.
+"""What was read back of a file, handed to the thread that hashes it.
 
-Whoever writes reads each piece back at once. Whoever hashes takes it from there: to read it once more would take a
+The writing thread reads each piece back at once. The hashing one takes it from there: to read it once more would take a
 fifth longer. Memory goes round between the two, and the processor that works on it waits for the other one's cache if
 that has just had it. So pieces are gathered in blocks as large as such a cache, some wait to be hashed, and as many to
 be filled again. Where one processor does both, a block is one piece, which its cache still has.
@@ -25,11 +25,11 @@ WAITING = 3
 #: Blocks that are hashed and not to be filled again yet.
 RESTING = 2
 
-#: Bytes that whoever hashes waits for at once: who is woken for little keeps others from their work. There are more of
-#: them when whoever hands begins to wait.
+#: Bytes that the hashing thread waits for at once: a thread that is woken for little keeps others from their work.
+#: Fewer than make the writing thread wait (WAITING blocks).
 STEP = (WAITING - 1) * BLOCK_BYTES
 
-#: Less than this part of a block is not handed: it may be all that there is of what is waited for.
+#: Less than this part of a block is not handed: the reader may be waiting for exactly these bytes.
 SMALLEST = 0.5
 
 
@@ -67,18 +67,18 @@ class Handed:
         self._bytes, self._resting = (PIECE_BYTES, 0) if alone else (BLOCK_BYTES, RESTING)
 
     def begin(self) -> None:
-        """Somebody hashes from now on."""
+        """The hashing begins."""
         self._active = True
 
     def end(self) -> None:
-        """Nobody hashes any more."""
+        """The hashing has ended: blocks are handed over no more."""
         self._active = False
         self._hashed.end()
         self._clear()
 
     @property
     def wanted(self) -> bool:
-        """Somebody hashes."""
+        """Something is still to be hashed: blocks are handed over."""
         return self._active
 
     def borrow(self) -> bytearray:
@@ -90,14 +90,14 @@ class Handed:
         return bytearray(self._bytes)
 
     def give_back(self, memory: bytearray) -> None:
-        """Nobody uses it any more."""
+        """``memory`` is free to be filled again."""
         self._spare.append(memory)
 
     def hand(self, block: Block, waiting: Callable[[], None]) -> None:
-        """Hand over what follows the block before. Waits while too much is not hashed.
+        """Hand over the next block of the file. Waits while too much is not hashed.
 
         Args:
-            waiting: called before.
+            waiting: called before it waits.
         """
         nbytes = len(block.bytes)
         if self._active and nbytes >= SMALLEST * self._bytes:

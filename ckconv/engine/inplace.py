@@ -14,7 +14,7 @@ from ckconv.record.schema import record_path
 
 
 def check_in_place(index: TensorIndex, place: Destination) -> bool:
-    """Whether a list of its digest alone lies beside it, which is to be written anew.
+    """Whether ``NAME.sha256`` lies beside it and has to be renewed.
 
     Raises:
         UsageError: ``usage.in-place``, the model is no single file, or other files speak of its bytes, or may.

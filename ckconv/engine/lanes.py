@@ -87,11 +87,11 @@ class Lanes(Generic[T]):
         self._lanes = lanes
         self._writers: list[Stage] = []
         self._watcher: Told = lambda nbytes, name: None
-        #: What others than the calling thread have done, of which the watcher has not heard.
+        #: What threads of other lanes have done, of which the watcher has not heard.
         self._aside: deque[tuple[int, str]] = deque()
         self._losses: dict[int, Losses] = {}
         self._errors: dict[int, BaseException] = {}
-        #: The first file that nobody needs any more.
+        #: The first file that is not needed any more: one before it failed.
         self._unwanted: float = math.inf
 
     def write(self, write: Callable[[Lane[T], Part, Told], Losses], watcher: Told) -> list[Losses]:
@@ -161,7 +161,7 @@ class Lanes(Generic[T]):
         self._help()
 
     def _help(self) -> None:
-        """Whoever calls has no more to do: what has most left to be written is hashed by another one from now on."""
+        """Called when a lane is done: its processor hashes for the lane with most bytes left."""
         at_work = [lane for lane in self._lanes if not any(part.number in self._errors for part in lane.parts)]
         for lane in sorted(at_work, key=lambda lane: -lane.growth.left):
             if not lane.growth.left or lane.growth.help():
@@ -218,5 +218,5 @@ def _number(parts: Sequence[Part], error: Exception) -> int:
 
 
 def _is_of_file(error: BaseException) -> bool:
-    """What is wrong with a file; else with whoever works."""
+    """The error is one of a file: ckconv's own or the system's, and not a bug."""
     return isinstance(error, (CkconvError, OSError))

@@ -1,4 +1,4 @@
-"""What was just written is read back: compared with what was meant, and said to whoever compares and whoever hashes."""
+"""What was just written is read back: compared with what was meant, told to the comparing and the hashing thread."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LookBack:
             waiting: called before anything is waited for.
 
         Returns:
-            how many bytes, all told, somebody may hear of now: those that are gathered are not among them.
+            how many bytes, all told, followers may hear of now: not those that are gathered and not handed over.
         """
         copied, self._noted = self._noted, []
         if not copied and not self._handed.wanted:
@@ -59,7 +59,7 @@ class LookBack:
             self._begin, self._filled, self._memory = position, 0, self._handed.borrow()
         until = self._filled + len(data)
         if not store.read(memoryview(self._memory)[self._filled : until], position):
-            return heard + self.hand(waiting) + len(data)  # it is for whoever reads it again to say why
+            return heard + self.hand(waiting) + len(data)  # the thread that compares reads them again, and says why
         if self._memory.startswith(data, self._filled):  # views would be compared byte by byte
             self._copies.add(copied)
         self._filled = until

@@ -35,7 +35,7 @@ class Losses:
             counts[step.source.source] = counts.get(step.source.source, 0) + count
 
     def join(self, other: Losses) -> None:
-        """Count what others, who wrote further files, could not keep."""
+        """Add what could not be kept in files that other threads or workers wrote."""
         for mine, theirs in ((self.changed, other.changed), (self._unfit, other._unfit)):
             for name, count in theirs.items():
                 mine[name] = mine.get(name, 0) + count

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 
 class AbandonedError(Exception):
-    """What is waited for will not come: who waits is to end."""
+    """What a thread waits for will not come: the thread is to end."""
 
 
 class Mark:
@@ -16,19 +16,19 @@ class Mark:
     def __init__(self, value: float) -> None:
         self.value = value
         self.ended = False
-        #: The least number for which somebody is to be woken.
+        #: The number that the waiting thread wants at least.
         self._awaited = math.inf
         self._woken: SimpleQueue[None] = SimpleQueue()
 
     def set(self, value: float) -> None:
-        """Never waits."""
+        """Set the number, and wake the thread that waits for it. Never waits."""
         self.value = value
         if value >= self._awaited:
             self._awaited = math.inf
             self._woken.put(None)
 
     def end(self) -> None:
-        """Nobody waits any more, whatever is set later; nor who was to be woken when a signal broke off :meth:`set`."""
+        """Wake the waiter for good, also one whose wake-up a signal lost."""
         self.ended = True
         self._woken.put(None)
 
@@ -36,18 +36,18 @@ class Mark:
         """Until the number is at least this."""
         while self.value < least and not self.ended:
             self._awaited = least
-            if self.value < least and not self.ended:  # it may have been set before anybody knew that it is awaited
+            if self.value < least and not self.ended:  # it may have been set before `_awaited` was
                 self._woken.get()
 
 
 class Pace:
-    """How far a writer is, and what somebody waits for who follows: neither leaves the other far behind."""
+    """How far a writer is, and the place that a reader behind it waits for: neither leaves the other far behind."""
 
     def __init__(self, lead: int) -> None:
-        """Nothing is written, and nobody follows.
+        """Nothing is written, and no reader waits.
 
         Args:
-            lead: bytes behind what is waited for that may be written.
+            lead: bytes that may be written beyond the place that the reader waits for.
         """
         self._lead = lead
         self._written, self._wanted = Mark(0), Mark(math.inf)
@@ -58,7 +58,7 @@ class Pace:
         return self._written.value
 
     def tell(self, place: int) -> None:
-        """What is before ``place`` is written. Waits while too much is for who follows."""
+        """What is before ``place`` is written. Waits while the reader is too far behind."""
         self._written.set(place)
         self._wanted.wait(place - self._lead)
 
@@ -66,21 +66,21 @@ class Pace:
         """Until what is before ``place`` is written.
 
         Raises:
-            AbandonedError: nobody writes it, or who follows is to end.
+            AbandonedError: it will not be written, or the reader is to end.
         """
         self._wanted.set(place)
         self.wait_aside(place)
 
     def wait_aside(self, place: int) -> None:
-        """The same, and nobody waits for who does so."""
+        """As `wait`, without letting the writer run further ahead."""
         self._written.wait(place)
         if self._written.ended:
             raise AbandonedError
 
     def unread(self) -> None:
-        """Nobody follows."""
+        """The reader has ended: the writer waits for it no more."""
         self._wanted.end()
 
     def abandon(self) -> None:
-        """Nobody writes any more, or who follows is to end."""
+        """The writer has ended, or the reader is to end."""
         self._written.end()

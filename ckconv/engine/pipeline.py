@@ -40,7 +40,7 @@ class Follower(Protocol):
         """All is written."""
 
     def abandon(self) -> None:
-        """Nobody needs the file any more. Harmless after :meth:`finish`."""
+        """The file is given up. Harmless after :meth:`finish`."""
 
 
 #: Of a ring; a file needs only one.
@@ -285,7 +285,7 @@ class Pipeline:
                     stage.start()
                     self._stage = stage
             except BaseException:
-                stage.jobs.put(None)  # if it runs it ends; nobody knows, so nobody waits
+                stage.jobs.put(None)  # if the thread runs, it ends by itself
                 raise
         return self._stage
 
@@ -328,7 +328,7 @@ class Pipeline:
             self._tell(self._back.hand(self._tell_all))
 
     def _tell_all(self) -> None:
-        """Nobody waits for bytes of which he was not told."""
+        """Tell followers of every byte, before this thread waits for one of them."""
         self._tell(0, all=True)
 
     def _tell(self, nbytes: int, *, all: bool = False) -> None:

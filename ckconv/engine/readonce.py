@@ -1,8 +1,8 @@
-"""Files that are looked at and hashed in one pass: a thread hashes what somebody else has just looked at.
+"""Files that are looked at and hashed in one pass: a thread hashes what the calling one has just looked at.
 
-It is handed the very memory, which goes round between the two as it does between who writes a file and who hashes it
-(:mod:`ckconv.engine.handed`). What is looked at in another order than that of the file is read again; and what is being
-written is hashed behind whoever writes it.
+The hashing thread is handed the very memory, which goes round between the two as it does between the thread that
+writes a file and the one that hashes it (:mod:`ckconv.engine.handed`). What is looked at in another order than that of
+the file is read again; and what is being written is hashed behind the writing thread.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 #: Bytes of a run.
 RUN_BYTES = 2 << 20
 
-#: Runs that may be looked at and not hashed yet, and all that are held: the others are hashed, and filled again later.
-AHEAD, HELD = 2, 4
+#: Runs that are read and not hashed yet.
+AHEAD = 2
+#: Buffers altogether: those of hashed runs are filled again.
+HELD = 4
 
 
 class Run(NamedTuple):
-    """Bytes that somebody looks at, and where they begin in their file."""
+    """Bytes that the calling thread looks at, and where they begin in their file."""
 
     offset: int
     bytes: memoryview
@@ -57,7 +59,7 @@ class Reading:
         self._stage: Stage | None = None
         #: Bytes that were looked at.
         self._until = 0
-        #: Nobody else hashes: there is little, or one processor is to do everything.
+        #: The calling thread hashes: there is little, or one processor is to do everything.
         self._alone = extent.nbytes <= RUN_BYTES or made_at_once() == 1
 
     @property
@@ -180,7 +182,7 @@ class ReadOnce(Files):
         return reading.run(offset)
 
     def _begin(self, reading: Reading) -> None:
-        """Those that are over hold nothing while others are looked at, however many there are."""
+        """Let extents that are read to their end hold no memory while others are looked at."""
         if not reading.begun:
             for other in self._readings.values():
                 if other.over:

@@ -81,7 +81,7 @@ class Held:
         return self._digest.digest()
 
     def put(self, data: Buffer, moved: Moved | None = None, offset: int = 0) -> None:
-        """These bytes come next.
+        """Compare these bytes with the file's next ones.
 
         Raises:
             VerifyError: ``verify.rebuild``, the file has another byte, or none.
@@ -115,11 +115,11 @@ class Held:
             self.put(zeros[: nbytes - start])
 
     def skip(self, nbytes: int) -> None:
-        """Nothing is there already that would be left as it is."""
+        """Never called: a rebuilt file has no bytes to skip."""
         raise AssertionError(nbytes)
 
     def ends(self) -> None:
-        """Nothing comes behind it.
+        """Check that the file ends here.
 
         Raises:
             VerifyError: ``verify.rebuild``, the file goes on.
@@ -137,7 +137,7 @@ class Held:
 
 
 class _Names:
-    """Tells what holds bytes against a file whose they are."""
+    """Tells :class:`Held` the tensor that the next bytes belong to."""
 
     def __init__(self, held: Held) -> None:
         self._held = held

@@ -70,13 +70,13 @@ def requested(
     source_format: str | None,
     adapters: Sequence[tuple[str | os.PathLike[str], float]],
 ) -> Request:
-    """What ``plan`` was made of, for whoever makes it again in another directory."""
+    """What ``plan`` was made of, so that a process in another directory can make it again."""
     named = tuple((absolute_path(path), weight) for path, weight in adapters)
     return Request(absolute_path(source), plan.format, source_format, named, absolute(plan.options))
 
 
 def check_version(version: str) -> None:
-    """Whoever sent work has this very ckconv.
+    """Check that the process that sent the work has this version of ckconv.
 
     Raises:
         OutputError: ``cluster.version``.
@@ -153,7 +153,7 @@ def fingerprint(plan: Plan, container: Container, request: Request, *, verify: b
 
 
 def _described(tensor: Tensor) -> list[object]:
-    """What a tensor is, without what differs between two processes: paths as somebody named them, and functions."""
+    """What a tensor is, without what differs between two processes: paths as the user named them, and functions."""
     packed = [
         (each.rows, [array and (_described(array.tensor), array.per) for array in each.arrays])
         for each in tensor.packed

@@ -23,7 +23,7 @@ class FileHash:
     """Hashes the bytes of ``fd`` from ``offset`` on, as far as it is told to.
 
     Attributes:
-        stopped: set by whoever no longer needs it, from any thread.
+        stopped: set from any thread when the digest is not needed any more.
     """
 
     def __init__(self, fd: int, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""What is staged is read again behind whoever writes it: hashed, and compared with its source."""
+"""What is staged is read again behind the writing thread: hashed, and compared with its source."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Rereading:
         return self._held_against(out, files, tiles=growth.tiles)
 
     def _compared_of(self, files: ReadOnce, growth: Growth, parts: Sequence[Part]) -> Compared | None:
-        """The same of the tensors in some files; ``None`` where that takes what is in others."""
+        """The comparison of the tensors in some files; ``None`` where it takes tensors of other files."""
         out = self._described(growth)
         if out is None or not {part.place for part in self._parts}.issuperset(out.files):
             return None
@@ -96,7 +96,7 @@ class Rereading:
         return self._held_against(out, files, tiles=growth.tiles, only=only, absent=False)
 
     def _described(self, growth: Growth) -> TensorIndex | None:
-        """What a reader of the format finds, who looks once for all lanes; ``None``: not before all is written."""
+        """The output as the format's reader finds it, read once for all lanes; ``None``: not before all is written."""
         payloads = {part.place: payload(part.file, part.frame, part.place).offset for part in self._parts}
 
         def wait(path: Path, until: int) -> None:

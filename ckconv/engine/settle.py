@@ -83,7 +83,7 @@ class Staged:
     ) -> None:
         self._plan, self._container, self._target = plan, container, target
         self._outputs, self._verify = outputs, verify
-        #: A header holds a digest; all others say before the tensors are there what they are going to say.
+        #: Some header holds a digest, so it is written last; other headers are final before the tensors.
         self._framed = any(frame.header for frame in container.frames)
         numbered = enumerate(zip(paths, plan.files, container.frames, strict=True))
         self._parts = [
@@ -97,7 +97,7 @@ class Staged:
         self._disks = {lane: Disk() for lane in self._lanes}
         #: Held by the one thread that asks for a descriptor.
         self._describing = _thread.allocate_lock()
-        #: Held by the one thread that asks the format's reference reader: it begins with what others would wait for.
+        #: Held by the one thread that asks the format's reference reader.
         self._asking = _thread.allocate_lock()
         #: What that reader says of each file of which it was asked.
         self._opens: dict[int, VerifyError | None] = {}
@@ -149,7 +149,7 @@ class Staged:
 
     @contextmanager
     def _descriptor(self, path: Path) -> Iterator[int]:
-        """One that stays open whatever others do with theirs."""
+        """A descriptor of this thread's own: it stays open whatever other threads do with theirs."""
         fd = -1
         try:
             with deferred(), self._describing:
@@ -212,7 +212,7 @@ class Staged:
             yield Written(path, file.nbytes, of_whole, digest if frame.header else "")
 
     def _check_restored(self, written: Iterable[Written]) -> None:
-        """What is made again is the file that it was, by its digest."""
+        """Check by its digest that a file that is restored is the one that it was."""
         digests = self._plan.restores.digests if self._plan.restores else {}
         for file in written:
             was = digests.get(file.path.name, file.sha256)
@@ -232,7 +232,7 @@ class Staged:
         return None
 
     def _ask_early(self, part: Part) -> None:
-        """While others are at work; if one of those asks just now, later."""
+        """Ask the reference reader while other lanes write; later, if another thread is asking it."""
         if self._asking.acquire(blocking=False):
             try:
                 self._check_opens(part)

@@ -1,4 +1,4 @@
-"""Which part of a checkpoint that sees is meant, by what it is held against: its text model, its tower, or both."""
+"""Choose text model, tower or both of a multimodal checkpoint, to match the other side of a comparison."""
 
 from __future__ import annotations
 

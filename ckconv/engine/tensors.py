@@ -72,7 +72,7 @@ class Compared(NamedTuple):
     rounded: int
 
     def join(self, parts: Iterable[Compared]) -> Compared:
-        """What others found besides, who looked at the tensors that this leaves out."""
+        """With what other lanes found of the tensors that this one left out."""
         parts = list(parts)
         faults = [fault for found in (self, *parts) for fault in found.faults]
         zero_filled = sum(found.zero_filled for found in parts)

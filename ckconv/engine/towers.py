@@ -1,4 +1,4 @@
-"""Converting what a model sees with, which is a file of its own beside the text model."""
+"""Convert a vision or audio tower (``mmproj``), a file of its own beside the text model."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watche
 
 @contextmanager
 def _to_reader() -> Iterator[None]:
-    """A model that its reader did not take whole is not there: unlike a listing, of which somebody wants the head.
+    """A model on stdout that was not read to its end is an error, unlike a listing of which only the head is wanted.
 
     Raises:
         OutputError: ``output.write`` or ``output.space``.

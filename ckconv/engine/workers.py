@@ -1,6 +1,6 @@
 """A thread that does jobs in order, and that a signal can neither break nor leave behind.
 
-Where no thread can be started, a job is done by whoever hands it over.
+Where no thread can be started, a job is done by the thread that hands it over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Job = memoryview | int | None
 
 
 class Stage:
-    """One thread that does jobs in order. After a failure it only consumes them, so that nobody waits in vain.
+    """One thread that does jobs in order. After a failure it only consumes them, so that no other thread waits in vain.
 
     Not a :class:`threading.Thread`: a signal handler that raises inside its ``start`` or ``join`` breaks their own
     locks, and (up to Python 3.12) an interrupted ``join`` takes a running thread for ended. Here both are one call.

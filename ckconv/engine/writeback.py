@@ -54,7 +54,7 @@ class WriteBehind:
     """
 
     def __init__(self, fd: int, disk: Disk | None = None) -> None:
-        """Begin with the first large piece; a smaller file is left to whoever syncs it in the end.
+        """Begin with the first large piece; a smaller file is left to the sync at the end.
 
         Args:
             disk: waits for the thread when all is written; ``None``: :meth:`finish` does.
@@ -94,7 +94,7 @@ class WriteBehind:
         self._stage = None
 
     def abandon(self) -> None:
-        """Let the thread end by itself: nobody needs the file, and a slow disk is nothing to wait for."""
+        """Let the thread end by itself: the file is given up, and not worth waiting for a slow disk."""
         stage, self._stage = self._stage, None
         if stage is not None:
             self._stopped = True
@@ -121,7 +121,7 @@ class WriteBehind:
 
 
 class _Syncing(Stage):
-    """A thread with a descriptor of its own: whoever writes the file may be through with it before."""
+    """A thread with a descriptor of its own: the writing thread may close the file before."""
 
     def __init__(self, fd: int, sync: Callable[[int, memoryview | int, int], None]) -> None:
         self._own = os.dup(fd)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 #: More threads than this only cost memory: one stream of bytes is hashed and written behind them.
 MAX_JOBS = 64
 
-#: Pieces that wait to be taken while as many more are made: whoever takes them does other things meanwhile.
+#: Finished pieces beyond one for each thread: the thread that takes them does other things meanwhile.
 BEHIND = 3
 
 

@@ -1,7 +1,7 @@
 """Files whose bytes are on another machine: an empty file of the same size and name stands in for each.
 
 Everything that opens, measures and lists files does so with the stand-in; reads go through :mod:`ckconv.system`, which
-asks here. Only the ranges that somebody reads are fetched. Stand-ins are holes, and go when the process ends.
+asks here. Only the ranges that are read are fetched. Stand-ins are sparse files, removed at exit.
 """
 
 from __future__ import annotations

@@ -26,14 +26,14 @@ class Folders:
         return path.parent if self.is_made(path) else path
 
     def check(self) -> None:
-        """Check that nothing else is called so, and that none leads elsewhere.
+        """Check that no file has the name of a directory, and that none is a link elsewhere.
 
         Raises:
             OutputError: ``output.parent``.
         """
         for path in self._paths:
             if path.is_symlink() or (path.exists() and not path.is_dir()):
-                what = "is a link" if path.is_symlink() else "is no directory"
+                what = "is a link" if path.is_symlink() else "is not a directory"
                 raise OutputError(
                     "output.parent", f"{what}, and a directory of that name is part of the output", path=path
                 )

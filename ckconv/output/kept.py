@@ -164,7 +164,7 @@ class Kept:
 
 
 def is_lasting(staging: Path) -> bool:
-    """Somebody may go on with what is in this staging directory."""
+    """A later run may go on with what is in this staging directory (``--resume``)."""
     return os.path.lexists(staging / FINISHED / _LIST)
 
 
@@ -189,7 +189,7 @@ def clear(staging: Path) -> list[str]:
 
 
 def remove_entry(path: Path) -> list[str]:
-    """Remove a file, or a directory of files: which of them it is nobody asks who may be given no answer.
+    """Remove a file, or a directory of files: tried as a file first, since asking which it is may fail.
 
     Returns:
         a sentence, if it cannot be removed.
@@ -198,7 +198,7 @@ def remove_entry(path: Path) -> list[str]:
 
 
 def remove_folder(path: Path) -> list[str]:
-    """Remove a directory of files, in which somebody may still be making one. What a link leads to stays.
+    """Remove a directory of files, in which a worker may still be making one. What a link leads to stays.
 
     Returns:
         a sentence, if it cannot be removed.

@@ -18,22 +18,22 @@ from ckconv.output.regular import close_unwritten
 from ckconv.signals import check, deferred
 from ckconv.system import CLOEXEC, MOVES_OPEN, NO_LOCKS, NOFOLLOW, NONBLOCK, try_lock
 
-#: The file that is locked; it is there only as long as somebody holds it, or was killed holding it. Not the directory
+#: The file that is locked; it is there only as long as a run holds it, or was killed holding it. Not the directory
 #: itself: people lock that for a command of their own (``flock DIR ckconv ...``), and not every file system can.
 NAME = ".ckconv.lock"
 
-#: Seconds in which somebody else is through with naming files, which takes milliseconds.
+#: Seconds that another run has for naming files, which takes milliseconds.
 PATIENCE = 60.0
 
 
 class Locked:
-    """Within the block nobody else names files in these directories; where there are no locks, nobody is kept off.
+    """Within the block no other run names files in these directories; without locks, no run is kept off.
 
     Signals are held back from when all are locked until they are given back: one that came between the end of the
     block and the first line of ``__exit__`` would leave the files of the locks behind.
 
     Raises:
-        OutputError: ``output.busy``, somebody else does so for ``PATIENCE``; ``output.write``.
+        OutputError: ``output.busy``, another run does so for ``PATIENCE``; ``output.write``.
         Interrupted: on leaving the block, if a signal came meanwhile.
     """
 

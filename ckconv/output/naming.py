@@ -45,7 +45,7 @@ class Naming:
         """Give a file its name; ``temp`` may stay as another name of it.
 
         Raises:
-            OutputError: ``output.exists``, the name is taken, and be it since a moment ago.
+            OutputError: ``output.exists``, the name is taken, possibly only just now.
             OSError: the system refuses.
         """
         try:

@@ -63,7 +63,7 @@ def check_links(targets: Iterable[Path], *, force: bool) -> None:
 
 
 def _is_replaceable(directory: Path) -> bool:
-    """A new directory can take this one's place, and nobody stands in the old one."""
+    """A new directory can take this one's place, and the old one is not the current directory."""
     with suppress(OSError):
         here = directory.samefile(os.curdir)
         return not here and not directory.is_mount() and os.access(directory.parent, os.W_OK | os.X_OK)

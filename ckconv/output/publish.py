@@ -218,7 +218,7 @@ class Outputs:
         self._staging.sync_small()
 
     def publish(self, look: Callable[[], None] = lambda: None) -> None:
-        """Give everything its name, while nobody else does so there.
+        """Give everything its name, while no other run names files there.
 
         Args:
             look: looks once more at what only counts now, and may raise.

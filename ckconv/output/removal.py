@@ -1,4 +1,4 @@
-"""A staging directory is removed with everything in it that is nobody's."""
+"""Remove a staging directory, but no file in it that is kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def remove_directory(path: Path) -> list[str]:
         return []
     except OSError as error:
         return [not_removed(path, error)]
-    for entry in sorted(found, key=lambda entry: entry.name != FINISHED):  # without it nobody goes on with the rest
+    for entry in sorted(found, key=lambda entry: entry.name != FINISHED):  # without it no run goes on with the rest
         if entry.name == KEPT and is_directory(entry):
             remove_kept(entry)
         else:

@@ -138,12 +138,12 @@ class Staging:
 
         Args:
             whole: it is going to be ``place``, and gets the mode bits of an empty directory that is there.
-            kept: what is finished in it stays, and one that is there already is gone on with.
+            kept: finished files stay, and an existing directory is continued.
 
         Raises:
-            OutputError: ``output.busy``, somebody else is at work in it.
+            OutputError: ``output.busy``, another run is at work in it.
         """
-        with Locked([place.parent]) as locked:  # nobody may find it before it is locked itself
+        with Locked([place.parent]) as locked:  # no other run may find it before it is locked itself
             # Before it is there: a signal may come any time.
             self.path = lasting_name(place) if kept else temporary_name(place.parent, place.name)
             try:
@@ -154,7 +154,7 @@ class Staging:
                     raise
                 self._adopt(path)
             else:
-                with suppress(OSError):  # no locks here, then nobody will take it for a dead one's
+                with suppress(OSError):  # no locks here, then no run takes it for a dead one's
                     self._lock = os.open(self.path, os.O_RDONLY | DIRECTORY | CLOEXEC)
                     try_lock(self._lock)
         self._left = locked.left
@@ -173,7 +173,7 @@ class Staging:
             fd = os.open(path, os.O_RDONLY | DIRECTORY | NOFOLLOW | CLOEXEC)
             free = is_own(os.fstat(fd)) and try_lock(fd)
         except OSError as error:
-            free = error.errno in NO_LOCKS or not MOVES_OPEN  # nobody can know; Windows opens no directory
+            free = error.errno in NO_LOCKS or not MOVES_OPEN  # no run can know; Windows opens no directory
         if not free:
             if fd >= 0:
                 close_unwritten(fd)

@@ -17,7 +17,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A text that nobody holds.
+    """A text that is made when it is written, and held nowhere.
 
     Attributes:
         nbytes: of all of it.
