@@ -369,7 +369,10 @@ def test_a_mark_that_is_ended_stays_so() -> None:
     mark = Mark(0)
     mark.end()
     mark.set(1)
-    mark.wait(10)
+    waiting = threading.Thread(target=mark.wait, args=[10], daemon=True)
+    waiting.start()
+    waiting.join(timeout=10)
+    assert (waiting.is_alive(), mark.value, mark.ended) == (False, 1, True)
 
 
 def test_one_processor_keeps_a_piece_in_its_cache_and_two_let_blocks_rest() -> None:

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import consumers
+import numpy as np
 import pytest
+from conftest import FIXTURES
 from family_adapters import DIRECTIONS as USED
 from family_adapters import AdapterRun
 from family_cases import CASES, NO_SOURCE, AdapterCase, Case, adapters, cases, families
@@ -41,10 +43,15 @@ def engines() -> Iterator[dict[str, consumers.Consumer]]:
         yield found | ({"mlx_lm": mlx_lm} if importlib.util.find_spec("mlx_lm") else {})
 
 
-@pytest.mark.parametrize("engine", ["llama_cpp", "mlx_lm"])
-def test_the_engine_is_asked(engine: str, engines: dict[str, consumers.Consumer]) -> None:
+@pytest.mark.parametrize(("engine", "model"), [("llama_cpp", "olmo2.f32.gguf"), ("mlx_lm", "olmo2")])
+def test_the_engine_is_asked(engine: str, model: str, engines: dict[str, consumers.Consumer]) -> None:
+    """Skipped where it is missing, so that a gate without skipped tests has it; and it answers."""
     if engine not in engines:
         pytest.skip(f"{engine} is not installed, or LLAMA_CPP_LIBRARY names no folder of its libraries")
+
+    logits = engines[engine].logits(FIXTURES / "zoo" / model, (1, 2, 3))
+
+    assert (len(logits), logits.ndim, bool(np.isfinite(logits).all())) == (3, 2, True)
 
 
 @pytest.mark.parametrize("case", EVERY)

@@ -379,6 +379,9 @@ def test_side_files_alone(here: Path) -> None:
     assert here.stat().st_mtime_ns == before, "nothing to write"
 
 
-def test_nothing_at_all() -> None:
+def test_nothing_at_all(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
     with Outputs({}, {}) as outputs:
+        assert (outputs.fds, names(here)) == ({}, [])
         outputs.publish()
+    assert names(here) == []

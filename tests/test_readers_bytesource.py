@@ -46,8 +46,9 @@ def test_a_pipe_knows_its_size_once_its_end_was_seen():
     assert source.size == 10
 
 
-def test_a_pipe_is_kept_up_to_a_limit():
-    source = PipeSource(io.BytesIO(b"x" * 100), limit=50)
+def test_a_pipe_is_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("ckconv.io.bytesource.PIPE_LIMIT", 50)
+    source = PipeSource(io.BytesIO(b"x" * 100))
     assert source.read_at(40, 10) == b"x" * 10
     with pytest.raises(InputError, match="byte 51 is needed, and only the first 50 bytes of a pipe are kept") as caught:
         source.read_at(50, 1)

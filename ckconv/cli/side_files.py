@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckconv.cli.settings import Settings
+    from ckconv.core.documents import CONFIG_NAME
     from ckconv.formats.destination import Destination
     from ckconv.options import Options
     from ckconv.output.streamed import SideFile
@@ -83,7 +84,6 @@ def write_side_files(
     from ckconv.cli.report import print_plan, print_report
     from ckconv.engine.leftovers import check_leftovers, gone_notes, left_documents
     from ckconv.engine.run import Report
-    from ckconv.formats.bump.write3 import CONFIG_NAME
     from ckconv.io.files import Files
     from ckconv.output.publish import Outputs, Small
 

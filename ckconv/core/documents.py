@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+#: The configuration of a checkpoint, in its directory; that of a bump file beside it has the same name.
+CONFIG_NAME = "config.json"
+
 #: The key of a safetensors header's own metadata.
 METADATA = "__metadata__"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from ckconv.core.documents import METADATA
+from ckconv.core.documents import CONFIG_NAME, METADATA
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.core.typed import scalar
 from ckconv.engine.content import content_of_index, content_of_plan
@@ -17,7 +17,6 @@ from ckconv.engine.replan import plan_again
 from ckconv.errors import CkconvError
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.formats import format_of
-from ckconv.formats.bump.config import CONFIG_NAME
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.lazy import NamedTuple, replace
 from ckconv.options import Options

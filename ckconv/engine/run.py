@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.core.beside import beside
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.engine.leftovers import check_leftovers, gone_notes, left_documents, stale_lists
 from ckconv.engine.pipeline import SMALLEST_HOLE
 from ckconv.engine.reread import Soundness
@@ -17,7 +18,6 @@ from ckconv.engine.settle import Late, Staged, Written, write_late
 from ckconv.engine.transfer import NO_DIGEST, Unwatched, Watcher, write_frames, write_stdout
 from ckconv.errors import UsageError
 from ckconv.formats import format_of, load
-from ckconv.formats.bump.write3 import CONFIG_NAME
 from ckconv.formats.destination import Destination
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX
 from ckconv.io.ahead import at_once

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.core.towers import of_tower
 from ckconv.errors import counted, listed
@@ -18,8 +19,6 @@ from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
 from ckconv.plan.steps import Plan, Reason, Step
 from ckconv.record.schema import record_path
-
-CONFIG_NAME = "config.json"
 
 #: What the note of a text model ends in, where its tower is known.
 TOWER_HINT = "--mmproj FILE writes them for llama.cpp"

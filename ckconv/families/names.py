@@ -297,15 +297,15 @@ def heads_of(family: Family, canonical: str) -> str | None:
 
 
 @lru_cache(maxsize=FAMILIES_KEPT)
-def _shifts(family: Family, format: str) -> Mapping[str, int]:
-    """Canonical patterns of tensors for which a format stores other values -> what these are."""
-    written = names_of(family, format).written.values()
+def _shifts(family: Family) -> Mapping[str, int]:
+    """Canonical patterns of tensors for which GGUF and bump store other values -> what these are."""
+    written = names_of(family, GGUF).written.values()
     return {part.canonical: VALUES[part.value] for found in written for part in found.parts if part.value}
 
 
-def shift_of(family: Family, canonical: str, format: str = GGUF) -> int:
-    """What GGUF and bump, or another format, store for the values of a canonical tensor; 0 for these themselves."""
-    own = _shifts(family, format)
+def shift_of(family: Family, canonical: str) -> int:
+    """What GGUF and bump store for the values of a canonical tensor; 0 for these themselves."""
+    own = _shifts(family)
     return own.get(parse(canonical).pattern, 0) if own else 0
 
 

@@ -29,9 +29,9 @@ def always(family: Family, format: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def everywhere(family: Family, format: str, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
-    """Canonical pattern of every tensor that all models of the family have -> the layers of its stack."""
-    scope, patterns = Scope(family, parameters), always(family, format)
+def everywhere(family: Family, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
+    """Canonical pattern of every tensor that a GGUF of the family always has -> the layers of its stack."""
+    scope, patterns = Scope(family, parameters), always(family, "gguf")
     rows = [(_pattern(family, row, kind), row) for row in family.tensors.values() for kind in ("weight", "bias")]
     return {pattern: layers_with(family, row, scope) for pattern, row in rows if pattern in patterns}
 
@@ -40,10 +40,10 @@ def _has(row: TensorRow, format: str) -> bool:
     return bool(row.cells[format]) or (format == "gguf" and bool(row.key))
 
 
-def conditional(family: Family, format: str, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
-    """Canonical pattern of every weight that this model of the family has, and not all do -> the layers with it."""
+def conditional(family: Family, parameters: Mapping[str, Any]) -> dict[str, Sequence[int]]:
+    """Canonical pattern of every weight that a GGUF of this model has, and not all of the family -> its layers."""
     scope = Scope(family, parameters)
-    rows = (row for row in family.tensors.values() if row.optional and row.cells[format] and row.cells["hf"])
+    rows = (row for row in family.tensors.values() if row.optional and row.cells["gguf"] and row.cells["hf"])
     return {
         _pattern(family, row, "weight"): layers
         for row in rows

@@ -51,11 +51,6 @@ def tower_family(name: str) -> Family:
     return load(_TOWERS / f"{name}.toml")
 
 
-def tower_families() -> list[Family]:
-    """All of them."""
-    return [tower_family(name) for name in _texts()]
-
-
 def tower_of_document(document: Mapping[str, Any]) -> Family | None:
     """The tower of a model that sees, by the ``model_type`` of the whole; ``None`` for one that is not known."""
     word = f'"{document.get("model_type")}"'

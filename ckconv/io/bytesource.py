@@ -122,16 +122,15 @@ class FileSource(ByteSource):
 
 
 class PipeSource(ByteSource):
-    """A stream that can be read only once; what was read is kept, up to ``limit`` bytes.
+    """A stream that can be read only once; what was read is kept, up to :data:`PIPE_LIMIT` bytes.
 
     Nothing is read ahead of what is asked for but the rest of one chunk. ``size`` is set when the end is seen.
     """
 
-    def __init__(self, stream: IO[bytes], path: Path = Path("-"), *, limit: int = PIPE_LIMIT) -> None:
-        self.path = path
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.path = Path("-")
         self.size = None
         self._stream = stream
-        self._limit = limit
         self._kept = bytearray()
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
@@ -142,16 +141,16 @@ class PipeSource(ByteSource):
         """
         end = offset + max(nbytes, 0)
         while self.size is None and len(self._kept) < end:
-            if len(self._kept) >= self._limit:
+            if len(self._kept) >= PIPE_LIMIT:
                 raise InputError(
                     "input.pipe-limit",
-                    f"byte {end:,} is needed, and only the first {self._limit:,} bytes of a pipe are kept",
+                    f"byte {end:,} is needed, and only the first {PIPE_LIMIT:,} bytes of a pipe are kept",
                     path=self.path,
                     found=end,
-                    allowed=self._limit,
+                    allowed=PIPE_LIMIT,
                     hint="save it to a file first",
                 )
-            self._fill(min(_PIPE_CHUNK, self._limit - len(self._kept)))
+            self._fill(min(_PIPE_CHUNK, PIPE_LIMIT - len(self._kept)))
         return bytes(memoryview(self._kept)[offset:end])
 
     def _fill(self, nbytes: int) -> None:

@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats import format_of, load
-from ckconv.formats.safetensors.files import CONFIG_NAME
 from ckconv.io.bytesource import ByteSource
 from ckconv.record.read import OpenRecord
 from ckconv.record.schema import Run

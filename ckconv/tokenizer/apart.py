@@ -16,10 +16,9 @@ from typing import Any
 from ckconv.tokenizer.files import LeftOut
 from ckconv.tokenizer.gguf_words import added_by_id, content_of
 from ckconv.tokenizer.merging import bounded
-from ckconv.tokenizer.pretokenizers import definition, of_class
+from ckconv.tokenizer.pretokenizers import BYTE_LEVEL, definition, of_class
 from ckconv.tokenizer.vocabulary import SPECIAL
 
-_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 #: What the classes take for tokens that no file names, where the vocabulary has it.
 _END = "<|endoftext|>"
 #: Beginning of the first line of ``merges.txt``.
@@ -67,7 +66,7 @@ def of_vocabulary(
         "added_tokens": list(tokens.values()),
         "normalizer": {"type": "NFC"} if known.nfc else None,
         "pre_tokenizer": definition(known),
-        "decoder": _BYTES,
+        "decoder": BYTE_LEVEL,
         "model": {
             "type": "BPE",
             "vocab": vocab,
@@ -113,7 +112,7 @@ def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
             "type": "Sequence",
             "pretokenizers": [
                 {"type": "Split", "pattern": {"Regex": config.get("pattern")}, "behavior": "Isolated"},
-                _BYTES,
+                BYTE_LEVEL,
             ],
         },
         "post_processor": {
@@ -123,7 +122,7 @@ def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
         }
         if bos
         else None,
-        "decoder": _BYTES,
+        "decoder": BYTE_LEVEL,
         "model": {
             "type": "BPE",
             "ignore_merges": True,

@@ -24,6 +24,7 @@ from ckconv.tokenizer.sentencepiece import (
     BYTE,
     CONTROL,
     NORMAL,
+    SPACE,
     UNIGRAM,
     UNKNOWN,
     UNUSED,
@@ -36,7 +37,6 @@ from ckconv.tokenizer.sentencepiece import (
 
 #: Score of a token that the SentencePiece model does not have; of an id that nothing has.
 ADDED_SCORE, EMPTY_SCORE = -1000.0, -10000.0
-_SPACE = "▁"
 _BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 #: Characters of all ways to cut all pieces in two; Gemma's 262,144 pieces have 2^24.
 _MAX_CUT = 1 << 28
@@ -146,7 +146,7 @@ def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: in
         elif kind == NORMAL:
             rows.append((token, scores.get(token, float(-len(scores))), kind))
         else:
-            rows.append((token.replace(_SPACE, " ") if kind == USER_DEFINED else token, ADDED_SCORE, kind))
+            rows.append((token.replace(SPACE, " ") if kind == USER_DEFINED else token, ADDED_SCORE, kind))
     words = as_words(rows, {}, prefix=prefix, notes=notes)
     return _with_merges(words, merges, adds_bos=put_around(files)[0]) if merges else words
 
@@ -186,15 +186,15 @@ def _spaces(document: Mapping[str, Any]) -> tuple[bool, list[str]]:
     prefix, escaped = False, False
     notes: list[str] = []
     for step in steps(document.get("normalizer"), "normalizers"):
-        if step == {"type": "Prepend", "prepend": _SPACE}:
+        if step == {"type": "Prepend", "prepend": SPACE}:
             prefix = True
-        elif step == {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}:
+        elif step == {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}:
             escaped = True
         else:
             raise LeftOut(f"it normalises text first ({step.get('type')}), which llama.cpp does not do")
     for step in steps(document.get("pre_tokenizer"), "pretokenizers"):
         scheme = step.get("prepend_scheme", "always")
-        if step.get("type") == "Metaspace" and step.get("replacement") == _SPACE and step.get("split") is False:
+        if step.get("type") == "Metaspace" and step.get("replacement") == SPACE and step.get("split") is False:
             escaped = True
             if scheme != "never":
                 prefix = True
@@ -288,7 +288,7 @@ def _pieces(model: SentencePiece, files: TokenizerFiles, vocab_size: int) -> Row
             rows[number] = (token, ADDED_SCORE, CONTROL)
         elif rows[number][0] != token or rows[number][2] == UNUSED:
             # A user's token is matched against text, where a space is a space.
-            rows[number] = (token.replace(_SPACE, " "), ADDED_SCORE, USER_DEFINED)
+            rows[number] = (token.replace(SPACE, " "), ADDED_SCORE, USER_DEFINED)
     return rows
 
 

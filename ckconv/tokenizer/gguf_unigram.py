@@ -25,9 +25,8 @@ from ckconv.tokenizer.gguf_sentencepiece import (
     steps,
 )
 from ckconv.tokenizer.gguf_words import Words, filled, words_of
-from ckconv.tokenizer.sentencepiece import UNKNOWN, UNUSED, USER_DEFINED
+from ckconv.tokenizer.sentencepiece import SPACE, UNKNOWN, UNUSED, USER_DEFINED
 
-_SPACE = "▁"
 #: White space of common texts.
 _SPACES = ("\t", "\n", "\r")
 
@@ -44,7 +43,7 @@ def from_unigram(files: TokenizerFiles, document: Mapping[str, Any], vocab_size:
     charsmap = _charsmap(document.get("normalizer"))
     _check_cut(document.get("pre_tokenizer"))
     scores = _scores(model.get("vocab"))
-    inside = next((piece for piece in scores if _SPACE in piece[1:]), None)
+    inside = next((piece for piece in scores if SPACE in piece[1:]), None)
     if inside is not None:
         raise LeftOut(f"it cuts words before it takes pieces, and {inside!r} is of two words (tokenizer.json)")
     unknown = model.get("unk_id")
@@ -55,7 +54,7 @@ def from_unigram(files: TokenizerFiles, document: Mapping[str, Any], vocab_size:
     rows: Rows = []
     for number, (token, kind) in enumerate(filled(by_id, vocab_size)):
         score = EMPTY_SCORE if kind == UNUSED else scores.get(token, ADDED_SCORE)
-        text = token.replace(_SPACE, " ") if kind == USER_DEFINED else token
+        text = token.replace(SPACE, " ") if kind == USER_DEFINED else token
         rows.append((text, score, UNKNOWN if number == unknown else kind))
     words = as_words(rows, {"unk": unknown}, prefix=True, notes=[])
     return as_unigram(words, charsmap, one_space=True, prefix=True)
@@ -108,7 +107,7 @@ def _check_cut(pre_tokenizer: object) -> None:
     """Words between white space, each with a space in front."""
     for step in (found := steps(pre_tokenizer, "pretokenizers")):
         kind, scheme = step.get("type"), step.get("prepend_scheme", "always")
-        spaces = kind == "Metaspace" and step.get("replacement") == _SPACE and scheme == "always"
+        spaces = kind == "Metaspace" and step.get("replacement") == SPACE and scheme == "always"
         if not (kind == "WhitespaceSplit" or (spaces and step.get("add_prefix_space") is not False)):
             raise LeftOut(f"its pre-tokenizer is {kind!r} (tokenizer.json)")
     if [step.get("type") for step in found] != ["WhitespaceSplit", "Metaspace"]:

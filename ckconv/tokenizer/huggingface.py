@@ -13,8 +13,8 @@ from json import JSONEncoder
 from typing import Any
 
 from ckconv.output.streamed import SideFile, side_file
-from ckconv.tokenizer.pretokenizers import definition
-from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
+from ckconv.tokenizer.pretokenizers import BYTE_LEVEL, definition
+from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
 from ckconv.tokenizer.sentencepiece_merges import merges_of, spell_out
 from ckconv.tokenizer.vocabulary import KEEPS_SPACE, NotFaithful, Vocabulary
 
@@ -27,8 +27,6 @@ _BYTES = 256
 _MAX_BYTES = 64 << 20
 #: Characters of it that are written at a time.
 _PIECE = 64 << 10
-#: What stands for a space in a SentencePiece model.
-SPACE = "▁"
 #: What llama.cpp takes for the unknown token where a file does not say.
 _UNKNOWN_ID = 0
 
@@ -109,8 +107,8 @@ def byte_level(
         "added_tokens": added_tokens(vocabulary, tokens, types),
         "normalizer": {"type": "NFC"} if pre.nfc else None,
         "pre_tokenizer": definition(pre),
-        "post_processor": around(vocabulary, tokens, _BYTE_LEVEL),
-        "decoder": _BYTE_LEVEL,
+        "post_processor": around(vocabulary, tokens, BYTE_LEVEL),
+        "decoder": BYTE_LEVEL,
     }
     model = {
         "type": "BPE",
@@ -132,9 +130,6 @@ def _of_tokens(merges: Iterable[str], vocab: Mapping[str, int]) -> Iterator[str]
         if not (space and left in vocab and right in vocab and left + right in vocab):
             raise NotFaithful(f"the merge {merge!r} is not of tokens")
         yield merge
-
-
-_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
 def pieces(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> SideFile:

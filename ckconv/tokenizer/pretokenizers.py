@@ -15,6 +15,9 @@ from typing import Any
 
 from ckconv.lazy import dataclass
 
+#: The step that spells bytes as letters, where an expression has cut the text before; it is the decoder, too.
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
 _TABLE = Path(__file__).with_suffix(".toml")
 
 

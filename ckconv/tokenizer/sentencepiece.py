@@ -21,6 +21,9 @@ from ckconv.lazy import dataclass
 
 UNIGRAM, BPE = 1, 2
 
+#: What stands for a space in a piece.
+SPACE = "▁"
+
 #: Types of a piece, which GGUF's token types repeat.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckconv.tokenizer.huggingface import fills, has_role
-from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece
+from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece
 from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, SPECIAL, Vocabulary
 
 #: The class that takes ``tokenizer.json`` as it is, whatever the model is. Others build their own steps.
@@ -76,7 +76,7 @@ def pieces(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float],
     for number in range(count):
         text, kind = tokens[number], UNKNOWN if number == unknown else types[number]
         # SentencePiece looks for a user's token where every space is escaped already.
-        text = text.replace(" ", "▁") if kind == USER_DEFINED else text
+        text = text.replace(" ", SPACE) if kind == USER_DEFINED else text
         used = kind in range(NORMAL, BYTE + 1) and not fills(text, kind, number)
         yield Piece(text or f"[PAD{number}]", scores[number], kind if used else UNUSED)
 

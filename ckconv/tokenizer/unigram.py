@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckconv.output.streamed import SideFile
-from ckconv.tokenizer.huggingface import SPACE, added_tokens, around, unknown_token, written
-from ckconv.tokenizer.sentencepiece import NORMAL
+from ckconv.tokenizer.huggingface import added_tokens, around, unknown_token, written
+from ckconv.tokenizer.sentencepiece import NORMAL, SPACE
 from ckconv.tokenizer.vocabulary import NotFaithful, Rules, Vocabulary
 
 

@@ -13,8 +13,8 @@ from ckconv.core.typed import array, scalar
 from ckconv.output.streamed import SideFile
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_words import Words, filled, words_of
-from ckconv.tokenizer.huggingface import SPACE, added_tokens, around, fills, unknown_token, written
-from ckconv.tokenizer.sentencepiece import NORMAL, UNUSED
+from ckconv.tokenizer.huggingface import added_tokens, around, fills, unknown_token, written
+from ckconv.tokenizer.sentencepiece import NORMAL, SPACE, UNUSED
 from ckconv.tokenizer.vocabulary import NotFaithful, Vocabulary
 
 _CONTINUED = "##"

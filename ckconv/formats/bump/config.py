@@ -17,6 +17,7 @@ from ckconv.core.config import (
     shortest_float32,
 )
 from ckconv.core.config_keys import CONFIG_KEYS
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.catalogue import FAMILIES, family_of_model_type, family_without_name
 from ckconv.families.parameters import ExpressionError, ParameterError, Values
@@ -25,7 +26,6 @@ from ckconv.formats.bump.engines import GENERATED
 from ckconv.io.json import Document, read_object, shown
 from ckconv.lazy import replace
 
-CONFIG_NAME = "config.json"
 _DOCUMENT = Document("configuration", "model.config", "model.config", 64 << 20, lax=True)
 
 

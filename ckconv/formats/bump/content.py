@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.bump.beside import document_beside, other_bumps
-from ckconv.formats.bump.config import CONFIG_NAME
 from ckconv.formats.bump.manifest import MANIFEST_NAME
 from ckconv.formats.bump.map import MAP_NAME
 from ckconv.formats.bump.spec import FOOTER_NAME, fields_of

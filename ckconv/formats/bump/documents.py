@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config_keys import CONFIG_KEYS
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import VerifyError, listed
 from ckconv.families.catalogue import families_of_gguf
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY
 from ckconv.formats.bump.beside import document_beside
 from ckconv.formats.bump.buildable import entry_faults, hash_faults, summary_faults
-from ckconv.formats.bump.config import CONFIG_NAME, load_config
+from ckconv.formats.bump.config import load_config
 from ckconv.formats.bump.engines import TEMPLATED
 from ckconv.formats.bump.header5 import read_bump5
 from ckconv.formats.bump.manifest import MANIFEST_NAME, load_manifest

@@ -13,10 +13,11 @@ from typing import Any
 
 from ckconv.core.config import MAX_DIMENSION
 from ckconv.core.config_keys import CONFIG_KEYS
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.dtypes import F32
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.formats.bump.beside import document_beside
-from ckconv.formats.bump.config import CONFIG_NAME, load_config
+from ckconv.formats.bump.config import load_config
 from ckconv.formats.bump.manifest import MANIFEST_NAME, load_manifest
 from ckconv.formats.bump.placement import Geometry, place
 from ckconv.formats.bump.slots import SLOTS_V3

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, counted
 from ckconv.formats.bump.beside import document_beside
-from ckconv.formats.bump.config import CONFIG_NAME, load_config
+from ckconv.formats.bump.config import load_config
 from ckconv.formats.bump.header5 import read_bump5
 from ckconv.formats.bump.manifest import MANIFEST_NAME, load_manifest
 from ckconv.formats.bump.old import check_old

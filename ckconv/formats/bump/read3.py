@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import MAX_LAYERS
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.dtypes import BUMP_CODES
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, listed, quoted
 from ckconv.formats.bump.ages import right_of_bump3
-from ckconv.formats.bump.config import CONFIG_NAME, model_config, without_config
+from ckconv.formats.bump.config import model_config, without_config
 from ckconv.formats.bump.engines import computed_by
 from ckconv.formats.bump.placement import Geometry, Placed, geometry, place
 from ckconv.formats.bump.slots import SLOTS_V3, table_entries

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
@@ -23,7 +24,7 @@ from ckconv.families.catalogue import (
 from ckconv.families.presence import used
 from ckconv.families.schema import Family
 from ckconv.formats.bump.ages import FAMILY_KEY, KEY
-from ckconv.formats.bump.config import CONFIG_NAME, completed, model_config, without_config
+from ckconv.formats.bump.config import completed, model_config, without_config
 from ckconv.formats.bump.engines import FOR_V7_AND_V8, TEMPLATED
 from ckconv.formats.bump.flavours import D, Flavour
 from ckconv.formats.bump.header5 import Bump5File

@@ -140,7 +140,7 @@ def index_trained(path: Path, source: ByteSource, document: Mapping[str, Any], *
     _check_gaps(path, source, manifest, len(MAGIC[4]) if wrapped else 0)
     lacking = _without_a_place(source, placed, family)
     row = family.engines[TRAINED]
-    dropped = tuple(_dropped(path, document, manifest, name) for name in manifest.entries if name in unused)
+    dropped = tuple(_dropped(path, manifest, name) for name in manifest.entries if name in unused)
     facts: dict[str, Any] = {
         "layout": "wrapped" if wrapped else "headerless",
         "manifest": document["format"],
@@ -272,7 +272,7 @@ def _without_a_place(source: ByteSource, placed: list[Placed], family: Family) -
     return [item.slot_name for item in foreign if any(source.read_whole(item.offset, item.nbytes))]
 
 
-def _dropped(path: Path, document: Mapping[str, Any], manifest: Manifest, name: str) -> Dropped:
+def _dropped(path: Path, manifest: Manifest, name: str) -> Dropped:
     entry = manifest.entries[name]
     reason = "state of a parity harness" if name.startswith(_HARNESS) else "the runtime of this family does not use it"
     if entry.dtype != "fp32" or entry.nbytes % F32.size:

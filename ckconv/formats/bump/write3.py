@@ -6,14 +6,12 @@ import json
 from typing import Any
 
 from ckconv.core.config import ModelConfig
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.families.catalogue import FAMILIES
 from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.spec import HEADER_BYTES, TABLE_LENGTH, HeaderV3, align, fields_of
 from ckconv.lazy import NamedTuple
 from ckconv.plan.container import Container, Frame
-
-#: The name the loader looks for, in the folder of the weights.
-CONFIG_NAME = "config.json"
 
 
 class Bump3(NamedTuple):

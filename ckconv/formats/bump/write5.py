@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.spec import (
     EXTENDED_HEADER_BYTES,
@@ -17,7 +18,6 @@ from ckconv.formats.bump.spec import (
     align,
     fields_of,
 )
-from ckconv.formats.bump.write3 import CONFIG_NAME
 from ckconv.lazy import NamedTuple
 from ckconv.plan.container import Container, Frame
 

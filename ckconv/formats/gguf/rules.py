@@ -40,7 +40,7 @@ def known_patterns(config: ModelConfig) -> frozenset[str]:
 def required_layers(config: ModelConfig) -> dict[str, Sequence[int]]:
     """Canonical patterns of tensors without which it does not load a model -> the layers that have them."""
     family = FAMILIES[config.family]
-    found = {**everywhere(family, "gguf", config.scope), **conditional(family, "gguf", config.scope)}
+    found = {**everywhere(family, config.scope), **conditional(family, config.scope)}
     wanted = {name: layers for name, layers in found.items() if name not in loaded(family, LLAMA_CPP.row)}
     layers: dict[str, Sequence[int]] = dict.fromkeys(required(family, LLAMA_CPP.row), range(config.num_layers))
     for name in layers:

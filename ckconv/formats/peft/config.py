@@ -107,7 +107,7 @@ def read_peft_config(path: Path) -> PeftConfig:
         rank_stabilised=config.flag("use_rslora"),
         dora=config.flag("use_dora"),
         ties=config.flag("ensure_weight_tying"),
-        base_name=config.text("base_model_name_or_path"),
+        base_name=config.base_name(),
         unsupported=_unsupported(document),
     )
 
@@ -145,8 +145,8 @@ class _Fields:
             raise self._fault("adapter.config", f"{key} is {shown(value)}; it must be true or false")
         return bool(value)
 
-    def text(self, key: str) -> str:
-        value = self._document.get(key)
+    def base_name(self) -> str:
+        value = self._document.get("base_model_name_or_path")
         return value if isinstance(value, str) else ""
 
     def _names(self, key: str, value: object) -> None:

@@ -29,13 +29,11 @@ class Steps:
 
     Args:
         path: the file whose patterns they are.
-        limit: more than this many are refused.
     """
 
-    def __init__(self, path: Path | None = None, limit: int = MAX_STEPS) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.taken = 0
-        self._limit = limit
 
     def take(self, number: int) -> None:
         """Count some more.
@@ -44,8 +42,8 @@ class Steps:
             UnsupportedError: ``adapter.unsupported``, there are too many.
         """
         self.taken += number
-        if self.taken > self._limit:
-            message = f"its patterns take more than {self._limit:,} steps to be held against its modules"
+        if self.taken > MAX_STEPS:
+            message = f"its patterns take more than {MAX_STEPS:,} steps to be held against its modules"
             raise UnsupportedError("adapter.unsupported", message, path=self.path)
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from ckconv.adapters.model import matrix_shape
 from ckconv.core.adapters import AdapterModule, Role
 from ckconv.core.config import ModelConfig
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
-from ckconv.formats.safetensors.files import CONFIG_DOCUMENT, CONFIG_NAME
+from ckconv.formats.safetensors.files import CONFIG_DOCUMENT
 from ckconv.io.json import read_object
 from ckconv.lazy import dataclass
 

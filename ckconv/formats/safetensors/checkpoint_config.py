@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.documents import document_of, text_key, unquantised
+from ckconv.core.documents import CONFIG_NAME, document_of, text_key, unquantised
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.catalogue import FAMILIES
@@ -22,8 +22,6 @@ from ckconv.io.bytesource import open_source
 from ckconv.lazy import NamedTuple
 from ckconv.plan.checks import engine_of
 from ckconv.plan.planner import HEAD
-
-CONFIG_NAME = "config.json"
 
 #: Formats whose files are safetensors, with a configuration of one style.
 CHECKPOINTS = ("safetensors", "mlx")

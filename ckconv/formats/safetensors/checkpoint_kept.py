@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.core.beside import beside
-from ckconv.core.documents import METADATA
+from ckconv.core.documents import CONFIG_NAME, METADATA
 from ckconv.core.names import parse
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor
 from ckconv.families.gguf_metadata import own_document
@@ -16,7 +16,6 @@ from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.families.reference import PARAMS_NAME, REFERENCE
-from ckconv.formats.safetensors.checkpoint_config import CONFIG_NAME
 from ckconv.formats.safetensors.checkpoint_pieces import BLOCKS, copied_piece, decoded_piece
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.planner import HEAD

@@ -57,7 +57,7 @@ def build_document(config: ModelConfig, facts: Facts) -> dict[str, Any]:
     if family.rope:
         document |= _rope(config, family, facts.rope_scaling, scope)
     if facts.context:
-        document |= dict.fromkeys(_keys_of(family, "context"), facts.context)
+        document |= dict.fromkeys(_keys_of_context(family), facts.context)
     return dict(sorted(document.items()))
 
 
@@ -78,8 +78,8 @@ def _rows(family: Family, scope: Mapping[str, Any]) -> dict[str, Any]:
     return nested({path: said for path, said in entries.items() if path not in of_rope})
 
 
-def _keys_of(family: Family, name: str) -> list[str]:
-    return [cell.key for cell in family.parameters[name].key_cells("hf") if not cell.alias]
+def _keys_of_context(family: Family) -> list[str]:
+    return [cell.key for cell in family.parameters["context"].key_cells("hf") if not cell.alias]
 
 
 def _rope(

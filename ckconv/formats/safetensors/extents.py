@@ -25,7 +25,7 @@ def check_extents(tensors: list[StoredTensor], data_offset: int, source: ByteSou
     """
     needs: dict[tuple[DType, tuple[int, ...]], int | None] = {}
     for tensor in tensors:
-        _check_size(tensor, data_offset, needs, faults)
+        _check_size(tensor, needs, faults)
     faults.check()
     if any(one.extent.offset >= other.extent.offset for one, other in pairwise(tensors)):
         tensors.sort(key=lambda tensor: tensor.extent.nbytes)
@@ -34,9 +34,7 @@ def check_extents(tensors: list[StoredTensor], data_offset: int, source: ByteSou
     faults.check()
 
 
-def _check_size(
-    tensor: StoredTensor, data_offset: int, needs: dict[tuple[DType, tuple[int, ...]], int | None], faults: Faults
-) -> None:
+def _check_size(tensor: StoredTensor, needs: dict[tuple[DType, tuple[int, ...]], int | None], faults: Faults) -> None:
     """The offsets span exactly the bytes that shape and type need.
 
     Args:

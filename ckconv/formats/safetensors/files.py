@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import Faults, InputError, counted, quoted, unreadable
 from ckconv.families.reference import PARAMS_NAME, WEIGHTS
@@ -35,7 +36,6 @@ from ckconv.formats.safetensors.spec import (
 from ckconv.io.json import Document, read_object
 from ckconv.lazy import NamedTuple
 
-CONFIG_NAME = "config.json"
 #: transformers 4 writes what Mamba 2 does not clamp as Infinity.
 CONFIG_DOCUMENT = Document("configuration", "model.config", "model.config", MAX_JSON, lax=True)
 

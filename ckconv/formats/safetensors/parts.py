@@ -6,7 +6,8 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ckconv.formats.safetensors.files import CONFIG_NAME, names_in, regular_file
+from ckconv.core.documents import CONFIG_NAME
+from ckconv.formats.safetensors.files import names_in, regular_file
 from ckconv.formats.safetensors.modules import folders_of
 
 #: Where transformers has chat templates by name.
