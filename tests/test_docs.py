@@ -187,3 +187,14 @@ def test_the_error_codes_described_are_the_error_codes_that_there_are() -> None:
     codes = set(re.findall(rf'"((?:{groups})\.[a-z][a-z-]+)"', source)) - names
     assert len(codes) > 100
     assert codes | SINGLE == described
+
+
+def test_the_arguments_and_errors_of_the_library_are_described() -> None:
+    import inspect
+
+    import ckconv
+
+    page = DOCS["library.md"]
+    arguments = inspect.signature(ckconv.convert).parameters.keys() - {"source", "target"}
+    classes = {kind.__name__ for kind in errors.CkconvError.__subclasses__()}
+    assert [name for name in sorted(arguments | classes) if not re.search(rf"`(ckconv\.)?{name}`", page)] == ["options"]

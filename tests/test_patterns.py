@@ -13,7 +13,7 @@ import pytest
 
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.formats.peft.modules import ModuleKeys, Selection
-from ckconv.formats.peft.pattern_syntax import NoPattern, NotMatched, automaton
+from ckconv.formats.peft.pattern_syntax import MAX_COUNT, STATES_A_CHARACTER, NoPattern, NotMatched, automaton
 from ckconv.formats.peft.patterns import Pattern, Steps
 
 ATOMS = [
@@ -87,6 +87,22 @@ def test_the_answer_is_that_of_re() -> None:
             assert found == (expected.fullmatch(name) is not None, expected.match(name) is not None), (text, name)
             compared += 1
     assert compared > 15_000
+
+
+def test_states_are_at_most_a_few_for_each_character() -> None:
+    pieces = ["a", "|", "()", "(a|)", f"a{{{MAX_COUNT}}}", f"a{{,{MAX_COUNT}}}", f"a{{{MAX_COUNT},}}", "a*", "^", r"\b"]
+    rng = random.Random(13)
+    texts = ["".join(rng.choice(pieces) for _ in range(rng.randrange(1, 9))) for _ in range(3000)]
+    texts += [hostile(rng)[0] for _ in range(1000)] + [generated(rng, 5) for _ in range(1000)]
+    accepted = 0
+    for text in [*pieces, *texts]:
+        try:
+            states = automaton(text).states
+        except (NoPattern, NotMatched):
+            continue
+        accepted += 1
+        assert len(states) <= STATES_A_CHARACTER * len(text), text
+    assert accepted > 3_000
 
 
 def test_steps_are_linear_in_pattern_times_name() -> None:

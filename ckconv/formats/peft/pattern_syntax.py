@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from ckconv.lazy import dataclass
 
-#: ``a{,16}``, the shortest way to ask for many states: 6 characters, 32 states.
-STATES_A_CHARACTER = 6
+#: ``|`` has five; of long expressions those of ``a{16}`` have most, four for each of its characters.
+STATES_A_CHARACTER = 5
 #: Characters of an expression. The longest known ones, which list every kind of projection, have 400.
 MAX_PATTERN = 4096
 #: The largest number in braces; a layer's number has up to three digits.
