@@ -12,10 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ckconv.core.beside import root_of
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.engine import checksums
 from ckconv.errors import OutputError, listed
 from ckconv.formats import FORMATS, format_of, load
-from ckconv.formats.bump.write3 import CONFIG_NAME
 from ckconv.formats.destination import Destination
 from ckconv.output.filesystem import failing, holds
 from ckconv.output.publish import Small
