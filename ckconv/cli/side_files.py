@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.cli.render import print_report_lines
+from ckconv.core.documents import CONFIG_NAME
 from ckconv.errors import UsageError, counted, shown
 from ckconv.formats import format_of
 from ckconv.formats.applicable import without_say_beside
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckconv.cli.settings import Settings
-    from ckconv.core.documents import CONFIG_NAME
     from ckconv.formats.destination import Destination
     from ckconv.options import Options
     from ckconv.output.streamed import SideFile
