@@ -314,7 +314,7 @@ def config_differences(a: ModelConfig, b: ModelConfig, *, same_words: bool) -> d
 def _in_float32(value: object) -> object:
     if isinstance(value, tuple):
         return tuple(_in_float32(item) for item in value)
-    return shortest_float32(value) if isinstance(value, float) and math.isfinite(value) else value
+    return shortest_float32(value) if isinstance(value, float) else value
 
 
 def _windowed(config: ModelConfig, other: int) -> ModelConfig:

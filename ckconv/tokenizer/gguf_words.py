@@ -9,6 +9,7 @@ from dataclasses import field
 from typing import Any
 
 from ckconv.core.typed import Value
+from ckconv.core.undecoded import is_text
 from ckconv.lazy import dataclass, regex
 from ckconv.tokenizer.files import LeftOut
 from ckconv.tokenizer.sentencepiece import CONTROL, NORMAL, UNUSED, USER_DEFINED
@@ -122,7 +123,5 @@ def check_text(text: str) -> None:
     Raises:
         LeftOut: it does.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise LeftOut(f"{text!r} is not text") from None
+    if not is_text(text):
+        raise LeftOut(f"{text!r} is not text")

@@ -12,6 +12,7 @@ from itertools import chain
 from json import JSONEncoder
 from typing import Any
 
+from ckconv.core.undecoded import is_text
 from ckconv.output.streamed import SideFile, side_file
 from ckconv.tokenizer.pretokenizers import BYTE_LEVEL, definition
 from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
@@ -54,11 +55,8 @@ def check_words(vocabulary: Vocabulary, tokens: Sequence[str], types: Sequence[i
         if token in ids:
             raise NotFaithful(f"two tokens are {token!r}")
         ids.add(token)
-        if not token.isascii():
-            try:
-                token.encode()
-            except UnicodeEncodeError:
-                raise NotFaithful(f"token {number:,} is not text") from None
+        if not token.isascii() and not is_text(token):
+            raise NotFaithful(f"token {number:,} is not text")
     for what, adds in (("bos", vocabulary.adds_bos), ("eos", vocabulary.adds_eos)):
         number = vocabulary.special.get(what, -1)
         if adds and not has_role(number, tokens, types):

@@ -10,6 +10,7 @@ from struct import Struct, error
 from ckconv.core.dtypes import BY_GGML, RETIRED_GGML, DType
 from ckconv.core.tensors import Extent, StoredTensor
 from ckconv.core.typed import U32, U64
+from ckconv.core.undecoded import is_text
 from ckconv.errors import Faults, InputError, quoted
 from ckconv.formats.gguf.cursor import TRUNCATED, Cursor
 from ckconv.formats.gguf.spec import MAX_BYTES, MAX_DIMS, MAX_NAME_BYTES, TENSOR_TAIL, align_up
@@ -70,19 +71,11 @@ def checked_name(faults: Faults, raw: bytes, what: str, offset: int) -> str:
         fault = f"{what} is empty"
     elif _CONTROL.search(name):
         fault = f"{what} holds control characters: {quoted(name)}"
-    elif not name.isascii() and not _encodable(name):
+    elif not name.isascii() and not is_text(name):
         fault = f"{what} is not UTF-8: {quoted(name)}"
     if fault:
         faults.add("gguf.name", fault, offset=offset, found=name)
     return name
-
-
-def _encodable(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class _Fault(NamedTuple):

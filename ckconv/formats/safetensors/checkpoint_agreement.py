@@ -18,6 +18,7 @@ from ckconv.families.gguf_metadata import own_document
 from ckconv.families.huggingface_config import huggingface_config
 from ckconv.families.huggingface_types import unaccepted
 from ckconv.families.keys import CONSUMERS, MLX_LM, TRANSFORMERS, Kind
+from ckconv.families.parameter_rows import ParameterCell
 from ckconv.families.schema import Family
 from ckconv.families.words import family_of, said, without_noted
 from ckconv.lazy import replace
@@ -131,15 +132,18 @@ def _unaccepted(document: Mapping[str, Any], config: ModelConfig) -> list[str]:
 
 def _by_layer(config: ModelConfig) -> bool:
     """RoPE has a table for each kind of layer: by the family's rule, or by keys of its own."""
-    family = _family(config)
-    cells = (cell for row in family.parameters.values() for cell in row.key_cells("hf"))
-    return family.document.rope.by_layer or any(c.of_rope and c.key.count(".") > 1 for c in cells)
+    tables = (cell.of_rope and cell.key.count(".") > 1 for cell in _cells(config))
+    return _family(config).document.rope.by_layer or any(tables)
 
 
 def _said_for_null(config: ModelConfig, built: Mapping[str, Any]) -> dict[str, Any]:
     """Keys that are said to be null because the class has a default that does not go with this model."""
-    cells = (cell for row in _family(config).parameters.values() for cell in row.key_cells("hf"))
-    return {cell.key: None for cell in cells if cell.unread and cell.key in built and built[cell.key] is None}
+    return {cell.key: None for cell in _cells(config) if cell.unread and cell.key in built and built[cell.key] is None}
+
+
+def _cells(config: ModelConfig) -> Iterator[ParameterCell]:
+    """What a document says of the family's parameters."""
+    return (cell for row in _family(config).parameters.values() for cell in row.key_cells("hf"))
 
 
 def _class_of(config: ModelConfig) -> str:
