@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from kills import HIT
 from outputs import refused
 
 from ckconv.errors import OutputError
@@ -24,27 +25,22 @@ NEW = {MODEL: b"new model", SIDE: b"new list", PART: b"new part"}
 OLD = {"notes": b"mine", MODEL: b"old model", SIDE: b"old list", PART: b"old part"}
 
 #: Writes NEW into a directory, and kills itself at the n-th of some calls from the beginning on.
-CHILD = """
+CHILD = (
+    """
 import os, signal, sys
 from pathlib import Path
 from test_output_folders import outputs, write
-place, at, count = Path(sys.argv[1]), int(sys.argv[2]), 0
-
-def hit(real):
-    def called(*arguments, **options):
-        global count
-        count += 1
-        if count == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*arguments, **options)
-    return called
-
+place, at, number, count = Path(sys.argv[1]), int(sys.argv[2]), signal.SIGKILL, 0
+"""
+    + HIT
+    + """
 for name in ("link", "rename", "mkdir", "unlink", "symlink", "rmdir"):
     setattr(os, name, hit(getattr(os, name)))
 with outputs(place, force=True) as made:
     write(made, place)
     made.publish()
 """
+)
 
 
 def outputs(place: Path, *, force: bool = False) -> Outputs:

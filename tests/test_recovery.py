@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import FIXTURES, Result
+from kills import HIT
 from outputs import refused
 
 from ckconv.output import locks
@@ -29,7 +30,8 @@ NAMES = ["config.json", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
 OLD = {name: b"old " + name.encode() for name in NAMES}
 
 #: Writes ``content + name`` into three files and sends itself a signal at the n-th of some calls while they are named.
-CHILD = """
+CHILD = (
+    """
 import os, sys
 from pathlib import Path
 from ckconv.output.publish import Outputs, Room, Small
@@ -37,16 +39,9 @@ place, content, call, number, at = Path(sys.argv[1]), sys.argv[2], sys.argv[3], 
 side, one, two = (place / name for name in sys.argv[6:])
 size = len(content) + len(one.name)
 count = 0
-
-def hit(real):
-    def called(*arguments, **options):
-        global count
-        count += 1
-        if count == at:
-            os.kill(os.getpid(), number)
-        return real(*arguments, **options)
-    return called
-
+"""
+    + HIT
+    + """
 small = {side: Small(side.name, (content + side.name).encode())}
 with Outputs({one: Room(size), two: Room(size)}, small, force=True, last=[two, one]) as outputs:
     for path, fd in ((one, outputs.fds[one]), (two, outputs.fds[two])):
@@ -56,6 +51,7 @@ with Outputs({one: Room(size), two: Room(size)}, small, force=True, last=[two, o
         setattr(os, name, hit(getattr(os, name)))
     outputs.publish()
 """
+)
 
 
 def new(content: str) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES, Result
+from kills import HIT
 
 from ckconv.output import locks
 from ckconv.output.kept import FINISHED, KEPT, Finished, Kept, lasting_name, remove_folder
@@ -24,21 +25,15 @@ Ckconv = Callable[..., Result]
 
 LLAMA = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 #: Writes three files, each to another directory, and kills itself at the n-th call that changes a name.
-CHILD = """
+CHILD = (
+    """
 import os, signal, sys
 from pathlib import Path
 from ckconv.output.publish import Outputs, Room, Small
-at, place, side, count = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), 0
-
-def hit(real):
-    def called(*arguments, **options):
-        global count
-        count += 1
-        if count == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*arguments, **options)
-    return called
-
+at, place, side, number, count = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), signal.SIGKILL, 0
+"""
+    + HIT
+    + """
 rooms = {place / name: Room(3) for name in ("m.gguf", "n.gguf")}
 with Outputs(rooms, {side: Small("config.json", b"new")}, force=True) as outputs:
     for path in rooms:
@@ -48,6 +43,7 @@ with Outputs(rooms, {side: Small("config.json", b"new")}, force=True) as outputs
         setattr(os, name, hit(getattr(os, name)))
     outputs.publish()
 """
+)
 
 NAME = ".m.ckconv-00000000.tmp"
 
