@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,6 @@ from ckconv.formats.detect import open_index
 from ckconv.io.addresses import as_path
 from ckconv.io.ahead import at_once
 from ckconv.io.files import readable
-from ckconv.lazy import dataclass, replace
 from ckconv.options import Options
 from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Plan

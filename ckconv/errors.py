@@ -13,16 +13,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from ckconv.lazy import regex
-
 #: Directory of stand-ins -> the address of what they stand in for.
 ADDRESSES: dict[str, str] = {}
 
 #: An address, of which :class:`~pathlib.Path` may have made one slash of several.
-_ADDRESS = regex(r"((?:https?|hf)(?=:)|[a-z][a-z0-9+.-]+(?=:/)):(/*)(.*)", re.DOTALL | re.IGNORECASE)
+_ADDRESS = re.compile(r"((?:https?|hf)(?=:)|[a-z][a-z0-9+.-]+(?=:/)):(/*)(.*)", re.DOTALL | re.IGNORECASE)
 
 #: ``USER:PASSWORD@``, of which the password may hold what should have been escaped; a number behind ``:`` is a port.
-_ASKER = regex(r"(?<=://)(?:[^/?]*@|[^/?\[:]*:(?!:|\d*(?:[/?]|$)).*@)", re.DOTALL)
+_ASKER = re.compile(r"(?<=://)(?:[^/?]*@|[^/?\[:]*:(?!:|\d*(?:[/?]|$)).*@)", re.DOTALL)
 
 #: A report lists at most this many faults of one kind; the rest is counted.
 MAX_LISTED = 10

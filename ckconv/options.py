@@ -7,13 +7,11 @@ Read from that table: the flags of the command line, what a program may give, wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Protocol
-
-from ckconv.lazy import NamedTuple, dataclass
+from typing import Any, NamedTuple, Protocol
 
 
 class Named(Protocol):

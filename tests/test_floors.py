@@ -18,7 +18,6 @@ PACKAGE = Path(__file__).parent.parent / "ckconv"
 #: From the ground up. What stands on one floor does not import each other, so there is no circle; of the formats,
 #: each with a folder of its own, ``safetensors`` is the container of others.
 FLOORS = (
-    ("lazy",),
     ("errors",),
     ("options",),
     ("portable",),
@@ -152,8 +151,7 @@ def test_imports_go_downward() -> None:
 
 def test_boxes_and_arrows_are_few() -> None:
     top = {module.split("/")[0] for module in FILES}
-    # `lazy` stands in for modules of the standard library.
-    pairs = {(a.split("/")[0], b.split("/")[0]) for a, b in arrows() if b != "lazy"}
+    pairs = {(a.split("/")[0], b.split("/")[0]) for a, b in arrows()}
     assert len(top) <= MOST_BOXES
     assert len({pair for pair in pairs if pair[0] != pair[1]}) <= MOST_ARROWS
 

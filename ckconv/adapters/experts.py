@@ -7,6 +7,7 @@ and MLX have stacks of them.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from ckconv.adapters.model import matrix_shape, rows_of
 from ckconv.adapters.read import Collected
@@ -15,7 +16,6 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import plain
 from ckconv.core.names import parse, with_layer
 from ckconv.core.tensors import Tensor
-from ckconv.lazy import replace
 
 #: What stands for the number of an expert in the path of all of them.
 NUMBER = "{e}"

@@ -5,6 +5,8 @@ A format with one rank for all modules stores those of a smaller rank so.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ckconv.adapters.model import rows_of
@@ -13,7 +15,6 @@ from ckconv.core.layouts import merged
 from ckconv.core.tensors import Tensor
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader, canonical_pieces
-from ckconv.lazy import replace
 
 _A, _B = f".{Role.A.value}", f".{Role.B.value}"
 

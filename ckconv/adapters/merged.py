@@ -6,6 +6,7 @@ Everything downstream - planning, streaming, verifying, hashing - reads such a t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from ckconv.adapters.model import Change, changes_of
 from ckconv.adapters.tied import said_once, untied
@@ -15,7 +16,6 @@ from ckconv.core.dtypes import F32, WIDENS_TO_F32, DType
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import Delta, Merge, Rescale, Tensor, TensorIndex, matrix_of
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
-from ckconv.lazy import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 from ckconv.core.adapters import Adapter, AdapterModule, Role
 from ckconv.core.config import ModelConfig
@@ -12,7 +14,6 @@ from ckconv.core.tensors import Tensor, TensorIndex, cut
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.kinds import canonical_shape
 from ckconv.families.schema import Family
-from ckconv.lazy import NamedTuple, replace
 
 
 class Change(NamedTuple):

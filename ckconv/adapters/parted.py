@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ckconv.adapters.model import matrix_shape, rows_of
 from ckconv.core.adapters import AdapterModule, Role
 from ckconv.core.config import ModelConfig
 from ckconv.core.names import PARTS, parse, with_layer
 from ckconv.core.tensors import TensorIndex
-from ckconv.lazy import replace
 
 
 def parted(index: TensorIndex, has_place: Callable[[str, ModelConfig], bool]) -> TensorIndex:

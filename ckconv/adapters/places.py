@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ckconv.core.layouts import Axis, Layout, Strip, merged
 from ckconv.families.kinds import Kind, kind_of
 from ckconv.families.names import Stored
 from ckconv.families.sizes import Sizes
-from ckconv.lazy import NamedTuple
 
 
 class Side(NamedTuple):

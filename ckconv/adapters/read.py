@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.adapters.places import Outputs
 from ckconv.core.adapters import AdapterModule, Role
@@ -11,7 +13,6 @@ from ckconv.core.dtypes import Kind
 from ckconv.core.layouts import transposed
 from ckconv.core.tensors import StoredTensor, Tensor, plain_tensor
 from ckconv.errors import Faults, quoted
-from ckconv.lazy import NamedTuple, replace
 
 
 class Part(NamedTuple):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UnsupportedError
 from ckconv.io.files import Files
 from ckconv.io.tied import head_is_embedding
-from ckconv.lazy import replace
 
 _HEAD_MODULE, _EMBEDDING_MODULE = "output", "token_embedding"
 _HEAD, _EMBEDDING = f"{_HEAD_MODULE}.weight", f"{_EMBEDDING_MODULE}.weight"

@@ -11,7 +11,9 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from ckconv.adapters.model import matrix_shape
 from ckconv.adapters.names import families_of, family_named, path_of, placed
@@ -24,7 +26,6 @@ from ckconv.core.layouts import Layout, plain, transposed
 from ckconv.core.tensors import MetadataKind, Tensor, TensorIndex
 from ckconv.errors import counted, quoted
 from ckconv.families.modules import transposing
-from ckconv.lazy import NamedTuple, replace
 from ckconv.options import Options
 from ckconv.plan.container import Container
 from ckconv.plan.pieces import Piece

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.cli.overview import Overview, as_document, as_rows, overview
 from ckconv.cli.render import container, cut
@@ -17,7 +18,6 @@ from ckconv.formats import Output, adapter_outputs, format_of, model_outputs
 from ckconv.formats.bump.spec import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
 from ckconv.io.tied import head_is_embedding
-from ckconv.lazy import NamedTuple, dataclass
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Reason
 

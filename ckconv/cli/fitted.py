@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
-
-from ckconv.lazy import regex
 
 #: Columns that a report has at least: what is narrower wraps by itself.
 NARROWEST = 60
@@ -18,9 +17,9 @@ _FAR, _FAR_OF_WHOLE = 0.4, 0.25
 _DEEPER = 4
 
 #: A field, and the blanks behind it.
-_FIELD = regex(r"(\S+(?: \S+)*)( {2,}|$)")
+_FIELD = re.compile(r"(\S+(?: \S+)*)( {2,}|$)")
 
-_DIGEST = regex(r"\b([0-9a-f]{12})[0-9a-f]{40}([0-9a-f]{12})\b")
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{40}([0-9a-f]{12})\b")
 
 
 def width(*, err: bool) -> int | None:

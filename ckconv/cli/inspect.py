@@ -85,8 +85,9 @@ def command(
         )
     found = None
     if hashes:
+        from dataclasses import replace
+
         from ckconv.engine.hash import hash_index
-        from ckconv.lazy import replace
         from ckconv.plan.probe import numberless
 
         with ProgressLine(settings, str(path)) as line:

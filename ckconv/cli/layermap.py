@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.cli.render import printable
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor
-from ckconv.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.cli.render import cut
 from ckconv.core.card import Card
@@ -14,7 +14,6 @@ from ckconv.errors import CkconvError
 from ckconv.families.gguf_metadata import FILE_TYPES, directory_name
 from ckconv.formats.gguf.values import MetaValue
 from ckconv.io.card import card_of
-from ckconv.lazy import NamedTuple
 from ckconv.plan import recipes
 
 #: What layers keep of every token: rows of K and of V, or of the vector that latent attention makes both of.

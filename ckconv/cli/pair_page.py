@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.cli.describe import Description
 from ckconv.cli.layermap import layer_map, role_of
@@ -15,7 +15,6 @@ from ckconv.cli.overview import as_rows, overview
 from ckconv.cli.page import LEVELS, folded, framed, mapped, table, write
 from ckconv.core.names import parse
 from ckconv.errors import CkconvError, counted, shown
-from ckconv.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from ckconv.api import Checked

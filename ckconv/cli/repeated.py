@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
+from typing import NamedTuple
 
 from ckconv.core.names import parse
 from ckconv.core.tensors import Tensor
 from ckconv.errors import counted
-from ckconv.lazy import NamedTuple
 
 
 class Row(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ from ckconv.errors import UsageError, counted, shown
 from ckconv.formats import format_of
 from ckconv.formats.applicable import without_say_beside
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
-from ckconv.lazy import replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -21,7 +21,6 @@ from ckconv.cli.repeated import repeated
 from ckconv.cli.settings import Settings
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import counted
-from ckconv.lazy import NamedTuple
 
 #: Between two columns of a table.
 _GAP = 2

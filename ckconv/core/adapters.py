@@ -16,10 +16,8 @@ import enum
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import field
-from typing import TYPE_CHECKING, Any
-
-from ckconv.lazy import NamedTuple, dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ckconv.core.config import ModelConfig

@@ -10,10 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckconv.lazy import regex
-
 #: Between these lines stands what is YAML.
-_FRONT_MATTER = regex(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+_FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 
 #: Where the hub has a model, and a dataset.
 _HUB = "https://huggingface.co/"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from ckconv.core.rope import effective_scaling
 from ckconv.errors import InputError
-from ckconv.lazy import NamedTuple, dataclass, replace
 
 #: No model has more; a larger count is a hostile or broken header (malformed input 37).
 MAX_LAYERS = 65_536

@@ -10,8 +10,7 @@ column ``v3`` holds the numbers before that day, ``v4`` those after it.
 from __future__ import annotations
 
 import enum
-
-from ckconv.lazy import NamedTuple
+from typing import NamedTuple
 
 
 class Kind(enum.Enum):

@@ -16,10 +16,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, TypeVar
-
-from ckconv.lazy import dataclass, replace
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,8 +7,7 @@ table of patterns costs one dictionary look-up a tensor, whatever its length.
 from __future__ import annotations
 
 from functools import lru_cache
-
-from ckconv.lazy import NamedTuple
+from typing import NamedTuple
 
 #: Tensors that may be stored as one, rows one after the other: module of the whole -> those of its parts, in order.
 PARTS: dict[str, tuple[str, ...]] = {

@@ -10,13 +10,12 @@ import enum
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.layouts import Layout, plain
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.lazy import NamedTuple, dataclass, replace
 
 if TYPE_CHECKING:
     from ckconv.core.adapters import Adapter

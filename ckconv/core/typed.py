@@ -6,9 +6,9 @@ Numbers are little-endian, counts and lengths 64 bits. Source: ``docs/gguf.md`` 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from struct import Struct, pack
-
-from ckconv.lazy import NamedTuple, dataclass
+from typing import NamedTuple
 
 U32 = Struct("<I")
 U64 = Struct("<Q")

@@ -12,10 +12,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ckconv.lazy import regex
-
-_ODD = regex(r"[\ud800-\udfff]|\\(?=x[0-9a-f]{2}|ud[89a-f][0-9a-f]{2})")
-_ESCAPED = regex(r"\\x(5c|[89a-f][0-9a-f])|\\u(d[89a-f][0-9a-f]{2})")
+_ODD = re.compile(r"[\ud800-\udfff]|\\(?=x[0-9a-f]{2}|ud[89a-f][0-9a-f]{2})")
+_ESCAPED = re.compile(r"\\x(5c|[89a-f][0-9a-f])|\\u(d[89a-f][0-9a-f]{2})")
 
 
 def is_text(text: str) -> bool:

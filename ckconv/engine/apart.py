@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.engine.dispatch import dispatched
 from ckconv.engine.losses import Losses
@@ -23,7 +25,6 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.files import Files
-from ckconv.lazy import NamedTuple, replace
 from ckconv.output.kept import Finished, Kept
 from ckconv.output.publish import Outputs
 from ckconv.plan.container import Container

@@ -16,7 +16,6 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.io.bytesource import open_source
 from ckconv.io.files import readable
-from ckconv.lazy import regex
 from ckconv.output.regular import opened_regular, there
 
 #: What the file is called in a directory, and what is added to the name of a model that is a file.
@@ -64,9 +63,9 @@ CODE = "verify.checksum"
 #: Bytes of a list of checksums.
 _LIMIT = 16 << 20
 
-_LINE = regex(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)")
-_BSD = regex(r"SHA256 \((.+)\) = ([0-9a-fA-F]{64})")
-_ALONE = regex(r"([0-9a-fA-F]{64})")
+_LINE = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)")
+_BSD = re.compile(r"SHA256 \((.+)\) = ([0-9a-fA-F]{64})")
+_ALONE = re.compile(r"([0-9a-fA-F]{64})")
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
 

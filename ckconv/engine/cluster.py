@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -12,11 +13,10 @@ from multiprocessing import get_context, parent_process
 from typing import Any
 
 from ckconv.errors import CkconvError, OutputError, UsageError
-from ckconv.lazy import regex
 from ckconv.signals import ignore
 from ckconv.system import deaf_children
 
-_ADDRESS = regex(r"(dask|ray)://([^/\s]+:\d+)|(local)://([1-9]\d?)")
+_ADDRESS = re.compile(r"(dask|ray)://([^/\s]+:\d+)|(local)://([1-9]\d?)")
 
 #: Seconds in which a cluster answers.
 _PATIENCE = 30

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from ckconv.families.names import shift_of
 from ckconv.families.towers import tower_family
 from ckconv.io.files import Files, runs
 from ckconv.io.tied import head_is_embedding
-from ckconv.lazy import dataclass
 from ckconv.quant.convert import convertible, decode
 
 if TYPE_CHECKING:

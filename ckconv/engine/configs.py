@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ckconv.core.config import config_differences
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.towers import PREFIX, Tower
@@ -9,7 +11,6 @@ from ckconv.families.catalogue import FAMILIES, told_by_architecture
 from ckconv.families.parameters import differ
 from ckconv.families.towers import tower_family
 from ckconv.families.words import without_noted
-from ckconv.lazy import replace
 
 
 def parameter_differences(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:

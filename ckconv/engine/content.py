@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats import format_of, load
 from ckconv.io.bytesource import open_source
-from ckconv.lazy import replace
 from ckconv.output.streamed import pieces_of
 from ckconv.plan.container import Container
 from ckconv.plan.content import Content

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config_keys import CONFIG_KEYS
 from ckconv.core.documents import text_key
@@ -15,7 +15,6 @@ from ckconv.errors import quoted
 from ckconv.formats.bump.map import MAP_NAME
 from ckconv.formats.bump.spec import FOOTER_NAME
 from ckconv.io.json import Document, parse_object
-from ckconv.lazy import NamedTuple
 from ckconv.plan.content import Content
 
 CODE = "side.json"

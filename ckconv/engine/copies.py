@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 from ckconv.engine.rowmoves import Moved
-from ckconv.lazy import NamedTuple
 
 #: Bytes that are copied, written and read back at once: those of both files and of memory stay in a cache meanwhile.
 PIECE_BYTES = 512 << 10

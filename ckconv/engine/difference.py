@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.errors import counted
-from ckconv.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor

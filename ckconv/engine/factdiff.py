@@ -6,7 +6,9 @@ held against what that one says.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 from ckconv.core.documents import CONFIG_NAME, METADATA
 from ckconv.core.tensors import MetadataKind, TensorIndex
@@ -18,7 +20,6 @@ from ckconv.errors import CkconvError
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.formats import format_of
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
-from ckconv.lazy import NamedTuple, replace
 from ckconv.options import Options
 from ckconv.tokenizer.vocabulary import adds_by_default
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 from ckconv.engine.copies import PIECE_BYTES
 from ckconv.engine.pace import Mark
-from ckconv.lazy import NamedTuple
 
 #: Bytes of a block.
 BLOCK_BYTES = 4 * PIECE_BYTES

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ckconv.core.dtypes import F32, WIDENS_TO_F32
 from ckconv.core.names import is_bias
@@ -17,7 +18,6 @@ from ckconv.families.names import shift_of
 from ckconv.io.files import Files
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.io.tied import head_is_embedding
-from ckconv.lazy import NamedTuple
 from ckconv.quant.convert import Conversion
 
 

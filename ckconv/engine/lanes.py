@@ -15,14 +15,13 @@ from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from ckconv.engine.following import Following, Growth
 from ckconv.engine.losses import Losses
 from ckconv.engine.pace import AbandonedError
 from ckconv.engine.workers import Stage
 from ckconv.errors import CkconvError, Interrupted
-from ckconv.lazy import NamedTuple
 from ckconv.plan.container import Frame
 from ckconv.plan.steps import OutputFile
 from ckconv.signals import check, deferred, settling

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Identity, Tensor, TensorIndex
 from ckconv.errors import counted, shown
 from ckconv.io.files import Files
-from ckconv.lazy import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.tensors import Extent, identity
 from ckconv.engine.following import Following, Growth
@@ -30,7 +31,6 @@ from ckconv.formats.detect import open_index
 from ckconv.io.ahead import at_once
 from ckconv.io.files import Files
 from ckconv.io.tiles import tiles_for
-from ckconv.lazy import NamedTuple, dataclass, replace
 from ckconv.output.filesystem import close_written, create, failing, temporary_name
 from ckconv.output.kept import UNFINISHED
 from ckconv.output.regular import close_unwritten, growing

@@ -13,7 +13,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckconv.engine.copies import PIECE_BYTES, Copy, Made
 from ckconv.engine.lookback import LookBack
@@ -22,7 +22,6 @@ from ckconv.engine.store import Store
 from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError, unreadable
 from ckconv.io.files import READ_AHEAD, read_ahead
-from ckconv.lazy import NamedTuple
 from ckconv.signals import check, deferred, settling
 from ckconv.system import read_into
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.tensors import Extent, Identity
 from ckconv.engine.behind import Behind
@@ -21,7 +21,6 @@ from ckconv.engine.following import Growth
 from ckconv.engine.workers import Stage
 from ckconv.io.ahead import made_at_once
 from ckconv.io.files import CHUNK, Files
-from ckconv.lazy import NamedTuple
 from ckconv.system import MAX_OPEN
 
 if TYPE_CHECKING:

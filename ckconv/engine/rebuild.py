@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.version import __version__
@@ -19,7 +20,6 @@ from ckconv.engine.transfer import Told, Unwatched, Watcher, stream
 from ckconv.errors import OutputError, UsageError, VerifyError
 from ckconv.formats import format_of
 from ckconv.io.files import Files, readable
-from ckconv.lazy import NamedTuple, replace
 from ckconv.options import Options
 from ckconv.output.regular import opened_regular, there
 from ckconv.output.streamed import pieces_of

@@ -7,6 +7,7 @@ model says has to be asked for again: a context length, metadata, tensors that a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckconv.core.dtypes import Kind
@@ -15,7 +16,6 @@ from ckconv.engine.targets import make_plan
 from ckconv.formats import format_of, load
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
-from ckconv.lazy import replace
 from ckconv.options import Options
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.tensors import Tensor
 from ckconv.core.version import __version__
@@ -17,7 +19,6 @@ from ckconv.formats.detect import open_index
 from ckconv.formats.locate import located
 from ckconv.io.addresses import ADDRESS, as_path
 from ckconv.io.files import Files, readable
-from ckconv.lazy import NamedTuple, dataclass, replace
 from ckconv.options import Options
 from ckconv.output.kept import digest_of
 from ckconv.output.regular import opened_regular

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ckconv.core.tensors import Extent, TensorIndex
 from ckconv.engine.following import Growth
@@ -19,7 +19,6 @@ from ckconv.errors import InputError, VerifyError
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.io.files import Files
-from ckconv.lazy import NamedTuple
 from ckconv.output.publish import Outputs
 from ckconv.output.regular import growing
 from ckconv.plan.steps import Plan

@@ -7,10 +7,9 @@ verifying the most common conversion has to wait for numpy to be imported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.io.files import CHUNK, Files, runs
-from ckconv.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Extent, Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX
 from ckconv.io.ahead import at_once
 from ckconv.io.files import Files
-from ckconv.lazy import dataclass, replace
 from ckconv.output.filesystem import failing
 from ckconv.output.places import check_parent
 from ckconv.output.publish import Outputs, Room, Small

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.tensors import Checksum
 from ckconv.engine.following import Growth
@@ -24,7 +25,6 @@ from ckconv.formats.destination import Destination
 from ckconv.io.ahead import made_at_once
 from ckconv.io.files import Files
 from ckconv.io.tiles import tiles_for
-from ckconv.lazy import NamedTuple
 from ckconv.output.filesystem import close_written
 from ckconv.output.publish import Outputs
 from ckconv.output.regular import close_unwritten

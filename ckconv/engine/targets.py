@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 
 from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.tensors import MetadataKind, TensorIndex
@@ -13,7 +14,6 @@ from ckconv.families.keys import CONSUMERS
 from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
 from ckconv.formats import Output, adapter_outputs, format_of, load, tower_format
 from ckconv.formats.applicable import check_options, check_version
-from ckconv.lazy import replace
 from ckconv.options import Options
 from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter

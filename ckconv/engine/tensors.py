@@ -12,7 +12,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import F32
 from ckconv.core.names import is_bias
@@ -34,7 +34,6 @@ from ckconv.families.tied_head import as_head
 from ckconv.families.towers import tower_family
 from ckconv.io.files import Files, paired_runs, runs
 from ckconv.io.tied import head_is_embedding
-from ckconv.lazy import NamedTuple
 from ckconv.quant.convert import Action, between, convertible, of_values
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ from ckconv.formats.detect import open_index
 from ckconv.formats.huggingface.tower import tower_index
 from ckconv.io.addresses import as_path
 from ckconv.io.files import readable
-from ckconv.lazy import replace
 from ckconv.options import Options
 from ckconv.output.places import check_target
 from ckconv.plan.choices import check_values

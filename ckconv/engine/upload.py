@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ckconv.engine.run import Report
@@ -12,7 +13,6 @@ from ckconv.errors import ADDRESSES, CkconvError, OutputError, UsageError, shown
 from ckconv.formats import format_of
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.addresses import ADDRESS, as_path
-from ckconv.lazy import replace
 from ckconv.output.kept import digest_of
 from ckconv.output.regular import opened_regular
 from ckconv.signals import check

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.tensors import Tensor, TensorIndex, require_described
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.reread import Soundness
 from ckconv.engine.tensors import Progress, compare_tensors
-from ckconv.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.beside import beside
 from ckconv.core.tensors import TensorIndex
@@ -23,7 +24,6 @@ from ckconv.families.own import own_files
 from ckconv.formats import format_of
 from ckconv.formats.bump.documents import check_documents
 from ckconv.io.files import readable
-from ckconv.lazy import NamedTuple, dataclass, replace
 from ckconv.options import Options, asked
 from ckconv.output.filesystem import holds
 from ckconv.output.regular import opened_regular

@@ -11,13 +11,12 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import DTYPES
 from ckconv.families.engine_rows import Condition, condition
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed, texts
-from ckconv.lazy import NamedTuple
 
 #: The age whose rules hold where none is asked for.
 DEFAULT = "april"

@@ -13,15 +13,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
-
-from ckconv.lazy import NamedTuple, dataclass, regex
+from typing import NamedTuple
 
 #: A row is written for no more tensors.
 _MOST_NAMES = 64
 _MOST_PARENTHESES = 32
 
-_TOKEN = regex(r"\s*([()|]|_?[A-Za-z]\w*|\d+)")
+_TOKEN = re.compile(r"\s*([()|]|_?[A-Za-z]\w*|\d+)")
 
 #: Number of elements of an axis letter; half of an odd head is not a number of elements, and twice it is one.
 Size = Callable[[str], float]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import plain, shifted
@@ -17,7 +19,6 @@ from ckconv.families.names import Names, Part, Stored
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 from ckconv.families.tensor_rows import VALUES
-from ckconv.lazy import NamedTuple, replace
 
 #: Why layers behind the last are left out, as many as the parameter ``extra_layers`` says.
 _EXTRA = "of a layer that predicts further tokens, which is not needed to compute the model"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.families.merge import FOLDER
-from ckconv.lazy import NamedTuple
 
 
 class Diffusion(NamedTuple):

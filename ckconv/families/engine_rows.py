@@ -7,16 +7,16 @@ known to have nothing for it, or, with a sentence, to compute it wrong. Rows are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.families.axes import expanded
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed, texts
-from ckconv.lazy import NamedTuple, regex
 
-_HOLE = regex(r"\{(\w+)\}")
+_HOLE = re.compile(r"\{(\w+)\}")
 
 
 class Condition(NamedTuple):

@@ -11,12 +11,12 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from ckconv.core.config import MAX_LAYERS
 from ckconv.families.functions import BY_NAME
-from ckconv.lazy import dataclass
 
 #: The longest expression of a file; a user's file is read with the same bound.
 MAX_LENGTH = 500

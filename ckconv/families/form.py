@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckconv.lazy import regex
-
 #: The longest text: of an expression, a shape, a name or a sentence.
 _LONGEST = 500
-_BRACES = regex(r"(?:[^{}]|\{[^{}]+\})*")
+_BRACES = re.compile(r"(?:[^{}]|\{[^{}]+\})*")
 #: Whole numbers have 64 bits.
 _LARGEST = 1 << 63
 #: Tables and lists of constants within others.

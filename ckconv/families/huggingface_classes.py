@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.names import parse
@@ -19,7 +19,6 @@ from ckconv.families.keys import MLX_LM
 from ckconv.families.parameter_rows import Parameter
 from ckconv.families.presence import always, expected, required, switches
 from ckconv.families.schema import Family
-from ckconv.lazy import NamedTuple
 
 
 def switches_of(config: ModelConfig, consumer: str) -> dict[str, frozenset[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from ckconv.families.parameter_rows import Parameter
 from ckconv.families.parameters import ParameterError, Values
 from ckconv.families.schema import Family
 from ckconv.families.words import document_words, written_words
-from ckconv.lazy import replace
 
 #: Keys that are true or false; classes take null for false.
 _TIED = "tie_word_embeddings"

@@ -7,14 +7,13 @@ phi3; ``ModelArgs`` of mlx-lm 0.32.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import NUMBERS, REAL, Fail, checked_number
 from ckconv.core.rope import same_factors_always, without_yarn_default
 from ckconv.families.key_rows import RopeStyle
 from ckconv.families.keys import MLX_LM, TRANSFORMERS
 from ckconv.families.rope_keys import ROPE_KEYS
-from ckconv.lazy import NamedTuple
 
 #: Types whose frequencies follow from the context length before scaling; the model's own, where none is said.
 _FROM_CONTEXT = ("llama3", "yarn", "longrope")

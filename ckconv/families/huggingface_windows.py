@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import Fail
 from ckconv.families.functions import FULL, SLIDING, every
 from ckconv.families.keys import MLX_LM
 from ckconv.families.schema import Family
-from ckconv.lazy import NamedTuple
 
 #: Layers below this one have full attention, where nothing is said (Qwen2Config, Qwen3Config).
 _MAX_WINDOW_LAYERS = 28

@@ -10,13 +10,12 @@ nothing. ``[config]`` has further tables: ``written`` (key -> constant of every 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.families.fields import Fields, listed, texts
 from ckconv.families.functions import PERIOD
 from ckconv.families.keys import READERS, Key, Keys, Kind
 from ckconv.families.parameter_rows import Parameter
-from ckconv.lazy import NamedTuple
 
 _SECTION = frozenset({"carried", "modifiers", "harmless"})
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.families.expressions import Expression
-from ckconv.lazy import NamedTuple
 
 
 def full_key(architecture: str, name: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ckconv.core.adapters import float32
 from ckconv.core.dtypes import F32, DType
@@ -17,7 +18,6 @@ from ckconv.families import axes as shapes
 from ckconv.families.names import GGUF, Part, Stored, heads_of, names_of
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
-from ckconv.lazy import NamedTuple, replace
 
 
 class Kind(NamedTuple):

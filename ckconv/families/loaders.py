@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckconv.lazy import NamedTuple
+from typing import NamedTuple
 
 
 class Loader(NamedTuple):

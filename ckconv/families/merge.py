@@ -13,7 +13,6 @@ from typing import Any
 from ckconv.errors import InputError
 from ckconv.families.axes import AxesError, expanded
 from ckconv.families.form import misformed
-from ckconv.lazy import regex
 
 #: Where the shipped files lie.
 FOLDER = Path(__file__).parent
@@ -27,7 +26,7 @@ _MAX_DEPTH = 8
 _MAX_FILES = 32
 
 #: What ``extends`` may name.
-_NAME = regex(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 Table = dict[str, Any]
 

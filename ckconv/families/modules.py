@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.names import PARTS, Name, parse
 from ckconv.families.catalogue import FAMILIES, checksum_of_files
@@ -20,7 +20,6 @@ from ckconv.families.names import HF, MLX, Stored, names_of
 from ckconv.families.naming_schemes import NESTED, fusion_names
 from ckconv.families.own import own_files
 from ckconv.families.schema import FAMILIES_KEPT, Family
-from ckconv.lazy import NamedTuple
 
 INDEX = Path(__file__).with_suffix(".json")
 

@@ -7,14 +7,15 @@ a model costs one dictionary look-up a tensor, whatever its length.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from ckconv.core.names import PARTS, parse
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.schema import FAMILIES_KEPT, Family, Fusion
 from ckconv.families.tensor_rows import VALUES, Cell, TensorRow
-from ckconv.lazy import NamedTuple, dataclass, replace
 
 #: Formats of the cells of a tensor row.
 HF, MLX, GGUF = "hf", "mlx", "gguf"

@@ -7,6 +7,7 @@ values as Hugging Face stores them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -16,7 +17,6 @@ from ckconv.families.merge import FOLDER
 from ckconv.families.names import GGUF, HF, MLX, Names, Part, Stored, names_of
 from ckconv.families.reference import REFERENCE, reference_names
 from ckconv.families.schema import FAMILIES_KEPT, Family, load
-from ckconv.lazy import replace
 
 #: The key of a file's ``__metadata__`` that says under which names its tensors are, where not under the family's own.
 NAMES_KEY = "ckconv.names"

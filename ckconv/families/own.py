@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.families.axes import AxesError
 from ckconv.families.expressions import ExpressionError, parse
@@ -21,15 +21,14 @@ from ckconv.families.fields import listed
 from ckconv.families.merge import FOLDER, Table, fault, files_of, read_file
 from ckconv.families.parameters import ParameterError
 from ckconv.families.schema import Family, load
-from ckconv.lazy import NamedTuple, regex
 
 #: What a family may be called: reports and messages show it.
-_NAME = regex(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 
 #: Keys that two conditions over the metadata ask for, of which every combination is tried.
 _MOST_KEYS = 10
 
-_HAS = regex(r"has\(\s*(['\"])(.*?)\1\s*\)")
+_HAS = re.compile(r"has\(\s*(['\"])(.*?)\1\s*\)")
 
 
 class OwnFiles(NamedTuple):

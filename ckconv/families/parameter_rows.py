@@ -21,13 +21,12 @@ list of cells: a key (``"hidden_size"``, ``"rope.freq_base:f32"``), or a table t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed
 from ckconv.families.keys import READERS
 from ckconv.families.merge import PARAMETER_CELLS
-from ckconv.lazy import NamedTuple
 
 #: Types that a key of GGUF metadata may have, written behind its name (``rope.freq_base:f32``); u32 without.
 KEY_TYPES = ("u32", "i32", "u64", "f32", "bool", "str", "i32[]", "u32[]", "bool[]", "f32[]")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ckconv.core.config import MAX_LAYERS, ModelConfig
 from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.keys import READERS
 from ckconv.families.parameter_rows import Parameter, ParameterCell
 from ckconv.families.schema import Family
-from ckconv.lazy import NamedTuple, regex
 
 #: A parameter in the name of a tensor.
-_HOLE = regex(r"\{(\w+)\}")
+_HOLE = re.compile(r"\{(\w+)\}")
 
 
 class ParameterError(ValueError):

@@ -9,12 +9,12 @@ those are of models that are more than this decoder.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from ckconv.families.names import GGUF, HF, Names, Stored, names_of
 from ckconv.families.schema import FAMILIES_KEPT, Family
-from ckconv.lazy import replace
 
 #: What the scheme of these names is called.
 REFERENCE = "reference"

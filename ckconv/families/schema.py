@@ -8,8 +8,9 @@ read: an unknown field, axis, parameter or layer kind is an error of the file, w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import FIELD_OF
 from ckconv.core.names import PARTS
@@ -23,7 +24,6 @@ from ckconv.families.merge import FORMATS, merged
 from ckconv.families.parameter_rows import Parameter, ParameterRows
 from ckconv.families.rope_keys import ROPE_KEYS
 from ckconv.families.tensor_rows import Stack, TensorRow, TensorRows
-from ckconv.lazy import NamedTuple, dataclass
 
 #: Format of parameters -> the section that says of which models it is.
 _SECTIONS = {"hf": "huggingface", "gguf": "gguf"}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.names import with_layer
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.merge import FOLDER
 from ckconv.families.names import HF, Names, names_of
 from ckconv.families.schema import Family
-from ckconv.lazy import NamedTuple, replace
 
 #: What is said of filters that its converter writes.
 USUAL = "those of its converter"

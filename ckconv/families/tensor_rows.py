@@ -11,15 +11,15 @@ store it though nothing reads it there.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.layouts import ADD_ONE, NEG_EXP
 from ckconv.families import axes as shapes
 from ckconv.families.expressions import Expression
 from ckconv.families.fields import Fields, listed
 from ckconv.families.merge import FORMATS
-from ckconv.lazy import NamedTuple, dataclass
 
 #: Operations that change values: what is stored for a canonical x, as :class:`ckconv.core.layouts.Layout` has it.
 VALUES: Mapping[str, int] = {"": 0, "add_one": ADD_ONE, "neg_exp": NEG_EXP}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.families.catalogue import FAMILIES, families_of_gguf, family_of_model_type
 from ckconv.families.keys import full_key
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family
-from ckconv.lazy import replace
 
 #: The fields that the size of a head follows from.
 HEAD_SIZE = ("head_dim", "hidden_size", "num_heads")

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.formats.mlx.spec import MLX_NAME
 from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PICKLE
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, PICKLE_SUFFIXES
-from ckconv.lazy import NamedTuple, regex
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
@@ -163,7 +162,7 @@ FORMATS: tuple[Format, ...] = (
             ),
         ),
         read=Reader(("ckconv.formats.gguf.index", "open_gguf"), frozenset({"source", "base", "opener"})),
-        head=regex(rb"GGUF"),
+        head=re.compile(rb"GGUF"),
         suffix=".gguf",
         single=True,
         blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
@@ -184,7 +183,7 @@ FORMATS: tuple[Format, ...] = (
             ),
         ),
         read=Reader(("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "follow_links"})),
-        head=regex(rb".{8}\{", re.DOTALL),
+        head=re.compile(rb".{8}\{", re.DOTALL),
         suffix=".safetensors",
         further=(".index.json", *PICKLE_SUFFIXES),
         of_headers=("ckconv.formats.checkpoints", "index_of_headers"),
@@ -253,7 +252,7 @@ FORMATS: tuple[Format, ...] = (
             ),
         ),
         read=Reader(("ckconv.formats.bump.read", "open_bump"), frozenset({"source", "config_path"})),
-        head=regex(rb"BUMPWGT[2345]"),
+        head=re.compile(rb"BUMPWGT[2345]"),
         suffix=".bump",
         told_beside=("ckconv.formats.bump.trained", "is_trained"),
         single=True,
@@ -279,7 +278,7 @@ FORMATS: tuple[Format, ...] = (
             ),
         ),
         read=Reader(("ckconv.formats.whisper_ggml.read", "open_whisper_ggml"), frozenset({"source"})),
-        head=regex(rb"lmgg"),
+        head=re.compile(rb"lmgg"),
         single=True,
         file="ggml-model.bin",
         content=("ckconv.formats.whisper_ggml.read", "content"),

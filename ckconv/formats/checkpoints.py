@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ckconv.core.tensors import TensorIndex
@@ -14,7 +15,6 @@ from ckconv.formats.safetensors.read import SafetensorsFile, read_safetensors
 from ckconv.formats.safetensors.spec import is_pickle
 from ckconv.io.bytesource import ByteSource
 from ckconv.io.json import parse_object
-from ckconv.lazy import replace
 
 
 def open_mlx(path: Path, *, source: ByteSource | None = None, follow_links: bool = False) -> TensorIndex:

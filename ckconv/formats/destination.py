@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.errors import UsageError
 from ckconv.formats import FORMATS, format_of
-from ckconv.lazy import NamedTuple
 
 #: The name that writes to standard output.
 STDOUT = "-"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,6 @@ from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
 from ckconv.io.bytesource import ByteSource, open_source
 from ckconv.io.files import readable
-from ckconv.lazy import replace
 from ckconv.output.regular import remembered
 
 #: What a directory of safetensors files is, unless something in it says another.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ckconv.errors import InputError, UsageError, quoted, shown
@@ -17,10 +18,9 @@ from ckconv.formats.safetensors.spec import parse_shard_name as parse_part_name
 from ckconv.io.addresses import ADDRESS
 from ckconv.io.elsewhere import Origin, stand_in
 from ckconv.io.json import Document, parse_object, read_document
-from ckconv.lazy import regex, replace
 
 #: OWNER/NAME, and perhaps a revision.
-_REPOSITORY = regex(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?")
+_REPOSITORY = re.compile(r"([\w.-]+)/([\w.-]+)(?:@([\w./-]+))?")
 
 _MANIFEST = Document("the manifest", "ollama.manifest", "ollama.manifest", 1 << 20)
 _MODEL, _ADAPTER = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "adapter"))

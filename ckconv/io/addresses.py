@@ -7,10 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckconv.lazy import regex
-
 #: ``scheme:rest``; a letter and a colon is a drive.
-ADDRESS = regex(r"([a-z][a-z0-9+.-]+):(/*)(.+)", re.DOTALL | re.IGNORECASE)
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):(/*)(.+)", re.DOTALL | re.IGNORECASE)
 
 if TYPE_CHECKING:
     _Path = Path

@@ -6,13 +6,13 @@ process with SIGBUS, a short read is an error with a sentence.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from ckconv.core.tensors import identity
 from ckconv.errors import InputError, OutputError, unreadable
-from ckconv.lazy import regex
 from ckconv.output.regular import close_unwritten, open_regular, same_file, wait_for
 from ckconv.system import read_at
 
@@ -175,7 +175,7 @@ def open_source(path: Path) -> FileSource:
 
 
 # The pointer format: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
-_LFS_POINTER = regex(rb"version https://git-lfs\.github\.com/spec/[^\n]*\n(?:[^\n]*\n)*?size ([0-9]{1,19})\n")
+_LFS_POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/[^\n]*\n(?:[^\n]*\n)*?size ([0-9]{1,19})\n")
 _LFS_START = b"version https://git-lfs"
 
 

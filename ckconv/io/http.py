@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import re
 import time
 import urllib.error
 import urllib.request
@@ -15,7 +16,6 @@ from urllib.parse import quote, unquote_to_bytes, urlsplit, urlunsplit
 
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError
-from ckconv.lazy import regex
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ _LABEL = 63
 
 #: Numbers of 64 bits have at most as many digits.
 _DIGITS = 19
-_RANGE = regex(rf"bytes (\d{{1,{_DIGITS}}})-(\d{{1,{_DIGITS}}})/(\d{{1,{_DIGITS}}})")
+_RANGE = re.compile(rf"bytes (\d{{1,{_DIGITS}}})-(\d{{1,{_DIGITS}}})/(\d{{1,{_DIGITS}}})")
 
 #: What a connection that is cut, refused or slow raises; and what no further try makes better.
 _CUT = (OSError, http.client.HTTPException, EOFError)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ckconv.errors import InputError, listed, quoted
 from ckconv.io.bytesource import open_source
-from ckconv.lazy import NamedTuple, regex
 
 MAX_DEPTH = 64
 #: Characters of one number. The longest that real files hold has 31 (a tokenizer's ``model_max_length`` of 10^30).
@@ -33,7 +33,7 @@ MAX_CONTAINERS, BYTES_PER_CONTAINER = 100_000, 8
 _STRUCTURE = (b'"', b",", b":", b"[", b"]", b"{", b"}")
 _NOT_NESTING = bytes(set(range(256)) - set(b'"[]{}'))
 _LEVEL = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_LONE_SURROGATE = regex(
+_LONE_SURROGATE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from ckconv.io.cells import cell_of, stored_view
 from ckconv.io.files import CHUNK, Files
 from ckconv.io.rows import RowReader, canonical_pieces, row_ranges
 from ckconv.io.tiles import is_handed_over
-from ckconv.lazy import NamedTuple
 from ckconv.quant.convert import Action, decode
 from ckconv.quant.quantise import Quantising
 

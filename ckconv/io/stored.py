@@ -6,8 +6,9 @@ The other way round than :mod:`ckconv.io.rows`, and as little at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from ckconv.io.cells import cell_of, indices, stored_view
 from ckconv.io.files import CHUNK
 from ckconv.io.rows import SCRATCH, Reader, RowReader, taken, worth
 from ckconv.io.tiles import is_handed_over
-from ckconv.lazy import NamedTuple, replace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,14 +8,14 @@ run that is of the very same conversion.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.errors import InputError, Interrupted, OutputError, counted
-from ckconv.lazy import NamedTuple, regex
 from ckconv.output.filesystem import CUT, create, removed
 from ckconv.output.links import is_directory, make_directory
 from ckconv.output.regular import opened_regular
@@ -33,7 +33,7 @@ KEPT = ".old"
 UNFINISHED = ".ckconv.unfinished"
 
 #: What the files of a split model have in their names beside its own (``llama_split_path`` of llama.cpp).
-_NUMBER = regex(r"-\d{5}-of-\d{5}(?=\.|$)")
+_NUMBER = re.compile(r"-\d{5}-of-\d{5}(?=\.|$)")
 
 #: Bytes that are hashed at a time, and of a list.
 _CHUNK, _MOST = 4 << 20, 64 << 20

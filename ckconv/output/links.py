@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ckconv.lazy import regex
 from ckconv.output.filesystem import CUT, TEMPORARY
 
-_TEMPORARY = regex(TEMPORARY, re.DOTALL)
+_TEMPORARY = re.compile(TEMPORARY, re.DOTALL)
 
 #: Bytes of a temporary name behind the name that the file is going to have: ``.ckconv-hhhhhhhh.tmp``.
 _BEHIND = 20

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.errors import OutputError
-from ckconv.lazy import dataclass
 from ckconv.output.kept import FINISHED, KEPT, UNFINISHED, finished_in, is_lasting
 from ckconv.output.links import is_directory, is_temporary, kept_at, led_to, places_of, regular
 from ckconv.output.locks import Locked

@@ -11,10 +11,10 @@ import os
 import stat
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.errors import OutputError
-from ckconv.lazy import dataclass
 from ckconv.output.filesystem import create, failing, holds, made_meanwhile, removed, temporary_name, write_file
 from ckconv.output.kept import KEPT, Kept, clear, lasting_name
 from ckconv.output.links import make_directory

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from ckconv.lazy import dataclass
 from ckconv.system import read_at
 
 #: Bytes of a text that is held once it is made. Making a tokenizer of 150,000 words takes as long as reading 1 GB.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.dtypes import DType
 from ckconv.core.layouts import Layout
 from ckconv.core.tensors import Extent, Tensor, blocks_apart
-from ckconv.lazy import NamedTuple
 from ckconv.plan.steps import Step
 from ckconv.quant.convert import Conversion, Run
 

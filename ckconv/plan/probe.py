@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckconv.core.adapters import Role
 from ckconv.core.dtypes import BF16, DType
@@ -14,7 +14,6 @@ from ckconv.core.tensors import Tensor, TensorIndex
 from ckconv.errors import counted
 from ckconv.io.files import Files, runs
 from ckconv.io.tied import head_is_embedding
-from ckconv.lazy import NamedTuple
 from ckconv.quant.convert import side_by_side
 from ckconv.quant.triples import triple_of, triple_type
 

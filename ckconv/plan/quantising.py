@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import BF16, F16, F32, GGML_BLOCKS, DType, Kind
 from ckconv.core.tensors import Tensor
 from ckconv.errors import UsageError, counted
 from ckconv.families.catalogue import FAMILIES
-from ckconv.lazy import NamedTuple
 from ckconv.plan import recipes
 from ckconv.plan.recipes import Matrix, Model
 from ckconv.quant.convert import Conversion, Run, decodable, of_values

@@ -20,11 +20,10 @@ and scales of float16 or bfloat16 every group fits: ``-zero * scale`` has at mos
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, F16, DType
 from ckconv.core.floats import holds
-from ckconv.lazy import NamedTuple
 from ckconv.quant import ggml as ggmlblocks
 from ckconv.quant.codec import from_float32
 from ckconv.quant.mlx import pack

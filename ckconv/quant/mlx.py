@@ -22,11 +22,10 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.floats import e2m1, e4m3, e8m0, round_to
 from ckconv.errors import CkconvError, InputError
-from ckconv.lazy import NamedTuple
 from ckconv.quant.codec import to_float32
 
 if TYPE_CHECKING:

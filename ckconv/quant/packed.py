@@ -17,11 +17,10 @@ eleven; a product with a float32 scale is rounded once.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.floats import e2m1, e4m3, e8m0
-from ckconv.lazy import NamedTuple
 from ckconv.quant.codec import looked_up, to_float32
 
 if TYPE_CHECKING:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
-from ckconv.lazy import NamedTuple
 from ckconv.quant import affine, integers, packed, repack
 from ckconv.quant import nvfp4 as packed_ways
 from ckconv.quant.affine import Affine, Repacked

@@ -36,12 +36,11 @@ The two arrangements are described in :mod:`ckconv.quant.ggml` and :mod:`ckconv.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, DType
 from ckconv.core.floats import holds
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.lazy import NamedTuple
 from ckconv.quant import affine
 from ckconv.quant import ggml as ggmlblocks
 from ckconv.quant.affine import Affine, Repacked

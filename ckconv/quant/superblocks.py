@@ -23,11 +23,10 @@ the others ``dequantize_row_*`` there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, DType
 from ckconv.errors import InputError
-from ckconv.lazy import NamedTuple
 from ckconv.quant import ggml as ggmlblocks
 from ckconv.quant.affine import Affine
 

@@ -6,11 +6,11 @@ planes of the tensor are read side by side.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import DTYPES, DType, Kind
-from ckconv.lazy import replace
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.undecoded import each_text, escaped, unescaped, valid
 from ckconv.errors import InputError, UsageError, quoted
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.io.json import Document, parse_object, read_document
-from ckconv.lazy import NamedTuple, replace
 from ckconv.options import OPTIONS, Options, Records, Takes
 from ckconv.output.regular import there
 from ckconv.plan.choices import check_values

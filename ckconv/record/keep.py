@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex
@@ -11,7 +12,6 @@ from ckconv.errors import quoted
 from ckconv.formats import format_of, recorded
 from ckconv.io.files import Files, extent_pieces
 from ckconv.io.tied import head_is_embedding
-from ckconv.lazy import replace
 from ckconv.options import Options, Records, asked
 from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.plan.steps import Plan, Step

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from ckconv.formats.gguf.spec import ShardName, parse_shard_name
 from ckconv.formats.huggingface.tower import with_tower
 from ckconv.formats.safetensors.reference import check_opens
 from ckconv.formats.safetensors.spec import is_pickle
-from ckconv.lazy import replace
 from ckconv.options import Options, asked
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import OutputFile, Plan, Reason, Restored, Step

@@ -19,9 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from ckconv.lazy import NamedTuple
+from typing import Any, NamedTuple
 
 #: What the record of a file is called, behind the name of that.
 SUFFIX = ".source.zip"

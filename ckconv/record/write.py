@@ -6,11 +6,11 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.tensors import Extent
 from ckconv.errors import OutputError
 from ckconv.io.files import Files, extent_pieces
-from ckconv.lazy import NamedTuple
 from ckconv.record import zip as zipstore
 from ckconv.record.schema import CONVERSION_NAME, DOCUMENT_NAME, Record, SourceFile
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from struct import Struct
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ckconv.errors import InputError, quoted
-from ckconv.lazy import NamedTuple
 
 #: Members of one archive, and bytes of it, that the format holds without its 64-bit extension.
 MAX_MEMBERS = 0xFFFE

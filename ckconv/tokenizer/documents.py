@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.bytesource import open_source
 from ckconv.io.json import Document, read_object
-from ckconv.lazy import regex
 from ckconv.tokenizer.apart import of_tekken, of_vocabulary
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_words import is_id
@@ -26,7 +26,7 @@ _MAX_TEMPLATES = 32
 #: Models of SentencePiece, the first that is there: Llama's and newer ones, T5's, XLM-R's.
 _MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 #: What Mistral calls them, with the version of its chats.
-_VERSIONED = regex(r".+\.model\.v\d+(?:m\d+)?")
+_VERSIONED = re.compile(r".+\.model\.v\d+(?:m\d+)?")
 #: Tokenizers of other libraries.
 _OTHERS = ("vocab.txt", "vocab.json", "tokenizer.tiktoken")
 _TEKKEN, _VOCABULARY, _MERGES = "tekken.json", "vocab.json", "merges.txt"

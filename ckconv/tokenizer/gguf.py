@@ -10,10 +10,10 @@ Source: ``_set_vocab_gpt2`` of llama.cpp's converter.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ckconv.core.typed import Value, array, scalar
-from ckconv.lazy import dataclass
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_sentencepiece import from_json, from_model, is_sentencepiece
 from ckconv.tokenizer.gguf_special import chat_templates, ended, put_around, special_ids

@@ -10,11 +10,11 @@ Sources: ``_create_vocab_sentencepiece`` of llama.cpp's converter; ``llm_tokeniz
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from ckconv.core.typed import Value, array, raw_array, scalar
-from ckconv.lazy import replace
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_special import put_around

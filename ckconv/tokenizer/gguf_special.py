@@ -7,16 +7,17 @@ that it finds by their text; ``from_pretrained`` of transformers 5, which takes 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckconv.core.typed import Value, array, scalar
-from ckconv.lazy import regex, replace
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_words import content_of
 from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL
 
-_TEMPLATE_NAME = regex(r"[a-z0-9_]{1,64}")
+_TEMPLATE_NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
 def _word(settings: Mapping[str, Any], name: str) -> str:

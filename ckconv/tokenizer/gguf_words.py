@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckconv.core.typed import Value
 from ckconv.core.undecoded import is_text
-from ckconv.lazy import dataclass, regex
 from ckconv.tokenizer.files import LeftOut
 from ckconv.tokenizer.sentencepiece import CONTROL, NORMAL, UNUSED, USER_DEFINED
 from ckconv.tokenizer.vocabulary import SPECIAL
 
 #: Tokens that llama.cpp's converter takes for control tokens although nobody marked them as special.
-LOOKS_SPECIAL = regex(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL)
+LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL)
 
 #: Digits of an id, of which an embedding has far fewer.
 _MAX_DIGITS = 9

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from struct import unpack_from
 from typing import Any
 
 from ckconv.core.typed import STRING, U32, U64, VALUE_TYPES_BY_NAME, Value
-from ckconv.lazy import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from ckconv.lazy import dataclass
 
 #: The step that spells bytes as letters, where an expression has cut the text before; it is the decoder, too.
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

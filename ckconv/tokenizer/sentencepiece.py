@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-
-from ckconv.lazy import dataclass
+from dataclasses import dataclass
 
 UNIGRAM, BPE = 1, 2
 

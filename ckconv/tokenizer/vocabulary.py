@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from ckconv.lazy import dataclass
 from ckconv.tokenizer.pretokenizers import PreTokenizer, pre_tokenizers
 
 #: Name of a special token in Hugging Face's words -> its key in GGUF after ``tokenizer.ggml.``, in llama.cpp's order.

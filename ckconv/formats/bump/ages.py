@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32, DType
 from ckconv.core.names import parse
@@ -14,7 +14,6 @@ from ckconv.families.schema import Family
 from ckconv.formats.bump.engines import TEMPLATED
 from ckconv.formats.bump.slots import TYPE_WORDS
 from ckconv.formats.bump.template import lacks, merged
-from ckconv.lazy import NamedTuple
 from ckconv.options import Options
 from ckconv.plan.steps import Reason
 

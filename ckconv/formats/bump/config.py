@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from ckconv.families.parameters import ExpressionError, ParameterError, Values
 from ckconv.families.sliding import periodic
 from ckconv.formats.bump.engines import GENERATED
 from ckconv.io.json import Document, read_object, shown
-from ckconv.lazy import replace
 
 _DOCUMENT = Document("configuration", "model.config", "model.config", 64 << 20, lax=True)
 

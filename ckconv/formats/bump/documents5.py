@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.version import __version__
@@ -30,7 +30,6 @@ from ckconv.formats.bump.spec import (
     canonical_json,
 )
 from ckconv.formats.bump.template import merged
-from ckconv.lazy import NamedTuple
 from ckconv.plan.steps import Step
 
 

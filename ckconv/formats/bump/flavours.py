@@ -6,8 +6,9 @@ where the checksum is (two counts before it or not), how long the table is, and 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ckconv.formats.bump.slots import SLOTS_A, SLOTS_C, SLOTS_E, SLOTS_V5, SlotTable
-from ckconv.lazy import NamedTuple
 
 
 class Flavour(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from ckconv.core.config import MAX_LAYERS
 from ckconv.errors import InputError, listed
@@ -15,7 +16,6 @@ from ckconv.formats.bump.slots import table_entries, with_optional
 from ckconv.formats.bump.spec import ALIGN_ELEMENTS, EXTENDED_HEADER_BYTES, HEADER_BYTES, TABLE_LENGTH, HeaderV4, align
 from ckconv.formats.bump.table import read_table
 from ckconv.io.bytesource import ByteSource
-from ckconv.lazy import NamedTuple
 
 #: What the scripts round up to: 16 elements, or a K-quant's block.
 _CONTEXT_STEPS = (ALIGN_ELEMENTS, 256)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.names import with_layer
 from ckconv.errors import Faults, InputError, listed, quoted
 from ckconv.formats.bump.placement import Placed, slots_of
 from ckconv.formats.bump.slots import ALIASES, CONTENT_WORDS, TYPE_WORDS, SlotTable, key_of, with_optional
 from ckconv.io.json import Document, read_object, shown
-from ckconv.lazy import NamedTuple
 
 MANIFEST_NAME = "weights_manifest.json"
 CODE = "bump.metadata"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.tensors import Checksum, Extent
 from ckconv.errors import InputError
 from ckconv.formats.bump.spec import FOOTER, FOOTER_MAGIC
 from ckconv.io.bytesource import ByteSource
 from ckconv.io.json import Document, parse_object
-from ckconv.lazy import NamedTuple
 
 CODE = "bump.metadata"
 _DOCUMENT = Document("metadata", CODE, CODE, 64 << 20)

@@ -6,7 +6,7 @@ The writer and the reader both call :func:`place`, so there is one description o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import DTYPES, DType
@@ -18,7 +18,6 @@ from ckconv.families.names import shift_of
 from ckconv.families.schema import Family
 from ckconv.formats.bump.slots import CANONICAL, Part, Slot, SlotTable
 from ckconv.formats.bump.spec import align
-from ckconv.lazy import NamedTuple
 
 
 class Geometry(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ckconv.core.dtypes import F32, DType
 from ckconv.core.names import parse, with_layer
@@ -24,7 +25,6 @@ from ckconv.formats.bump.placement import Geometry, geometry, place, slots_of
 from ckconv.formats.bump.slots import Slot, SlotTable, table_entries
 from ckconv.formats.bump.spec import TABLE_LENGTH
 from ckconv.formats.bump.types import types_of
-from ckconv.lazy import replace
 from ckconv.options import Options
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders

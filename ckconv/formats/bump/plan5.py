@@ -7,6 +7,7 @@ is taken; which types are computed rightly was measured, not promised.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,6 @@ from ckconv.formats.bump.slots import SLOTS_V5, Slot, with_optional
 from ckconv.formats.bump.spec import EXTENDED_HEADER_BYTES
 from ckconv.formats.bump.template import merged, read_template, template_interleaves
 from ckconv.formats.bump.write5 import Bump5, container
-from ckconv.lazy import replace
 from ckconv.options import Options
 from ckconv.plan.planner import HEAD
 from ckconv.plan.probe import SourceFacts, zeros

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,6 @@ from ckconv.formats.bump.slots import SLOTS_TRAINED, Slot, with_optional
 from ckconv.formats.bump.spec import align
 from ckconv.formats.bump.trained import ALIGNMENT, CHECKPOINT, CONFIG_KEYS, EPSILON, PROVENANCE, WRAPPERS
 from ckconv.formats.bump.write5 import MANIFEST_NAME
-from ckconv.lazy import replace
 from ckconv.options import Options
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.planner import EMBEDDING, HEAD

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import MAX_LAYERS
 from ckconv.core.documents import CONFIG_NAME
@@ -30,7 +30,6 @@ from ckconv.formats.bump.table import (
     types_of,
 )
 from ckconv.io.bytesource import ByteSource
-from ckconv.lazy import NamedTuple
 
 
 class Bump3File(NamedTuple):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import BUMP_CODES, F32, DType
 from ckconv.core.names import with_layer
@@ -23,7 +23,6 @@ from ckconv.formats.bump.placement import Geometry, Placed, place, slots_of
 from ckconv.formats.bump.slots import CONTENT, TYPE_WORDS, SlotTable, key_of, table_entries, with_optional
 from ckconv.formats.bump.table import by_slot, check_room, code_error, extent_error, misfit, misfit_error, types_of
 from ckconv.io.bytesource import ByteSource
-from ckconv.lazy import NamedTuple
 from ckconv.tokenizer.bump import MERGE_BYTES
 
 _QK_NORM = ("layers.{n}.attention.q_norm.weight", "layers.{n}.attention.k_norm.weight")

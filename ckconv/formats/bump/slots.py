@@ -7,9 +7,9 @@ table.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from ckconv.core.dtypes import DTYPES, Kind
-from ckconv.lazy import NamedTuple
 
 
 class Part(NamedTuple):

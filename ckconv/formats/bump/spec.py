@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
-
-from ckconv.lazy import NamedTuple
+from typing import Any, NamedTuple
 
 MAGIC: dict[int, bytes] = {3: b"BUMPWGT3", 4: b"BUMPWGT4", 5: b"BUMPWGT5"}
 VERSIONS: dict[bytes, int] = {magic: version for version, magic in MAGIC.items()}

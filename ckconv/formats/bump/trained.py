@@ -11,6 +11,7 @@ bytes are wrapped: the magic number of version 4 and zeros stand before them (15
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ from ckconv.formats.bump.table import stored_of, tensor_of
 from ckconv.formats.bump.template import ROPE_WORDS, template_interleaves
 from ckconv.io.bytesource import ByteSource
 from ckconv.io.json import shown
-from ckconv.lazy import replace
 
 #: What the manifests of such models call themselves: as they are initialised, and as they are trained.
 INITIALISED, CHECKPOINT = "weights_manifest_v7_tiny_init", "weights_manifest_v7_runtime_checkpoint"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats.bump.ages import age_of, numbering
 from ckconv.formats.bump.engines import computed_by
-from ckconv.lazy import replace
 from ckconv.options import Options
 from ckconv.plan.steps import Plan, Reason
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.documents import CONFIG_NAME
 from ckconv.families.catalogue import FAMILIES
 from ckconv.formats.bump.placement import Geometry
 from ckconv.formats.bump.spec import HEADER_BYTES, TABLE_LENGTH, HeaderV3, align, fields_of
-from ckconv.lazy import NamedTuple
 from ckconv.plan.container import Container, Frame
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.documents import CONFIG_NAME
 from ckconv.formats.bump.placement import Geometry
@@ -18,7 +18,6 @@ from ckconv.formats.bump.spec import (
     align,
     fields_of,
 )
-from ckconv.lazy import NamedTuple
 from ckconv.plan.container import Container, Frame
 
 #: What the engine's builder works from, and what its loader maps from; the map must lie in the bump's folder.

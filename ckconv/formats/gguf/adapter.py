@@ -9,6 +9,7 @@ for Llama's q and k depends on the number of heads; of ``token_embd.weight`` ``l
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ckconv.adapters.names import family_named, gguf_module_of, placed_in_gguf, weight_pattern
@@ -26,7 +27,6 @@ from ckconv.formats.gguf.read import GgufFile
 from ckconv.formats.gguf.spec import GGUF_A, GGUF_ALORA_KEY, GGUF_ALPHA_KEY, GGUF_B, GGUF_TYPE_KEY, HEAD_KEYS
 from ckconv.formats.safetensors.adapter_base import Opener, check_fits, find_base
 from ckconv.io.json import shown
-from ckconv.lazy import replace
 
 _NAME_KEY = "general.base_model.0.name"
 

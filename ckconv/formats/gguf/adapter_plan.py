@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ckconv.adapters.model import family_of
@@ -35,7 +36,6 @@ from ckconv.formats.gguf.spec import (
     header_bytes,
 )
 from ckconv.formats.gguf.write import container
-from ckconv.lazy import replace
 from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import OutputFile, Plan
 

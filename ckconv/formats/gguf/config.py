@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckconv.core.config import (
@@ -22,7 +23,6 @@ from ckconv.families.keys import Kind, full_key
 from ckconv.families.parameters import ExpressionError, ParameterError, Values
 from ckconv.families.schema import SCALING_NUMBERS, Family
 from ckconv.formats.gguf.read import ArrayRef, GgufFile, MetaValue
-from ckconv.lazy import replace
 
 #: Fields that are no plain number under a key, or none that GGUF has.
 _SPECIAL = ("layer_types", "local_theta", "final_cap", "query_scalar")

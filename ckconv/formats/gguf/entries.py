@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from struct import pack
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, DType
@@ -27,7 +27,6 @@ from ckconv.families.tied_head import as_head
 from ckconv.families.words import of_class, said, tensors_said
 from ckconv.formats.gguf.layer_keys import key_patterns
 from ckconv.formats.gguf.rules import known_patterns, required_layers
-from ckconv.lazy import NamedTuple
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 
 from ckconv.core.config import ModelConfig
@@ -50,7 +51,6 @@ from ckconv.formats.gguf.spec import (
 )
 from ckconv.formats.gguf.types import file_type, types_of
 from ckconv.formats.gguf.write import container
-from ckconv.lazy import replace
 from ckconv.plan.checks import row_notes
 from ckconv.plan.container import Container
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture

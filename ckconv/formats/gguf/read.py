@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from struct import unpack
+from typing import NamedTuple
 
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import StoredTensor
@@ -15,7 +16,6 @@ from ckconv.formats.gguf.spec import MAX_SHARDS, SPLIT_COUNT, SPLIT_NO, SPLIT_TE
 from ckconv.formats.gguf.values import ArrayRef, MetaValue
 from ckconv.io.bytesource import ByteSource, open_source
 from ckconv.io.files import readable
-from ckconv.lazy import NamedTuple
 
 #: Bytes of a vector of hyper-parameters; none has as many.
 _LONGEST_VECTOR = 1 << 20

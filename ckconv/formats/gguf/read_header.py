@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from struct import Struct
+from typing import NamedTuple
 
 from ckconv.core.tensors import StoredTensor
 from ckconv.core.typed import U32
@@ -30,7 +31,6 @@ from ckconv.formats.gguf.spec import (
 )
 from ckconv.formats.gguf.values import MetaValue, read_string, read_value
 from ckconv.io.bytesource import ByteSource, lfs_pointer
-from ckconv.lazy import NamedTuple
 
 #: First bytes of what people take for a GGUF -> what it is.
 _FOREIGN = (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from pathlib import Path
 from struct import Struct, error
+from typing import NamedTuple
 
 from ckconv.core.dtypes import BY_GGML, RETIRED_GGML, DType
 from ckconv.core.tensors import Extent, StoredTensor
@@ -15,10 +17,9 @@ from ckconv.errors import Faults, InputError, quoted
 from ckconv.formats.gguf.cursor import TRUNCATED, Cursor
 from ckconv.formats.gguf.spec import MAX_BYTES, MAX_DIMS, MAX_NAME_BYTES, TENSOR_TAIL, align_up
 from ckconv.formats.gguf.values import read_string
-from ckconv.lazy import NamedTuple, regex
 
 # What is no part of a name: C0 and C1 controls, line separators, and marks that reorder or hide text.
-_CONTROL = regex("[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff]")
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff]")
 
 #: Forms that are kept: a model has a few dozen.
 _MAX_FORMS = 4096

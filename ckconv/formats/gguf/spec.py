@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 from ckconv.core.typed import ARRAY, U32, VALUE_TYPES_BY_NAME, Value, string
-from ckconv.lazy import NamedTuple, dataclass, regex
 
 MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)
@@ -84,7 +85,7 @@ SPLIT_COUNT = "split.count"
 SPLIT_TENSORS = "split.tensors.count"
 
 # ``llama_split_path``: "%s-%05d-of-%05d.gguf", counted from 1 where split.no counts from 0.
-_SHARD_NAME = regex(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
+_SHARD_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

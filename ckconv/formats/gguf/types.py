@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.tensors import Tensor
@@ -11,7 +12,6 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.families.gguf_metadata import FILE_TYPES
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.formats.gguf.entries import Entry
-from ckconv.lazy import NamedTuple
 from ckconv.plan.decoding import DECODE
 from ckconv.plan.pieces import apart
 from ckconv.plan.planner import Planner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from struct import Struct
 
@@ -14,7 +14,6 @@ from ckconv.errors import InputError, OutputError, quoted
 from ckconv.formats.gguf.cursor import TRUNCATED, Cursor
 from ckconv.formats.gguf.spec import MAX_ARRAY_ELEMENTS, MAX_STRING_BYTES
 from ckconv.io.bytesource import ByteSource
-from ckconv.lazy import dataclass
 
 Scalar = int | float | bool | str
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import Dropped, Packed, StoredTensor, Tensor, matrix_of
@@ -18,7 +18,6 @@ from ckconv.families.canonical import Item, plain_item
 from ckconv.families.huggingface_tensors import foreign_quantizer
 from ckconv.formats.huggingface.packed_settings import check_ignored, quantization_config, settings_of
 from ckconv.io.bytesource import FileSource, open_source
-from ckconv.lazy import NamedTuple
 from ckconv.quant.mlx import Triple
 from ckconv.quant.packed import Scheme, packed_type
 from ckconv.quant.packings import ACTIVATIONS, NOT_WEIGHTS, PACKINGS, Declared, Misfit, Module, Packing, Unread

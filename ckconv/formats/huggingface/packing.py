@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from struct import pack
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, F32, DType
 from ckconv.core.layouts import plain
 from ckconv.core.tensors import Tensor
 from ckconv.formats.safetensors.checkpoint_names import Entry
 from ckconv.formats.safetensors.checkpoint_pieces import StoredArray
-from ckconv.lazy import NamedTuple
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.planner import EMBEDDING
 from ckconv.quant.integers import INTEGERS, with_zeros

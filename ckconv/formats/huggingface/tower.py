@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from ckconv.families.naming_schemes import is_beside_text
 from ckconv.families.towers import tower_of_document, tower_parameters, tower_tensors
 from ckconv.formats.safetensors.spec import MAX_JSON
 from ckconv.io.json import Document, parse_object, read_object
-from ckconv.lazy import replace
 from ckconv.plan.planner import EMBEDDING
 from ckconv.tokenizer.documents import token_ids_beside
 

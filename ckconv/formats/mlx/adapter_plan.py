@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,6 @@ from ckconv.families.names import MLX
 from ckconv.formats.mlx.spec import MLX_NAME
 from ckconv.formats.safetensors.adapter_files import container
 from ckconv.formats.safetensors.shards import lay_out
-from ckconv.lazy import replace
 from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import Plan
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ckconv.core.dtypes import DTYPES, F32, DType, Kind
@@ -14,7 +15,6 @@ from ckconv.formats.mlx.quantise import asked_of, default_of, quantization_of, t
 from ckconv.formats.mlx.rope import rope_reasons
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.checkpoint_names import Entry
-from ckconv.lazy import replace
 from ckconv.plan.checks import engine_of
 from ckconv.plan.decoding import DECODE
 from ckconv.plan.pieces import Module, Piece

@@ -7,6 +7,7 @@ The rules are peft's own (0.21): ``LoraLayer.update_layer`` for the scale; those
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from ckconv.formats.peft.modules import ModuleKeys, Selection
 from ckconv.formats.peft.patterns import Steps
 from ckconv.formats.safetensors.adapter_document import positive, read_adapter_document
 from ckconv.io.json import shown
-from ckconv.lazy import dataclass
 
 #: Keys under which a method of peft is another one than plain LoRA -> what to say of it.
 _VARIANTS: dict[str, str] = {

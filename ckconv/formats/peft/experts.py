@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 from ckconv.adapters.places import Side, Sides, sides_of
 from ckconv.adapters.read import Collector, Part
@@ -26,7 +28,6 @@ from ckconv.families.names import HF, names_of
 from ckconv.families.naming_schemes import NESTED
 from ckconv.families.sizes import Sizes
 from ckconv.formats.peft.config import PeftConfig
-from ckconv.lazy import NamedTuple, replace
 
 #: What peft puts around a module once more, for each of its parameters but the last.
 _WRAPPED = ".base_layer"

@@ -14,13 +14,12 @@ from typing import Any
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.peft.pattern_syntax import NoPattern, NotMatched
 from ckconv.formats.peft.patterns import Pattern, Steps
-from ckconv.lazy import regex
 
 #: Every character of such an expression stands for one character: for itself, or ``.`` for any one.
-_PLAIN = regex(r"(?:[A-Za-z0-9_.\-]|\\\.)*", re.ASCII)
+_PLAIN = re.compile(r"(?:[A-Za-z0-9_.\-]|\\\.)*", re.ASCII)
 
 #: What peft looks for a layer's number with. Every dot is the end of at most one try, so nothing is read twice.
-_ANY_LAYER = regex(r".*?\.[^.]*\.(\d+)\.")
+_ANY_LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
 _LAYER = r"(?:^|.*?\.){}\.(\d+)\."
 #: Digits of a layer's number.
 _MAX_DIGITS = 9

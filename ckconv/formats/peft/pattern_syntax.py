@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-
-from ckconv.lazy import dataclass
+from dataclasses import dataclass
 
 #: ``|`` has five; of long expressions those of ``a{16}`` have most, four for each of its characters.
 STATES_A_CHARACTER = 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,6 @@ from ckconv.formats.safetensors.adapter_files import container
 from ckconv.formats.safetensors.shards import lay_out
 from ckconv.io.files import Files
 from ckconv.io.rowcompare import same_values
-from ckconv.lazy import replace
 from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import Plan
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickletools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import DType
 from ckconv.formats.pytorch.spec import (
@@ -26,7 +26,6 @@ from ckconv.formats.pytorch.spec import (
     VIEWS,
     WRAPPERS,
 )
-from ckconv.lazy import NamedTuple
 
 
 class Malformed(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.adapters.model import matrix_shape
@@ -14,7 +15,6 @@ from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.formats.safetensors.files import CONFIG_DOCUMENT
 from ckconv.io.json import read_object
-from ckconv.lazy import dataclass
 
 #: Opens a model of any format: given by who opens an adapter, as no reader knows the others.
 Opener = Callable[[Path], TensorIndex]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 from ckconv.errors import InputError
 from ckconv.formats.safetensors.spec import MAX_JSON
 from ckconv.io.json import Document, parse_object, read_document
-from ckconv.lazy import regex
 
 _DOCUMENT = Document("adapter configuration", "adapter.config", "adapter.config", MAX_JSON)
 
-_NOT_FINITE = regex(rb'"(r|lora_alpha|rank|scale|alpha)"\s*:\s*(-?(?:NaN|Infinity))')
+_NOT_FINITE = re.compile(rb'"(r|lora_alpha|rank|scale|alpha)"\s*:\s*(-?(?:NaN|Infinity))')
 
 
 def read_adapter_document(path: Path) -> dict[str, Any]:

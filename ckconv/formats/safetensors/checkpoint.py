@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -35,7 +36,6 @@ from ckconv.formats.safetensors.rope_factors import scaling_of
 from ckconv.formats.safetensors.shards import lay_out, single_name
 from ckconv.formats.safetensors.write import Checkpoint, container
 from ckconv.io.card import card_of
-from ckconv.lazy import replace
 from ckconv.options import Options
 from ckconv.plan.checks import row_notes
 from ckconv.plan.decoding import DECODE

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from ckconv.families.keys import CONSUMERS, MLX_LM, TRANSFORMERS, Kind
 from ckconv.families.parameter_rows import ParameterCell
 from ckconv.families.schema import Family
 from ckconv.families.words import family_of, said, without_noted
-from ckconv.lazy import replace
 
 #: What the output says otherwise on purpose.
 _ON_PURPOSE = ("family", "context_length", "vocab_size")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.documents import CONFIG_NAME, document_of, text_key, unquantised
@@ -19,7 +19,6 @@ from ckconv.families.loaders import MLX_LM
 from ckconv.formats.safetensors.checkpoint_agreement import agreeing, check_fit, fitting
 from ckconv.formats.safetensors.document import Facts, build_document
 from ckconv.io.bytesource import open_source
-from ckconv.lazy import NamedTuple
 from ckconv.plan.checks import engine_of
 from ckconv.plan.planner import HEAD
 

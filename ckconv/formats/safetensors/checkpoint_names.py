@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.layouts import Layout
 from ckconv.core.names import parse, with_layer
@@ -13,7 +13,6 @@ from ckconv.families.naming_schemes import fusion_names, scheme_names
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 from ckconv.families.tensor_rows import VALUES
-from ckconv.lazy import NamedTuple
 
 
 class Entry(NamedTuple):

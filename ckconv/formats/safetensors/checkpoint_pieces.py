@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, DType, Kind
 from ckconv.core.layouts import Layout, plain, shifted
@@ -13,7 +14,6 @@ from ckconv.families.naming_schemes import scheme_names
 from ckconv.families.schema import Family
 from ckconv.families.sizes import Sizes
 from ckconv.formats.safetensors.checkpoint_names import Entry
-from ckconv.lazy import NamedTuple, replace
 from ckconv.plan.pieces import Module, Piece
 from ckconv.quant.convert import Conversion, Run
 from ckconv.quant.mlx import Triple

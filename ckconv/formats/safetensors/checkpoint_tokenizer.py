@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckconv.core.beside import root_of
@@ -13,7 +13,6 @@ from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.families.reference import REFERENCE
 from ckconv.formats.safetensors.checkpoint_config import CHECKPOINTS
 from ckconv.formats.safetensors.modules import documents_of, pooled, pooling_files
-from ckconv.lazy import dataclass
 from ckconv.options import Options
 from ckconv.tokenizer.documents import tokenizer_files
 from ckconv.tokenizer.files import LeftOut

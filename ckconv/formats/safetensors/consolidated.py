@@ -7,6 +7,7 @@ llama; ``write_model`` of transformers' ``convert_llama_weights_to_hf.py`` knows
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,8 @@ from ckconv.errors import UnsupportedError, quoted
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.families.reference import REFERENCE, reference_config
 from ckconv.formats.safetensors.read import SafetensorsFile
-from ckconv.lazy import regex
 
-_PART = regex(r"consolidated\.\d\d\.(?:pth|pt)")
+_PART = re.compile(r"consolidated\.\d\d\.(?:pth|pt)")
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 

@@ -7,14 +7,13 @@ mlx-lm's classes (0.32) know only the first, and take their own default where th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.parameters import nested, scope_of, write
 from ckconv.families.schema import Family
-from ckconv.lazy import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.tensors import StoredTensor
@@ -34,7 +34,6 @@ from ckconv.formats.safetensors.spec import (
     parse_shard_name,
 )
 from ckconv.io.json import Document, read_object
-from ckconv.lazy import NamedTuple
 
 #: transformers 4 writes what Mamba 2 does not clamp as Infinity.
 CONFIG_DOCUMENT = Document("configuration", "model.config", "model.config", MAX_JSON, lax=True)

@@ -10,14 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import BY_SAFETENSORS, DType
 from ckconv.errors import InputError, listed
 from ckconv.formats.safetensors.spec import LENGTH_BYTES, MAX_HEADER, MAX_NAME, TOO_LARGE
 from ckconv.io.json import Document, parse_object, repeated
-from ckconv.lazy import NamedTuple, regex
 
 if TYPE_CHECKING:
     from ckconv.io.bytesource import ByteSource
@@ -35,12 +34,12 @@ _MAX_FORMS = 4096
 _SPACE = b" \t\n\r"
 _S = rb"[ \t\n\r]*"
 _NUMBER = rb"(?:0|[1-9][0-9]{0,18})"
-_ALIKE = regex(
+_ALIKE = re.compile(
     rb'S"([^"\\\x00-\x1f]+)"S:S\{S"dtype"S:S"([A-Z0-9_]+)"S,S"shape"S:S\[S((?:N(?:S,SN){0,63})?)S\]'
     rb'S,S"data_offsets"S:S\[S(N)S,S(N)S\]S\}S([,}])'.replace(b"S", _S).replace(b"N", _NUMBER)
 )
-_KEY = regex(rb'S"([^"\\\x00-\x1f]*)"S:'.replace(b"S", _S))
-_TOKEN = regex(rb'["\[\]{},]')
+_KEY = re.compile(rb'S"([^"\\\x00-\x1f]*)"S:'.replace(b"S", _S))
+_TOKEN = re.compile(rb'["\[\]{},]')
 _LEVELS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
 
 

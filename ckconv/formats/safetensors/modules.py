@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.errors import InputError
 from ckconv.io.json import Document, parse_object, read_document, read_object
-from ckconv.lazy import NamedTuple
 
 MODULES = "modules.json"
 #: Modules that other programs than sentence-transformers compute, too, or that change no direction.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ckconv.core.documents import METADATA
 from ckconv.core.dtypes import BY_SAFETENSORS
@@ -19,7 +19,6 @@ from ckconv.formats.safetensors.header import Alike, Header
 from ckconv.formats.safetensors.spec import FIELDS, LENGTH_BYTES, MAX_DIMS, MAX_HEADER, MAX_NAME, MAX_TENSORS, TOO_LARGE
 from ckconv.io.bytesource import lfs_pointer, open_source
 from ckconv.io.json import kind, shown
-from ckconv.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from ckconv.io.bytesource import ByteSource

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.rope import scaled
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.words import family_of
 from ckconv.io.files import Files
-from ckconv.lazy import NamedTuple
 from ckconv.plan.planner import ROPE_FREQUENCIES
 from ckconv.plan.steps import Reason
 

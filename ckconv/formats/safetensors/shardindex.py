@@ -11,12 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.errors import Faults, InputError, counted, quoted
 from ckconv.formats.safetensors.spec import MAX_JSON, SUFFIX, is_pickle
 from ckconv.io.json import Document, kind, read_object, shown
-from ckconv.lazy import NamedTuple
 
 if TYPE_CHECKING:
     from ckconv.formats.safetensors.read import SafetensorsFile

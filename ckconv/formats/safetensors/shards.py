@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ckconv.core.documents import METADATA
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, SINGLE_NAME, SUFFIX, encode_header, shard_name
-from ckconv.lazy import NamedTuple
 from ckconv.plan.container import Frame
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.steps import OutputFile

@@ -17,7 +17,6 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ckconv.core.documents import METADATA
-from ckconv.lazy import regex
 
 #: Bytes of the length field in front of the header.
 LENGTH_BYTES = 8
@@ -50,7 +49,7 @@ PICKLE_METADATA = {"format": "pt"}
 #: Bytes of an index or of a config.json.
 MAX_JSON = 64_000_000
 
-_SHARD = regex(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?:safetensors|bin)", re.DOTALL)
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?:safetensors|bin)", re.DOTALL)
 
 
 def shard_name(stem: str, number: int, count: int) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ckconv.formats.safetensors.checkpoint_tokenizer import TokenizerPlan, left_out
-from ckconv.lazy import replace
 from ckconv.output.streamed import SideFile
 from ckconv.tokenizer import huggingface as tokenizer_json
 from ckconv.tokenizer import sentencepiece

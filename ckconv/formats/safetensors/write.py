@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.formats.safetensors.checkpoint_tokenizer import TokenizerPlan
 from ckconv.formats.safetensors.reference import check_opens
@@ -14,7 +14,6 @@ from ckconv.formats.safetensors.tokenizer_files import tokenizer_files
 from ckconv.io.bytesource import open_source
 from ckconv.io.card import CARD_NAME
 from ckconv.io.files import CHUNK
-from ckconv.lazy import NamedTuple
 from ckconv.output.streamed import SideFile, side_file
 from ckconv.plan.container import Container
 

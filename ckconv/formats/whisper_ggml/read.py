@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from struct import unpack
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import BY_GGML, DType
 from ckconv.core.tensors import Extent, MetadataKind, StoredTensor, TensorIndex, plain_tensor
@@ -17,7 +18,6 @@ from ckconv.families.speech import USUAL, speech, speech_document, speech_family
 from ckconv.families.words import said_of
 from ckconv.formats.whisper_ggml.spec import BINS, MAGIC, MAX_AXES, NAME, VERSION_FACTOR, filters, words
 from ckconv.io.bytesource import ByteSource, open_source
-from ckconv.lazy import NamedTuple, replace
 from ckconv.plan.content import Content
 
 #: Bytes that are read at once: of words, and where a tensor is described.

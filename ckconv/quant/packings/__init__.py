@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
 from ckconv.core.layouts import plain, transposed
 from ckconv.core.tensors import Array, StoredTensor, Tensor
-from ckconv.lazy import NamedTuple
 from ckconv.quant.packed import Scheme
 
 if TYPE_CHECKING:
