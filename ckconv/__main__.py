@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> int:
             raise
         # What works with files names them: else it was stdout.
         if isinstance(error, OSError) and error.filename is None and error.errno not in NO_RESOURCES:
-            from ckconv.output.filesystem import write_code
+            from ckconv.publish.files import write_code
 
             reason = error.strerror or str(error)
             error = OutputError(write_code(error), f"stdout cannot be written: {reason}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckconv.errors import CkconvError, OutputError
-from ckconv.output.publish import Outputs, Room, Small
+from ckconv.publish.staging import Outputs, Room, Small
 
 
 def one_file(

@@ -24,7 +24,7 @@ from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.reread import FileHash
 from ckconv.engine.workers import Stage
 from ckconv.errors import InputError, OutputError
-from ckconv.output.regular import open_regular
+from ckconv.publish.files import open_regular
 from ckconv.system import is_cached
 
 SMALL = 16 << 10

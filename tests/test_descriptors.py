@@ -15,7 +15,7 @@ from models import Model
 
 from ckconv.errors import unreadable
 from ckconv.io.files import Files
-from ckconv.output.descriptors import Descriptors
+from ckconv.publish.descriptors import Descriptors
 from ckconv.system import MAX_OPEN
 
 resource = pytest.importorskip("resource")  # of POSIX

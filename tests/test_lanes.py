@@ -26,9 +26,9 @@ from ckconv.engine.following import Growth
 from ckconv.engine.lanes import Part, shared_out
 from ckconv.errors import CkconvError, Interrupted, OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options
-from ckconv.output import descriptors
 from ckconv.plan.container import Frame
 from ckconv.plan.steps import OutputFile
+from ckconv.publish import descriptors
 from ckconv.signals import interruptible
 
 #: ``jobs`` -> lanes of an output of many files.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import FIXTURES, Result
 
-from ckconv.output.naming import Naming
+from ckconv.publish.naming import Naming
 
 Ckconv = Callable[..., Result]
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ckconv.errors import Interrupted, OutputError
-from ckconv.output import locks
-from ckconv.output.locks import Locked
+from ckconv.publish import locks
+from ckconv.publish.locks import Locked
 from ckconv.signals import interruptible
 
 

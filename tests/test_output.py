@@ -18,8 +18,8 @@ import pytest
 from outputs import descriptor, names, no_links, one_file, refused, write
 
 from ckconv.errors import Interrupted, OutputError
-from ckconv.output import publish as output
-from ckconv.output import staging
+from ckconv.publish import stage
+from ckconv.publish import staging as output
 from ckconv.signals import interruptible
 from ckconv.system import allocates
 
@@ -163,7 +163,7 @@ def test_the_directories_reach_the_disk(
 
 def test_a_new_directory_and_its_place_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    for module in (output, staging):
+    for module in (output, stage):
         monkeypatch.setattr(module, "sync_directory", lambda path: synced.append(path.name))
     place = tmp_path / "dst"
     with one_file({}, main=place / "weights.bump", nbytes=1, directory=place) as outputs:
@@ -388,7 +388,7 @@ def test_a_limit_of_the_file_size_is_found_before_the_work(main: Path) -> None:
     code = f"""
 from pathlib import Path
 from ckconv.errors import OutputError
-from ckconv.output.publish import Outputs, Room
+from ckconv.publish.staging import Outputs, Room
 try:
     Outputs({{Path({str(main)!r}): Room(1 << 20)}}, {{}}).__enter__()
 except OutputError as error:
@@ -471,7 +471,7 @@ CHILD = """
 import os, sys
 from pathlib import Path
 from ckconv.errors import Interrupted
-from ckconv.output.publish import Outputs, Room, Small
+from ckconv.publish.staging import Outputs, Room, Small
 from ckconv.signals import interruptible
 from ckconv.engine.pipeline import Pipeline
 place = Path(sys.argv[1])

@@ -16,9 +16,9 @@ from kills import HIT
 from outputs import refused
 
 from ckconv.errors import OutputError
-from ckconv.output import locks
-from ckconv.output.publish import Outputs, Room, Small
-from ckconv.output.recovery import recover
+from ckconv.publish import locks
+from ckconv.publish.recovery import recover
+from ckconv.publish.staging import Outputs, Room, Small
 
 MODEL, SIDE, PART = "model.safetensors", "modules.json", "1_Pooling/config.json"
 NEW = {MODEL: b"new model", SIDE: b"new list", PART: b"new part"}

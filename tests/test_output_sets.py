@@ -17,7 +17,7 @@ import pytest
 from outputs import names, no_links, one_file, refused
 
 from ckconv.errors import OutputError
-from ckconv.output.publish import Outputs, Room, Small
+from ckconv.publish.staging import Outputs, Room, Small
 
 SHARDS = [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
 NEW = {**{name: name.encode() for name in SHARDS}, "config.json": b"{}"}
@@ -215,7 +215,7 @@ def test_every_file_reaches_the_disk_once(tmp_path: Path, monkeypatch: pytest.Mo
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ckconv.output.publish import Outputs, Room, Small
+from ckconv.publish.staging import Outputs, Room, Small
 place = Path(sys.argv[1])
 large = {place / f"m-0000{n}-of-00003.gguf": Room(1 << 20) for n in (1, 2, 3)}
 outputs = Outputs(large, {place / "config.json": Small("config.json", b"{}")}, force=True)

@@ -18,10 +18,10 @@ from conftest import FIXTURES, Result
 from kills import HIT
 from outputs import refused
 
-from ckconv.output import locks
-from ckconv.output.locks import Locked
-from ckconv.output.publish import Outputs, Room, Small
-from ckconv.output.recovery import recover
+from ckconv.publish import locks
+from ckconv.publish.locks import Locked
+from ckconv.publish.recovery import recover
+from ckconv.publish.staging import Outputs, Room, Small
 
 Ckconv = Callable[..., Result]
 
@@ -34,7 +34,7 @@ CHILD = (
     """
 import os, sys
 from pathlib import Path
-from ckconv.output.publish import Outputs, Room, Small
+from ckconv.publish.staging import Outputs, Room, Small
 place, content, call, number, at = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 side, one, two = (place / name for name in sys.argv[6:])
 size = len(content) + len(one.name)
@@ -226,7 +226,7 @@ def test_a_file_that_cannot_be_removed_is_noted_in_the_report(
 def test_a_directory_that_does_not_reach_the_disk_says_that_the_output_is_there(
     ckconv: Ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckconv.output import publish as output
+    from ckconv.publish import staging as output
 
     def failing(path: Path) -> None:
         raise OSError(errno.EIO, "Input/output error")

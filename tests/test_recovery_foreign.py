@@ -13,11 +13,11 @@ import pytest
 from conftest import FIXTURES, Result
 from kills import HIT
 
-from ckconv.output import locks
-from ckconv.output.kept import FINISHED, KEPT, Finished, Kept, lasting_name, remove_folder
-from ckconv.output.publish import Outputs, Room, Small
-from ckconv.output.recovery import recover
-from ckconv.output.removal import remove_directory
+from ckconv.publish import locks
+from ckconv.publish.kept import FINISHED, KEPT, Finished, Kept, lasting_name, remove_folder
+from ckconv.publish.recovery import recover
+from ckconv.publish.removal import remove_directory
+from ckconv.publish.staging import Outputs, Room, Small
 
 pytestmark = pytest.mark.needs("posix")
 
@@ -29,7 +29,7 @@ CHILD = (
     """
 import os, signal, sys
 from pathlib import Path
-from ckconv.output.publish import Outputs, Room, Small
+from ckconv.publish.staging import Outputs, Room, Small
 at, place, side, number, count = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), signal.SIGKILL, 0
 """
     + HIT

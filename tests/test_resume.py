@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import FIXTURES, Result
 
-from ckconv.output.kept import FINISHED
+from ckconv.publish.kept import FINISHED
 
 Ckconv = Callable[..., Result]
 

@@ -14,11 +14,11 @@ import pytest
 from conftest import FIXTURES, Result
 
 from ckconv.errors import OutputError
-from ckconv.output import kept as kept_files
-from ckconv.output.kept import FINISHED, KEPT, Finished, Kept, is_lasting, lasting_name
-from ckconv.output.publish import Outputs, Room, Small
-from ckconv.output.recovery import recover
-from ckconv.output.removal import remove_directory
+from ckconv.publish import kept as kept_files
+from ckconv.publish.kept import FINISHED, KEPT, Finished, Kept, is_lasting, lasting_name
+from ckconv.publish.recovery import recover
+from ckconv.publish.removal import remove_directory
+from ckconv.publish.staging import Outputs, Room, Small
 
 QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
 
@@ -27,7 +27,7 @@ CHILD = """
 import os, sys
 from ckconv import __main__
 from ckconv.engine import pieces
-from ckconv.output.publish import Outputs
+from ckconv.publish.staging import Outputs
 number, at, arguments = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 write, publish, made, count = pieces.write_file, Outputs.publish, 0, 0
 

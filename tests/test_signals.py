@@ -17,8 +17,8 @@ import pytest
 from ckconv import signals
 from ckconv.engine.following import Following, Growth
 from ckconv.errors import Interrupted
-from ckconv.output.locks import Locked
-from ckconv.output.publish import Outputs, Room
+from ckconv.publish.locks import Locked
+from ckconv.publish.staging import Outputs, Room
 from ckconv.signals import check, declare, deferred, interruptible
 from ckconv.system import ENDING
 

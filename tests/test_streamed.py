@@ -11,9 +11,8 @@ from conftest import FIXTURES
 
 import ckconv
 from ckconv.errors import VerifyError
-from ckconv.output import streamed
-from ckconv.output.filesystem import holds, write_file
-from ckconv.output.streamed import Streamed, digest_of, pieces_of, side_file
+from ckconv.publish import files as streamed
+from ckconv.publish.files import Streamed, digest_of, holds, pieces_of, side_file, write_file
 
 SOURCES = ["gguf/llama-tied-bf16.auto.gguf", "gguf/phi3-bf16.auto.gguf", "hf/qwen2-tied-bf16", "hf/gpt2-hub-f32"]
 

@@ -58,9 +58,9 @@ def command(
     from ckconv.cli.batch_run import Batch
     from ckconv.families.catalogue import own_families
     from ckconv.io.ahead import at_once
-    from ckconv.output.filesystem import failing
-    from ckconv.output.places import check_place
     from ckconv.plan.choices import check_values
+    from ckconv.publish.checks import check_place
+    from ckconv.publish.files import failing
     from ckconv.signals import interruptible
 
     settings = settings_of(context)

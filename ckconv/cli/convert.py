@@ -239,7 +239,7 @@ def _print(report: Report, tower: Report | None, settings: Settings, *, err: boo
     except BrokenPipeError:
         raise
     except OSError as error:
-        from ckconv.output.filesystem import write_code
+        from ckconv.publish.files import write_code
 
         message = f"the output is complete; only the report could not be printed: {error.strerror}"
         raise OutputError(write_code(error), message, path=report.target) from None

@@ -13,8 +13,8 @@ from ckconv.cli.overview import as_rows
 from ckconv.cli.render import container
 from ckconv.errors import OutputError, UsageError, counted
 from ckconv.formats.destination import STDOUT
-from ckconv.output.filesystem import close_written, create, failing, removed
-from ckconv.output.places import check_parent
+from ckconv.publish.checks import check_parent
+from ckconv.publish.files import close_written, create, failing, removed
 
 #: Grounds of the types, light and dark, told apart by who does not see red and green apart, too; each cell has its
 #: character besides. What is written on them stands out by 7:1 at least.

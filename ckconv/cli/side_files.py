@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ckconv.cli.settings import Settings
     from ckconv.formats.destination import Destination
     from ckconv.options import Options
-    from ckconv.output.streamed import SideFile
     from ckconv.plan.steps import Plan
+    from ckconv.publish.files import SideFile
 
 #: Flags about weights, and about files that tell of them, beside those of the table of options.
 _ABOUT_WEIGHTS = (
@@ -85,7 +85,7 @@ def write_side_files(
     from ckconv.engine.leftovers import check_leftovers, gone_notes, left_documents
     from ckconv.engine.run import Report
     from ckconv.io.files import Files
-    from ckconv.output.publish import Outputs, Small
+    from ckconv.publish.staging import Outputs, Small
 
     started = time.monotonic()
     assert place.directory is not None

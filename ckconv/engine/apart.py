@@ -25,10 +25,10 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.files import Files
-from ckconv.output.kept import Finished, Kept
-from ckconv.output.publish import Outputs
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan
+from ckconv.publish.kept import Finished, Kept
+from ckconv.publish.staging import Outputs
 from ckconv.signals import check
 
 

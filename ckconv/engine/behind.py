@@ -21,7 +21,7 @@ from ckconv.engine.pace import AbandonedError
 from ckconv.engine.reread import FileHash
 from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError, unreadable
-from ckconv.output.regular import close_unwritten
+from ckconv.publish.files import close_unwritten
 from ckconv.signals import deferred
 from ckconv.system import reads_what_is_cached
 

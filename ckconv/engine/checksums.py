@@ -16,7 +16,7 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.io.bytesource import open_source
 from ckconv.io.files import readable
-from ckconv.output.regular import opened_regular, there
+from ckconv.publish.files import opened_regular, there
 
 #: What the file is called in a directory, and what is added to the name of a model that is a file.
 IN_DIRECTORY = "SHA256SUMS"

@@ -9,9 +9,9 @@ from pathlib import Path
 from ckconv.core.tensors import TensorIndex
 from ckconv.formats import format_of, load
 from ckconv.io.bytesource import open_source
-from ckconv.output.streamed import pieces_of
 from ckconv.plan.container import Container
 from ckconv.plan.content import Content
+from ckconv.publish.files import pieces_of
 
 #: Largest file beside a model that is read whole, in bytes.
 _LIMIT = 1 << 30

@@ -15,8 +15,8 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.io.files import readable
 from ckconv.io.json import parse_object, read_document
-from ckconv.output.regular import there
 from ckconv.plan.steps import Plan
+from ckconv.publish.files import there
 from ckconv.record.conversion import DOCUMENT, IN_DIRECTORY, as_meant
 from ckconv.record.read import open_record
 from ckconv.record.schema import record_path

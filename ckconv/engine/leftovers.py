@@ -17,10 +17,10 @@ from ckconv.engine import checksums
 from ckconv.errors import OutputError, listed
 from ckconv.formats import FORMATS, format_of, load
 from ckconv.formats.destination import Destination
-from ckconv.output.filesystem import failing, holds
-from ckconv.output.publish import Small
 from ckconv.plan.container import Along
 from ckconv.plan.steps import Plan
+from ckconv.publish.files import failing, holds
+from ckconv.publish.staging import Small
 from ckconv.record import conversion
 
 _HINT = "remove what is left over, or name another directory"

@@ -31,11 +31,10 @@ from ckconv.formats.detect import open_index
 from ckconv.io.ahead import at_once
 from ckconv.io.files import Files
 from ckconv.io.tiles import tiles_for
-from ckconv.output.filesystem import close_written, create, failing, temporary_name
-from ckconv.output.kept import UNFINISHED
-from ckconv.output.regular import close_unwritten, growing
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan
+from ckconv.publish.files import close_unwritten, close_written, create, failing, growing, temporary_name
+from ckconv.publish.kept import UNFINISHED
 from ckconv.signals import deferred
 from ckconv.system import allocate, sync
 

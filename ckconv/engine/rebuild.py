@@ -21,8 +21,7 @@ from ckconv.errors import OutputError, UsageError, VerifyError
 from ckconv.formats import format_of
 from ckconv.io.files import Files, readable
 from ckconv.options import Options
-from ckconv.output.regular import opened_regular, there
-from ckconv.output.streamed import pieces_of
+from ckconv.publish.files import opened_regular, pieces_of, there
 from ckconv.record.conversion import ConversionRecord, records_of
 from ckconv.record.read import OpenRecord, record_beside
 from ckconv.record.schema import record_path
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
 
     from ckconv.engine.rowmoves import Moved
     from ckconv.formats.destination import Destination
-    from ckconv.output.streamed import SideFile
     from ckconv.plan.container import Frame
     from ckconv.plan.steps import OutputFile, Plan
+    from ckconv.publish.files import SideFile
 
 CODE = "verify.rebuild"
 

@@ -20,10 +20,10 @@ from ckconv.formats.locate import located
 from ckconv.io.addresses import ADDRESS, as_path
 from ckconv.io.files import Files, readable
 from ckconv.options import Options
-from ckconv.output.kept import digest_of
-from ckconv.output.regular import opened_regular
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan
+from ckconv.publish.files import opened_regular
+from ckconv.publish.kept import digest_of
 
 #: Bytes of a source that are hashed at most: headers end before.
 _HEADER = 64 << 20

@@ -10,7 +10,7 @@ from types import TracebackType
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.engine.workers import Stage
 from ckconv.errors import UnsupportedError, VerifyError, listed, unreadable
-from ckconv.output.regular import opened_regular
+from ckconv.publish.files import opened_regular
 from ckconv.signals import check
 from ckconv.system import read_into
 

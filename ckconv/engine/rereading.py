@@ -19,9 +19,9 @@ from ckconv.errors import InputError, VerifyError
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.io.files import Files
-from ckconv.output.publish import Outputs
-from ckconv.output.regular import growing
 from ckconv.plan.steps import Plan
+from ckconv.publish.files import growing
+from ckconv.publish.staging import Outputs
 
 T = TypeVar("T")
 

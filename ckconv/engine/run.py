@@ -22,12 +22,11 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX
 from ckconv.io.ahead import at_once
 from ckconv.io.files import Files
-from ckconv.output.filesystem import failing
-from ckconv.output.places import check_parent
-from ckconv.output.publish import Outputs, Room, Small
-from ckconv.output.streamed import SideFile, digest_of
 from ckconv.plan.container import Container
 from ckconv.plan.steps import OutputFile, Plan
+from ckconv.publish.checks import check_parent
+from ckconv.publish.files import SideFile, digest_of, failing
+from ckconv.publish.staging import Outputs, Room, Small
 
 if TYPE_CHECKING:
     from ckconv.engine.apart import Apart, Assembly

@@ -25,11 +25,10 @@ from ckconv.formats.destination import Destination
 from ckconv.io.ahead import made_at_once
 from ckconv.io.files import Files
 from ckconv.io.tiles import tiles_for
-from ckconv.output.filesystem import close_written
-from ckconv.output.publish import Outputs
-from ckconv.output.regular import close_unwritten
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan
+from ckconv.publish.files import close_unwritten, close_written
+from ckconv.publish.staging import Outputs
 from ckconv.signals import deferred
 from ckconv.system import ELSEWHERE, THREADS, sync, write_at
 

@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 
 from ckconv.errors import OutputError
-from ckconv.output.filesystem import write_code
+from ckconv.publish.files import write_code
 from ckconv.system import read_into, wait_for_reader, write_some
 
 

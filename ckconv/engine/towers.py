@@ -21,9 +21,9 @@ from ckconv.formats.huggingface.tower import tower_index
 from ckconv.io.addresses import as_path
 from ckconv.io.files import readable
 from ckconv.options import Options
-from ckconv.output.places import check_target
 from ckconv.plan.choices import check_values
 from ckconv.plan.steps import Plan
+from ckconv.publish.checks import check_target
 
 if TYPE_CHECKING:
     from ckconv.engine.transfer import Watcher

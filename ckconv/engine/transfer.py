@@ -18,9 +18,9 @@ from ckconv.engine.rowmoves import Moved, moved_chunks, row_order
 from ckconv.engine.writeback import Disk, WriteBehind
 from ckconv.errors import OutputError, UnsupportedError, UsageError, VerifyError
 from ckconv.io.files import Files
-from ckconv.output.filesystem import write_code
 from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import OutputFile, Plan, Step
+from ckconv.publish.files import write_code
 from ckconv.quant.convert import Action, Conversion
 from ckconv.system import read_at, write_at
 

@@ -13,8 +13,8 @@ from ckconv.errors import ADDRESSES, CkconvError, OutputError, UsageError, shown
 from ckconv.formats import format_of
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.addresses import ADDRESS, as_path
-from ckconv.output.kept import digest_of
-from ckconv.output.regular import opened_regular
+from ckconv.publish.files import opened_regular
+from ckconv.publish.kept import digest_of
 from ckconv.signals import check
 
 #: What takes no files by itself.

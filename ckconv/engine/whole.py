@@ -25,9 +25,8 @@ from ckconv.formats import format_of
 from ckconv.formats.bump.documents import check_documents
 from ckconv.io.files import readable
 from ckconv.options import Options, asked
-from ckconv.output.filesystem import holds
-from ckconv.output.regular import opened_regular
 from ckconv.plan.steps import Plan
+from ckconv.publish.files import holds, opened_regular
 from ckconv.record.conversion import ConversionRecord, recorded_options, records_of
 from ckconv.record.read import OpenRecord, record_beside
 

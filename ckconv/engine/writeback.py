@@ -10,8 +10,7 @@ from functools import partial
 
 from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError
-from ckconv.output.filesystem import write_code
-from ckconv.output.regular import close_unwritten
+from ckconv.publish.files import close_unwritten, write_code
 from ckconv.system import sync_data, syncs_data
 
 #: Bytes between two requests: what a disk is busy with for some tenths of a second.

@@ -19,7 +19,7 @@ from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
 from ckconv.io.bytesource import ByteSource, open_source
 from ckconv.io.files import readable
-from ckconv.output.regular import remembered
+from ckconv.publish.files import remembered
 
 #: What a directory of safetensors files is, unless something in it says another.
 _CHECKPOINT = "safetensors"

@@ -13,7 +13,7 @@ from typing import IO
 
 from ckconv.core.tensors import identity
 from ckconv.errors import InputError, OutputError, unreadable
-from ckconv.output.regular import close_unwritten, open_regular, same_file, wait_for
+from ckconv.publish.files import close_unwritten, open_regular, same_file, wait_for
 from ckconv.system import read_at
 
 #: Bytes of a pipe that are kept, so that what lies in a header can be decoded later.

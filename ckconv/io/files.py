@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckconv.core.tensors import Extent, Identity, cut, identity
 from ckconv.errors import InputError, OutputError, unreadable
-from ckconv.output.regular import open_regular
+from ckconv.publish.files import open_regular
 from ckconv.signals import check, deferred
 from ckconv.system import MAX_OPEN, read_into, reads_in_order, reads_soon, reads_what_is_cached
 

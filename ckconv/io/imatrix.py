@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.errors import InputError, quoted
 from ckconv.io.files import readable
-from ckconv.output.regular import opened_regular
+from ckconv.publish.files import opened_regular
 from ckconv.system import read_at
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # it imports hashlib, which takes longer to load than a plan to make
-    from ckconv.output.streamed import SideFile
+    from ckconv.publish.files import SideFile
 
 
 class Frame(NamedTuple):

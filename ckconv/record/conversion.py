@@ -20,8 +20,8 @@ from ckconv.errors import InputError, UsageError, quoted
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.io.json import Document, parse_object, read_document
 from ckconv.options import OPTIONS, Options, Records, Takes
-from ckconv.output.regular import there
 from ckconv.plan.choices import check_values
+from ckconv.publish.files import there
 from ckconv.record.read import OpenRecord
 
 IN_DIRECTORY = "ckconv.json"

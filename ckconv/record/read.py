@@ -19,7 +19,7 @@ from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.bytesource import FileSource, open_source
 from ckconv.io.files import CHUNK
 from ckconv.io.json import Document, parse_object, shown
-from ckconv.output.regular import there
+from ckconv.publish.files import there
 from ckconv.record import zip as zipstore
 from ckconv.record.schema import (
     CONVERSION_NAME,

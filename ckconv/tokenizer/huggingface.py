@@ -13,7 +13,7 @@ from json import JSONEncoder
 from typing import Any
 
 from ckconv.core.undecoded import is_text
-from ckconv.output.streamed import SideFile, side_file
+from ckconv.publish.files import SideFile, side_file
 from ckconv.tokenizer.pretokenizers import BYTE_LEVEL, definition
 from ckconv.tokenizer.sentencepiece import BYTE, CONTROL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
 from ckconv.tokenizer.sentencepiece_merges import merges_of, spell_out

@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
-from ckconv.output.streamed import SideFile
+from ckconv.publish.files import SideFile
 from ckconv.tokenizer.huggingface import added_tokens, around, unknown_token, written
 from ckconv.tokenizer.sentencepiece import NORMAL, SPACE
 from ckconv.tokenizer.vocabulary import NotFaithful, Rules, Vocabulary

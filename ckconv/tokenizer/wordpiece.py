@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckconv.core.typed import array, scalar
-from ckconv.output.streamed import SideFile
+from ckconv.publish.files import SideFile
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_words import Words, filled, words_of
 from ckconv.tokenizer.huggingface import added_tokens, around, fills, unknown_token, written

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckconv.output.filesystem import holds
-from ckconv.output.regular import there
-from ckconv.output.streamed import SideFile
+from ckconv.publish.files import SideFile, holds, there
 
 
 def document_beside(bump: Path, name: str) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckconv.formats.safetensors.checkpoint_tokenizer import TokenizerPlan, left_out
-from ckconv.output.streamed import SideFile
+from ckconv.publish.files import SideFile
 from ckconv.tokenizer import huggingface as tokenizer_json
 from ckconv.tokenizer import sentencepiece
 from ckconv.tokenizer.settings import also_ending, pieces, tokenizer_config

@@ -14,8 +14,8 @@ from ckconv.formats.safetensors.tokenizer_files import tokenizer_files
 from ckconv.io.bytesource import open_source
 from ckconv.io.card import CARD_NAME
 from ckconv.io.files import CHUNK
-from ckconv.output.streamed import SideFile, side_file
 from ckconv.plan.container import Container
+from ckconv.publish.files import SideFile, side_file
 
 
 class Checkpoint(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ckconv.output.filesystem import close_written, failing
+from ckconv.publish.files import close_written, failing
 from ckconv.system import CLOEXEC, MAX_OPEN, sync, sync_file
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ckconv.errors import OutputError
-from ckconv.output.filesystem import failing, removed, write_code
-from ckconv.output.regular import close_unwritten
+from ckconv.publish.files import close_unwritten, failing, removed, write_code
 from ckconv.signals import check, deferred
 from ckconv.system import CLOEXEC, MOVES_OPEN, NO_LOCKS, NOFOLLOW, NONBLOCK, try_lock
 

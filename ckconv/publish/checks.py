@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckconv.errors import OutputError
-from ckconv.output.filesystem import failing, holds, write_error
-from ckconv.output.streamed import SideFile
+from ckconv.publish.files import SideFile, failing, holds, write_error
 from ckconv.system import free_space
 
 #: Side file -> the flag of ``convert`` that says where it goes.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from ckconv.output.filesystem import not_removed, removed_directory
-from ckconv.output.kept import FINISHED, KEPT, remove_entry
-from ckconv.output.links import is_directory, kept_at
+from ckconv.publish.files import not_removed, removed_directory
+from ckconv.publish.kept import FINISHED, KEPT, remove_entry
+from ckconv.publish.links import is_directory, kept_at
 
 
 def remove_directory(path: Path) -> list[str]:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.errors import OutputError
-from ckconv.output.kept import FINISHED, KEPT, UNFINISHED, finished_in, is_lasting
-from ckconv.output.links import is_directory, is_temporary, kept_at, led_to, places_of, regular
-from ckconv.output.locks import Locked
-from ckconv.output.regular import close_unwritten
-from ckconv.output.removal import remove_directory, remove_kept
+from ckconv.publish.files import close_unwritten
+from ckconv.publish.kept import FINISHED, KEPT, UNFINISHED, finished_in, is_lasting
+from ckconv.publish.links import is_directory, is_temporary, kept_at, led_to, places_of, regular
+from ckconv.publish.locks import Locked
+from ckconv.publish.removal import remove_directory, remove_kept
 from ckconv.system import CLOEXEC, DIRECTORY, NOFOLLOW, is_own, try_lock
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckconv.errors import OutputError
-from ckconv.output.filesystem import removed_directory
+from ckconv.publish.files import removed_directory
 
 
 class Folders:

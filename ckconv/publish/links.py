@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ckconv.output.filesystem import CUT, TEMPORARY
+from ckconv.publish.files import CUT, TEMPORARY
 
 _TEMPORARY = re.compile(TEMPORARY, re.DOTALL)
 

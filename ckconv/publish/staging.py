@@ -14,15 +14,15 @@ from pathlib import Path
 from types import TracebackType
 
 from ckconv.errors import CkconvError, Interrupted, OutputError
-from ckconv.output.descriptors import Descriptors
-from ckconv.output.filesystem import failing, syncing, through_link
-from ckconv.output.folders import Folders
-from ckconv.output.kept import FINISHED, UNFINISHED, Kept, lasting_name, remove_folder
-from ckconv.output.locks import Locked
-from ckconv.output.naming import Naming, keep_mode, replace
-from ckconv.output.places import check_apart, check_directory, check_gone, check_links, check_room, check_target
-from ckconv.output.recovery import recover
-from ckconv.output.staging import File, Room, Small, Staging
+from ckconv.publish.checks import check_apart, check_directory, check_gone, check_links, check_room, check_target
+from ckconv.publish.descriptors import Descriptors
+from ckconv.publish.files import failing, syncing, through_link
+from ckconv.publish.folders import Folders
+from ckconv.publish.kept import FINISHED, UNFINISHED, Kept, lasting_name, remove_folder
+from ckconv.publish.locks import Locked
+from ckconv.publish.naming import Naming, keep_mode, replace
+from ckconv.publish.recovery import recover
+from ckconv.publish.stage import File, Room, Small, Staging
 from ckconv.signals import LATE, LEFT, check, declare, deferred, settling
 from ckconv.system import MOVES_OPEN, sync_directory
 

@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from ckconv.output.filesystem import NO_LINKS, close_written, create, made_meanwhile, removed
+from ckconv.publish.files import NO_LINKS, close_written, create, made_meanwhile, removed
 from ckconv.system import link
 
 

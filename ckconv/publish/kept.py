@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckconv.errors import InputError, Interrupted, OutputError, counted
-from ckconv.output.filesystem import CUT, create, removed
-from ckconv.output.links import is_directory, make_directory
-from ckconv.output.regular import opened_regular
+from ckconv.publish.files import CUT, create, opened_regular, removed
+from ckconv.publish.links import is_directory, make_directory
 from ckconv.signals import check
 from ckconv.system import read_into, sync, sync_directory
 

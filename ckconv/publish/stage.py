@@ -15,13 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckconv.errors import OutputError
-from ckconv.output.filesystem import create, failing, holds, made_meanwhile, removed, temporary_name, write_file
-from ckconv.output.kept import KEPT, Kept, clear, lasting_name
-from ckconv.output.links import make_directory
-from ckconv.output.locks import Locked
-from ckconv.output.regular import close_unwritten
-from ckconv.output.removal import remove_directory, remove_kept
-from ckconv.output.streamed import SideFile
+from ckconv.publish.files import (
+    SideFile,
+    close_unwritten,
+    create,
+    failing,
+    holds,
+    made_meanwhile,
+    removed,
+    temporary_name,
+    write_file,
+)
+from ckconv.publish.kept import KEPT, Kept, clear, lasting_name
+from ckconv.publish.links import make_directory
+from ckconv.publish.locks import Locked
+from ckconv.publish.removal import remove_directory, remove_kept
 from ckconv.system import (
     CLOEXEC,
     DIRECTORY,

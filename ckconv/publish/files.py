@@ -1,0 +1,413 @@
+"""Files: regular ones opened for reading, side files and how they are written, temporary names, the system's errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckconv.core.tensors import Identity, identity
+from ckconv.errors import (
+    NO_RESOURCES,
+    CkconvError,
+    InputError,
+    OutputError,
+    VerifyError,
+    quoted,
+    shown,
+    unreadable,
+)
+from ckconv.system import CLOEXEC, NONBLOCK, read_at
+
+#: What was opened since :func:`remembered` began.
+_OPENED: ContextVar[dict[Path, Identity] | None] = ContextVar("_OPENED", default=None)
+
+
+#: Waits until a file is written up to a byte, of files that this process is still writing.
+_WAITS: ContextVar[Callable[[Path, int], None] | None] = ContextVar("_WAITS", default=None)
+
+
+@contextmanager
+def growing(wait: Callable[[Path, int], None]) -> Iterator[None]:
+    """Within the block, files may be written to while they are read; see :func:`wait_for`."""
+    token = _WAITS.set(wait)
+    try:
+        yield
+    finally:
+        _WAITS.reset(token)
+
+
+def wait_for(path: Path, until: int) -> None:
+    """Wait until the bytes before ``until`` are there, of a file that is :func:`growing`."""
+    wait = _WAITS.get()
+    if wait is not None:
+        wait(path, until)
+
+
+def same_file(one: Identity, other: Identity) -> bool:
+    """The file did not change; its size at least did not, where files are :func:`growing`."""
+    return one == other if _WAITS.get() is None else one[:3] == other[:3]
+
+
+@contextmanager
+def remembered() -> Iterator[dict[Path, Identity]]:
+    """Within the block, note what every file is that :func:`open_regular` opens, by its open descriptor.
+
+    A name that is looked up once more may lead to another file than the one that was read.
+    """
+    outer, opened = _OPENED.get(), dict[Path, Identity]()
+    token = _OPENED.set(opened)
+    try:
+        yield opened
+    finally:
+        _OPENED.reset(token)
+        if outer is not None:
+            outer.update(opened)
+
+
+def open_regular(path: Path) -> tuple[int, os.stat_result]:
+    """Open a regular file.
+
+    The kind is asked twice: opening some devices has side effects, and the name may be replaced in between;
+    ``NONBLOCK`` keeps a FIFO that appears then from blocking the open.
+
+    Raises:
+        InputError: ``input.missing``, ``input.directory``, ``input.special`` (a FIFO, socket or device) or
+            ``input.unreadable`` (permission, a name that is too long, an I/O error).
+        OutputError: ``input.changed``, within :func:`remembered`: the file was another one when it was opened before.
+    """
+    fd = -1
+    try:
+        _require_regular(path, path.stat())
+        fd = os.open(path, os.O_RDONLY | CLOEXEC | NONBLOCK)
+        status = os.fstat(fd)
+        _require_regular(path, status)
+        _remember(path, identity(status))
+    except BaseException as error:
+        if fd >= 0:
+            close_unwritten(fd)
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            if path.is_symlink():
+                message = f"it is a link, and leads to {quoted(os.path.realpath(path))}, which is not there"
+                raise InputError("input.missing", message, path=path) from None
+            raise InputError("input.missing", "there is no such file", path=path, hint=_instead(path)) from None
+        if isinstance(error, OSError):
+            raise unreadable(error, path) from None
+        if isinstance(error, ValueError):
+            raise InputError("input.missing", "a file name cannot hold a NUL character", path=path) from None
+        raise
+    return fd, status
+
+
+def _instead(path: Path) -> str | None:
+    """What was perhaps meant by a file that is not there."""
+    if str(path) == "-":
+        return "only inspect reads from a pipe; save the input to a file"
+    from difflib import get_close_matches
+
+    try:
+        names = get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=3, cutoff=0.8)
+        near = [other for other in map(path.with_name, names) if other.exists()]
+    except OSError:
+        return None
+    return f"did you mean {quoted(shown(near[0]))}?" if near else None
+
+
+@contextmanager
+def opened_regular(path: Path) -> Iterator[int]:
+    """A descriptor of a regular file while the block runs, as :func:`open_regular`."""
+    fd, _ = open_regular(path)
+    try:
+        yield fd
+    finally:
+        close_unwritten(fd)
+
+
+def there(path: Path) -> bool:
+    """Something has this name, a link to nothing too.
+
+    Raises:
+        InputError: ``input.unreadable``, the system does not tell.
+        OutputError: ``system``.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # nothing is called what holds a NUL
+        return False
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise unreadable(error, path) from None
+    return True
+
+
+def _remember(path: Path, found: Identity) -> None:
+    opened = _OPENED.get()
+    if opened is not None and not same_file(opened.setdefault(path, found), found):
+        raise OutputError("input.changed", "the file was changed while it was being read", path=path)
+
+
+def _require_regular(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    if stat.S_ISDIR(status.st_mode):
+        raise InputError("input.directory", "is a directory, a file is needed here", path=path)
+    kind = next((name for test, name in _SPECIAL if test(status.st_mode)), "special file")
+    raise InputError(
+        "input.special",
+        f"is a {kind}, a regular file is needed here",
+        path=path,
+        found=kind,
+        allowed="regular file",
+        hint="save it to a file first; `ckconv inspect -` reads a pipe",
+    )
+
+
+def close_unwritten(fd: int) -> None:
+    """Close a descriptor through which nothing was written: whatever the system says, nothing is lost."""
+    with suppress(OSError):
+        os.close(fd)
+
+
+_SPECIAL = (
+    (stat.S_ISFIFO, "FIFO"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "character device"),
+    (stat.S_ISBLK, "block device"),
+)
+
+
+# Side files
+
+#: Bytes of a text that is held once it is made. Making a tokenizer of 150,000 words takes as long as reading 1 GB.
+HELD = 16 << 20
+
+#: Bytes that are compared at a time.
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A text that is made when it is written, and held nowhere.
+
+    Attributes:
+        nbytes: of all of it.
+        sha256: of all of it, as hex.
+        pieces: makes it, the same each time.
+    """
+
+    nbytes: int
+    sha256: str
+    pieces: Callable[[], Iterator[bytes]]
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+
+#: What a side file holds.
+SideFile = bytes | Streamed
+
+
+def side_file(pieces: Callable[[], Iterator[bytes]]) -> SideFile:
+    """What makes these pieces: made once now, and only once if it is small enough to be held.
+
+    Args:
+        pieces: makes them, the same each time. What it raises is raised.
+    """
+    held: list[bytes] = []
+    from hashlib import sha256
+
+    nbytes, digest = 0, sha256()
+    for piece in pieces():
+        nbytes += len(piece)
+        digest.update(piece)
+        if nbytes <= HELD:
+            held.append(piece)
+        else:
+            held.clear()
+    return b"".join(held) if nbytes <= HELD else Streamed(nbytes, digest.hexdigest(), pieces)
+
+
+def pieces_of(content: SideFile) -> Iterator[bytes]:
+    """All of it."""
+    return iter([content]) if isinstance(content, bytes) else content.pieces()
+
+
+def digest_of(content: SideFile) -> str:
+    """Its SHA-256, as hex."""
+    from hashlib import sha256
+
+    return sha256(content).hexdigest() if isinstance(content, bytes) else content.sha256
+
+
+def is_in(fd: int, content: SideFile) -> bool:
+    """The file holds this and nothing else.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if os.fstat(fd).st_size != len(content):
+        return False
+    from hashlib import sha256
+
+    at, digest = 0, sha256()
+    while data := read_at(fd, _CHUNK, at):
+        if isinstance(content, bytes):
+            if data != content[at : at + len(data)]:
+                return False
+        else:
+            digest.update(data)
+        at += len(data)
+    return at == len(content) and (isinstance(content, bytes) or digest.hexdigest() == content.sha256)
+
+
+# What an output needs of a file system
+
+#: What a file system says that cannot make hard links (FAT, some network mounts), or may not here (some containers).
+#: What has another reason, such as a directory that may not be written to, comes again with what is done instead.
+NO_LINKS = (
+    errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV,
+)  # fmt: skip
+
+#: A pattern of the names that files have until they are complete.
+TEMPORARY = r"\..+\.ckconv-[0-9a-f]{8}\.tmp"
+
+#: Bytes of a name in a temporary one. It leaves room for what is added: a name may be as long as the file system allows
+#: (255 bytes, almost everywhere).
+CUT = 200
+
+
+def through_link(path: Path) -> Path:
+    """Where a symbolic link points; any other path, and a link that goes in a circle, as it is."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else path  # noqa: PTH114 - never raises
+
+
+def temporary_name(parent: Path, name: str) -> Path:
+    """A path in ``parent`` that nothing has, and that says what it is going to be."""
+    cut = os.fsdecode(os.fsencode(name)[:CUT])
+    return parent / f".{cut}.ckconv-{os.urandom(4).hex()}.tmp"
+
+
+def create(path: Path) -> int:
+    """A descriptor of a new file: never one that is there, and with the permissions that the user's mask leaves."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | CLOEXEC, 0o666)
+
+
+def write_file(path: Path, content: SideFile) -> None:
+    """Make a new file that holds ``content``, and read it again.
+
+    Raises:
+        VerifyError: ``verify.file``, it holds something else.
+    """
+    fd = create(path)
+    try:
+        for piece in pieces_of(content):
+            view = memoryview(piece)
+            while len(view):
+                view = view[os.write(fd, view) :]
+        if not is_in(fd, content):
+            raise VerifyError("verify.file", "differs from what should have been written", path=path)
+    except BaseException:
+        close_unwritten(fd)
+        raise
+    close_written(fd)
+
+
+def close_written(fd: int) -> None:
+    """Close a descriptor; what failed to be written may be said only now.
+
+    An interruption is no failure: the descriptor is closed all the same.
+    """
+    with suppress(InterruptedError):
+        os.close(fd)
+
+
+def holds(path: Path, content: SideFile) -> bool:
+    """``path`` is a regular file with this very content."""
+    with suppress(OSError, CkconvError):
+        if path.is_file():
+            with opened_regular(path) as fd:
+                return is_in(fd, content)
+    return False
+
+
+def removed(path: Path, what: str = "is left over") -> list[str]:
+    """Remove a file, if it is there.
+
+    Args:
+        what: what the sentence says of it.
+
+    Returns:
+        a sentence, if it cannot be removed.
+    """
+    return _gone(path, path.unlink, what)
+
+
+def removed_directory(path: Path) -> list[str]:
+    """The same for an empty directory."""
+    return _gone(path, path.rmdir, "is left over")
+
+
+def _gone(path: Path, remove: Callable[[], None], what: str) -> list[str]:
+    try:
+        remove()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return [not_removed(path, error, what)]
+    return []
+
+
+def not_removed(path: Path, error: OSError, what: str = "is left over") -> str:
+    """The sentence about what is still there."""
+    return f"{path} {what}; it could not be removed: {error.strerror}"
+
+
+def made_meanwhile(target: Path) -> OutputError:
+    """The error of a name that was free when the work began."""
+    return OutputError("output.exists", "was made by another process meanwhile", path=target)
+
+
+def write_code(error: OSError) -> str:
+    """The code of what the system says of a write: no room, and no descriptor or memory, are kinds of their own."""
+    if error.errno in NO_RESOURCES:
+        return "system"
+    return "output.space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "output.write"
+
+
+def write_error(error: OSError, path: Path) -> OutputError:
+    """What the system says of ``path``."""
+    return OutputError(write_code(error), f"cannot be written: {error.strerror or error}", path=path)
+
+
+@contextmanager
+def syncing(output: Path) -> Iterator[None]:
+    """The names of an output, all of which it has, are brought to the disk in this block.
+
+    Raises:
+        OutputError: ``output.write``.
+    """
+    try:
+        yield
+    except OSError as error:
+        message = f"the output is complete and there, but its name could not be synced to the disk: {error.strerror}"
+        hint = "a power loss may undo it: call sync, and verify it"
+        raise OutputError(write_code(error), message, path=output, hint=hint) from error
+
+
+@contextmanager
+def failing(path: Path) -> Iterator[None]:
+    """Turn what the system says in this block into an error about ``path``.
+
+    Raises:
+        OutputError: ``output.space`` or ``output.write``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise write_error(error, path) from error
