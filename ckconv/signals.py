@@ -1,16 +1,18 @@
-"""Signals as exceptions: an interrupted conversion unwinds and cleans up like a failed one."""
+"""Ctrl-C and its kin: raised at once where nothing has to be undone, and noted while an output is written.
+
+An exception out of a handler comes between any two lines, of whoever cleans up too. A signal that is only noted cannot
+break anything: :func:`check` raises it, in whatever thread has the next piece of work to begin.
+"""
 
 from __future__ import annotations
 
-import _thread
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from types import CodeType, FrameType, TracebackType
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from ckconv.errors import Interrupted
 from ckconv.system import ENDING
@@ -19,21 +21,8 @@ from ckconv.system import ENDING
 #: the unwinding that the first one began.
 GRACE = 2.0
 
-#: Seconds after which a signal comes again that was held back, or whose exception was lost.
-AGAIN = 0.1
-
-#: The interpreter's own code that takes and gives back the locks of modules. An exception out of its middle leaves a
-#: module locked, and the next thread that imports it waits for ever.
-_IMPORTING = "<frozen importlib._bootstrap>"
-_LOCKING = frozenset(
-    {"acquire", "release", "__enter__", "__exit__", "has_deadlock", "cb", "_get_module_lock", "_lock_unlock_module"}
-)
-
-F = TypeVar("F", bound="Callable[..., Any]")
-
 #: What is said of a signal that came when there was nothing left to undo.
 LATE = "interrupted after the output was complete; it was kept"
-
 
 #: What is said where not all could be removed or brought back; the error's details say what.
 LEFT = "interrupted; not everything could be put back as it was"
@@ -42,37 +31,21 @@ LEFT = "interrupted; not everything could be put back as it was"
 class _State:
     """What the handler knows; changed by the main thread only, where Python runs handlers."""
 
+    #: The first signal that came.
+    number: int | None = None
+    #: Blocks of :func:`noted` that are open, and whether the innermost one lets signals through (:func:`blocking`).
     depth = 0
-    pending: int | None = None
+    blocking = False
     raised_at = float("-inf")
-    raised: int | None = None
-    lost = over = last = False
+    #: A program of somebody else's, which hears of Ctrl-C as it is used to.
+    library = over = False
     sentence: str | None = None
-    settling: set[CodeType] = set()  # noqa: RUF012 - there is one state
 
 
-def settling(function: F) -> F:
-    """Mark a function that puts something back: a signal that comes in it is raised by the next :func:`check`.
-
-    Signals are handled where a function begins. One that came while files were written would otherwise be raised at
-    the beginning of what removes them, and that would not be done.
-    """
-    _State.settling.add(function.__code__)
-    return function
-
-
-def _must_go_on(frame: FrameType | None) -> bool:
-    """What runs, or what called it, is not to be broken off here."""
-    while frame is not None:
-        code = frame.f_code
-        if code in _State.settling or (code.co_filename == _IMPORTING and code.co_name in _LOCKING):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def interrupted(number: int) -> Interrupted:
+def interrupted(number: int) -> BaseException:
     """The exception of a signal, with what is true now."""
+    if _State.library:
+        return KeyboardInterrupt()
     return Interrupted(number, _State.sentence) if _State.sentence else Interrupted(number)
 
 
@@ -86,73 +59,41 @@ def declare(sentence: str | None) -> None:
         _State.sentence = sentence
 
 
+def check() -> None:
+    """Raise the exception of a signal that came; for whoever begins or carries on with work, in any thread."""
+    if _State.number is not None:
+        _State.raised_at = time.monotonic()
+        raise interrupted(_State.number)
+
+
 def _handle(number: int, frame: FrameType | None) -> None:
     if _State.over:
         return
-    repeated = time.monotonic() - _State.raised_at <= GRACE and not _State.lost
-    if _State.depth:
-        _State.pending = number
-    elif _must_go_on(frame):
-        _State.pending = number
-        if not repeated:
-            _send_again(number)
-    elif not repeated:
-        _State.pending = number
-        _raise_pending()
+    repeated = time.monotonic() - _State.raised_at <= GRACE
+    _State.number = number if _State.number is None else _State.number
+    if _State.blocking or not (_State.depth or repeated or _imports(frame)):
+        _State.blocking = False
+        check()
 
 
-def _send_again(number: int) -> None:
-    """Send the signal once more in a moment: who waits for a server by then would hear of it when the server answers.
-
-    Only where the handler stays for as long as the process does: another one may not expect it.
-    """
-    if _State.last and hasattr(signal, "pthread_kill"):
-        with suppress(RuntimeError):  # no thread is to be had
-            _thread.start_new_thread(_sent_again, (number,))
-
-
-def _sent_again(number: int) -> None:
-    time.sleep(AGAIN)
-    if not _State.over and (_State.pending is not None or _State.lost):
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
+def _imports(frame: FrameType | None) -> bool:
+    """A module is being imported: broken off, it stays locked, and C code cannot begin twice."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
-def check() -> None:
-    """Raise a signal's exception that was held back, or once more where it was lost: a destructor's is swallowed.
-
-    For places that begin or carry on with work, in the main thread.
-    """
-    if _State.pending is None and _State.raised is None:
-        return
-    if _State.depth or threading.current_thread() is not threading.main_thread():
-        return
-    _raise_pending()
-    if _State.raised is not None:
-        _State.lost = False
-        raise interrupted(_State.raised)
-
-
-def _raise_pending() -> None:
-    number, _State.pending = _State.pending, None
-    if number is not None:
-        _State.lost = False
-        _State.raised_at = time.monotonic()
-        _State.raised = number
-        raise interrupted(number)
-
-
-def _report_lost(unraisable: sys.UnraisableHookArgs) -> None:
-    """Say nothing of a signal's exception that was lost: :func:`check` raises it again, or the signal comes again."""
+def _report(unraisable: sys.UnraisableHookArgs) -> None:
+    """Say nothing of a signal's exception that a destructor swallowed: :func:`check` raises it again."""
     if not isinstance(unraisable.exc_value, Interrupted):
         sys.__unraisablehook__(unraisable)
-    elif _State.raised is not None:
-        _State.lost = True
-        _send_again(_State.raised)
 
 
 @contextmanager
 def interruptible(*, last: bool = False) -> Iterator[None]:
-    """Raise :class:`Interrupted` in the main thread on SIGINT, SIGTERM or SIGHUP, once; then the old handlers return.
+    """Raise :class:`Interrupted` in the main thread on SIGINT, SIGTERM or SIGHUP; then the old handlers return.
 
     A signal that is ignored on entry (``nohup``, a background job) stays ignored. Outside the main thread, where
     Python cannot set handlers, this does nothing.
@@ -163,61 +104,75 @@ def interruptible(*, last: bool = False) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _State.raised_at, _State.raised, _State.sentence = float("-inf"), None, None
-    _State.lost, _State.over, _State.last = False, False, last
-    old = {number: signal.getsignal(number) for number in ENDING}
+    _State.number, _State.sentence, _State.raised_at, _State.over = None, None, float("-inf"), False
     # None: a handler that C code installed, which Python could not put back.
+    old = {number: signal.getsignal(number) for number in ENDING}
     old = {number: handler for number, handler in old.items() if handler not in (signal.SIG_IGN, None)}
     hook = sys.unraisablehook
     try:
-        sys.unraisablehook = _report_lost
+        sys.unraisablehook = _report
         for number in old:
             signal.signal(number, _handle)
         yield
-        _raise_pending()
+        check()
     except Interrupted:
         raise
     except BaseException as error:
-        # What becomes of a signal's exception on its way is not always itself: an import that it broke off may say
-        # ImportError, or SystemError.
-        if _State.raised is None:
+        # What becomes of a signal's exception on its way is not always itself: C code may make a SystemError of it.
+        if _State.number is None:
             raise
-        raise interrupted(_State.raised) from error
+        raise interrupted(_State.number) from error
     finally:
         sys.unraisablehook = hook
-        _State.pending = _State.raised = _State.sentence = None
-        if not last:
-            for number, handler in old.items():
-                signal.signal(number, handler)
-        else:
-            _State.over = True
+        _State.over = last
+        for number, handler in {} if last else old.items():
+            signal.signal(number, handler)
+        _State.number = _State.sentence = None
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """Note signals in this block: :func:`check` raises them, and so does the end of the outermost block.
+
+    In a program that leaves Ctrl-C to Python, too, which is a ``KeyboardInterrupt`` then.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    library = not _State.depth and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if library:
+        _State.number, _State.library, _State.over = None, True, False
+    blocking, _State.blocking = _State.blocking, False
+    _State.depth += 1
+    try:
+        if library:
+            signal.signal(signal.SIGINT, _handle)
+        yield
+        if _State.depth == 1:
+            check()
+    finally:
+        if library:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _State.number, _State.library = None, False
+        _State.depth -= 1
+        _State.blocking = blocking
+
+
+@contextmanager
+def blocking() -> Iterator[None]:
+    """Raise signals at once even within :func:`noted`: around a call that waits for somebody else, and nothing more."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    try:
+        _State.blocking = True
+        check()
+        yield
+    finally:
+        _State.blocking = False
 
 
 def ignore() -> None:
     """Ignore the signals from now on: the process ends, with the exit status of the first one."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
-
-
-class deferred:  # noqa: N801 - used as a statement, like contextlib's own
-    """Within :func:`interruptible`, hold signals back until the block ends: for clean-up and for publishing.
-
-    Raises:
-        Interrupted: on leaving the block, if a signal came meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self._main = threading.current_thread() is threading.main_thread()
-
-    def __enter__(self) -> None:
-        if self._main:
-            _State.depth += 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._main:
-            return
-        _State.depth -= 1
-        if not _State.depth:
-            _raise_pending()

@@ -1,25 +1,22 @@
-"""Signals become one exception, are held back where that matters, and the old handlers return."""
+"""Signals become one exception, are noted where that matters, and the old handlers return."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from types import FrameType
 
 import pytest
 
 from ckconv import signals
-from ckconv.engine.following import Following, Growth
 from ckconv.errors import Interrupted
 from ckconv.publish.locks import Locked
 from ckconv.publish.staging import Outputs, Room
-from ckconv.signals import check, declare, deferred, interruptible
+from ckconv.signals import blocking, check, declare, interruptible, noted
 from ckconv.system import ENDING
 
 
@@ -29,10 +26,10 @@ def send(number: int) -> None:
 
 @pytest.fixture(autouse=True)
 def handlers_return() -> Iterator[None]:
-    before = [signal.getsignal(number) for number in signals.ENDING]
+    before = [signal.getsignal(number) for number in ENDING]
     yield
-    assert [signal.getsignal(number) for number in signals.ENDING] == before
-    assert (signals._State.depth, signals._State.pending) == (0, None)
+    assert [signal.getsignal(number) for number in ENDING] == before
+    check()  # nothing is left of a signal that was raised
 
 
 @pytest.mark.parametrize(
@@ -61,14 +58,6 @@ def test_an_impatient_second_signal_does_not_break_the_clean_up() -> None:
     assert caught.value.exit_code == 130
 
 
-def test_a_later_signal_counts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "GRACE", -1.0)
-    with interruptible():
-        for _ in range(3):
-            with pytest.raises(Interrupted):
-                send(signal.SIGTERM)
-
-
 def test_each_block_starts_afresh() -> None:
     for _ in range(2):
         with pytest.raises(Interrupted), interruptible():
@@ -85,32 +74,124 @@ def test_an_ignored_signal_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_held_back_signal_comes_when_the_block_ends() -> None:
-    done = []
+def test_a_later_signal_is_raised_again_where_the_first_was_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "GRACE", -1.0)
 
     def work() -> None:
-        with deferred():
-            with deferred():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with pytest.raises(Interrupted):
+                send(number)
+
+    with pytest.raises(Interrupted) as caught, interruptible():
+        work()
+    assert caught.value.exit_code == 143, "the first one's"
+
+
+def test_a_noted_signal_comes_when_work_begins_or_the_block_ends() -> None:
+    done = []
+
+    def work(*, checked: bool) -> None:
+        with noted():
+            with noted():
                 send(signal.SIGTERM)
                 done.append("inner")
+            if checked:
+                check()
             done.append("outer")
         done.append("after")
 
-    with pytest.raises(Interrupted, match="nothing was left behind") as caught, interruptible():
+    for checked, meant in ((False, ["inner", "outer"]), (True, ["inner"])):
+        done.clear()
+        with pytest.raises(Interrupted, match="nothing was left behind") as caught, interruptible():
+            work(checked=checked)
+        assert (done, caught.value.exit_code) == (meant, 143)
+
+
+def test_a_noted_signal_comes_to_any_thread_that_has_more_to_do() -> None:
+
+    def work() -> None:
+        send(signal.SIGTERM)
+        with ThreadPoolExecutor(1) as pool, pytest.raises(Interrupted):
+            pool.submit(check).result()
+        check()
+
+    with pytest.raises(Interrupted), interruptible(), noted():
         work()
-    assert done == ["inner", "outer"]
-    assert caught.value.exit_code == 143
+
+
+def test_an_error_on_its_way_stays_what_it_is_until_the_signal_takes_its_place() -> None:
+
+    def work() -> None:
+        send(signal.SIGTERM)
+        raise ValueError("mine")
+
+    def unwound() -> None:
+        with pytest.raises(ValueError, match="mine"), noted():
+            work()
+        raise ValueError("again")
+
+    with pytest.raises(Interrupted) as caught, interruptible():
+        unwound()
+    assert str(caught.value.__cause__) == "again"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_who_waits_for_somebody_else_is_broken_off(before: bool) -> None:
+    """As by a pipe that nobody reads: it may have come just before the call."""
+    waited = []
+
+    def work() -> None:
+        with noted():
+            if before:
+                send(signal.SIGTERM)
+            with blocking():
+                if not before:
+                    send(signal.SIGTERM)
+                waited.append("for ever")
+
+    with pytest.raises(Interrupted), interruptible():
+        work()
+    assert waited == []
+
+
+def test_an_import_is_not_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would stay locked, and who imports it next would wait for ever."""
+    (tmp_path / "signalled.py").write_text("import os\nos.kill(os.getpid(), 15)\nwhole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Interrupted), interruptible():
+        import signalled  # type: ignore[import-not-found]
+    assert signalled.whole
+
+
+def test_a_program_that_leaves_ctrl_c_to_python_is_told_as_python_does() -> None:
+    before, done = signal.signal(signal.SIGINT, signal.default_int_handler), list[None]()
+    try:
+        with pytest.raises(KeyboardInterrupt), noted():
+            done.append(send(signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(done) == 1
 
 
 def test_a_signal_says_what_was_declared_to_be_true() -> None:
     def work() -> None:
-        with deferred():
+        with noted():
             send(signal.SIGTERM)
             declare("it is all there")
 
     with pytest.raises(Interrupted) as caught, interruptible():
         work()
     assert str(caught.value) == "[interrupted] it is all there"
+
+
+def test_other_threads_have_no_handlers() -> None:
+    def work() -> None:
+        before = signal.getsignal(signal.SIGINT)
+        with interruptible(), noted(), blocking():
+            assert signal.getsignal(signal.SIGINT) is before
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
 
 
 def test_what_was_declared_is_true_of_later_signals_and_not_of_the_next_block() -> None:
@@ -156,58 +237,6 @@ def test_what_the_interpreter_swallowed_is_raised_where_work_goes_on(capsys: pyt
     assert caught.value.exit_code == 143
     assert capsys.readouterr().err == ""
     check()  # another day
-
-
-@pytest.fixture
-def handlers_stay() -> Iterator[None]:
-    """As the command's do until its end; put back for the tests that follow."""
-    before = {number: signal.getsignal(number) for number in ENDING}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@signals.settling
-def held_back() -> None:
-    send(signal.SIGTERM)
-
-
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="a thread cannot be sent a signal here")
-@pytest.mark.parametrize("gone", [held_back, Dying], ids=["held back", "swallowed"])
-def test_a_signal_that_was_not_heard_comes_again_to_who_waits(gone: Callable[[], object], handlers_stay: None) -> None:
-    waited: list[object] = []
-
-    def work() -> None:
-        gone()
-        waited.append(SimpleQueue().get(timeout=60))
-
-    with pytest.raises(Interrupted) as caught, interruptible(last=True):
-        work()
-    assert (caught.value.exit_code, waited) == (143, [])
-
-
-def test_a_signal_that_was_not_heard_comes_again_to_nobody_whose_handlers_return() -> None:
-    with pytest.raises(Interrupted), interruptible():
-        held_back()
-    time.sleep(3 * signals.AGAIN)  # SIGTERM would end the tests
-
-
-def test_other_threads_change_nothing() -> None:
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            before = signal.getsignal(signal.SIGINT)
-            with interruptible(), deferred():
-                assert signal.getsignal(signal.SIGINT) is before
-                assert signals._State.depth == 0
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert not failures
 
 
 def interrupted_at(number: int, work: Callable[[], None]) -> bool:
@@ -257,18 +286,3 @@ def test_a_signal_at_any_function_call_leaves_nothing_of_an_output_behind(tmp_pa
         assert list(tmp_path.iterdir()) == []
         number += 1
     assert number > 100
-
-
-def test_a_signal_at_any_function_call_leaves_no_thread_to_be_waited_for() -> None:
-    ended: list[int] = []
-
-    def work() -> None:
-        with Following(Growth([]), lambda: None) as following:
-            following.result()
-            ended.append(number)
-
-    number = 1
-    while interrupted_at(number, work):
-        number += 1
-    assert ended[-1] == number
-    assert len(set(ended)) < number, "most of the signals came before the end"

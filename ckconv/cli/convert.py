@@ -103,7 +103,7 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
     from ckconv.families.catalogue import own_families
     from ckconv.formats.destination import STDOUT
     from ckconv.io.ahead import at_once
-    from ckconv.signals import deferred, interruptible
+    from ckconv.signals import interruptible, noted
 
     settings = settings_of(context)
     src, seen = one_or_two(sources)
@@ -193,13 +193,13 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
                 error.details = (*error.details, f"the output is complete and there: {report.target}")
                 raise
         if not (tower and settings.json):  # that is one document
-            with deferred():
+            with noted():
                 _print(report, None, settings, err=dst == STDOUT)
         if tower:
             with ProgressLine(settings, str(beside)) as line:
                 checked = not flags["no_verify"]
                 done = run(*tower, force=force, verify=checked, late=late_of_tower, watcher=line)
-            with deferred():
+            with noted():
                 first, beside_it = (report, done) if settings.json else (done, None)
                 _print(first, beside_it, settings, err=dst == STDOUT)
 

@@ -36,7 +36,7 @@ def command(
     from ckconv.api import edit
     from ckconv.cli.report import print_report
     from ckconv.errors import UsageError
-    from ckconv.signals import deferred, interruptible
+    from ckconv.signals import interruptible, noted
 
     settings = settings_of(context)
     if (dst is None) != in_place:
@@ -44,5 +44,5 @@ def command(
     with interruptible(last=True):
         with ProgressLine(settings, dst or str(src)) as line:
             report = edit(src, dst, set_meta=pairs_of(set_meta), drop_meta=drop_meta, force=force, progress=line)
-        with deferred():
+        with noted():
             print_report(report, settings, err=False)

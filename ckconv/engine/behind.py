@@ -22,7 +22,6 @@ from ckconv.engine.reread import FileHash
 from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError, unreadable
 from ckconv.publish.files import close_unwritten
-from ckconv.signals import deferred
 from ckconv.system import reads_what_is_cached
 
 
@@ -97,13 +96,13 @@ class Behind:
 
     def _go_on(self) -> None:
         """Called by the writing thread when more is written: hash it, as long as there is no hashing thread."""
-        with deferred(), self._at_work:
+        with self._at_work:
             if self._stage is None and not self._over:
                 self._advance()
 
     def _helped(self) -> bool:
         """A processor is free: start the hashing thread. ``False`` if there is one, or nothing left to hash."""
-        with deferred(), self._at_work:
+        with self._at_work:
             if self._stage is not None or self._over:
                 return False
             stage = Stage.of(self._run)

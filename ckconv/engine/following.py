@@ -20,7 +20,6 @@ from ckconv.engine.handed import Handed
 from ckconv.engine.pace import Pace
 from ckconv.engine.workers import Stage
 from ckconv.errors import Interrupted
-from ckconv.signals import deferred, settling
 from ckconv.system import THREADS
 
 if TYPE_CHECKING:
@@ -226,8 +225,7 @@ class Following(Generic[T]):
         if not THREADS:  # what is written is read when all of it is
             return self
         try:
-            with deferred():
-                self._stage.start()
+            self._stage.start()
         except Interrupted:
             self._end()
             raise
@@ -246,14 +244,11 @@ class Following(Generic[T]):
             raise self._stage.error
         return self._found[0]
 
-    @settling
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
 
-    @settling
     def _end(self) -> None:
         self._growth.abandon()
-        with deferred():
-            self._stage.wait()
+        self._stage.wait()

@@ -24,7 +24,7 @@ from ckconv.engine.workers import Stage
 from ckconv.errors import CkconvError, Interrupted
 from ckconv.plan.container import Frame
 from ckconv.plan.steps import OutputFile
-from ckconv.signals import check, deferred, settling
+from ckconv.signals import check
 from ckconv.system import MAX_OPEN
 
 T = TypeVar("T")
@@ -109,9 +109,8 @@ class Lanes(Generic[T]):
         for lane in self._lanes[1:]:
             context = copy_context()  # family files that count for this call
             stage = Stage.of(partial(context.run, self._write, lane, write, self._note))
-            with deferred():
-                stage.start()
-                self._writers.append(stage)
+            stage.start()
+            self._writers.append(stage)
         self._write(self._lanes[0], write, self._tell)
         for stage in self._writers:
             while not stage.waited(_PATIENCE):
@@ -192,22 +191,19 @@ class Lanes(Generic[T]):
             raise
         return self
 
-    @settling
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
 
-    @settling
     def _end(self) -> None:
         self._unwanted = -1
-        with deferred():
-            for lane in self._lanes:
-                lane.growth.abandon()
-            for stage in self._writers:
-                stage.wait()
-            for lane in self._lanes:
-                lane.following.__exit__(None, None, None)
+        for lane in self._lanes:
+            lane.growth.abandon()
+        for stage in self._writers:
+            stage.wait()
+        for lane in self._lanes:
+            lane.following.__exit__(None, None, None)
 
 
 def _number(parts: Sequence[Part], error: Exception) -> int:

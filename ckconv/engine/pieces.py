@@ -35,7 +35,6 @@ from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan
 from ckconv.publish.files import close_unwritten, close_written, create, failing, growing, temporary_name
 from ckconv.publish.kept import UNFINISHED
-from ckconv.signals import deferred
 from ckconv.system import allocate, sync
 
 #: Held by the one thread that makes a file with what threads share.
@@ -169,7 +168,7 @@ def write_piece(
         plan.errors.taken()
     fd = -1
     try:
-        with failing(staged), deferred():  # a signal waits until the descriptor is known
+        with failing(staged):
             fd = create(place)
         with failing(Path(piece.target)):
             holes = [(s.offset, s.nbytes) for s in file.steps if s.zero_filled and s.nbytes >= SMALLEST_HOLE]
@@ -187,14 +186,12 @@ def write_piece(
             check_frame(file, frame, b"", fd, staged)
             sync(fd)
             container.check(place)
-        with deferred():
-            written, fd = fd, -1
-            close_written(written)
+        written, fd = fd, -1
+        close_written(written)
     except BaseException:
-        with deferred():
-            if fd >= 0:
-                close_unwritten(fd)
-            place.unlink(missing_ok=True)
+        if fd >= 0:
+            close_unwritten(fd)
+        place.unlink(missing_ok=True)
         raise
     errors = plan.errors.taken() if plan.errors is not None else {}
     return Made(piece.number, str(place), file.nbytes, *found, losses.changed, losses.merged, errors)

@@ -22,7 +22,7 @@ from ckconv.engine.store import Store
 from ckconv.engine.workers import Stage
 from ckconv.errors import OutputError, unreadable
 from ckconv.io.files import READ_AHEAD, read_ahead
-from ckconv.signals import check, deferred, settling
+from ckconv.signals import check
 from ckconv.system import read_into
 
 if TYPE_CHECKING:
@@ -261,7 +261,6 @@ class Pipeline:
             follower.finish()
         return b"" if self.to_file else self._digest.digest()
 
-    @settling
     def abort(self) -> None:
         """End the threads, whatever they have left to do. Harmless after :meth:`finish`.
 
@@ -270,19 +269,17 @@ class Pipeline:
         self._stopped = True
         if self._store is not None:
             self._store.end()
-        with deferred():
-            self._end()
-            for follower in self._followers:
-                follower.abandon()
+        self._end()
+        for follower in self._followers:
+            follower.abandon()
 
     def _started(self) -> Stage | None:
         check()
         if self._stage is None and not self.to_file:
             stage = Stage(self._hash, len(self._ring))
             try:
-                with deferred():
-                    stage.start()
-                    self._stage = stage
+                stage.start()
+                self._stage = stage
             except BaseException:
                 stage.jobs.put(None)  # if the thread runs, it ends by itself
                 raise
@@ -341,7 +338,6 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    @settling
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

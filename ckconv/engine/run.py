@@ -27,6 +27,7 @@ from ckconv.plan.steps import OutputFile, Plan
 from ckconv.publish.checks import check_parent
 from ckconv.publish.files import SideFile, digest_of, failing
 from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.signals import noted
 
 if TYPE_CHECKING:
     from ckconv.engine.apart import Apart, Assembly
@@ -66,6 +67,7 @@ class Report:
         return self.files[0].payload_sha256 if len(self.files) == 1 else ""
 
 
+@noted()
 def run(
     plan: Plan,
     target: Destination,
@@ -100,6 +102,7 @@ def run(
         OutputError: the output exists, is the input, does not fit or cannot be written; or the input changed.
         VerifyError: the output is not what the source holds, or the source not what its own checksum says; the output
             is not published.
+        Interrupted: a signal came, before the output was published or after; it says which.
     """
     plan.check()
     started = time.monotonic()

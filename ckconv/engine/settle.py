@@ -29,7 +29,6 @@ from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan
 from ckconv.publish.files import close_unwritten, close_written
 from ckconv.publish.staging import Outputs
-from ckconv.signals import deferred
 from ckconv.system import ELSEWHERE, THREADS, sync, write_at
 
 
@@ -151,7 +150,7 @@ class Staged:
         """A descriptor of this thread's own: it stays open whatever other threads do with theirs."""
         fd = -1
         try:
-            with deferred(), self._describing:
+            with self._describing:
                 fd = os.dup(self._outputs.fds[path])
             yield fd
         except BaseException:
@@ -180,8 +179,7 @@ class Staged:
                 write_at(self._outputs.fds[part.path], part.frame.header(read.digests[part.number]), 0)
         disk = Stage.of(self._sync)
         try:
-            with deferred():
-                disk.start()
+            disk.start()
             refused = self._refused() if self._framed else refused
             if refused is not None:
                 raise refused

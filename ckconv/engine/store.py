@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from ckconv.errors import OutputError
 from ckconv.publish.files import write_code
+from ckconv.signals import blocking
 from ckconv.system import read_into, wait_for_reader, write_some
 
 
@@ -39,9 +40,11 @@ class Store:
                         with self._turn:
                             wrote = write_some(self._fd, data, self._base + position)
                     else:
-                        wrote = os.write(self._fd, data)
+                        with blocking():
+                            wrote = os.write(self._fd, data)
                 except BlockingIOError:  # somebody made the pipe that we share non-blocking
-                    wait_for_reader(self._fd)
+                    with blocking():
+                        wait_for_reader(self._fd)
                     continue
                 data = data[wrote:]
                 position += wrote

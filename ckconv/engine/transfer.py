@@ -22,6 +22,7 @@ from ckconv.plan.container import Container, Frame
 from ckconv.plan.steps import OutputFile, Plan, Step
 from ckconv.publish.files import write_code
 from ckconv.quant.convert import Action, Conversion
+from ckconv.signals import blocking
 from ckconv.system import read_at, write_at
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
     from ckconv.io.tiles import Tiles
     from ckconv.quant.codec import Rows
 
-
-#: What a digest is before anything is written.
+#: Before anything is written.
 NO_DIGEST = bytes(32)
 
 
@@ -285,7 +285,7 @@ def phase(plan: Plan) -> str:
 def write_stdout(plan: Plan, container: Container, files: Files, fd: int, watcher: Watcher) -> tuple[bytes, Losses]:
     """Two passes where a header holds the digest of what follows it: a pipe cannot be gone back in.
 
-    The first pass also finds what may not be lost, before anything is written.
+    The first pass also finds what may not be lost.
     """
     if len(plan.files) != 1:
         hint = "leave out --max-shard-size" if plan.options.max_shard_bytes else "name a file or a directory"
@@ -346,4 +346,5 @@ def _may_lose(step: Step) -> bool:
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while len(view):
-        view = view[os.write(fd, view) :]
+        with blocking():
+            view = view[os.write(fd, view) :]

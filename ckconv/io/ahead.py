@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ckconv.errors import UsageError
 from ckconv.io.files import Files
 from ckconv.quant.quantise import noted_aside
-from ckconv.signals import deferred, settling
 from ckconv.system import processors
 
 if TYPE_CHECKING:
@@ -118,14 +117,12 @@ class SideBySide(Generic[R]):
                 raise worker.error
 
 
-@settling
 def _end(workers: list[_Worker]) -> None:
-    with deferred():
-        for worker in workers:
-            worker.stopped = True
-            worker.jobs.put(None)
-        for worker in workers:
-            worker.running.acquire()
+    for worker in workers:
+        worker.stopped = True
+        worker.jobs.put(None)
+    for worker in workers:
+        worker.running.acquire()
 
 
 def _taken(result: SimpleQueue[Any]) -> Any:
@@ -143,14 +140,13 @@ def _started(count: int, files: Files, make: Callable[[Files], Any]) -> list[_Wo
     jobs: SimpleQueue[Any] = SimpleQueue()
     workers: list[_Worker] = []
     try:
-        with deferred():
-            for _ in range(count):
-                worker = _Worker(jobs, files.twin(), make)
-                try:
-                    _thread.start_new_thread(copy_context().run, (worker.run,))
-                except RuntimeError:  # the user may have no more
-                    break
-                workers.append(worker)
+        for _ in range(count):
+            worker = _Worker(jobs, files.twin(), make)
+            try:
+                _thread.start_new_thread(copy_context().run, (worker.run,))
+            except RuntimeError:  # the user may have no more
+                break
+            workers.append(worker)
     except BaseException:
         for _ in workers:
             jobs.put(None)

@@ -12,12 +12,13 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
 from ckconv.errors import ADDRESSES, OutputError, UnsupportedError, shown
+from ckconv.signals import check
 from ckconv.system import ELSEWHERE
 
 #: Bytes that are fetched at least: as long on their way as a request that asks for none.
@@ -28,6 +29,9 @@ PIECE, AHEAD = 4 << 20, 3
 
 #: Bytes that are kept, of all files: writing and comparing read the same ones, one behind the other.
 KEPT = 48 << 20
+
+#: Seconds between two looks whether a signal came.
+PATIENCE = 0.1
 
 #: Bytes of one file: the most that a file of ext4 has.
 _LARGEST = 1 << 44
@@ -123,6 +127,9 @@ class Reader:
             with _KEPT.lock:
                 start, found = self._piece(offset, nbytes, in_order)
             try:
+                while not found.done():  # whoever waits for a server hears of a signal
+                    check()
+                    wait((found,), PATIENCE)
                 part = found.result()[offset - start :][:nbytes]
             except BaseException:
                 with _KEPT.lock:

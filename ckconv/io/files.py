@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ckconv.core.tensors import Extent, Identity, cut, identity
 from ckconv.errors import InputError, OutputError, unreadable
 from ckconv.publish.files import open_regular
-from ckconv.signals import check, deferred
+from ckconv.signals import check
 from ckconv.system import MAX_OPEN, read_into, reads_in_order, reads_soon, reads_what_is_cached
 
 if TYPE_CHECKING:
@@ -113,9 +113,8 @@ class Files:
         if (fd := self._open.pop(path, -1)) < 0:
             while len(self._open) >= self._most:
                 self._close_oldest()
-            with deferred():
-                fd, status = self._opened(path)
-                self._open[path] = fd  # whatever comes next, it will be closed
+            fd, status = self._opened(path)
+            self._open[path] = fd  # whatever comes next, it will be closed
             if self._growing is not None and path in self._growing.paths:
                 reads_what_is_cached(fd)
             else:

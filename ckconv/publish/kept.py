@@ -153,7 +153,9 @@ class Kept:
         """Whether what is finished is of use after this error: one of the machine, not of the model."""
         of_machine = isinstance(error, OutputError) and error.code != "input.changed"
         unread = isinstance(error, InputError) and error.code == "input.unreadable"
-        return bool(self.files) and (of_machine or unread or isinstance(error, (Interrupted, MemoryError)))
+        return bool(self.files) and (
+            of_machine or unread or isinstance(error, (Interrupted, KeyboardInterrupt, MemoryError))
+        )
 
     @property
     def sentence(self) -> str:

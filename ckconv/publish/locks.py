@@ -14,7 +14,7 @@ from types import TracebackType
 
 from ckconv.errors import OutputError
 from ckconv.publish.files import close_unwritten, failing, removed, write_code
-from ckconv.signals import check, deferred
+from ckconv.signals import check, noted
 from ckconv.system import CLOEXEC, MOVES_OPEN, NO_LOCKS, NOFOLLOW, NONBLOCK, try_lock
 
 #: The file that is locked; it is there only as long as a run holds it, or was killed holding it. Not the directory
@@ -28,8 +28,8 @@ PATIENCE = 60.0
 class Locked:
     """Within the block no other run names files in these directories; without locks, no run is kept off.
 
-    Signals are held back from when all are locked until they are given back: one that came between the end of the
-    block and the first line of ``__exit__`` would leave the files of the locks behind.
+    Signals are noted only until all are given back: an exception between the end of the block and the first line of
+    ``__exit__`` would leave the files of the locks behind.
 
     Raises:
         OutputError: ``output.busy``, another run does so for ``PATIENCE``; ``output.write``.
@@ -45,6 +45,7 @@ class Locked:
         self.left: list[str] = []
 
     def __enter__(self) -> Locked:
+        self._signals.enter_context(noted())
         try:
             known: dict[tuple[int, int], Path] = {}
             for directory in self._directories:
@@ -53,9 +54,8 @@ class Locked:
                 known.setdefault((status.st_dev, status.st_ino), directory)
             for _, directory in sorted(known.items()):
                 self._wait_for(directory)
-            self._signals.enter_context(deferred())
-        except BaseException:
-            self.release()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
 
@@ -69,7 +69,7 @@ class Locked:
             time.sleep(0.005)
 
     def _take(self, path: Path) -> bool:
-        with deferred(), failing(path.parent):
+        with failing(path.parent):
             try:
                 fd = _open(path)
             except PermissionError:
@@ -94,20 +94,22 @@ class Locked:
 
     def release(self) -> None:
         """Give all of them back."""
-        with self._signals, deferred():
-            while self._held:
-                path, fd = self._held.pop()
-                if MOVES_OPEN:
-                    self.left += removed(path)
-                close_unwritten(fd)
-                if not MOVES_OPEN:
-                    with suppress(OSError):  # somebody else has opened it meanwhile, and will remove it
-                        path.unlink()
+        while self._held:
+            path, fd = self._held.pop()
+            if MOVES_OPEN:
+                self.left += removed(path)
+            close_unwritten(fd)
+            if not MOVES_OPEN:
+                with suppress(OSError):  # somebody else has opened it meanwhile, and will remove it
+                    path.unlink()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        try:
+            self.release()
+        finally:
+            self._signals.__exit__(kind, error, trace)
 
 
 def _open(path: Path) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -23,7 +23,7 @@ from ckconv.publish.locks import Locked
 from ckconv.publish.naming import Naming, keep_mode, replace
 from ckconv.publish.recovery import recover
 from ckconv.publish.stage import File, Room, Small, Staging
-from ckconv.signals import LATE, LEFT, check, declare, deferred, settling
+from ckconv.signals import LATE, LEFT, check, declare, noted
 from ckconv.system import MOVES_OPEN, sync_directory
 
 __all__ = ["Outputs", "Room", "Small"]
@@ -35,6 +35,7 @@ class Outputs:
     A target that is a symbolic link is written where the link points. A side file that is there already with the same
     content is left alone. With ``force``, what is replaced gives its mode bits to its successor. One file is replaced
     in one step; of several, the old ones are taken away before the first new one is named, and come back if one fails.
+    From entering to leaving, signals are noted: :func:`ckconv.signals.check` raises them.
 
     Attributes:
         fds: large target, as it was given -> descriptor.
@@ -86,6 +87,7 @@ class Outputs:
         self._complete = False
         self._recovered: list[str] = []
         self._locked = Locked([])
+        self._signals = ExitStack()
         #: Sentences about names that could not be undone, and about what could not be removed.
         self._stuck: list[str] = []
         self._left: list[str] = []
@@ -110,23 +112,24 @@ class Outputs:
             OutputError: ``output.exists``, ``output.directory``, ``output.parent``, ``output.special``,
                 ``output.is-input``, ``output.space`` or ``output.write``.
         """
-        check()
+        self._signals.enter_context(noted())
+        self._signals.push(lambda kind, error, trace: self._clean_up(error))
         declare(None)
         try:
+            check()
             self._recover()
             self._check()
             if (place := self._place()) is not None:
                 self._stage_all(place)
         except BaseException as error:
-            self._clean_up(error)
+            self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
 
-    @settling
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._clean_up(error)
+        self._signals.__exit__(kind, error, trace)
 
     def _recover(self) -> None:
         parents = {file.target.parent for file in self._files.values() if not file.inside}
@@ -184,9 +187,8 @@ class Outputs:
                 if isinstance(file.what, Small):
                     self._staging.add_small(file, file.what)
                 else:
-                    with deferred():
-                        fd, there = self._staging.add_large(file, file.what)
-                        self.fds.add(path, fd, there)
+                    fd, there = self._staging.add_large(file, file.what)
+                    self.fds.add(path, fd, there)
 
     def unfinished(self) -> Path:
         """The directory for files that are made apart."""
@@ -321,28 +323,26 @@ class Outputs:
         """What people should know of leftovers, of this run and of others."""
         return [*self._recovered, *self._stuck, *self._left, *self._locked.left]
 
-    @settling
     def _clean_up(self, error: BaseException | None) -> None:
         """Remove everything that has no business to stay, whatever signal comes meanwhile, and say what stays."""
-        with deferred():
-            if self._kept is not None and not self._complete and self._kept.stays(error):
-                self.fds.close()
-                self._left = [*self._staging.leave(self._kept), *self._folders.remove()]
-                declare(f"interrupted; {self._kept.sentence}")
-                if isinstance(error, Interrupted):
-                    error.message = f"interrupted; {self._kept.sentence}"
-                else:
-                    self._left.append(self._kept.sentence)
-                if isinstance(error, CkconvError):
-                    error.details = (*error.details, *self.notes)
-                return
-            self._left = self._remove_temporary()
-            if not self._complete and (self._stuck or self._left or self._locked.left):
-                declare(LEFT)
-                if isinstance(error, Interrupted):
-                    error.message = LEFT
+        if self._kept is not None and not self._complete and self._kept.stays(error):
+            self.fds.close()
+            self._left = [*self._staging.leave(self._kept), *self._folders.remove()]
+            declare(f"interrupted; {self._kept.sentence}")
+            if isinstance(error, Interrupted):
+                error.message = f"interrupted; {self._kept.sentence}"
+            else:
+                self._left.append(self._kept.sentence)
             if isinstance(error, CkconvError):
                 error.details = (*error.details, *self.notes)
+            return
+        self._left = self._remove_temporary()
+        if not self._complete and (self._stuck or self._left or self._locked.left):
+            declare(LEFT)
+            if isinstance(error, Interrupted):
+                error.message = LEFT
+        if isinstance(error, CkconvError):
+            error.details = (*error.details, *self.notes)
 
     def _remove_temporary(self) -> list[str]:
         self.fds.close()
