@@ -9,7 +9,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import safetensors.numpy
 from checkpoints import Decoder, save
 from conftest import FIXTURES
 from gguf_builder import Tensor
@@ -67,20 +66,6 @@ def test_a_vocabulary_may_have_fewer_words_than_the_embedding_has_rows(tmp_path:
     ckconv.convert(source, f"{tmp_path}/out/", to="safetensors")
 
     assert json.loads((tmp_path / "out/config.json").read_text())["vocab_size"] == 96
-
-
-@pytest.mark.parametrize(("name", "bytes_of_a_bool"), [("older", 1 / 8), ("newer", 1)])
-def test_a_truth_value_was_counted_as_an_eighth_of_a_byte(name: str, bytes_of_a_bool: float, tmp_path: Path) -> None:
-    tensors = {"mask": np.ones(9, np.bool_), "weight": np.ones((2, 3), np.float32)}
-    (tmp_path / "hf").mkdir()
-    weight_map = {}
-    for number, (tensor, array) in enumerate(tensors.items(), 1):
-        weight_map[tensor] = f"model-0000{number}-of-00002.safetensors"
-        safetensors.numpy.save_file({tensor: array}, tmp_path / "hf" / weight_map[tensor])
-    document = {"metadata": {"total_size": 24 + 9 * bytes_of_a_bool}, "weight_map": weight_map}
-    (tmp_path / "hf/model.safetensors.index.json").write_text(json.dumps(document))
-
-    assert len(open_index(tmp_path / "hf").stored) == 2
 
 
 # What a model is called

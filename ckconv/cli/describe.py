@@ -64,7 +64,7 @@ class Description:
     @property
     def facts(self) -> dict[str, Any]:
         """The container's own facts."""
-        facts = {}
+        facts: dict[str, Any] = {"note": "; ".join(self.index.notes)} if self.index.notes else {}
         for key, value in self.index.facts.items():
             if isinstance(value, HeaderV3 | HeaderV4):
                 facts.update({f"header.{k}": v for k, v in value._asdict().items() if k not in ("reserved", "sha256")})

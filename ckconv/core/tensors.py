@@ -261,6 +261,7 @@ class TensorIndex:
         adapter: what changes another model, where the files hold no model of their own.
         tower: what the tensors are a tower of; such an index has no ``config``.
         incomplete: why the tensors cannot be found, though there are some.
+        notes: what a user should know of the files, in every report of them.
         identities: what ``files`` were when their headers were read: data of other files is not taken for theirs.
     """
 
@@ -288,6 +289,7 @@ class TensorIndex:
     adapter: Adapter | None = None
     tower: Tower | None = None
     incomplete: InputError | None = None
+    notes: tuple[str, ...] = ()
     identities: Mapping[Path, Identity] = field(default_factory=dict)
 
     def same_words_as(self, other: TensorIndex) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ckconv.errors import InputError, UsageError, quoted, shown
 from ckconv.formats.gguf.spec import parse_shard_name
-from ckconv.formats.safetensors.spec import INDEX_SUFFIX, MAX_JSON
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX, MAX_JSON, shard_name
 from ckconv.formats.safetensors.spec import parse_shard_name as parse_part_name
 from ckconv.io.addresses import ADDRESS
 from ckconv.io.elsewhere import Origin, stand_in
@@ -140,7 +140,7 @@ def _hub(_: str, rest: str) -> Path:
 
 
 def _web(scheme: str, rest: str) -> Path:
-    """One file behind HTTP; of a GGUF, with the other shards of its set; of a checkpoint, what its index names."""
+    """One file behind HTTP; of a GGUF, with the other shards of its set, as of a checkpoint."""
     from ckconv.io.http import HttpFile
 
     url = f"{scheme}://{rest}"
@@ -165,14 +165,18 @@ def _checkpoint(named: str, url: str, file: Callable[[str], Origin]) -> Mapping[
     """The files of a checkpoint of several: its index, what that names, and what else is there of what lies beside."""
     part = parse_part_name(named)
     name = f"{part[0]}.safetensors{INDEX_SUFFIX}" if part else named
-    index = _if_there(name, file)
-    if index is None:
-        hint = "hf://OWNER/NAME reads a repository of the hub; else download the directory"
-        message = f"is a part of a checkpoint, and its index, which names the other files, is missing: {name}"
-        raise InputError("index.missing", message, path=url, hint=hint)
+    index = _if_there(name, file) if part else file(name)
+    names = _named_in(index, Path(name), url) if index else set()
+    if part and named not in names:  # without an index, or beside one of another set
+        index, names = None, {shard_name(part[0], number, part[2]) for number in range(1, part[2] + 1)}
+    beside = {other: found for other in _BESIDE if (found := _if_there(other, file)) is not None}
+    return {**({name: index} if index else {}), **{other: file(other) for other in sorted(names)}, **beside}
+
+
+def _named_in(index: Origin, name: Path, url: str) -> set[str]:
     if index.size > MAX_JSON:
         raise InputError("index.json", f"the index has {index.size:,} bytes", path=url, allowed=MAX_JSON)
-    document = parse_object(index.fetch(0, index.size), _INDEX, Path(name))
+    document = parse_object(index.fetch(0, index.size), _INDEX, name)
     shards = document.get("weight_map")
     names = {*shards.values()} if isinstance(shards, dict) else set()
     for other in names:
@@ -180,8 +184,7 @@ def _checkpoint(named: str, url: str, file: Callable[[str], Origin]) -> Mapping[
             raise InputError(
                 "index.path", f"names {quoted(str(other))}, which is not the name of a file beside it", path=url
             )
-    beside = {other: found for other in _BESIDE if (found := _if_there(other, file)) is not None}
-    return {name: index, **{other: file(other) for other in sorted(names)}, **beside}
+    return names
 
 
 def _if_there(name: str, file: Callable[[str], Origin]) -> Origin | None:

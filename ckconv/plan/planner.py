@@ -95,7 +95,7 @@ class Planner(ABC):
 
     def __init__(self, index: TensorIndex, options: Options, source: SourceFacts) -> None:
         self.index, self.options, self.source = index, options, source
-        self.notes: list[str] = [str(index.facts["assumed"])] if "assumed" in index.facts else []
+        self.notes: list[str] = list(index.notes)
         self.left_out: list[LeftOut] = []
         self.reasons: list[Reason] = []
         if options.dtype == "source" and not (options.dequantize or options.decode):

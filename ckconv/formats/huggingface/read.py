@@ -81,6 +81,7 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
         quantizer=found.unread,
         side_files=checkpoint.side_files,
         shard_index=checkpoint.index_path,
+        notes=checkpoint.notes,
     )
 
 
@@ -112,8 +113,6 @@ def _facts(checkpoint: CheckpointFiles, config: dict[str, Any] | None, quantizer
         facts["side_files"] = ", ".join(side.name for side in checkpoint.side_files)
     if quantizer:
         facts["quantizer"] = quantizer
-    if checkpoint.note:
-        facts["note" if config is None else "assumed"] = checkpoint.note
-    elif config is None:
+    if config is None and not checkpoint.notes:
         facts["note"] = "no config.json: tensors keep the names of the file"
     return facts

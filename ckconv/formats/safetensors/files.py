@@ -1,7 +1,9 @@
 """The files of a Hugging Face or MLX checkpoint: which of them hold the tensors, and what lies beside those.
 
 A checkpoint is one ``model.safetensors``, or shards with a ``model.safetensors.index.json``, with ``config.json``
-and tokenizer files beside them; mlx-lm writes the index for a single file as well. Older ones have
+and tokenizer files beside them; mlx-lm writes the index for a single file as well. Shards that are all there, or one
+file, are read without an index too, or beside one of another set: transformers takes ``model.safetensors`` first, and
+mlx-lm reads what is there. Older ones have
 ``pytorch_model.bin`` in their place, which another reader describes in the same words. A link is followed only if it
 stays in the directory, or leads into the ``blobs`` of the download cache that the directory is a snapshot of: a
 checkpoint must not be able to pass off any other file of this machine as its own. Whoever made the links himself says
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +77,7 @@ class CheckpointFiles(NamedTuple):
         tensors: the tensors of all shards, in the order of their data.
         config: the parsed ``config.json``, ``None`` where there is none.
         side_files: configuration, tokenizer and documentation files, by name; they are not opened.
-        note: what there is to say of the configuration.
+        notes: what there is to say of the index and of the configuration.
     """
 
     root: Path
@@ -84,7 +86,7 @@ class CheckpointFiles(NamedTuple):
     tensors: tuple[StoredTensor, ...]
     config: dict[str, Any] | None
     side_files: tuple[Path, ...]
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def read_checkpoint_files(
@@ -104,30 +106,28 @@ def read_checkpoint_files(
         UnsupportedError: ``hf.pickle``, those of ``read_pickle``.
     """
     path = Path(path)
-    if path.is_dir():
-        root, names = path, names_in(path)
-        index_path, weights = _choose(root, names, follow_links)
+    root = path if path.is_dir() else path.parent
+    names = names_in(path) if path.is_dir() else ()
+    chosen = _choose(root, names, follow_links) if path.is_dir() else _chosen_by(path, follow_links)
+    if chosen.index is None:
+        linked = follow_links or chosen.weights == (path.name,)  # whoever names the link itself means it
+        parts = [regular_file(root, name, follow_links=linked) or root / name for name in chosen.weights]
+        shards, notes = put_together([_read(part, read_pickle) for part in parts]), chosen.notes
     else:
-        root, names = path.parent, ()
-        index_path, weights = _index_for(path), path
-
-    if index_path is None:
-        parts = [regular_file(root, name, follow_links=follow_links) for name in parts_of(weights.name, names)]
-        shards = put_together([_read(part, read_pickle) for part in parts if part] or [_read(weights, read_pickle)])
-    else:
-        shards = _read_shards(root, index_path, names, follow_links, read_pickle)
+        shards, notes = _read_shards(root, chosen.index, names, follow_links, read_pickle)
     names = names or names_in(root)
     config = None
     if CONFIG_NAME in names and regular_file(root, CONFIG_NAME, follow_links=follow_links):
         config = read_object(root / CONFIG_NAME, CONFIG_DOCUMENT)
-    note = ""
     if config is None and path.is_dir() and shards[0].path.name.startswith(WEIGHTS) and PARAMS_NAME in names:
         params = regular_file(root, PARAMS_NAME, follow_links=follow_links)
-        config, note, shards = described(read_object(params, CONFIG_DOCUMENT), shards) if params else (None, "", shards)
+        if params:
+            config, note, shards = described(read_object(params, CONFIG_DOCUMENT), shards)
+            notes += (note,)
     tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
     belong = path.is_dir() or config is not None
     side_files = _side_files(root, names, follow_links) if belong else ()
-    return CheckpointFiles(root, index_path, shards, tensors, config, side_files, note)
+    return CheckpointFiles(root, chosen.index, shards, tensors, config, side_files, notes)
 
 
 def regular_file(root: Path, name: str, *, follow_links: bool) -> Path | None:
@@ -147,57 +147,99 @@ def names_in(root: Path) -> tuple[str, ...]:
         raise unreadable(error, root, doing="cannot be listed") from None
 
 
-def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> tuple[Path | None, Path]:
-    """``(index, weights)`` of a directory: its index, or ``None`` and the one file that needs none.
+class _Chosen(NamedTuple):
+    """The index of a checkpoint, or the files of its tensors where there is none, or one of another set."""
+
+    index: Path | None
+    weights: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> _Chosen:
+    """What holds the tensors of a directory.
 
     ``model*.safetensors`` goes before other names, as transformers and mlx-lm have it. Where they would not
     agree (transformers takes ``model.safetensors`` alone, mlx-lm every ``model*.safetensors``) nothing is guessed.
     """
     indexes = [name for name in names if name.endswith(SUFFIX + INDEX_SUFFIX)]
-    if INDEX_NAME in indexes:
-        indexes = [INDEX_NAME]
+    indexes = [INDEX_NAME] if INDEX_NAME in indexes else indexes
     weights = [name for name in names if name.endswith(SUFFIX)]
     weights = [name for name in weights if name.startswith("model")] or weights
-    kind = "safetensors files"
-    if not indexes and not weights:
-        kind = "pickle files"
-        indexes = [name for name in names if name == PICKLE_INDEX]
-        weights = _pickles(names)
+    kind, stale = "safetensors files", ""
+    if not weights and len(indexes) < 2 and not _naming(root, indexes, follow_links):
+        stale = indexes[0] if indexes else ""
+        kind, indexes, weights = "pickle files", [name for name in names if name == PICKLE_INDEX], _pickles(names)
+    if named := _naming(root, indexes, follow_links):
+        return _Chosen(named)
+    if len(indexes) == 1:
+        stale, indexes = indexes[0], []
+    if not indexes and (whole := _whole(weights)):
+        for name in whole:
+            if not regular_file(root, name, follow_links=follow_links):
+                raise InputError("input.missing", "is a link to a file that is not there", path=root / name)
+        note = f"{stale} names none of the files that are there, and is not read"
+        return _Chosen(None, tuple(whole), (note,) if stale else ())
+    if stale:
+        return _Chosen(root / stale)
     found = indexes or weights
     if not found:
         others = [name for name in names if name.endswith(".gguf")]
         hint = f"name the file instead of the directory: {quoted(others[0])}" if others else None
         raise InputError("hf.no-weights", "the directory holds no safetensors file and no index", path=root, hint=hint)
-    if len(found) > 1 and found != parts_of(found[0], found):
-        what = "indexes" if indexes else f"{kind} and no index"
-        some = ", ".join([quoted(name) for name in found[:4]] + ["..."] * (len(found) > 4))
-        hint = f"fetch {_index_of(found[0])} if they are shards; else name one of them instead of the directory"
-        message = f"{len(found):,} {what}: {some}"
-        raise InputError("hf.ambiguous", message, path=root, found=len(found), allowed=1, hint=hint)
-    chosen = root / found[0]
-    shard = None if indexes else parse_shard_name(found[0])
-    if shard and shard[2] > 1:
-        message = f"{found[0]} is one of {shard[2]:,} shards, and {_index_of(found[0])} is missing"
-        raise InputError("index.missing", message, path=root, found=1, allowed=shard[2], hint="fetch the missing files")
-    if not regular_file(root, found[0], follow_links=follow_links):
-        raise InputError("input.missing", "is a link to a file that is not there", path=chosen)
-    return (chosen if indexes else None), chosen
+    if len({(shard := parse_shard_name(name)) and shard[::2] for name in found}) == 1 and parse_shard_name(found[0]):
+        raise _incomplete(found[0], len(found), root)
+    what = "indexes" if indexes else f"{kind} and no index"
+    some = ", ".join([quoted(name) for name in found[:4]] + ["..."] * (len(found) > 4))
+    hint = f"fetch {_index_of(found[0])} if they are shards; else name one of them instead of the directory"
+    message = f"{len(found):,} {what}: {some}"
+    raise InputError("hf.ambiguous", message, path=root, found=len(found), allowed=1, hint=hint)
 
 
-def _index_for(path: Path) -> Path | None:
-    """The index of the set that a file belongs to; ``None`` for a model of one file.
+def _chosen_by(path: Path, follow_links: bool) -> _Chosen:
+    """What holds the tensors where a file is named: an index, a file of its own, or a shard, which names its set.
 
     Raises:
         InputError: ``index.missing``.
     """
-    shard = parse_shard_name(path.name)
-    if path.name.endswith(INDEX_SUFFIX) or shard is None or shard[2] == 1 or not path.exists():
-        return path if path.name.endswith(INDEX_SUFFIX) else None
-    index = path.with_name(_index_of(path.name))
-    if not index.exists():
-        message = f"is one of {shard[2]:,} shards, and {index.name} is not beside it"
-        raise InputError("index.missing", message, path=path, found=1, allowed=shard[2], hint="fetch the missing files")
-    return index
+    shard, index = parse_shard_name(path.name), path.with_name(_index_of(path.name))
+    if path.name.endswith(INDEX_SUFFIX) or not path.exists():
+        return _Chosen(path) if path.name.endswith(INDEX_SUFFIX) else _Chosen(None, (path.name,))
+    if shard is None or shard[2] == 1:
+        return _Chosen(None, tuple(parts_of(path.name, names_in(path.parent)) or [path.name]))
+    same = [name for name in names_in(path.parent) if (it := parse_shard_name(name)) and it[::2] == shard[::2]]
+    if index.exists() and (path.name in read_shard_index(index).weight_map.values() or not _whole(same)):
+        return _Chosen(index)
+    if not _whole(same):
+        raise _incomplete(path.name, len(same), path)
+    return _Chosen(None, tuple(same))
+
+
+def _whole(names: Sequence[str]) -> Sequence[str]:
+    """The names, where they are those of one file or of all shards of one set; else none."""
+    if len(names) > 1 and parts_of(names[0], names) == names:
+        return names
+    shards = [parse_shard_name(name) or (name, 1, 1) for name in names]
+    whole = [(stem, number, len(names)) for number, (stem, _, _) in enumerate(shards, 1)]
+    return names if shards == whole and len({stem for stem, _, _ in shards}) == 1 else ()
+
+
+def _naming(root: Path, indexes: Sequence[str], follow_links: bool) -> Path | None:
+    """The index, where there is one, and it names a file that is there."""
+    if len(indexes) != 1:
+        return None
+    if not regular_file(root, indexes[0], follow_links=follow_links):
+        raise InputError("input.missing", "is a link to a file that is not there", path=root / indexes[0])
+    named = read_shard_index(root / indexes[0]).tensor_counts
+    return root / indexes[0] if any(_is_there(root, name, "index names", follow_links) for name in named) else None
+
+
+def _incomplete(name: str, there: int, path: Path) -> InputError:
+    shard = parse_shard_name(name)
+    assert shard is not None
+    message = f"{there:,} of {counted(shard[2], 'shard')} {'is' if there == 1 else 'are'} there, and no index"
+    return InputError(
+        "index.missing", message, path=path, found=there, allowed=shard[2], hint="fetch the missing files"
+    )
 
 
 def _index_of(name: str) -> str:
@@ -223,22 +265,24 @@ def _read(path: Path, read_pickle: PickleReader | None) -> SafetensorsFile:
 
 def _read_shards(
     root: Path, index_path: Path, names: tuple[str, ...], follow_links: bool, read_pickle: PickleReader | None
-) -> tuple[SafetensorsFile, ...]:
-    """Every shard of an index, checked against it; ``names`` of the directory, to find weights it does not name."""
+) -> tuple[tuple[SafetensorsFile, ...], tuple[str, ...]]:
+    """Every shard of an index, and notes; ``names`` of the directory, to find weights it does not name."""
     index = read_shard_index(index_path)
     counts = index.tensor_counts
     faults = Faults(index_path)
+    others = [name for name in names if fnmatchcase(name, f"model*{SUFFIX}") and name not in counts]
+    hint = "the download looks incomplete; fetch the missing files"
+    hint += f", or name {quoted(others[0])} instead of the directory" if others else ""
     for name, count in counts.items():
         if not _is_there(root, name, "index names", follow_links):
             tensors = counted(count, "tensor")
             message = f"{name if name.isprintable() else quoted(name)} is missing (it should hold {tensors})"
-            faults.add("index.missing", message, hint="the download looks incomplete; fetch the missing files")
+            faults.add("index.missing", message, hint=hint)
     faults.check()
-    for name in names:
-        if fnmatchcase(name, f"model*{SUFFIX}") and name not in counts and not is_pickle(next(iter(counts))):
-            hint = f"remove it if it is left over, or name {quoted(index_path.name)} instead of the directory"
-            message = f"{quoted(name)} is not named in the index, and some loaders would read it"
-            faults.add("index.mismatch", message, hint=hint)
+    for name in () if is_pickle(next(iter(counts))) else others:
+        hint = f"remove it if it is left over, or name {quoted(index_path.name)} instead of the directory"
+        message = f"{quoted(name)} is not named in the index, and some loaders would read it"
+        faults.add("index.mismatch", message, hint=hint)
     faults.check()
 
     shards = []
@@ -247,8 +291,7 @@ def _read_shards(
         if shard:
             shards.append(shard)
     faults.check()
-    check_against_shards(index, shards)
-    return tuple(shards)
+    return tuple(shards), check_against_shards(index, shards)
 
 
 def _read_shard(path: Path, faults: Faults, read_pickle: PickleReader | None) -> SafetensorsFile | None:

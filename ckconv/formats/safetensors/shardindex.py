@@ -1,21 +1,21 @@
-"""``model.safetensors.index.json``: which shard holds which tensor, checked against the shards.
+"""``model.safetensors.index.json``: which shard holds which tensor.
 
-An index is ``{"metadata": {"total_size": BYTES, ...}, "weight_map": {TENSOR: FILE NAME}}``. ``total_size`` is the
-sum of the tensors' bytes, headers not counted: transformers and mlx-lm both write it so
-(``huggingface_hub/serialization``, ``mlx_lm.utils.save_model``).
+An index is ``{"metadata": {"total_size": BYTES, ...}, "weight_map": {TENSOR: FILE NAME}}``. Loaders take from it which
+files there are, and read those whole (``get_checkpoint_shard_files`` of transformers); mlx-lm reads every
+``model*.safetensors`` without it. No loader reads ``metadata``: the ``total_size`` of DeepSeek V3 is that of the same
+model in 16 bits.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckconv.errors import Faults, InputError, counted, quoted
+from ckconv.errors import Faults, InputError, counted, listed, quoted
 from ckconv.formats.safetensors.spec import MAX_JSON, SUFFIX, is_pickle
-from ckconv.io.json import Document, kind, read_object, shown
+from ckconv.io.json import Document, kind, read_object
 
 if TYPE_CHECKING:
     from ckconv.formats.safetensors.read import SafetensorsFile
@@ -29,12 +29,10 @@ class ShardIndex(NamedTuple):
     Attributes:
         path: the index file.
         weight_map: tensor -> the name of its shard, in the index's order.
-        total_size: bytes of all tensors; ``None`` where the index does not say.
     """
 
     path: Path
     weight_map: Mapping[str, str]
-    total_size: float | None
 
     @property
     def tensor_counts(self) -> dict[str, int]:
@@ -46,8 +44,8 @@ def read_shard_index(path: Path) -> ShardIndex:
     """Read an index; the shards are not looked at.
 
     Raises:
-        InputError: ``index.json`` (not such a document), ``index.path`` (a shard that is not a plain file name),
-            ``index.mismatch`` (a total that is no number), and those of ``open_source``.
+        InputError: ``index.json`` (not such a document), ``index.path`` (a shard that is not a plain file name), and
+            those of ``open_source``.
     """
     document = read_object(path, _INDEX)
     weight_map = document.get("weight_map")
@@ -69,7 +67,7 @@ def read_shard_index(path: Path) -> ShardIndex:
         if reason:
             faults.add("index.path", f"index names {quoted(name)}, {reason}", found=name)
     faults.check()
-    return ShardIndex(path, weight_map, _total_size(path, document))
+    return ShardIndex(path, weight_map)
 
 
 def _path_fault(name: str) -> str | None:
@@ -86,24 +84,12 @@ def _path_fault(name: str) -> str | None:
     return None
 
 
-def _total_size(path: Path, document: dict[str, Any]) -> float | None:
-    metadata = document.get("metadata", {})
-    if not isinstance(metadata, dict):
-        raise InputError("index.json", f"metadata is {kind(metadata)}; an object is required", path=path)
-    total = metadata.get("total_size")
-    # A sum kept as a float, 246400.0, is the same number in JSON; with truth values in it, it is no whole one.
-    if total is None or (isinstance(total, float) and isfinite(total)) or type(total) is int:
-        return int(total) if isinstance(total, float) and total.is_integer() else total
-    raise InputError("index.mismatch", f"metadata.total_size is {shown(total)}, not a number of bytes", path=path)
-
-
-def check_against_shards(index: ShardIndex, shards: Iterable[SafetensorsFile]) -> None:
-    """The shards hold exactly the tensors that the index lists, each where it says, of ``total_size`` bytes together.
+def check_against_shards(index: ShardIndex, shards: Iterable[SafetensorsFile]) -> tuple[str, ...]:
+    """Notes about tensors that are not where the index lists them: loaders read the shards whole.
 
     Raises:
-        InputError: ``index.mismatch``, with the tensors grouped by shard and counted.
+        InputError: ``index.mismatch``, two shards hold a tensor of one name.
     """
-    shards = tuple(shards)
     holders: dict[str, list[str]] = defaultdict(list)
     for shard in shards:
         for stored in shard.tensors:
@@ -111,37 +97,29 @@ def check_against_shards(index: ShardIndex, shards: Iterable[SafetensorsFile]) -
 
     unlisted: dict[str, list[str]] = defaultdict(list)
     elsewhere: dict[tuple[str, str], list[str]] = defaultdict(list)
-    twice: dict[tuple[str, str], list[str]] = defaultdict(list)
+    twice: dict[tuple[str, ...], list[str]] = defaultdict(list)
     absent: dict[str, list[str]] = defaultdict(list)
     for tensor, names in holders.items():
         listed_in = index.weight_map.get(tensor)
-        for name in names:
-            if listed_in is None:
-                unlisted[name].append(tensor)
-            elif name != listed_in:
-                (twice if listed_in in names else elsewhere)[name, listed_in].append(tensor)
+        if len(names) > 1:
+            twice[tuple(names)].append(tensor)
+        elif listed_in is None:
+            unlisted[names[0]].append(tensor)
+        elif names[0] != listed_in:
+            elsewhere[names[0], listed_in].append(tensor)
     for tensor, name in index.weight_map.items():
         if tensor not in holders:
             absent[name].append(tensor)
 
-    sentences = [f"{s} holds {_tensors(n)} that the index does not list: {_some(n)}" for s, n in unlisted.items()]
-    sentences += [f"{s} lacks {_tensors(n)} that the index lists there: {_some(n)}" for s, n in absent.items()]
-    sentences += [
-        f"{s} holds {_tensors(n)} that the index lists in {at}: {_some(n)}" for (s, at), n in elsewhere.items()
-    ]
-    sentences += [f"{s} and {at} both hold {_tensors(n)}: {_some(n)}" for (s, at), n in twice.items()]
     faults = Faults(index.path)
-    for sentence in sentences:
-        faults.add("index.mismatch", sentence)
+    for where, n in twice.items():
+        hint = f"remove {'it' if len(n) == 1 else 'them'} from all but one of these files"
+        faults.add("index.mismatch", f"{' and '.join(where)} both hold {_tensors(n)}: {_some(n)}", hint=hint)
     faults.check()
-
-    # Tensors of a pickle may share their values, which transformers counted once.
-    total = sum(extent.nbytes for extent in {stored.extent for shard in shards for stored in shard.tensors})
-    # transformers counted a bool as an eighth of a byte (``dtype_byte_size``, until 4.54).
-    bools = sum(s.extent.nbytes for shard in shards for s in shard.tensors if s.dtype.name == "BOOL")
-    if index.total_size is not None and index.total_size not in (total, total - bools + bools / 8):
-        message = f"metadata.total_size is {index.total_size:,}; the tensors have {total:,} bytes"
-        raise InputError("index.mismatch", message, path=index.path, found=index.total_size, allowed=total)
+    notes = [f"{s} holds {_tensors(n)} that the index does not list: {_some(n)}" for s, n in unlisted.items()]
+    notes += [f"{s} lacks {_tensors(n)} that the index lists there: {_some(n)}" for s, n in absent.items()]
+    notes += [f"{s} holds {_tensors(n)} that the index lists in {at}: {_some(n)}" for (s, at), n in elsewhere.items()]
+    return listed(notes)
 
 
 def _tensors(names: list[str]) -> str:
