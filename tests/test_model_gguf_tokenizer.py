@@ -117,7 +117,7 @@ def test_tokens_types_and_merges_by_id() -> None:
 
 
 def test_special_ids_are_those_of_the_words_then_of_the_configuration() -> None:
-    settings = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": "missing"}
+    settings = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": "new"}
 
     made = keys(
         settings=settings, config={"bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": 2, "unk_token_id": 99}
@@ -127,7 +127,7 @@ def test_special_ids_are_those_of_the_words_then_of_the_configuration() -> None:
     assert ids == {
         "bos": scalar("u32", 3),
         "eos": scalar("u32", 4),
-        "padding": scalar("u32", 2),
+        "padding": scalar("u32", 5),
         "unknown": None,
         "mask": None,
     }
@@ -227,7 +227,9 @@ def test_what_an_added_token_does_to_the_text_beside_it_is_noted(key: str) -> No
 def test_words_that_the_settings_name_are_special_as_transformers_adds_them() -> None:
     made = keys(settings={"sep_token": {"content": "b"}, "pad_token": "missing"})
 
-    assert value(made, "token_type") == array("i32", [1, 3, 1, 3, 3, 5])
+    assert value(made, "token_type") == array("i32", [1, 3, 1, 3, 3, 3])
+    assert value(made, "tokens") == array("str", ["a", "b", "ab", "<s>", "</s>", "missing"])
+    assert value(made, "padding_token_id") == scalar("u32", 5)
 
 
 def test_bytes_may_be_one_step_of_a_decoder() -> None:

@@ -58,7 +58,6 @@ def test_it_is_what_the_model_beside_it_gives() -> None:
 
     ours, theirs = keys(document).metadata, keys(document, model=MODEL, moved=True).metadata
 
-    assert ours.pop("tokenizer.ggml.tokens") != theirs.pop("tokenizer.ggml.tokens")  # it names <mask>, the model not
     assert ours["tokenizer.ggml.model"] == scalar("str", "t5")
     for key in ("scores", "token_type"):
         made, wanted = (values(keys_of[f"tokenizer.ggml.{key}"]) for keys_of in (ours, theirs))

@@ -14,10 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckconv.tokenizer.files import LeftOut
-from ckconv.tokenizer.gguf_words import added_by_id, content_of
 from ckconv.tokenizer.merging import bounded
 from ckconv.tokenizer.pretokenizers import BYTE_LEVEL, definition, of_class
-from ckconv.tokenizer.vocabulary import SPECIAL
 
 #: What the classes take for tokens that no file names, where the vocabulary has it.
 _END = "<|endoftext|>"
@@ -38,7 +36,6 @@ def of_vocabulary(
     merges: str,
     settings: Mapping[str, Any],
     config: Mapping[str, Any],
-    added: Mapping[str, Any],
 ) -> dict[str, Any]:
     """``tokenizer.json`` of ``vocab.json`` and ``merges.txt``.
 
@@ -53,17 +50,8 @@ def of_vocabulary(
     if settings.get("add_prefix_space"):
         raise LeftOut("it puts a space before a text (add_prefix_space), which llama.cpp does not do")
     lines = merges.replace("\r\n", "\n").split("\n")
-    named = {content_of(settings, f"{name}_token") for name in SPECIAL} | {_END}
-    more = settings.get("additional_special_tokens")
-    named |= {content_of({"": item}, "") for item in (more if isinstance(more, list) else ())}
-    words = {token: number for token, number in {**vocab, **added}.items() if token in named or token in added}
-    odd = next((token for token, number in words.items() if not isinstance(number, int)), None)
-    if odd is not None:
-        raise LeftOut(f"token {odd!r} has the id {words[odd]!r} (vocab.json)")
-    tokens = {number: {"id": number, "content": token, "special": token in named} for token, number in words.items()}
-    tokens |= {number: {**item, "id": number} for number, item in added_by_id(settings)}
     return {
-        "added_tokens": list(tokens.values()),
+        "added_tokens": [{"id": vocab[_END], "content": _END, "special": True}] if _END in vocab else [],
         "normalizer": {"type": "NFC"} if known.nfc else None,
         "pre_tokenizer": definition(known),
         "decoder": BYTE_LEVEL,
@@ -100,10 +88,9 @@ def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
     alphabet = byte_letters()
     spelled = ["".join(map(alphabet.__getitem__, word)) for word in words]
     bos = added.get(1) == _BOS
+    names = [added.get(rank, f"<SPECIAL_{rank}>") for rank in range(first)]
     return {
-        "added_tokens": [
-            {"id": rank, "content": added.get(rank, f"<SPECIAL_{rank}>"), "special": True} for rank in range(first)
-        ],
+        "added_tokens": [{"id": rank, "content": name, "special": True} for rank, name in enumerate(names)],
         "settings": {f"{name}_token": added[rank] for rank, name in enumerate(("unk", "bos", "eos")) if rank in added}
         | ({"pad_token": _PAD} if _PAD in added.values() else {}),
         "scores": 0,
@@ -126,7 +113,7 @@ def of_tekken(document: Mapping[str, Any]) -> dict[str, Any]:
         "model": {
             "type": "BPE",
             "ignore_merges": True,
-            "vocab": {word: first + rank for rank, word in enumerate(spelled)},
+            "vocab": {word: number for number, word in enumerate([*names, *spelled])},
             "merges": [[spelled[one], spelled[other]] for one, other in _merges(words, ranks)],
         },
     }

@@ -107,10 +107,15 @@ def _halves(merge: bytes) -> tuple[bytes, bytes] | None:
     return (merge[:at], merge[at + 1 :]) if at > 0 else None
 
 
-def huggingface_entries(document: Mapping[str, Any], vocab_size: int) -> dict[str, bytes] | None:
+def huggingface_entries(
+    document: Mapping[str, Any], vocab_size: int, added: Mapping[str, int] | None = None
+) -> dict[str, bytes] | None:
     """The entries of a parsed ``tokenizer.json``, ``None`` where its model has no vocabulary of strings and ids.
 
-    Added tokens count as tokens. An id that none has is filled with the unknown token, or ``<|ck_missing_ID|>``.
+    An id that no token has is filled with the unknown token, or ``<|ck_missing_ID|>``.
+
+    Args:
+        added: the added tokens, with their ids; ``None`` for what the document lists.
     """
     model = document.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
@@ -118,7 +123,7 @@ def huggingface_entries(document: Mapping[str, Any], vocab_size: int) -> dict[st
         return None
     by_id: dict[int, str] = {
         number: token
-        for token, number in (*vocab.items(), *_added(document))
+        for token, number in (*vocab.items(), *(_added(document) if added is None else added.items()))
         if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < vocab_size
     }
     unknown = _unknown(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.bytesource import open_source
 from ckconv.io.json import Document, read_object
+from ckconv.tokenizer.added import added_tokens, words_of_document
 from ckconv.tokenizer.apart import of_tekken, of_vocabulary
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
-from ckconv.tokenizer.gguf_words import is_id
 
 #: Bytes of a tokenizer's file; real ones have a third of it.
 _LIMIT = 64 << 20
@@ -41,12 +42,12 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return TokenizerFiles()
     root = root_of(index)
-    settings = {**(_json(root / "special_tokens_map.json") or {}), **(_json(root / "tokenizer_config.json") or {})}
     config = document_of(index.metadata)
     nested = config.get(text_key(config))
     named = next((name for name in _MODELS if (root / name).is_file()), "")
     own = None
     tokenizer, model, why = _json(root / "tokenizer.json"), _bytes(root / named) if named else None, ""
+    settings = _settings(root, alone=tokenizer is None and model is not None)
     if tokenizer is None and model is None:
         try:
             tokenizer = _apart(root, settings, config)
@@ -69,6 +70,19 @@ def tokenizer_files(index: TensorIndex) -> TokenizerFiles:
         why=why,
         others=tuple(name for name in _OTHERS if (root / name).is_file()),
     )
+
+
+def _settings(root: Path, *, alone: bool) -> Mapping[str, Any]:
+    """``tokenizer_config.json``, and ``special_tokens_map.json`` over it (``_from_pretrained`` of transformers).
+
+    Args:
+        alone: there is a SentencePiece model and no ``tokenizer.json``: transformers 5 takes no list of the map's.
+    """
+    settings = _json(root / "tokenizer_config.json") or {}
+    if "added_tokens_decoder" in settings:
+        return settings
+    named = _json(root / "special_tokens_map.json") or {}
+    return {**settings, **{key: value for key, value in named.items() if not (alone and isinstance(value, list))}}
 
 
 def _versioned(root: Path) -> Path | None:
@@ -97,13 +111,13 @@ def token_ids_beside(index: TensorIndex, texts: Iterable[str]) -> dict[str, int]
         InputError: ``tokenizer.json``, a document is malformed.
     """
     files, wanted = tokenizer_files(index), {*texts}
-    added = (files.tokenizer or {}).get("added_tokens")
-    decoder = files.settings.get("added_tokens_decoder")
-    tokens = [*(added if isinstance(added, list) else ())]
-    if isinstance(decoder, dict):
-        tokens += [{**token, "id": int(n)} for n, token in decoder.items() if isinstance(token, dict) and is_id(n)]
-    found = {token.get("content"): token.get("id") for token in tokens if isinstance(token, dict)}
-    return {text: number for text, number in found.items() if text in wanted and isinstance(number, int)}
+    words = words_of_document(files.tokenizer)
+    with suppress(LeftOut):
+        added = added_tokens(files, words).values()
+        # Of other files than tokenizer.json, the words are not known here.
+        ids = {it.content: it.number if words else it.listed for it in added if it.content in wanted}
+        return {text: number for text, number in ids.items() if number is not None}
+    return {}
 
 
 def _apart(root: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -113,7 +127,7 @@ def _apart(root: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -
     if not (root / _MERGES).is_file() or (vocab := _json(root / _VOCABULARY)) is None:
         return None
     merges = (_bytes(root / _MERGES) or b"").decode("utf-8", "replace")
-    return of_vocabulary(vocab, merges, settings, config, _json(root / "added_tokens.json") or {})
+    return of_vocabulary(vocab, merges, settings, config)
 
 
 def chat_template(root: Path, settings: Mapping[str, Any]) -> object:

@@ -16,7 +16,7 @@ class TokenizerFiles:
         model: ``tokenizer.model``.
         moved: the ids are not the model's: four special tokens come first, in place of its three (XLM-R).
         versioned: the model is Mistral's own, with the end of a text for padding where it has none.
-        settings: ``tokenizer_config.json`` over ``special_tokens_map.json``.
+        settings: ``tokenizer_config.json``, below ``special_tokens_map.json`` where that is read.
         config: ``config.json``, which names ids.
         generation: ``generation_config.json``, which names those that end a text.
         chat_template: a text, or a list of named ones.

@@ -15,10 +15,11 @@ from typing import Any
 
 from ckconv.core.typed import Value, array, scalar
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
-from ckconv.tokenizer.gguf_sentencepiece import from_json, from_model, is_sentencepiece
+from ckconv.tokenizer.gguf_sentencepiece import from_json, from_model, is_sentencepiece, of_same_words
 from ckconv.tokenizer.gguf_special import chat_templates, ended, put_around, special_ids
 from ckconv.tokenizer.gguf_unigram import from_unigram
-from ckconv.tokenizer.gguf_words import Words, check_text, filled, words_of
+from ckconv.tokenizer.gguf_words import Words, check_text, equal_tokens, filled, words_of
+from ckconv.tokenizer.made import as_read
 from ckconv.tokenizer.merging import unmade
 from ckconv.tokenizer.pretokenizers import recognised
 from ckconv.tokenizer.wordpiece import from_wordpiece
@@ -58,7 +59,7 @@ def keys_of_words(files: TokenizerFiles, vocab_size: int) -> TokenizerKeys:
     Raises:
         LeftOut: there are none, or none that can be said faithfully.
     """
-    if files.model is not None:
+    if files.model is not None and of_same_words(files, vocab_size):
         return _made(files, from_model(files, files.model, vocab_size), vocab_size)
     if files.tokenizer is None:
         raise LeftOut(files.why or (f"{files.others[0]} is not read" if files.others else "the source has none"))
@@ -72,6 +73,11 @@ def _made(files: TokenizerFiles, words: Words, vocab_size: int) -> TokenizerKeys
     """The keys of a tokenizer's words, and what every kind has besides."""
     files, end_notes = ended(files, words.ids)
     special, ends_notes = special_ids(files, words.ids, words.own, vocab_size)
+    tokens = words.metadata["tokenizer.ggml.tokens"]
+    if same := equal_tokens(as_read({"tokens": tokens})["tokens"].value.each()):
+        raise LeftOut(
+            f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}, and llama.cpp loads no two of one text"
+        )
     unigram = words.metadata["tokenizer.ggml.model"] == scalar("str", "t5")
     adds_bos, adds_eos, notes = put_around(files, unigram=unigram)
     templates, template_notes = chat_templates(files.chat_template)
@@ -116,7 +122,8 @@ def _bpe(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: int) ->
     known, why = recognised(document, nfc=bool(notes))
     if known is None:
         raise LeftOut(f"{why} (tokenizer.json)")
-    by_id, ids = words_of(document, vocab_size, files.settings)
+    by_id, ids, said = words_of(files, document["model"].get("vocab"), vocab_size)
+    notes += said
     tokens = filled(by_id, vocab_size)
     merges = _merges(document["model"].get("merges"))
     if known.ignore_merges != (document["model"].get("ignore_merges") is True):

@@ -10,15 +10,17 @@ Sources: ``_create_vocab_sentencepiece`` of llama.cpp's converter; ``llm_tokeniz
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from ckconv.core.typed import Value, array, raw_array, scalar
 from ckconv.tokenizer import sentencepiece
+from ckconv.tokenizer.added import added_tokens, of_settings, words_of_document
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.gguf_special import put_around
-from ckconv.tokenizer.gguf_words import LOOKS_SPECIAL, Words, added_by_id, check_text, filled, words_of
+from ckconv.tokenizer.gguf_words import LOOKS_SPECIAL, Words, check_text, filled, notes_on, placeable, words_of
 from ckconv.tokenizer.sentencepiece import (
     BPE,
     BYTE,
@@ -47,31 +49,56 @@ PIECES_FOR_BYTES = "has pieces for bytes, which llama.cpp does not take in unigr
 Rows = list[tuple[str, float, int]]
 
 
-def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
-    """The words of a ``tokenizer.model``.
+def of_same_words(files: TokenizerFiles, vocab_size: int) -> bool:
+    """``tokenizer.model`` has the words of the ``tokenizer.json`` beside it, but for tokens that are added to them.
 
-    Raises:
-        LeftOut: it is malformed, or neither BPE with byte fallback nor unigram without.
+    transformers takes ``tokenizer.json``; the model says how likely pieces are.
     """
+    words = words_of_document(files.tokenizer)
+    if not words or files.model is None:
+        return files.model is not None
+    try:
+        model = _parsed(files, files.model, vocab_size)
+    except LeftOut:
+        return False
+    added = added_tokens(files, words)
+    numbers = {token.number for token in added.values()}
+    pieces = {piece.text: n for n, piece in enumerate(model.pieces) if n not in numbers and piece.text not in added}
+    return pieces == {word: n for word, n in words.items() if n not in numbers and word not in added}
+
+
+def _parsed(files: TokenizerFiles, data: bytes, vocab_size: int) -> SentencePiece:
     try:
         model = sentencepiece.parse(data, limit=vocab_size)
     except TooManyPieces:
         raise LeftOut(f"tokenizer.model has more pieces than the embedding has rows ({vocab_size:,})") from None
     except Malformed as error:
         raise LeftOut(f"tokenizer.model is malformed: {error}") from None
+    return _moved(model) if files.moved else model
+
+
+def from_model(files: TokenizerFiles, data: bytes, vocab_size: int) -> Words:
+    """The words of a ``tokenizer.model``, and those that are added to them by the files beside it.
+
+    Raises:
+        LeftOut: it is malformed, or neither BPE with byte fallback nor unigram without.
+    """
+    model = _parsed(files, data, vocab_size)
     unigram = model.model_type == UNIGRAM
     if not unigram and model.model_type != BPE:
         raise LeftOut("tokenizer.model is of neither the BPE nor the unigram type")
     if model.byte_fallback == unigram:
         raise LeftOut(f"tokenizer.model {PIECES_FOR_BYTES if unigram else 'has no pieces for bytes'}")
-    model = _moved(model) if files.moved else model
-    rows = _pieces(model, files, vocab_size)
+    rows, notes = _pieces(model, files, vocab_size)
     prefix = files.settings.get("add_prefix_space")
     prefix = prefix if isinstance(prefix, bool) else model.add_dummy_prefix
     if unigram:
-        words = as_words(rows, model.special, prefix=prefix, notes=[])
+        words = as_words(rows, model.special, prefix=prefix, notes=notes)
         return as_unigram(words, model.charsmap, one_space=model.remove_extra_whitespaces, prefix=prefix)
-    notes = []
+    if files.tokenizer is not None:
+        with suppress(LeftOut):
+            prefix, said = _spaces(files.tokenizer)
+            notes += said
     if model.charsmap or model.remove_extra_whitespaces:
         rules = model.normalizer or "removing spaces"
         notes.append(f"the tokenizer normalises text first ({rules}), which llama.cpp does not do")
@@ -123,7 +150,8 @@ def from_json(files: TokenizerFiles, document: Mapping[str, Any], vocab_size: in
         if model.get(key):
             raise LeftOut(f"its model has {key} = {model[key]!r} (tokenizer.json)")
     prefix, notes = _spaces(document)
-    by_id, added = words_of(document, vocab_size, files.settings)
+    by_id, added, said = words_of(files, model["vocab"], vocab_size)
+    notes += said
     if not model["vocab"].keys() >= _BYTES:
         raise LeftOut("tokenizer.json has no tokens for all bytes")
     plain = [token for token in model["vocab"] if token not in added and token not in _BYTES]
@@ -276,25 +304,36 @@ def _merges(merges: object) -> Iterator[tuple[str, str]]:
         yield halves[0], halves[1]
 
 
-def _pieces(model: SentencePiece, files: TokenizerFiles, vocab_size: int) -> Rows:
-    """Words, scores and types by id: the model's, then what was added to it, then what fills the embedding's rows."""
+def _pieces(model: SentencePiece, files: TokenizerFiles, vocab_size: int) -> tuple[Rows, list[str]]:
+    """Words, scores and types by id: the model's, then what was added to it, then what fills the embedding's rows.
+
+    Where ``tokenizer.json`` is there, a piece that it does not add is a word, whatever type the model gives it. Without
+    it, the settings may give a piece another text (Gemma's unused ones).
+    """
     rows = [(piece.text, piece.score, piece.type) for piece in model.pieces]
+    words = words_of_document(files.tokenizer)
+    if alone := not words:
+        words = {text: n for n, (text, _, _) in enumerate(rows)}
+        names = {token.listed: token.content for token in added_tokens(files, {}).values()}
+        rows = [(names[n] if n in names and names[n] not in words else it[0], *it[1:]) for n, it in enumerate(rows)]
+        words = {text: n for n, (text, _, _) in enumerate(rows)}
+    added = added_tokens(files, words)
+    if not alone:
+        numbers = {token.number for token in added.values()}
+        looked_for = (CONTROL, USER_DEFINED)
+        rows = [(*it[:2], NORMAL if it[2] in looked_for and n not in numbers else it[2]) for n, it in enumerate(rows)]
     rows += [(f"[PAD{n}]", EMPTY_SCORE, UNUSED) for n in range(len(rows), vocab_size)]
-    for number, token, special in _added(files):
-        check_text(token)
-        if not 0 <= number < vocab_size:
-            raise LeftOut(f"token {token!r} has the id {number:,}, the embedding {vocab_size:,} rows")
-        if special or LOOKS_SPECIAL.fullmatch(token):
-            rows[number] = (token, ADDED_SCORE, CONTROL)
-        elif rows[number][0] != token or rows[number][2] == UNUSED:
+    listed = {*files.added, *(token.content for token in of_settings(files.settings))}
+    for token in placeable(added.values(), vocab_size):
+        check_text(token.content)
+        number = token.number
+        if number >= vocab_size:
+            raise LeftOut(f"token {token.content!r} has the id {number:,}, the embedding {vocab_size:,} rows")
+        control = token.special or LOOKS_SPECIAL.fullmatch(token.content)
+        text, _, kind = rows[number]
+        if control and (token.content in listed or kind not in (CONTROL, UNKNOWN) or text != token.content):
+            rows[number] = (token.content, ADDED_SCORE, CONTROL)
+        elif not control and (text != token.content or kind not in (USER_DEFINED, UNKNOWN, BYTE)):
             # A user's token is matched against text, where a space is a space.
-            rows[number] = (token.replace(SPACE, " "), ADDED_SCORE, USER_DEFINED)
-    return rows
-
-
-def _added(files: TokenizerFiles) -> list[tuple[int, str, bool]]:
-    """(id, word, special) of tokens that are not the model's own, by id."""
-    found = {n: (n, token, False) for token, n in files.added.items() if isinstance(n, int)}
-    for number, entry in added_by_id(files.settings):
-        found[number] = (number, entry["content"], entry.get("special") is True)
-    return [found[number] for number in sorted(found)]
+            rows[number] = (token.content.replace(SPACE, " "), ADDED_SCORE, USER_DEFINED)
+    return rows, [*notes_on(added.values(), vocab_size)]

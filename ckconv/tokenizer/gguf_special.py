@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from ckconv.core.typed import Value, array, scalar
+from ckconv.tokenizer.added import content_of
 from ckconv.tokenizer.files import LeftOut, TokenizerFiles
-from ckconv.tokenizer.gguf_words import content_of
 from ckconv.tokenizer.vocabulary import ENDS_BY_TEXT, FOUND_AS, SPECIAL
 
 _TEMPLATE_NAME = re.compile(r"[a-z0-9_]{1,64}")

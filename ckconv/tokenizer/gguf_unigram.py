@@ -50,13 +50,13 @@ def from_unigram(files: TokenizerFiles, document: Mapping[str, Any], vocab_size:
     if type(unknown) is not int or not 0 <= unknown < len(scores):
         raise LeftOut("its model has no unknown token (tokenizer.json)")
     vocab = {piece: number for number, piece in enumerate(scores)}
-    by_id, _ = words_of({**document, "model": {"vocab": vocab}}, vocab_size, files.settings)
+    by_id, _, notes = words_of(files, vocab, vocab_size)
     rows: Rows = []
     for number, (token, kind) in enumerate(filled(by_id, vocab_size)):
         score = EMPTY_SCORE if kind == UNUSED else scores.get(token, ADDED_SCORE)
         text = token.replace(SPACE, " ") if kind == USER_DEFINED else token
         rows.append((text, score, UNKNOWN if number == unknown else kind))
-    words = as_words(rows, {"unk": unknown}, prefix=True, notes=[])
+    words = as_words(rows, {"unk": unknown}, prefix=True, notes=[*notes])
     return as_unigram(words, charsmap, one_space=True, prefix=True)
 
 

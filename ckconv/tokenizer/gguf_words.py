@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ckconv.core.typed import Value
 from ckconv.core.undecoded import is_text
-from ckconv.tokenizer.files import LeftOut
+from ckconv.tokenizer.added import Added, added_tokens
+from ckconv.tokenizer.files import LeftOut, TokenizerFiles
 from ckconv.tokenizer.sentencepiece import CONTROL, NORMAL, UNUSED, USER_DEFINED
-from ckconv.tokenizer.vocabulary import SPECIAL
 
 #: Tokens that llama.cpp's converter takes for control tokens although nobody marked them as special.
 LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<｜.*｜>|<unused.*>", re.DOTALL)
-
-#: Digits of an id, of which an embedding has far fewer.
-_MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,60 +37,44 @@ class Words:
 
 
 def words_of(
-    document: Mapping[str, Any], vocab_size: int, settings: Mapping[str, Any]
-) -> tuple[dict[int, tuple[str, int]], dict[str, int]]:
-    """``tokenizer.json``: id -> word and type, and the ids of the added tokens by word.
-
-    transformers adds those that ``tokenizer_config.json`` names.
+    files: TokenizerFiles, words: object, vocab_size: int
+) -> tuple[dict[int, tuple[str, int]], dict[str, int], tuple[str, ...]]:
+    """Id -> word and type; the ids of the added tokens by word; and notes.
 
     Raises:
         LeftOut: a word has no id of the embedding, or is not text.
     """
-    vocab = document["model"].get("vocab")
-    if not isinstance(vocab, dict) or not vocab:
+    if not isinstance(words, dict) or not words:
         raise LeftOut("tokenizer.json has no vocabulary")
     by_id: dict[int, tuple[str, int]] = {}
-    for token, number in vocab.items():
+    for token, number in words.items():
         _place(by_id, token, number, NORMAL, vocab_size)
-    added = document.get("added_tokens")
     ids: dict[str, int] = {}
-    for item in added if isinstance(added, list) else ():
-        token, number = (item.get("content"), item.get("id")) if isinstance(item, dict) else (None, None)
-        if not isinstance(token, str):
-            raise LeftOut("tokenizer.json has an added token without content")
-        control = item.get("special") is True or LOOKS_SPECIAL.fullmatch(token)
-        ids[token] = _place(by_id, token, number, CONTROL if control else USER_DEFINED, vocab_size)
-    named = [content_of(settings, f"{name}_token") for name in SPECIAL]
-    for token in named:
-        if token in vocab and token not in ids:
-            ids[token] = _place(by_id, token, vocab[token], CONTROL, vocab_size)
-    return by_id, ids
+    added = added_tokens(files, words)
+    for token in placeable(added.values(), vocab_size):
+        kind = CONTROL if token.special or LOOKS_SPECIAL.fullmatch(token.content) else USER_DEFINED
+        ids[token.content] = _place(by_id, token.content, token.number, kind, vocab_size)
+    return by_id, ids, notes_on(added.values(), vocab_size)
 
 
-def content_of(settings: Mapping[str, Any], key: str) -> str:
-    """The word that a setting names, as a text or as an object with one."""
-    entry = settings.get(key)
-    entry = entry.get("content") if isinstance(entry, dict) else entry
-    return entry if isinstance(entry, str) else ""
+def placeable(added: Iterable[Added], vocab_size: int) -> Iterator[Added]:
+    """Without tokens that the settings only name, and the embedding has no row for."""
+    return (token for token in added if token.listed is not None or token.number < vocab_size)
 
 
-def is_id(key: str) -> bool:
-    """A key of ``added_tokens_decoder`` is the number of a row that an embedding could have."""
-    return key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS
-
-
-def added_by_id(settings: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The entries of ``added_tokens_decoder``.
-
-    Raises:
-        LeftOut: one is no token.
-    """
-    decoder = settings.get("added_tokens_decoder")
-    for key, entry in decoder.items() if isinstance(decoder, dict) else ():
-        if not is_id(key) or not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-            shown = json.dumps(key if len(key) <= 40 else f"{key[:30]}...")
-            raise LeftOut(f"added_tokens_decoder has no token at {shown} (tokenizer_config.json)")
-        yield int(key), entry
+def notes_on(added: Iterable[Added], vocab_size: int) -> tuple[str, ...]:
+    """What becomes of tokens whose id is not the one that a file lists, or that the embedding has no row for."""
+    added = [*added]
+    moved = [token for token in added if token.listed not in (None, token.number)]
+    absent = [token.content for token in added if token.listed is None and token.number >= vocab_size]
+    notes = []
+    if moved:
+        first = f"{moved[0].content!r} has the id {moved[0].number:,}, as the tokenizers library gives it"
+        more = f", and so on for {len(moved) - 1:,} more" if len(moved) > 1 else ""
+        notes.append(f"{first}; its file lists {moved[0].listed:,}{more}")
+    if absent:
+        notes.append(f"{absent[0]!r}, a special token by name, is none here: the embedding has no row for it")
+    return tuple(notes)
 
 
 def filled(by_id: Mapping[int, tuple[str, int]], vocab_size: int) -> list[tuple[str, int]]:
@@ -110,10 +89,19 @@ def _place(by_id: dict[int, tuple[str, int]], token: str, number: object, kind: 
     if number >= vocab_size:
         raise LeftOut(f"token {token!r} has the id {number:,}, the embedding {vocab_size:,} rows")
     there = by_id.get(number)
-    if there and there[0] != token and kind == NORMAL:
+    if there and there[0] != token:
         raise LeftOut(f"tokens {there[0]!r} and {token!r} have the same id {number:,}")
     by_id[number] = (token, kind)
     return number
+
+
+def equal_tokens(tokens: Iterable[str]) -> tuple[int, int, str] | None:
+    """The first two ids of one text; ``None`` where there are none."""
+    ids: dict[str, int] = {}
+    for number, token in enumerate(tokens):
+        if ids.setdefault(token, number) != number:
+            return ids[token], number, token
+    return None
 
 
 def check_text(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from ckconv.core.beside import root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.json import Document, read_object
+from ckconv.tokenizer.added import added_tokens, words_of_document
 from ckconv.tokenizer.bump import gguf_entries, huggingface_entries
-from ckconv.tokenizer.documents import chat_template
+from ckconv.tokenizer.documents import chat_template, tokenizer_files
+from ckconv.tokenizer.files import LeftOut
 
 _DOCUMENT = Document("tokenizer", "tokenizer.json", "tokenizer.json", 64 << 20)
 _TOKENIZER_FILE, _SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
@@ -46,7 +49,13 @@ def tokenizer_of(index: TensorIndex, vocab_size: int) -> dict[str, bytes] | None
     if index.metadata_kind is MetadataKind.TYPED:
         return gguf_entries(index.metadata, vocab_size)
     document = _beside(index, _TOKENIZER_FILE)
-    return huggingface_entries(document, vocab_size) if document is not None else None
+    if document is None:
+        return None
+    added = None
+    with suppress(LeftOut):
+        found = added_tokens(tokenizer_files(index), words_of_document(document))
+        added = {token.content: token.number for token in found.values()}
+    return huggingface_entries(document, vocab_size, added)
 
 
 def special_tokens_of(index: TensorIndex) -> dict[str, Any]:

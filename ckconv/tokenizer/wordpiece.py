@@ -74,7 +74,7 @@ def from_wordpiece(files: TokenizerFiles, document: Mapping[str, Any], vocab_siz
         raise LeftOut("its pre-tokenizer is not BERT's (tokenizer.json)")
     if model.get("continuing_subword_prefix") != _CONTINUED:
         raise LeftOut(f"its pieces do not begin with {_CONTINUED} (tokenizer.json)")
-    by_id, added = words_of(document, vocab_size, files.settings)
+    by_id, added, notes = words_of(files, model.get("vocab"), vocab_size)
     rows = [(_ours(token) if kind == NORMAL else token, kind) for token, kind in filled(by_id, vocab_size)]
     lowercase, accents = normalizer.get("lowercase") is True, normalizer.get("strip_accents")
     metadata = {
@@ -86,7 +86,7 @@ def from_wordpiece(files: TokenizerFiles, document: Mapping[str, Any], vocab_siz
     }
     words = frozenset(token for token, kind in rows if kind != UNUSED)
     takes_off = metadata["tokenizer.ggml.normalizer.strip_accents"] == scalar("bool", True)
-    return Words(metadata, added, words, notes=(ACCENTS,) if takes_off else ())
+    return Words(metadata, added, words, notes=(*notes, *((ACCENTS,) if takes_off else ())))
 
 
 def _ours(token: str) -> str:

@@ -109,12 +109,12 @@ def read_checkpoint_files(
     root = path if path.is_dir() else path.parent
     names = names_in(path) if path.is_dir() else ()
     chosen = _choose(root, names, follow_links) if path.is_dir() else _chosen_by(path, follow_links)
-    if chosen.index is None:
+    if chosen.index_path is None:
         linked = follow_links or chosen.weights == (path.name,)  # whoever names the link itself means it
         parts = [regular_file(root, name, follow_links=linked) or root / name for name in chosen.weights]
         shards, notes = put_together([_read(part, read_pickle) for part in parts]), chosen.notes
     else:
-        shards, notes = _read_shards(root, chosen.index, names, follow_links, read_pickle)
+        shards, notes = _read_shards(root, chosen.index_path, names, follow_links, read_pickle)
     names = names or names_in(root)
     config = None
     if CONFIG_NAME in names and regular_file(root, CONFIG_NAME, follow_links=follow_links):
@@ -127,7 +127,7 @@ def read_checkpoint_files(
     tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
     belong = path.is_dir() or config is not None
     side_files = _side_files(root, names, follow_links) if belong else ()
-    return CheckpointFiles(root, chosen.index, shards, tensors, config, side_files, notes)
+    return CheckpointFiles(root, chosen.index_path, shards, tensors, config, side_files, notes)
 
 
 def regular_file(root: Path, name: str, *, follow_links: bool) -> Path | None:
@@ -150,7 +150,7 @@ def names_in(root: Path) -> tuple[str, ...]:
 class _Chosen(NamedTuple):
     """The index of a checkpoint, or the files of its tensors where there is none, or one of another set."""
 
-    index: Path | None
+    index_path: Path | None
     weights: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
