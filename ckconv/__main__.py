@@ -75,6 +75,8 @@ def run(arguments: list[str]) -> int:
 
             reason = error.strerror or str(error)
             error = OutputError(write_code(error), f"stdout cannot be written: {reason}")
+        if isinstance(error, Interrupted) and settings.over:
+            error.details = (f"the {settings.over:g} s of --timeout are over", *error.details)
         return print_error(as_error(error), settings)
 
 

@@ -194,6 +194,11 @@ def quoted(text: str, limit: int = 120) -> str:
     return repr(text)
 
 
+def short(text: str, limit: int = 200) -> str:
+    """What a server or a library says, of any length, cut."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
 class Faults:
     """Faults of one file, gathered so that a report names more than the first of a kind.
 

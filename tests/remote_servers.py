@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote
 
 
@@ -30,6 +31,9 @@ class Server:
         waits: how many of its answers it gives before it waits, and says nothing more until it may go on.
         targets: what it was asked for, as it came.
         elsewhere: files are on another server, as those of a hub are.
+        marks: it says which state of a file it gives.
+        answers: path -> what writes all of an answer, down to its status.
+        certificate: file of a certificate and its key, with which it speaks TLS.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -45,9 +49,13 @@ class Server:
     go_on: threading.Event = field(default_factory=threading.Event)
     targets: list[str] = field(default_factory=list)
     elsewhere: str = ""
+    marks: bool = True
+    answers: Mapping[str, Callable[[IO[bytes]], None]] = field(default_factory=dict)
+    certificate: Path | None = None
     url: str = ""
     asked: list[tuple[str, int]] = field(default_factory=list)
     tokens: set[str | None] = field(default_factory=set)
+    headers: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
@@ -64,8 +72,13 @@ def serving(server: Server) -> Iterator[Server]:
             pass
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    if server.certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(server.certificate)
+        http.socket = context.wrap_socket(http.socket, server_side=True)
     threading.Thread(target=http.serve_forever, daemon=True).start()
-    server.url = f"http://127.0.0.1:{http.server_address[1]}"
+    server.url = f"http{'s' if server.certificate else ''}://127.0.0.1:{http.server_address[1]}"
     try:
         yield server
     finally:
@@ -79,11 +92,17 @@ def answer(server: Server, request: BaseHTTPRequestHandler) -> None:
     if server.waits == len(server.targets) - 1:
         server.waiting.set()
         server.go_on.wait(60)
+    server.headers.append(dict(request.headers))
     server.tokens.add(request.headers.get("Authorization"))
+    if path in server.answers:
+        request.close_connection = True
+        with suppress(OSError):  # of one who has read enough
+            server.answers[path](request.wfile)
+        return
     document = server.documents.get(path)
     data = json.dumps(document).encode() if document is not None else server.files.get(path)
     found = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range") or "")
-    status, headers = 200, {"ETag": f'"{hash(data)}"'}
+    status, headers = 200, {"ETag": f'"{hash(data)}"'} if server.marks else {}
     if server.refuses:
         server.refuses -= 1
         status, data = 503, b""

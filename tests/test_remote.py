@@ -264,9 +264,9 @@ def test_a_server_without_ranges_gives_every_file_once(server: Server, tmp_path:
     assert len(server.asked) == 1
 
 
-def test_what_failed_is_fetched_again(server: Server) -> None:
+def test_what_failed_is_fetched_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     file = http.HttpFile(f"{server.url}/m.gguf")
-    file.taken()
+    monkeypatch.setattr(elsewhere, "_KEPT", elsewhere.Kept())
     reader = elsewhere.Reader(file)
     really = file.fetch
 

@@ -30,6 +30,8 @@ class Settings:
     ) -> None:
         self.quiet, self.verbose, self.json = quiet, verbose, json
         self.no_color, self.progress, self.debug = no_color, progress, debug
+        #: The seconds of ``--timeout``, when they are over.
+        self.over = 0.0
 
     @property
     def color(self) -> bool:
@@ -50,9 +52,37 @@ def _remember(context: click.Context, parameter: click.Parameter, value: Any) ->
         setattr(settings_of(context), parameter.name, value)
 
 
+def _end_after(context: click.Context, _: click.Parameter, seconds: float | None) -> None:
+    if seconds is None:
+        return
+    import signal
+    import threading
+
+    def end() -> None:
+        settings_of(context).over = seconds
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+        else:
+            signal.raise_signal(signal.SIGTERM)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    context.call_on_close(timer.cancel)
+
+
 def common_options(function: Function) -> Function:
     """Add the common options to a command; either position counts, and neither unsets the other."""
     options: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+        (
+            ("--timeout",),
+            {
+                "type": click.FloatRange(min=0, min_open=True),
+                "metavar": "SECONDS",
+                "callback": _end_after,
+                "help": "End after SECONDS, as SIGTERM ends it.",
+            },
+        ),
         (("--debug",), {"is_flag": True, "help": "Show the traceback of an error."}),
         (
             ("--progress",),
@@ -67,7 +97,8 @@ def common_options(function: Function) -> Function:
         (("-q", "--quiet"), {"is_flag": True, "help": "Nothing but errors."}),
     )
     for names, attributes in options:
-        function = click.option(*names, expose_value=False, callback=_remember, is_eager=True, **attributes)(function)
+        attributes = {"callback": _remember, **attributes}
+        function = click.option(*names, expose_value=False, is_eager=True, **attributes)(function)
     return function
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ckconv.errors import InputError, UsageError, quoted, shown
 from ckconv.formats.gguf.spec import parse_shard_name
@@ -35,6 +35,9 @@ _BESIDE = (
     *("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quanto_qmap.json", "normalizer.json"),
     *("tekken.json", "params.json", "modules.json", "sentence_bert_config.json", "README.md"),
 )
+
+#: Files of a model elsewhere: one has hundreds at most, and each is asked for.
+_MOST = 10_000
 
 #: Files of a repository that no reader of a model opens, and that do not go along with one.
 _NOT_READ = (".gitattributes", ".png", ".jpg", ".msgpack", ".h5", ".onnx", ".ot", ".tflite")
@@ -157,7 +160,10 @@ def _web(scheme: str, rest: str) -> Path:
     if _is_part(last):
         return _standing(public, "model", _checkpoint(last, f"{public}/{last}", file)) / last
     shard = parse_shard_name(last)
-    names = [str(replace(shard, number=n)) for n in range(1, shard.count + 1)] if shard else [last]
+    names = [last]
+    if shard:
+        _check_number(range(shard.count), f"{public}/{last}")
+        names = [str(replace(shard, number=n)) for n in range(1, shard.count + 1)]
     return _standing(public, "model", {name: file(name) for name in names}) / last
 
 
@@ -178,11 +184,13 @@ def _named_in(index: Origin, name: Path, url: str) -> set[str]:
         raise InputError("index.json", f"the index has {index.size:,} bytes", path=url, allowed=MAX_JSON)
     document = parse_object(index.fetch(0, index.size), _INDEX, name)
     shards = document.get("weight_map")
-    names = {*shards.values()} if isinstance(shards, dict) else set()
+    listed = shards.values() if isinstance(shards, dict) else ()
+    names = {other if isinstance(other, str) else "" for other in listed}
+    _check_number(names, url)
     for other in names:
-        if not isinstance(other, str) or not re.fullmatch(r"[\w.+-]+", other):
+        if not re.fullmatch(r"(?!\.+$)[\w.+-]+", other):
             raise InputError(
-                "index.path", f"names {quoted(str(other))}, which is not the name of a file beside it", path=url
+                "index.path", f"names {quoted(other)}, which is not the name of a file beside it", path=url
             )
     return names
 
@@ -224,7 +232,16 @@ def _elsewhere(url: str) -> Path:
 
 def _standing(url: str, name: str, files: Mapping[str, Origin]) -> Path:
     """Stand-ins of what a server lists, which is to be trusted in nothing."""
+    _check_number(files, url)
     for path in files:
         if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
             raise InputError("index.path", f"lists {quoted(path)}, which is outside of it", path=url)
+        if any(str(folder) in files for folder in PurePosixPath(path).parents):
+            message = f"lists {quoted(path)}, and a file of the name of its folder"
+            raise InputError("index.path", message, path=url, hint="download what belongs to the model")
     return stand_in(url, name, files)
+
+
+def _check_number(files: Collection[object], url: str) -> None:
+    if len(files) > _MOST:
+        raise InputError("input.format", f"holds {len(files):,} files, which is not a model", path=url, allowed=_MOST)

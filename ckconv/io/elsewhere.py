@@ -52,9 +52,6 @@ class Origin(Protocol):
     def state(self) -> str:
         """What is another text when its bytes are others; empty where nobody says."""
 
-    def taken(self) -> bytes:
-        """Its first bytes, as far as they came along with its size; once."""
-
     def fetch(self, offset: int, nbytes: int) -> bytes:
         """Bytes that are there, every one of them.
 
@@ -68,38 +65,46 @@ class Kept:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        #: (reader, first byte) -> how many bytes, and what they are; the ones used longest ago first.
-        self._found: dict[tuple[int, int], tuple[int, Future[bytes]]] = {}
+        #: (file, first byte) -> how many bytes, and what they are; the ones used longest ago first.
+        self._found: dict[tuple[Origin, int], tuple[int, Future[bytes]]] = {}
         self._nbytes = 0
 
-    def holding(self, reader: int, offset: int) -> tuple[int, int, Future[bytes]] | None:
+    def holding(self, origin: Origin, offset: int) -> tuple[int, int, Future[bytes]] | None:
         """First byte, number of bytes and content of what holds the byte at ``offset``."""
         for (owner, start), (nbytes, _) in self._found.items():
-            if owner == reader and start <= offset < start + nbytes:
+            if owner is origin and start <= offset < start + nbytes:
                 found = self._found.pop((owner, start))
                 self._found[owner, start] = found
                 return start, *found
         return None
 
-    def until(self, reader: int, offset: int, end: int) -> int:
+    def until(self, origin: Origin, offset: int, end: int) -> int:
         """Where what is kept begins again behind ``offset``; ``end`` where it does not before."""
-        return min((at for owner, at in self._found if owner == reader and offset < at < end), default=end)
+        return min((at for owner, at in self._found if owner is origin and offset < at < end), default=end)
 
-    def add(self, reader: int, start: int, nbytes: int, found: Future[bytes]) -> None:
+    def add(self, origin: Origin, start: int, nbytes: int, found: Future[bytes]) -> None:
         """Keep what is being fetched, and let go of what was not used for long."""
-        self.forget(reader, start)
-        self._found[reader, start] = (nbytes, found)
+        self.forget(origin, start)
+        self._found[origin, start] = (nbytes, found)
         self._nbytes += nbytes
         while self._nbytes > KEPT and len(self._found) > 1:
             self._nbytes -= self._found.pop(next(iter(self._found)))[0]
 
-    def forget(self, reader: int, start: int) -> None:
+    def forget(self, origin: Origin, start: int) -> None:
         """What failed is fetched again if somebody asks again; what there is anew is counted once."""
-        nbytes, _ = self._found.pop((reader, start), (0, None))
+        nbytes, _ = self._found.pop((origin, start), (0, None))
         self._nbytes -= nbytes
 
 
 _KEPT = Kept()
+
+
+def keep(origin: Origin, first: bytes) -> None:
+    """Keep the first bytes of a file, which came along with its size."""
+    found: Future[bytes] = Future()
+    found.set_result(first)
+    with _KEPT.lock:
+        _KEPT.add(origin, 0, len(first), found)
 
 
 class Reader:
@@ -108,12 +113,6 @@ class Reader:
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
         self._end = -1
-        first = origin.taken()
-        if first:
-            found: Future[bytes] = Future()
-            found.set_result(first)
-            with _KEPT.lock:
-                _KEPT.add(id(self), 0, len(first), found)
 
     def read(self, offset: int, nbytes: int, *, in_order: bool) -> bytes:
         """Bytes from ``offset`` on, fewer at the end of the file.
@@ -133,7 +132,7 @@ class Reader:
                 part = found.result()[offset - start :][:nbytes]
             except BaseException:
                 with _KEPT.lock:
-                    _KEPT.forget(id(self), start)
+                    _KEPT.forget(self._origin, start)
                 raise
             parts.append(part)
             offset, nbytes = offset + len(part), nbytes - len(part)
@@ -152,16 +151,16 @@ class Reader:
         return start, found
 
     def _at(self, offset: int, nbytes: int) -> tuple[int, int, Future[bytes]]:
-        known = _KEPT.holding(id(self), offset)
+        known = _KEPT.holding(self._origin, offset)
         if known is not None:
             return known
         if self._origin.whole:
             offset, nbytes = 0, self._origin.size
         else:
             end = min(offset + nbytes, self._origin.size)
-            nbytes = _KEPT.until(id(self), offset, end) - offset
+            nbytes = _KEPT.until(self._origin, offset, end) - offset
         found = _begun(self._origin, offset, nbytes)
-        _KEPT.add(id(self), offset, nbytes, found)
+        _KEPT.add(self._origin, offset, nbytes, found)
         return offset, nbytes, found
 
 

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any
 
-from ckconv.errors import CkconvError, InputError, OutputError, UsageError, shown
+from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, short, shown
 from ckconv.io.http import retried
 
-#: Entries of a directory that are looked at: a model has hundreds at most.
-_MOST = 10_000
-
 #: What a file system says of one state of a file; the first that it has is taken.
-_MARKS = ("ETag", "etag", "md5Hash", "generation", "version_id", "LastModified", "modified", "mtime", "created")
+_MARKS = (
+    *("ETag", "etag", "md5Hash", "generation", "version_id", "sha", "hex", "CRC"),
+    *("LastModified", "last_modified", "modified", "modify", "mtime", "created"),
+)
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def _asked(url: str) -> Iterator[None]:
     except (CkconvError, OSError, EOFError):
         raise
     except Exception as error:
-        message = f"cannot be read: {type(error).__name__}: {str(error).replace(url, shown(url))}"
+        message = f"cannot be read: {type(error).__name__}: {short(str(error).replace(url, shown(url)))}"
         raise OutputError("remote.read", message, path=url) from error
 
 
@@ -44,10 +44,9 @@ class FsspecFile:
         self.size = int(info["size"])
         self._mark: tuple[object, ...] | None = None
         self.state = str(_mark(info)[1])
-
-    def taken(self) -> bytes:
-        """See :class:`ckconv.io.elsewhere.Origin`."""
-        return b""
+        if not self.state:
+            message = "the system does not say whether a file has changed: one that does would be read as a mixture"
+            raise UnsupportedError("remote.changes", message, path=shown, hint="download it first")
 
     def fetch(self, offset: int, nbytes: int) -> bytes:
         """See :class:`ckconv.io.elsewhere.Origin`."""
@@ -97,7 +96,7 @@ def _found(url: str) -> tuple[dict[str, FsspecFile], bool]:
 
             system, path = url_to_fs(url)
         except (ImportError, ValueError) as error:
-            reason = str(error).replace(url, shown(url))
+            reason = short(str(error).replace(url, shown(url)))
             message = f"{url.partition(':')[0]}: is not read here: {reason}"
             raise UsageError("usage.remote", message, hint="pip install 'ckconv[remote]'") from error
         return _listed(system, path, url)
@@ -109,8 +108,6 @@ def _listed(system: Any, path: str, url: str) -> tuple[dict[str, FsspecFile], bo
         name = PurePosixPath(path).name
         return {name: FsspecFile(system, path, url, info)}, True
     found = system.find(path, maxdepth=2, detail=True)
-    if len(found) > _MOST:
-        raise InputError("input.format", f"holds {len(found):,} files, which is not a model", path=url)
     inside = {str(PurePosixPath(name).relative_to(system._strip_protocol(path))): name for name in found}
     return {
         short: FsspecFile(system, name, f"{shown(url).rstrip('/')}/{short}", found[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import io
 import re
 import time
 import urllib.error
@@ -11,22 +12,27 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from email.message import Message
 from functools import cache
-from typing import IO, TypeVar
+from hashlib import sha256
+from typing import IO, Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes, urlsplit, urlunsplit
 
 from ckconv.core.version import __version__
-from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError
+from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, short, shown
+from ckconv.io.elsewhere import keep
 
 T = TypeVar("T")
 
 #: Seconds before each further try.
 PAUSES = (0.5, 1.0, 2.0, 4.0)
 
-#: Seconds without a byte after which a connection counts as cut.
-TIMEOUT = 60.0
+#: Seconds without a byte after which a connection counts as cut; and the bytes that must come in any such time.
+TIMEOUT, LEAST = 60.0, 60_000
 
 #: Bytes of a file that is fetched whole where a server gives no ranges.
 WHOLE = 64 << 20
+
+#: Bytes of everything around a file: status, header, what is said of an error or of another place.
+_AROUND = 256 << 10
 
 #: Statuses of a server that may know better the next time.
 _FOR_NOW = (408, 425, 429, 500, 502, 503, 504)
@@ -57,26 +63,116 @@ def retried(work: Callable[[], T], url: str) -> T:
         except _CUT as error:
             if pause is None or isinstance(error, _FINAL):
                 reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-                message = f"cannot be read, after {len(PAUSES) + 1} tries: {reason}"
+                message = f"cannot be read, after {len(PAUSES) + 1} tries: {short(str(reason))}"
                 raise OutputError("remote.read", message, path=url, hint="try again later") from error
             time.sleep(pause)
     raise AssertionError
+
+
+class _Steady(io.RawIOBase):
+    """What a server sends, as long as it is not too slow nor too much."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw = raw
+        self.left = _AROUND
+        self._since, self._came = float("inf"), 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Bytes that have come.
+
+        Raises:
+            ConnectionError: fewer than :data:`LEAST` came in the last :data:`TIMEOUT` seconds, or too many in all.
+        """
+        count: int | None = self._raw.readinto(buffer)
+        now = time.monotonic()
+        self.left -= count or 0
+        self._since, self._came = min(self._since, now), self._came + (count or 0)
+        if self.left < 0:
+            raise ConnectionError("the answer has no end")
+        if now - self._since > TIMEOUT:
+            if self._came < LEAST:
+                raise ConnectionError(f"only {self._came:,} bytes came in {now - self._since:.0f} seconds")
+            self._since, self._came = now, 0
+        return count
+
+    def close(self) -> None:
+        """Close the connection, too."""
+        self._raw.close()
+        super().close()
+
+
+class _Answer(http.client.HTTPResponse):
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._steady = _Steady(self.fp.detach())
+        self.fp = io.BufferedReader(self._steady)
+
+    def allow(self, nbytes: int) -> None:
+        """Let so many bytes of a file come."""
+        self._steady.left += nbytes
+
+
+class _Connection(http.client.HTTPConnection):
+    response_class = _Answer
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    response_class = _Answer
+
+
+class _Connections(urllib.request.AbstractHTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """Ask a server."""
+        return self.do_open(_Connection, request)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """Ask a server that proves who it is."""
+        return self.do_open(_SecureConnection, request)
+
+    http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:
-        """Where a server sends its readers: who they are goes along on the same one only."""
+        """Where a server sends its readers: who they are goes along on the same one only.
+
+        Raises:
+            UnsupportedError: ``remote.redirect``, that is neither HTTP nor as safe as what was asked for.
+        """
+        fp.close()  # its page need not end
         to = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
-        if to is not None and (to.type, to.host) == (req.type, req.host):
-            to.unredirected_hdrs.update(req.unredirected_hdrs)
+        there, here = urlsplit(newurl), urlsplit(req.full_url)
+        if there.scheme not in ("https", here.scheme):
+            message = f"the server sends readers on to {short(shown(newurl))}, which is not {here.scheme}"
+            raise UnsupportedError(
+                "remote.redirect", message, path=req.full_url, hint="name the address that you trust"
+            )
+        if to is not None:
+            to.headers.pop("Proxy-authorization", None)  # perhaps no proxy is asked there
+            to.unredirected_hdrs.update(req.unredirected_hdrs if there[:2] == here[:2] else {})
         return to
 
 
 @cache
 def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_Redirects)
+    """What speaks HTTP alone: Python's own opener also knows FTP and files of this machine."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.UnknownHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        _Redirects(),
+        _Connections(),
+    ):
+        opener.add_handler(handler)
+    return opener
 
 
 def _sent(url: str) -> tuple[str, dict[str, str]]:
@@ -133,21 +229,15 @@ class HttpFile:
             raise self._none() from None
         self._headers = {**given, **(headers or {})}
         self._mark: str | None = None
-        self._first = b""
         self.size = size or 0
         self.whole = False
         if size is None:
-            self._first = retried(lambda: self._get(0, 64 << 10, first=True), self._shown)
+            keep(self, retried(lambda: self._get(0, 64 << 10, first=True), self._shown))
 
     @property
     def state(self) -> str:
         """See :class:`ckconv.io.elsewhere.Origin`."""
         return self._state or self._mark or ""
-
-    def taken(self) -> bytes:
-        """See :class:`ckconv.io.elsewhere.Origin`."""
-        first, self._first = self._first, b""
-        return first
 
     def fetch(self, offset: int, nbytes: int) -> bytes:
         """See :class:`ckconv.io.elsewhere.Origin`."""
@@ -169,7 +259,9 @@ class HttpFile:
                 wanted = size if span is None else min(nbytes, size - offset)
                 if span not in (None, (offset, offset + wanted - 1)):
                     raise ConnectionError("the server sent another range than it was asked for")
+                answer.allow(wanted)
                 data: bytes = answer.read(wanted + 1)
+                mark = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 416 and first:
@@ -179,17 +271,18 @@ class HttpFile:
             raise self._none() from None
         if len(data) != wanted:
             raise EOFError(f"{len(data):,} of {wanted:,} bytes came")
+        if span is None and not mark:
+            mark = sha256(data).hexdigest()
+        if self._mark not in (None, mark):
+            raise self._changed("changed while it was being read: its ETag is another one")
+        self._mark = mark
         return data if span is not None or first else data[offset : offset + nbytes]
 
     def _checked(self, status: int, headers: Message) -> tuple[int, tuple[int, int] | None]:
-        """The size of the file, and the range of the answer, ``None`` for all of it.
-
-        It must be the same file as the ones before.
-        """
-        mark = headers.get("ETag") or headers.get("Last-Modified")
-        if self._mark is not None and mark != self._mark:
-            raise self._changed("changed while it was being read: its ETag is another one")
-        self._mark = mark
+        """The size of the file, and the range of the answer, ``None`` for all of it."""
+        if status == 206 and not (headers.get("ETag") or headers.get("Last-Modified")):
+            message = "the server gives neither ETag nor Last-Modified: a file that changes would be read as a mixture"
+            raise UnsupportedError("remote.changes", message, path=self._shown, hint="download it first")
         found = _RANGE.fullmatch((headers.get("Content-Range") or "").strip()) if status == 206 else None
         if found:
             start, end, size = map(int, found.groups())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from huggingface_hub import HfApi, ModelInfo, constants, get_token, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from ckconv.errors import InputError
+from ckconv.errors import InputError, short
 from ckconv.io.http import HttpFile, retried
 
 
@@ -53,4 +53,4 @@ def _asked(name: str, revision: str | None, url: str) -> ModelInfo:
     except OSError:
         raise
     except Exception as error:  # of the library that it asks with
-        raise ConnectionError(str(error)) from error
+        raise ConnectionError(short(str(error))) from error

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ckconv.errors import CkconvError, InputError, OutputError, UsageError, VerifyError, shown
+from ckconv.errors import CkconvError, InputError, OutputError, UsageError, VerifyError, short, shown
 from ckconv.io import http
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Uploads:
         except CkconvError:
             raise
         except (ImportError, ValueError) as error:
-            message = f"{url.partition(':')[0]}: is not written from here: {str(error).replace(url, shown(url))}"
+            message = f"{url.partition(':')[0]}: is not written from here: {short(str(error).replace(url, shown(url)))}"
             raise UsageError("usage.remote", message, hint="pip install 'ckconv[remote]'") from error
         except Exception as error:  # some connect, or look for credentials, at once
             message = f"cannot be written: {type(error).__name__}"
