@@ -1,4 +1,4 @@
-"""Servers that lie, never end, send readers elsewhere or swap files: an error soon, in a few words, and nothing left."""
+"""Servers that lie, never end, send readers elsewhere or swap files: an error soon, and nothing left."""
 
 from __future__ import annotations
 

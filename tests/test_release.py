@@ -114,15 +114,57 @@ def test_what_a_workflow_makes_is_a_target(path: Path) -> None:
     assert made <= targets
 
 
-def verify(models: str, source: str = "", options: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the step of the action that verifies, as the service does: bash, and inputs as variables."""
-    action = yaml.safe_load((ROOT / "action.yml").read_text())
-    step = action["runs"]["steps"][-1]
-    assert set(step["env"]) == {"MODELS", "SOURCE", "OPTIONS"}
-    inputs = {"MODELS": models, "SOURCE": source, "OPTIONS": options}
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+
+
+def test_actions_of_others_are_named_by_their_commits() -> None:
+    used = [step["uses"] for path in WORKFLOWS for step in steps(yaml.safe_load(path.read_text())) if "uses" in step]
+    used += [step["uses"] for step in ACTION if "uses" in step]
+    assert len(used) > 10
+    assert [name for name in used if name != "./" and not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", name)] == []
+
+
+def test_a_checkout_leaves_no_token_behind() -> None:
+    found = [step for path in WORKFLOWS for step in steps(yaml.safe_load(path.read_text())) if "checkout@" in str(step)]
+    assert [step.get("with") for step in found] == [{"persist-credentials": False}] * len(found)
+
+
+def step_of_action(step: dict[str, Any], place: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
+    """Run a step of the action as the service does: bash, and inputs as variables."""
+    assert set(step["env"]) <= set(inputs)
     environment = {**os.environ, **inputs, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+
+
+def verify(models: str, source: str = "", options: str = "", place: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return step_of_action(ACTION[-1], place, MODELS=models, SOURCE=source, OPTIONS=options)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("path", ["", "."], ids=["", "PYTHONPATH"])
+def test_the_action_runs_nothing_of_the_repository(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(ROOT / "fixtures/gguf/llama-tied-bf16.auto.gguf", tmp_path / "m.gguf")
+    mark = tmp_path / "ran"
+    for name in ("pip", "ckconv", "click", "numpy", "json", "sitecustomize", "usercustomize"):
+        for file in (tmp_path / f"{name}.py", tmp_path / name / "__init__.py", tmp_path / name / "__main__.py"):
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(f"open({str(mark)!r}, 'w').close()\n")
+    if path:
+        monkeypatch.setenv("PYTHONPATH", path)
+    assert verify("m.gguf", place=tmp_path).returncode == 0
+    installed = step_of_action(ACTION[1], tmp_path, ACTION="/no/such/action")  # pip itself says so
+    assert (installed.returncode, "/no/such/action" in installed.stderr) == (1, True)
+    assert not mark.exists()
+
+
+def test_the_action_takes_inputs_with_blanks(tmp_path: Path) -> None:
+    model, page = tmp_path / "my model.gguf", tmp_path / "a page.html"
+    shutil.copy(ROOT / "fixtures/gguf/llama-tied-bf16.auto.gguf", model)
+    for options in ("--weights -v", "--weights -v\n", f"--weights\n-v\n--html\n{page}\n"):
+        done = verify(f"{model}\n", str(model), options)
+        assert (done.returncode, "verified 20/20 tensors" in done.stdout) == (0, True), options
+    assert verify("\n").returncode == 2
 
 
 def test_the_action_verifies_every_model_that_it_is_given() -> None:
