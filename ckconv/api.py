@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ckconv.engine.compare import Comparison
-    from ckconv.engine.tensors import Progress
     from ckconv.engine.transfer import Watcher
     from ckconv.engine.verify import Verified
     from ckconv.record.read import OpenRecord
+    from ckconv.verification.tensors import Progress
 
 StrPath = str | os.PathLike[str]
 

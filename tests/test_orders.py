@@ -21,10 +21,10 @@ from ckconv.families.kinds import Kind, stored_layout
 from ckconv.io import rows as rows_module
 from ckconv.io.files import Files
 from ckconv.io.joined import JoinedRows
-from ckconv.io.rowcompare import dirty_padding
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.io.stored import stored_pieces
 from ckconv.quant.convert import Conversion, Run
+from ckconv.verification.rows import dirty_padding
 
 
 @dataclass(frozen=True)

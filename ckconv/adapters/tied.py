@@ -60,7 +60,7 @@ def said_once(index: TensorIndex, base: TensorIndex, config: ModelConfig) -> Ten
         return index
     alike = (head.roles, head.scale) == (embedding.roles, embedding.scale)
     if alike:
-        from ckconv.io.rowcompare import same_values
+        from ckconv.io.rows import same_values
 
         pairs = [
             [index.tensors[f"{module}.{role.value}"] for module in (_HEAD_MODULE, _EMBEDDING_MODULE)]

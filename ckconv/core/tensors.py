@@ -256,6 +256,7 @@ class TensorIndex:
         side_files, part_files: what belongs to the model: files beside it, by name, and in directories there.
         shard_index: the file that names the shards of a checkpoint, if there is one.
         merged: the adapters that were merged into it, for people; what the files say is then not what the model is.
+        adapters: the same, open, and how much of each.
         packed: stored name of an array -> the matrix that it is part of, under its own name, of any architecture.
         quantizer: what made tensors that ckconv cannot read, for people; there is no ``config`` then.
         adapter: what changes another model, where the files hold no model of their own.
@@ -284,6 +285,7 @@ class TensorIndex:
     part_files: tuple[Path, ...] = ()
     shard_index: Path | None = None
     merged: tuple[str, ...] = ()
+    adapters: tuple[tuple[TensorIndex, float], ...] = ()
     packed: Mapping[str, Tensor] = field(default_factory=dict)
     quantizer: str = ""
     adapter: Adapter | None = None

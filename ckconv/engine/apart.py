@@ -18,7 +18,6 @@ from ckconv.engine.pieces import Made, Piece, as_output, make, write_piece
 from ckconv.engine.readback import check_frame
 from ckconv.engine.request import Request, fingerprint, requested
 from ckconv.engine.settle import Written
-from ckconv.engine.tensors import compare_tensors, within
 from ckconv.engine.transfer import Watcher, phase, write_frames
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
@@ -30,6 +29,7 @@ from ckconv.plan.steps import Plan
 from ckconv.publish.kept import Finished, Kept
 from ckconv.publish.staging import Outputs
 from ckconv.signals import check
+from ckconv.verification.tensors import compare_tensors, within
 
 
 class Apart(NamedTuple):

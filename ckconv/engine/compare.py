@@ -12,7 +12,6 @@ from ckconv.core.names import is_bias
 from ckconv.core.rope import llama3_factors, same_factors
 from ckconv.core.tensors import Tensor, TensorIndex, require_tensors
 from ckconv.core.towers import PREFIX
-from ckconv.engine.configs import parameter_differences
 from ckconv.engine.difference import Difference, incomparable
 from ckconv.engine.factdiff import Facts, compare_facts
 from ckconv.errors import UnsupportedError
@@ -22,6 +21,7 @@ from ckconv.families.towers import tower_family
 from ckconv.io.files import Files, runs
 from ckconv.io.tied import head_is_embedding
 from ckconv.quant.convert import convertible, decode
+from ckconv.verification.content import parameter_differences
 
 if TYPE_CHECKING:
     from ckconv.engine.contentdiff import Fact

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from ckconv.core.tensors import TensorIndex
@@ -39,4 +40,5 @@ def merged(
                 error.hint = f"it was made for another model than {shown(index.path)}"
             raise
     unrounded = partial(format_of(to).stores_float32, options)
-    return merge_adapters(index, opened, decoded=options.decodes, unrounded=unrounded)
+    made = merge_adapters(index, opened, decoded=options.decodes, unrounded=unrounded)
+    return replace(made, adapters=tuple((adapter.index, adapter.weight) for adapter in opened))

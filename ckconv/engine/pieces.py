@@ -23,7 +23,6 @@ from ckconv.engine.pipeline import SMALLEST_HOLE
 from ckconv.engine.readback import check_frame
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.request import Fingerprint, Request, fingerprint
-from ckconv.engine.tensors import compare_tensors, within
 from ckconv.engine.transfer import payload, write_file, write_frames
 from ckconv.errors import InputError, OutputError, VerifyError
 from ckconv.families.catalogue import own_families
@@ -36,6 +35,7 @@ from ckconv.plan.steps import Plan
 from ckconv.publish.files import close_unwritten, close_written, create, failing, growing, temporary_name
 from ckconv.publish.kept import UNFINISHED
 from ckconv.system import allocate, sync
+from ckconv.verification.tensors import compare_tensors, within
 
 #: Held by the one thread that makes a file with what threads share.
 _ALONE = Lock()
@@ -75,7 +75,7 @@ class Made(NamedTuple):
         number: of the file in the plan.
         place: where it is.
         compared: its tensors were compared; not where a reader needs what is in other files.
-        zero_filled, rounded: see :class:`ckconv.engine.tensors.Compared`.
+        zero_filled, rounded: see :class:`ckconv.verification.tensors.Compared`.
         changed, merged, errors: what values lost: see :class:`ckconv.engine.losses.Losses`.
     """
 

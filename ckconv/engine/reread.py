@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from ckconv.core.tensors import Checksum, Extent, TensorIndex
 from ckconv.engine.workers import Stage
-from ckconv.errors import UnsupportedError, VerifyError, listed, unreadable
+from ckconv.errors import UnsupportedError, VerifyError, unreadable
 from ckconv.publish.files import opened_regular
 from ckconv.signals import check
 from ckconv.system import read_into
+from ckconv.verification.tensors import check_checksums
 
 #: Bytes that are read and hashed before threads have to agree again who may run Python: few enough for a cache. To map
 #: a file takes longer than to read it: the system has to find every page of it as well, and forget it again.
@@ -65,38 +65,6 @@ class FileHash:
                 return
             self._hash.update(part[:got])
             self._hashed += got
-
-
-def check_checksums(
-    checksums: Iterable[Checksum],
-    digest: Callable[[Extent], bytes],
-    path: Path,
-    *,
-    tensor: str | None = None,
-    details: Sequence[str] = (),
-) -> None:
-    """What a file holds about its own bytes is so.
-
-    Args:
-        digest: computes the SHA-256 of an extent.
-        path, tensor, details: what the error says besides.
-
-    Raises:
-        VerifyError: ``bump.checksum``, one does not fit.
-    """
-    for checksum in checksums:
-        computed = digest(checksum.extent)
-        if computed == checksum.stored:
-            continue
-        raise VerifyError(
-            "bump.checksum",
-            f"the {checksum.what} sha256 is wrong: stored {checksum.stored.hex()}, computed {computed.hex()}",
-            path=path,
-            tensor=tensor,
-            found=computed.hex(),
-            allowed=checksum.stored.hex(),
-            details=listed(list(details)),
-        )
 
 
 class ChecksumThread:

@@ -13,7 +13,6 @@ from ckconv.engine.lanes import Part, open_in
 from ckconv.engine.pace import AbandonedError
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.sides import seen_as
-from ckconv.engine.tensors import Compared, compare_tensors, within
 from ckconv.engine.transfer import payload
 from ckconv.errors import InputError, VerifyError
 from ckconv.formats import format_of
@@ -22,6 +21,7 @@ from ckconv.io.files import Files
 from ckconv.plan.steps import Plan
 from ckconv.publish.files import growing
 from ckconv.publish.staging import Outputs
+from ckconv.verification.tensors import Compared, compare_tensors, within
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckconv.core.tensors import Tensor, TensorIndex, require_described
 from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.reread import Soundness
-from ckconv.engine.tensors import Progress, compare_tensors
+from ckconv.verification.tensors import Progress, compare_tensors
 
 if TYPE_CHECKING:
     from ckconv.quant.codec import Floats
@@ -47,7 +47,7 @@ def verify_index(
         left_out: names or globs of source tensors that are not in the output on purpose.
         configuration: hyper-parameters are to be the source's; not where somebody asked for others.
         importance: canonical name -> how much the error of each column counted when it was quantised, an expert a row.
-        decodes: see :func:`ckconv.engine.tensors.compare_tensors`.
+        decodes: see :func:`ckconv.verification.tensors.compare_tensors`.
 
     Raises:
         VerifyError: ``bump.checksum``, ``verify.config``, ``verify.padding`` or ``verify.tensor``, with every fault

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ckconv.core.dtypes import F32
+from ckconv.core.dtypes import F32, WIDENS_TO_F32
 from ckconv.core.layouts import Layout
 from ckconv.core.tensors import blocks_apart
 from ckconv.errors import UnsupportedError
@@ -263,6 +263,20 @@ def worth(reader: Reader, conversion: Conversion | None) -> int:
     else:
         each = 2 if conversion.action is Action.REPACK else 0
     return each * reader.layout.cols
+
+
+def same_values(one: Tensor, other: Tensor, files: Files) -> bool:
+    """The two are the same numbers in the same order, each in the float type that it is stored in."""
+    if one.shape != other.shape or not {one.dtype, other.dtype} <= WIDENS_TO_F32:
+        return False
+    mine, theirs = RowReader(one, files), RowReader(other, files)
+    return all(
+        np.array_equal(
+            decode(rows, one.dtype).view(np.uint32),
+            decode(theirs.rows(start, start + len(rows)), other.dtype).view(np.uint32),
+        )
+        for start, rows in canonical_pieces(mine, max(mine.row_bytes, theirs.row_bytes))
+    )
 
 
 def _columns(rows: Rows, conversion: Conversion, low: int, high: int) -> tuple[Rows, int]:

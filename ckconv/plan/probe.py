@@ -105,7 +105,7 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
     ]
     if not pairs:
         return SourceFacts()
-    from ckconv.io.rowcompare import same_values
+    from ckconv.io.rows import same_values
 
     with Files({**base.identities, **index.identities}) as files:
         same = (

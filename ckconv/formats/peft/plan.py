@@ -19,7 +19,7 @@ from ckconv.formats.peft.spec import PEFT_NAME, PEFT_PREFIX
 from ckconv.formats.safetensors.adapter_files import container
 from ckconv.formats.safetensors.shards import lay_out
 from ckconv.io.files import Files
-from ckconv.io.rowcompare import same_values
+from ckconv.io.rows import same_values
 from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import Plan
 

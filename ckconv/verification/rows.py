@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ckconv.core.dtypes import WIDENS_TO_F32
 from ckconv.core.layouts import plain
 from ckconv.io.ahead import SideBySide, is_light
 from ckconv.io.cells import cell_of, stored_view
 from ckconv.io.files import CHUNK, Files
-from ckconv.io.rows import RowReader, canonical_pieces, row_ranges
+from ckconv.io.rows import RowReader, row_ranges
 from ckconv.io.tiles import is_handed_over
-from ckconv.quant.convert import Action, decode
+from ckconv.quant.convert import Action
 from ckconv.quant.quantise import Quantising
 
 if TYPE_CHECKING:
@@ -186,20 +185,6 @@ def dirty_padding(tensor: Tensor, files: Files) -> int | None:
         if bad.any():
             return start + int(np.argmax(bad))
     return None
-
-
-def same_values(one: Tensor, other: Tensor, files: Files) -> bool:
-    """The two are the same numbers in the same order, each in the float type that it is stored in."""
-    if one.shape != other.shape or not {one.dtype, other.dtype} <= WIDENS_TO_F32:
-        return False
-    mine, theirs = RowReader(one, files), RowReader(other, files)
-    return all(
-        np.array_equal(
-            decode(rows, one.dtype).view(np.uint32),
-            decode(theirs.rows(start, start + len(rows)), other.dtype).view(np.uint32),
-        )
-        for start, rows in canonical_pieces(mine, max(mine.row_bytes, theirs.row_bytes))
-    )
 
 
 def _words(rows: Rows) -> NDArray[np.uint64] | Rows:

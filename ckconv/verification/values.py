@@ -1,0 +1,475 @@
+"""A second implementation of what is computed: the values of a few rows, by other code than the one that wrote them.
+
+Everything that a conversion computes (decoders, packing again, quantisers, merges, other conventions of values) is
+written by :mod:`ckconv.quant` and compared with what the same functions make again: a mistake in one of them would be
+on both sides. So a few rows of each such tensor are decoded here, in plain NumPy by the formulas of the formats, ggml's
+blocks by the gguf package, and held against each other. What is sampled is said in docs/limits.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ckconv.adapters.model import changes_of
+from ckconv.core.adapters import Role
+from ckconv.core.documents import document_of
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.core.layouts import NEG_EXP, plain
+from ckconv.io.rows import RowReader
+from ckconv.quant.packed import Scheme, scheme_of
+from ckconv.quant.triples import triple_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ckconv.adapters.model import Change
+    from ckconv.core.tensors import Packed, Tensor, TensorIndex
+    from ckconv.io.files import Files
+
+    Index = NDArray[np.int64]
+    Rows = NDArray[np.uint8]
+    Doubles = NDArray[np.float64]
+
+#: Rows from the first on, and rows between them and the last, that are looked at.
+FIRST, BETWEEN = 4, 8
+
+#: Elements of rows that are computed here at most: one row of a broad matrix is enough.
+_ELEMENTS = 1 << 18
+
+#: Blocks that gguf makes of values as llama-quantize does, where no importance matrix is used.
+_QUANTISED_BY_GGUF = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
+
+#: Blocks with a scale (and minimum) for so many elements, and the bits of a code.
+_LINEAR = {
+    "Q4_0": (32, 4), "Q4_1": (32, 4), "Q5_0": (32, 5), "Q5_1": (32, 5), "Q8_0": (32, 8),
+    "Q2_K": (16, 2), "Q3_K": (16, 3), "Q4_K": (32, 4), "Q5_K": (32, 5), "Q6_K": (16, 6),
+}  # fmt: skip
+
+#: Rounding to nearest is off by a step / sqrt(12), rounding in one direction by twice that.
+_WORSE = 1.6
+
+#: Float types narrower than float32 -> bits of the mantissa that are dropped.
+_DROPPED = {F16: 13, BF16: 16}
+
+
+class Sample(NamedTuple):
+    """Rows of a tensor of the output and of its source.
+
+    Attributes:
+        out, source: the two tensors.
+        model: what the source is a tensor of.
+        shift: the layout's of the output less the source's.
+        factor: what the source's values are multiplied with.
+        importance: errors were weighed when it was quantised.
+        quantised: values were rounded to blocks, or to a float type, because somebody asked for that.
+    """
+
+    out: Tensor
+    source: Tensor
+    model: TensorIndex
+    shift: int
+    factor: float
+    importance: bool
+    quantised: bool
+
+
+def sampled(rows: int, columns: int, *, packed: bool) -> Index:
+    """The numbers of the rows that are looked at: of a matrix in columns only the first, as all of it would be read."""
+    count = max(1, min(rows, _ELEMENTS // max(columns, 1)))
+    first = np.arange(min(FIRST, count))
+    if packed or count <= FIRST:
+        return first
+    return np.unique(np.concatenate([first, np.linspace(FIRST, rows - 1, min(BETWEEN, count - FIRST), dtype=np.int64)]))
+
+
+def disagreement(sample: Sample, files: Files) -> str:
+    """What is wrong with the sampled rows, empty where nothing is, or where there is no second implementation."""
+    out, source = sample.out, sample.source
+    rows = sampled(out.layout.rows, out.layout.cols, packed=bool(source.packed))
+    settings, merged = _settings(sample.model), bool(sample.model.adapters)
+    meant = _merged(source, sample.model, files, rows) if merged else values_of(source, files, rows, settings)
+    if meant is None:
+        return ""
+    if sample.quantised:
+        return _quantised(sample, files, rows, meant)
+    number = _float_of(source)
+    target = out.dtype if out.dtype in WIDENS_TO_F32 else None
+    if target is not None and number is not None and not merged:
+        meant = _mlx(source, files, rows, number)  # products and sums are rounded to the model's type there
+    found = values_of(out, files, rows, settings)
+    if found is None:
+        return ""
+    meant = _moved(meant * sample.factor if sample.factor != 1.0 else meant, sample.shift)
+    scheme = scheme_of(source.dtype)
+    loose = sample.shift == -NEG_EXP or merged or (scheme is not None and scheme.factor)
+    wrong = ~_same(found, meant, target or F32, loose=loose or sample.factor != 1.0)
+    if not wrong.any():
+        return ""
+    row, column = (int(n) for n in np.argwhere(wrong)[0])
+    place = f"row {rows[row]:,}, column {column:,}"
+    return f"{place} is {found[row, column]:.9g}, {meant[row, column]:.9g} is in the source"
+
+
+def _settings(index: TensorIndex) -> Mapping[str, Any]:
+    """How a model says that its matrices are quantised."""
+    said = document_of(index.metadata).get("quantization_config")
+    return said if isinstance(said, dict) else {}
+
+
+def values_of(tensor: Tensor, files: Files, rows: Index, settings: Mapping[str, Any]) -> Doubles | None:
+    """Values of canonical rows, float64 ``[len(rows), columns]``; ``None`` where nobody decodes them a second time."""
+    if tensor.merge is not None:
+        return None
+    if tensor.packed:
+        return _packed(tensor, files, rows, settings)
+    if tensor.planes:
+        return _triple(tensor, files, rows)
+    reader = RowReader(tensor, files)
+    if reader.dtype is not tensor.dtype:
+        return None
+    return _of_type(reader.gather(rows), tensor.dtype)
+
+
+def _of_type(raw: Rows, dtype: DType) -> Doubles | None:
+    raw = np.ascontiguousarray(raw)
+    with np.errstate(all="ignore"):
+        if dtype is F32:
+            return raw.view("<f4").astype(np.float64)
+        if dtype is F16:
+            return raw.view("<f2").astype(np.float64)
+        if dtype is BF16:
+            return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+        if dtype.name == "F8_E4M3":
+            return _floats8(4, 3)[raw]
+        if dtype.name == "F8_E8M0" or dtype.name == "U8":
+            return np.exp2(raw.astype(np.float64) - 127)
+        if dtype.kind is not Kind.BLOCK or dtype.ggml is None:
+            return None
+        from gguf import GGMLQuantizationType, quants
+
+        try:
+            return np.asarray(quants.dequantize(raw, GGMLQuantizationType(dtype.ggml)), np.float64)
+        except (NotImplementedError, ValueError):
+            return None
+
+
+def _floats8(exponent_bits: int, mantissa_bits: int) -> Doubles:
+    """Values of the 256 codes; of E4M3 the last of either sign is no number."""
+    code = np.arange(256)
+    bias = (1 << exponent_bits - 1) - 1
+    exponent, mantissa = code >> mantissa_bits & (1 << exponent_bits) - 1, code & (1 << mantissa_bits) - 1
+    small, whole = mantissa / 2.0**mantissa_bits, 1 + mantissa / 2.0**mantissa_bits
+    value = np.where(exponent == 0, small * 2.0 ** (1 - bias), whole * 2.0 ** (exponent - bias))
+    value[code & 127 == 127] = np.nan
+    return np.where(code > 127, -value, value)
+
+
+#: Values of the 16 codes of four bits, the highest of which is the sign.
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def _codes(raw: Rows, bits: int) -> Index:
+    """Codes of rows that are one stream of bits each, the lowest first."""
+    stream = np.unpackbits(np.ascontiguousarray(raw), axis=1, bitorder="little").reshape(len(raw), -1, bits)
+    return stream.astype(np.int64) @ (1 << np.arange(bits))
+
+
+def _float_of(tensor: Tensor) -> DType | None:
+    """The float type that MLX computes the values of a triple in, ``None`` for any other tensor."""
+    triple = triple_of(tensor.dtype) if tensor.planes and tensor.merge is None else None
+    return triple.number if triple else None
+
+
+def _triple(tensor: Tensor, files: Files, rows: Index) -> Doubles | None:
+    parts = _parts(tensor, files, rows)
+    if parts is None:
+        return None
+    codes, scales, biases = parts
+    with np.errstate(all="ignore"):
+        return codes * scales if biases is None else codes * scales + biases
+
+
+def _mlx(tensor: Tensor, files: Files, rows: Index, number: DType) -> Doubles:
+    """As ``mlx.core.dequantize`` computes it: the product is rounded, then the sum."""
+    parts = _parts(tensor, files, rows)
+    assert parts is not None
+    codes, scales, biases = parts
+    with np.errstate(all="ignore"):
+        product = rounded(codes * rounded(scales, number), number)
+        return product if biases is None else rounded(product + biases, number)
+
+
+def _parts(tensor: Tensor, files: Files, rows: Index) -> tuple[Doubles, Doubles, Doubles | None] | None:
+    """Codes as numbers, and for each of them its scale and its bias."""
+    triple = triple_of(tensor.dtype)
+    if triple is None or not tensor.layout.whole_rows:
+        return None
+    q = triple.quantization
+    raw = [RowReader(plane, files).gather(rows) for plane in tensor.planes]
+    codes = _codes(raw[0], q.bits)
+    if q.has_biases:
+        scales, biases = (_of_type(plane, triple.number) for plane in raw[1:])
+        assert scales is not None
+        assert biases is not None
+        wide = [np.repeat(numbers, q.group_size, axis=1) for numbers in (scales, biases)]
+        return codes.astype(np.float64), wide[0], wide[1]
+    table = _E2M1 if q.bits == 4 else _floats8(4, 3)
+    scales = _floats8(4, 3)[raw[1]] if q.mode == "nvfp4" else np.exp2(raw[1].astype(np.float64) - 127)
+    return table[codes], np.repeat(scales, q.group_size, axis=1), None
+
+
+def rounded(values: Doubles, dtype: DType) -> Doubles:
+    """Values rounded to float32, and that to a narrower type: to nearest, ties to even."""
+    with np.errstate(all="ignore"):
+        single = values.astype(np.float32)
+        if dtype is F16:
+            return single.astype(np.float16).astype(np.float64)
+        if dtype is BF16:
+            bits = single.view(np.uint32).astype(np.uint64)
+            bits = bits + np.uint64(0x7FFF) + (bits >> np.uint64(16) & np.uint64(1)) & np.uint64(0xFFFF0000)
+            return np.where(np.isnan(single), np.nan, bits.astype(np.uint32).view(np.float32)).astype(np.float64)
+        return single.astype(np.float64)
+
+
+# -- Other quantisers -------------------------------------------------------------------------------------------------
+
+
+def _packed(tensor: Tensor, files: Files, rows: Index, settings: Mapping[str, Any]) -> Doubles | None:
+    scheme = scheme_of(tensor.dtype)
+    if scheme is None or not tensor.layout.whole_rows:
+        return None
+    stored = tensor.layout.start(rows) // tensor.layout.stored_cols
+    found = np.empty((len(rows), tensor.layout.cols))
+    first = 0
+    for packed in tensor.packed:
+        mine = (stored >= first) & (stored < first + packed.rows)
+        if mine.any():
+            values = _module(packed, scheme, stored[mine] - first, tensor.layout.cols, files, settings)
+            if values is None:
+                return None
+            found[mine] = values
+        first += packed.rows
+    return found
+
+
+def _module(
+    packed: Packed, scheme: Scheme, rows: Index, columns: int, files: Files, settings: Mapping[str, Any]
+) -> Doubles | None:
+    """Rows of one matrix, out of its arrays."""
+    arrays: list[Rows | None] = []
+    for array in packed.arrays:
+        place = None if array is None else rows // array.per if array.per else np.zeros_like(rows)
+        arrays.append(None if array is None or place is None else RowReader(array.tensor, files).gather(place))
+    first, scaled = packed.arrays[:2]
+    if first is None or scaled is None or arrays[0] is None or arrays[1] is None:
+        return None
+    name, raw, bits = first.tensor.source, arrays[0], scheme.bits
+    if first.tensor.dtype.kind is Kind.BLOCK:  # blocks of a GGUF, and a scale of their scales beside them
+        values, factor = _of_type(raw, first.tensor.dtype), _of_type(arrays[1], scaled.tensor.dtype)
+        return None if values is None or factor is None else values * factor
+    codes: NDArray[Any]
+    zeros: NDArray[Any] = np.zeros((1, 1))
+    if scheme.codes == "int" and name.endswith(".qweight"):
+        along = first.per > 1  # AWQ: words along the output, interleaved
+        places = np.array([0, 4, 1, 5, 2, 6, 3, 7] if along else range(32 // bits))
+        codes = _in_words(raw, rows, places, bits) if along else _codes(raw, bits)
+        assert arrays[2] is not None
+        version_1 = not along and str(settings.get("checkpoint_format") or "gptq") == "gptq"
+        zeros = _in_words(arrays[2], rows, places, bits) + (1 if version_1 else 0)
+    elif scheme.codes == "int" and name.endswith(".weight_packed"):
+        codes = _codes(raw, bits)[:, :columns]
+        zeros = np.full((1, 1), 1 << bits - 1)
+        if len(arrays) > 2 and arrays[2] is not None:
+            zeros = _in_words(arrays[2], rows, np.arange(32 // bits), bits)
+    elif scheme.codes == "int" and first.tensor.dtype is DTYPES["I8"]:
+        codes = raw.view(np.int8).astype(np.int64)
+        zeros = arrays[2].view(np.int8).astype(np.int64) if len(arrays) > 2 and arrays[2] is not None else zeros
+    elif scheme.codes == "int" and settings.get("quant_method") == "bitnet":
+        codes = raw.astype(np.int64) >> (2 * (rows * 4 // packed.rows))[:, None] & 3
+        zeros = np.ones((1, 1))
+    elif scheme.codes == "E4M3":
+        codes = _floats8(4, 3)[raw]
+    elif scheme.codes == "E2M1":
+        codes = _E2M1[_codes(raw, 4)]
+    else:
+        return None
+    scales = _of_type(arrays[1], scaled.tensor.dtype)
+    if scales is None:
+        return None
+    with np.errstate(all="ignore"):
+        if settings.get("quant_method") == "bitnet" and settings.get("linear_class") != "autobitlinear":
+            scales = (np.float32(1) / scales.astype(np.float32)).astype(np.float64)
+        if scheme.factor and arrays[2] is not None:
+            factor = arrays[2].view("<f4").astype(np.float64)
+            scales = rounded(scales / factor if name.endswith("_packed") else scales * factor, F32)
+        ordered = len(arrays) > 3 and arrays[3] is not None
+        group = arrays[3].view("<i4")[0] if ordered else np.arange(columns) // scheme.group  # type: ignore[union-attr]
+        spread = [np.broadcast_to(part, (len(rows), max(part.shape[1], 1))) for part in (scales, zeros)]
+        wide = [part[:, group] if part.shape[1] > 1 else part for part in spread]
+        made: Doubles = (codes - wide[1]) * wide[0]
+    return made
+
+
+def _in_words(raw: Rows, rows: Index, places: Index, bits: int) -> Index:
+    """Of words that hold the codes of neighbouring rows, those of these rows."""
+    words = np.ascontiguousarray(raw).view("<u4").astype(np.int64)
+    shift = places[rows % len(places)] * bits
+    return words >> shift[:, None] & (1 << bits) - 1
+
+
+# -- Merges, conventions, quantisers ----------------------------------------------------------------------------------
+
+
+def _merged(tensor: Tensor, source: TensorIndex, files: Files, rows: Index) -> Doubles | None:
+    """What the adapters make of these rows, each read from its own file: ``values + weight * scale * (B @ A)``."""
+    values = values_of(tensor.merge.base if tensor.merge is not None else tensor, files, rows, _settings(source))
+    for adapter, weight in source.adapters:
+        for change in changes_of(adapter, tensor.name, source.config) if source.config is not None else ():
+            if values is None:
+                return None
+            values = _changed(values, change, weight, tensor.name, files, rows)
+    return values
+
+
+def _changed(values: Doubles, change: Change, weight: float, name: str, files: Files, rows: Index) -> Doubles | None:
+    of, scale = change.tensors, float(np.float32(change.module.scale * weight))
+    vector = name.endswith(".bias")
+    whole = of.get(Role.SAVED_BIAS if vector else Role.SAVED_WEIGHT)
+    if whole is not None:
+        found = values_of(whole, files, rows, {})
+        if found is None:
+            return None
+        values = found.reshape(values.shape)
+    along = Role.IA3 in of and change.module.feedforward
+    if Role.IA3 in of and not (vector and along):
+        factors = _vector(of[Role.IA3], files, np.arange(values.shape[1]) if along else rows)
+        values = values * (factors if along else factors[:, None])
+    if vector:
+        return values + scale * _vector(of[Role.BIAS], files, rows)[:, None] if Role.BIAS in of else values
+    if Role.B not in of:
+        return values
+    product = _product(of[Role.A], of[Role.B], files, rows)
+    if product is None:
+        return None
+    values = values + scale * product
+    if Role.MAGNITUDE in of:
+        lengths = np.sqrt((values * values).sum(axis=1))
+        values = values * (_vector(of[Role.MAGNITUDE], files, rows) / lengths)[:, None]
+    return values
+
+
+def _product(a: Tensor, b: Tensor, files: Files, rows: Index) -> Doubles | None:
+    """Rows of ``B @ A``; of a stack, each by the matrices of its own expert."""
+    left = values_of(b, files, rows, {})
+    if left is None:
+        return None
+    if len(b.shape) == 3:
+        rank, out = b.shape[2], b.shape[1]
+        wanted = (rows // out)[:, None] * rank + np.arange(rank)
+        right = values_of(a, files, wanted.reshape(-1), {})
+        return None if right is None else np.einsum("nr,nrc->nc", left, right.reshape(*wanted.shape, -1))
+    right = values_of(a, files, np.arange(a.layout.rows), {})
+    return None if right is None else left @ right
+
+
+def _vector(tensor: Tensor, files: Files, rows: Index) -> Doubles:
+    """Elements of a vector, however many axes of one element its file gives it."""
+    everything = values_of(replace(tensor, layout=plain(tensor.elements, 1)), files, np.arange(tensor.elements), {})
+    return np.full(len(rows), np.nan) if everything is None else everything.reshape(-1)[rows]
+
+
+def llama3_factors(theta: float, dimensions: int, scaling: Mapping[str, Any]) -> Doubles:
+    """What Llama 3 divides the frequency of each pair by: ``_compute_llama3_parameters`` of transformers."""
+    factor, low, high, context = (
+        float(scaling[key])
+        for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    )
+    turns = context * theta ** (-np.arange(0, dimensions, 2) / dimensions) / (2 * np.pi)
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    made: Doubles = 1.0 / (smooth + (1.0 - smooth) / factor)
+    return made
+
+
+def _moved(values: Doubles, shift: int) -> Doubles:
+    with np.errstate(all="ignore"):
+        if shift == NEG_EXP:
+            return -np.exp(values)
+        return np.log(-values) if shift == -NEG_EXP else values + shift
+
+
+def _same(found: Doubles, meant: Doubles, dtype: DType, *, loose: bool) -> NDArray[np.bool_]:
+    """The stored value is the meant one, rounded; as a sum of float32 in another order, nearly."""
+    want = rounded(meant, dtype)
+    same: NDArray[np.bool_] = (found == want) | (np.isnan(found) & np.isnan(want))
+    if same.all() or not loose:
+        return same
+    mantissa = 23 - _DROPPED.get(dtype, 0)
+    with np.errstate(all="ignore"):
+        step = np.exp2(np.floor(np.log2(np.maximum(np.abs(meant), 2.0**-126))) - mantissa)
+        slack = np.abs(meant).max(axis=1, keepdims=True) * 2.0**-20
+        near: NDArray[np.bool_] = np.abs(found - meant) <= step * 0.5 + slack
+        near |= same
+    return near
+
+
+def _quantised(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
+    """Values that were rounded to blocks: those that gguf makes, else codes next to the values."""
+    out = sample.out
+    meant = rounded(meant * sample.factor, F32)
+    found = values_of(out, files, rows, {})
+    if found is None:
+        return ""
+    if out.dtype.name in _QUANTISED_BY_GGUF and not sample.importance and out.dtype.ggml is not None:
+        from gguf import GGMLQuantizationType, quants
+
+        kind = GGMLQuantizationType(out.dtype.ggml)
+        again = np.asarray(quants.dequantize(quants.quantize(meant.astype(np.float32), kind), kind), np.float64)
+        wrong = found != again
+        if wrong.any():
+            row, column = (int(n) for n in np.argwhere(wrong)[0])
+            made = f"{found[row, column]:.9g}, gguf makes {again[row, column]:.9g} of {meant[row, column]:.9g}"
+            return f"row {rows[row]:,}, column {column:,} is {made}"
+        return ""
+    triple = triple_of(out.dtype) if out.planes else None
+    if triple is not None and not triple.quantization.has_biases:
+        return _nearest(sample, files, rows, meant)
+    linear = (triple.quantization.group_size, triple.quantization.bits) if triple else _LINEAR.get(out.dtype.name)
+    if linear is None:
+        return ""
+    naive, error = _linearly(meant, *linear), float(np.sqrt(np.mean((found - meant) ** 2)))
+    least = float(np.sqrt(np.mean(meant**2))) * 2.0**-12  # scales are float16 and less
+    if error <= _WORSE * (1.5 if sample.importance else 1.0) * naive + least:
+        return ""
+    return f"values are {error:.3g} away from the source's, {naive:.3g} when each is rounded to the next code"
+
+
+def _linearly(values: Doubles, group: int, bits: int) -> float:
+    """The root mean square error of codes between the least and the largest value of a group."""
+    grouped = values.reshape(len(values), -1, group)
+    low, high = grouped.min(axis=-1, keepdims=True), grouped.max(axis=-1, keepdims=True)
+    step = np.maximum((high - low) / ((1 << bits) - 1), 1e-30)
+    return float(np.sqrt(np.mean((low + np.rint((grouped - low) / step) * step - grouped) ** 2)))
+
+
+def _nearest(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str:
+    """Small floats: no other code of the same scale is nearer, and the scale reaches to the largest value."""
+    parts = _parts(sample.out, files, rows)
+    if parts is None:
+        return ""
+    codes, scales, _ = parts
+    four = codes.size and float(np.nanmax(np.abs(codes))) <= 6
+    table = np.unique(_E2M1 if four else _floats8(4, 3)[np.arange(127)])
+    table = np.unique(np.concatenate([table, -table]))
+    with np.errstate(all="ignore"):
+        scaled = np.where(scales == 0, 0, meant / scales)
+        at = np.clip(np.searchsorted(table, scaled), 1, len(table) - 1)
+        least = np.minimum(np.abs(table[at - 1] - scaled), np.abs(table[at] - scaled))
+        wrong = np.abs(codes - scaled) > least * (1 + 2**-10) + 2**-20
+    if not wrong.any():
+        return ""
+    row, column = (int(n) for n in np.argwhere(wrong)[0])
+    return f"row {rows[row]:,}, column {column:,} is not the code next to {meant[row, column]:.9g}"

@@ -1,0 +1,574 @@
+"""Bugs put into the half that writes: ``convert`` publishes none of them, and ``verify OUT SRC`` finds each.
+
+The planner counts as what writes. A bug stays in place while the same process converts and verifies, so whatever writer
+and proof share would have it on both sides. The last test puts one bit into what every function of the writer's half
+returns, whatever functions there are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import pkgutil
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import ckconv
+from ckconv.__main__ import run
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+#: Told the function that has the bug, what stands in its place.
+Bug = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Case(NamedTuple):
+    """One bug.
+
+    Attributes:
+        name: what is wrong, for people.
+        where: the function, by its name, or ``Class.method``; behind ``module:`` where several are called so.
+        bug: what becomes of it.
+        source: what is converted, of the fixtures.
+        asked: the options of the conversion.
+        config: keys of the source's config.json that are others.
+    """
+
+    name: str
+    where: str
+    bug: Bug
+    source: str
+    asked: Sequence[str]
+    config: Mapping[str, Any] = {}
+
+
+def modules() -> list[ModuleType]:
+    """Every module of the package."""
+    names = (found.name for found in pkgutil.walk_packages(ckconv.__path__, "ckconv."))
+    return [importlib.import_module(name) for name in names if not name.endswith("__main__")]
+
+
+def places(where: str) -> list[tuple[Any, str]]:
+    """Everything that has this function under a name of its own: where it is defined, and where it is imported."""
+    home, _, where = where.rpartition(":")
+    owner, _, name = where.rpartition(".")
+    found = [module for module in modules() if owner and hasattr(module, owner)]
+    if owner:
+        return [(getattr(found[0], owner), name)]
+    writing = [m for m in modules() if not m.__name__.startswith("ckconv.verify") and m.__name__.endswith(home)]
+    own = [m for m in writing if getattr(getattr(m, name, None), "__module__", "") == m.__name__]
+    assert len(own) == 1, f"{where}: {[module.__name__ for module in own]}"
+    real = getattr(own[0], name)
+    return [(module, name) for module in modules() if getattr(module, name, None) is real]
+
+
+@contextmanager
+def broken(where: str, bug: Bug) -> Iterator[list[int]]:
+    """The function has the bug in the block, wherever it is called; how often it was."""
+    found, calls = places(where), [0]
+    owner, name = found[0]
+    real = owner.__dict__[name]
+    plain = real.fget if isinstance(real, property) else real
+    wrong = bug(plain)
+
+    def counted(*args: Any, **flags: Any) -> Any:
+        calls[0] += 1
+        return wrong(*args, **flags)
+
+    fake: Any = property(counted) if isinstance(real, property) else counted
+    for place, _ in found:
+        setattr(place, name, fake)
+    forget()
+    try:
+        yield calls
+    finally:
+        for place, _ in found:
+            setattr(place, name, real)
+        forget()
+
+
+def forget() -> None:
+    """Nothing that was computed before is remembered."""
+    for module in modules():
+        for value in vars(module).values():
+            if hasattr(value, "cache_clear") and value.__module__ == module.__name__:
+                value.cache_clear()
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    """Exit status, and everything that was printed."""
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        status = run([*arguments, "--jobs", "1"])
+    return status, printed.getvalue()
+
+
+# -- Bugs -------------------------------------------------------------------------------------------------------------
+
+
+def touched(change: Callable[[Any], Any]) -> Bug:
+    """What it returns is changed."""
+
+    def bug(real: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **flags: change(real(*args, **flags))
+
+    return bug
+
+
+def of_first(change: Callable[[Any], Any]) -> Bug:
+    """Of a tuple that is returned the first is changed."""
+    return touched(lambda made: (change(made[0]), *made[1:]))
+
+
+def changed(values: Any, change: Callable[[Any], None]) -> Any:
+    """A copy of an array with a change."""
+    made = np.array(values)
+    change(made)
+    return made
+
+
+def with_first(made: Any, value: Callable[[Any], Any]) -> Any:
+    """An array whose first element is another one."""
+
+    def change(array: Any) -> None:
+        array.reshape(-1)[:1] = value(array.reshape(-1)[:1])
+
+    return changed(made, change)
+
+
+def one_up(made: Any) -> Any:
+    """The lowest bit of the first byte is the other one."""
+    return changed(
+        made, lambda array: array.reshape(-1).view(np.uint8).__setitem__(0, array.reshape(-1).view(np.uint8)[0] ^ 1)
+    )
+
+
+def swapped_rows(made: Any) -> Any:
+    """The first two rows change places."""
+    return changed(made, lambda array: array.__setitem__(slice(0, 2), array[1::-1].copy())) if len(made) > 1 else made
+
+
+def other_order(real: Callable[..., Any]) -> Callable[..., Any]:
+    """The first two rows of every head change places."""
+
+    def wrong(*args: Any) -> Any:
+        order = real(*args)
+        return (order[1], order[0], *order[2:]) if order else order
+
+    return wrong
+
+
+def moved_otherwise(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda source, order, files: real(source, (order[1], order[0], *order[2:]), files)
+
+
+def from_too_far(real: Callable[..., Any]) -> Callable[..., Any]:
+    """What is copied is copied from 64 bytes behind where it is."""
+
+    def wrong(step: Any) -> Any:
+        found = real(step)
+        if not found or found[0].nbytes < 8192:
+            return found
+        return (found[0]._replace(offset=found[0].offset + 64), *found[1:])
+
+    return wrong
+
+
+def exchanged(one: str, other: str) -> Bug:
+    """The plan takes one tensor for another, and the other for the one."""
+
+    def wrong(plan: Any) -> Any:
+        from dataclasses import replace
+
+        files = []
+        for file in plan.files:
+            steps, at = list(file.steps), {step.target.name: n for n, step in enumerate(file.steps)}
+            if one in at and other in at:
+                first, second = steps[at[one]], steps[at[other]]
+                steps[at[one]] = first._replace(source=second.source, runs=second.runs)
+                steps[at[other]] = second._replace(source=first.source, runs=first.runs)
+            files.append(file._replace(steps=tuple(steps)))
+        return replace(plan, files=tuple(files))
+
+    return touched(wrong)
+
+
+def by_runs(real: Callable[..., Any]) -> Callable[..., Any]:
+    """What is put together of several tensors is put together in reverse: experts, or q, k and v."""
+    from dataclasses import replace
+
+    def wrong(*args: Any) -> Any:
+        plan = real(*args)
+        files = tuple(
+            file._replace(steps=tuple(step._replace(runs=tuple(reversed(step.runs))) for step in file.steps))
+            for file in plan.files
+        )
+        return replace(plan, files=files)
+
+    return wrong
+
+
+def other_extents(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a tensor that is stored as several runs, an expert each, the last two change places."""
+    from dataclasses import replace
+
+    def wrong(*args: Any) -> Any:
+        plan = real(*args)
+
+        def step_of(step: Any) -> Any:
+            if step.source is None or len(step.source.extents) < 2:
+                return step
+            *first, one, other = step.source.extents
+            return step._replace(source=replace(step.source, extents=(*first, other, one)))
+
+        files = tuple(file._replace(steps=tuple(map(step_of, file.steps))) for file in plan.files)
+        return replace(plan, files=files)
+
+    return wrong
+
+
+def other_runs(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Experts that become tensors of their own: the first two change places."""
+    from dataclasses import replace
+
+    def wrong(*args: Any) -> Any:
+        plan = real(*args)
+        (file,) = plan.files
+        steps = list(file.steps)
+        one, other = [n for n, step in enumerate(steps) if len(step.runs) == 1][:2]
+        steps[one], steps[other] = (
+            steps[one]._replace(source=steps[other].source, runs=steps[other].runs),
+            steps[other]._replace(source=steps[one].source, runs=steps[one].runs),
+        )
+        return replace(plan, files=(file._replace(steps=tuple(steps)),))
+
+    return wrong
+
+
+def untransposed(real: Callable[..., Any]) -> Callable[..., Any]:
+    """What is to be transposed is written as it is."""
+    from dataclasses import replace
+
+    def wrong(*args: Any) -> Any:
+        plan = real(*args)
+
+        def step_of(step: Any) -> Any:
+            if not step.transposed or step.runs:
+                return step
+            return step._replace(target=replace(step.target, layout=step.source.layout))
+
+        files = tuple(file._replace(steps=tuple(map(step_of, file.steps))) for file in plan.files)
+        return replace(plan, files=files)
+
+    return wrong
+
+
+def names_exchanged(real: Callable[..., Any]) -> Callable[..., Any]:
+    """The first two files have each other's names."""
+    from dataclasses import replace
+
+    def wrong(*args: Any) -> Any:
+        plan = real(*args)
+        one, other, *rest = plan.files
+        return replace(plan, files=(one._replace(name=other.name), other._replace(name=one.name), *rest))
+
+    return wrong
+
+
+def rounded_down(group: int, codes: int) -> Bug:
+    """Values are rounded to the code below them, not to the nearest one."""
+
+    def bug(real: Callable[..., Any]) -> Callable[..., Any]:
+        def wrong(floats: Any, *more: Any, **flags: Any) -> Any:
+            grouped = floats.reshape(len(floats), -1, group)
+            step = (grouped.max(-1, keepdims=True) - grouped.min(-1, keepdims=True)) / codes
+            return real((grouped - step / 2).astype(np.float32).reshape(floats.shape), *more, **flags)
+
+        return wrong
+
+    return bug
+
+
+def plane(number: int, change: Callable[[Any], Any]) -> Bug:
+    """Of what is packed again one array is changed."""
+
+    def bug(real: Callable[..., Any]) -> Callable[..., Any]:
+        def wrong(*args: Any, **flags: Any) -> Any:
+            made = real(*args, **flags)
+            planes = list(made.planes)
+            planes[number] = change(planes[number]) if planes[number].size else planes[number]
+            return made._replace(planes=tuple(planes))
+
+        return wrong
+
+    return bug
+
+
+def adapted(change: Callable[[Any], Any]) -> Bug:
+    """What an adapter adds to a matrix is changed."""
+    return touched(lambda made: [change(each) for each in made])
+
+
+def one_zero_up(made: Any) -> Any:
+    """Every zero point is one more."""
+    zeros, found = made
+    return zeros + np.int16(1), found
+
+
+HF, QWEN, UNTIED = "hf/llama-tied-bf16", "hf/qwen2-tied-bf16", "hf/llama-bias-f32"
+KQUANTS, TRIPLES, SHARDED = "kquants/llama64.Q4_K_M.gguf", "mlx/llama-tied-bf16.q4g64", "hf/llama-untied-f16-sharded"
+GGUF, PLAIN, MLX = ("--to", "gguf"), ("--to", "safetensors"), ("--to", "mlx")
+DECODED = ("--dequantize", "--dtype", "f32")
+LORA = ("--adapter", str(FIXTURES / "lora" / "llama-r4-attn-mlp"))
+QKV = tuple(f"layers.0.attention.{which}.weight" for which in "qkv")
+SCALED = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+}
+
+TENSORS = [
+    Case("rows of a head in another order", "row_order", other_order, HF, GGUF),
+    Case("rows of a head moved to other places", "moved_chunks", moved_otherwise, HF, GGUF),
+    Case("copied from 64 bytes too far", "Step.copied", from_too_far, HF, GGUF),
+    Case("v taken for k", "make_plan", exchanged(QKV[1], QKV[2]), HF, GGUF),
+    Case("k of another layer", "make_plan", exchanged(QKV[1], "layers.1.attention.k.weight"), HF, GGUF),
+    Case(
+        "a norm of another layer",
+        "make_plan",
+        exchanged("layers.0.ffn_norm.weight", "layers.1.ffn_norm.weight"),
+        HF,
+        GGUF,
+    ),
+    Case(
+        "a bias of another layer",
+        "make_plan",
+        exchanged("layers.0.attention.q.bias", "layers.1.attention.q.bias"),
+        QWEN,
+        GGUF,
+    ),
+    Case(
+        "head and embedding exchanged", "make_plan", exchanged("token_embedding.weight", "output.weight"), UNTIED, GGUF
+    ),
+    Case("experts stacked in another order", "make_plan", other_extents, "experts/mixtral", GGUF),
+    Case(
+        "experts taken apart in another order",
+        "make_plan",
+        other_runs,
+        "experts/mixtral.f32.gguf",
+        PLAIN,
+    ),
+    Case("q, k and v fused in reverse", "make_plan", by_runs, HF, (*PLAIN, "--fuse", "qkv")),
+    Case("a transposition that is none", "make_plan", untransposed, "hf/gpt2-hub-f32", GGUF),
+    Case(
+        "two shards exchanged, safetensors",
+        "make_plan",
+        names_exchanged,
+        SHARDED,
+        (*PLAIN, "--max-shard-size", "200KB"),
+    ),
+    Case("two shards exchanged, gguf", "make_plan", names_exchanged, SHARDED, (*GGUF, "--max-shard-size", "200KB")),
+    Case("two rows exchanged while widening", "_converted", of_first(swapped_rows), HF, (*GGUF, "--dtype", "f32")),
+    Case(
+        "rows put together in reverse",
+        "JoinedRows._joined",
+        lambda real: lambda self, rows, *more: real(self, rows[::-1], *more),
+        HF,
+        (*PLAIN, "--fuse", "qkv", "--dtype", "f32"),
+    ),
+    Case(
+        "norms of Gemma without their one",
+        "shifts:shifted",
+        lambda real: lambda floats, shift: floats,
+        "hf/gemma3-text-bf16",
+        GGUF,
+    ),
+    Case(
+        "factors of RoPE in reverse",
+        "llama3_rope:rope_factors",
+        touched(lambda made: made[::-1]),
+        HF,
+        GGUF,
+        {"rope_scaling": SCALED},
+    ),
+    Case(
+        "K-quants: a value of every piece x 1.5",
+        "quant.convert:decode",
+        touched(lambda v: with_first(v, lambda x: x * 1.5)),
+        KQUANTS,
+        (*GGUF, *DECODED),
+    ),
+    Case("K-quants: one bit of a value", "to_float32", touched(one_up), KQUANTS, (*GGUF, *DECODED)),
+    Case(
+        "float16 for float32: one bit", "from_float32", of_first(one_up), HF, (*GGUF, "--dtype", "f16", "--allow-lossy")
+    ),
+    Case(
+        "MLX: a wrong value",
+        "quant.mlx:decode",
+        touched(lambda v: with_first(v, lambda x: x * 1.5)),
+        TRIPLES,
+        (*GGUF, *DECODED),
+    ),
+    Case(
+        "MLX: codes in another order",
+        "quant.mlx:unpack",
+        touched(lambda codes: codes[:, ::-1].copy()),
+        TRIPLES,
+        (*GGUF, *DECODED),
+    ),
+    Case("MLX in GGUF's blocks: a scale one up", "Recipe.to_blocks", plane(0, one_up), TRIPLES, GGUF),
+    Case("GGUF's blocks in MLX: a scale one up", "Recipe.to_triple", plane(1, one_up), KQUANTS, MLX),
+    Case("GGUF's blocks in MLX: a bias one up", "Recipe.to_triple", plane(2, one_up), KQUANTS, MLX),
+    Case("MXFP4: a scale doubled", "Recipe.to_blocks", plane(0, one_up), "quantised/gptoss-mxfp4", GGUF),
+    Case("AWQ: zero points one up", "affine:_zeros", touched(one_zero_up), "quantised/awq-g32", GGUF),
+    Case("AWQ: rows of a word in another order", "along_rows", touched(swapped_rows), "quantised/awq-g32", GGUF),
+    Case("GPTQ: zero points one up", "affine:_zeros", touched(one_zero_up), "quantised/gptq-4b-g32-asym-v1", GGUF),
+    Case(
+        "GPTQ decoded: a wrong value",
+        "packed:decode",
+        touched(lambda v: with_first(v, lambda x: x + 1)),
+        "quantised/gptq-4b-g32-sym-descact",
+        (*PLAIN, "--dequantize"),
+    ),
+    Case(
+        "FP8 decoded: scales of other blocks",
+        "packed:scale_values",
+        touched(lambda v: v[::-1].copy()),
+        "quantised/ct-fp8-channel-dynamic",
+        (*PLAIN, "--dequantize"),
+    ),
+    Case(
+        "FP8 decoded: values of other codes",
+        "floats:e4m3",
+        touched(lambda v: with_first(v, lambda x: x + 1)),
+        "quantised/fp8-block",
+        (*PLAIN, "--dequantize"),
+    ),
+    Case(
+        "int8 decoded: signs",
+        "packed:rows_of",
+        lambda real: lambda *parts: real(parts[0] ^ np.uint8(0x80), *parts[1:]),
+        "quantised/ct-w8a8-int8",
+        (*PLAIN, "--dequantize"),
+    ),
+    Case(
+        "NVFP4 without its second scale",
+        "packed:numbers",
+        touched(lambda found: found._replace(factors=np.ones_like(found.factors))),
+        "quantised/ct-nvfp4",
+        (*PLAIN, "--dequantize"),
+    ),
+    Case(
+        "NVFP4: a second scale inverted",
+        "_to_factor",
+        plane(
+            0,
+            lambda rows: changed(
+                rows, lambda array: array[:, -4:].__setitem__(slice(None), np.float32([2.0]).view(np.uint8))
+            ),
+        ),
+        "quantised/ct-nvfp4",
+        (*GGUF, "--tensor-scales"),
+    ),
+    Case(
+        "packed for compressed-tensors: scales moved",
+        "packed:plane",
+        touched(lambda made: np.roll(made, 1, axis=0)),
+        "quantised/awq-g32",
+        ("--to", "hf", "--pack", "compressed-tensors", "--decode", "*emb*"),
+    ),
+    Case("Q8_0 rounded down", "_by_library", rounded_down(32, 255), HF, (*GGUF, "--quantize", "q8_0")),
+    Case(
+        "Q5_1 rounded down",
+        "_by_library",
+        rounded_down(32, 31),
+        HF,
+        (*GGUF, "--quantize", "q5_1"),
+    ),
+    Case("MLX's affine rounded down", "quantise_triple", rounded_down(32, 15), HF, (*MLX, "--quantize", "affine:4:32")),
+    Case("MLX's mxfp4 rounded down", "quantise_triple", rounded_down(32, 15), HF, (*MLX, "--quantize", "mxfp4")),
+    Case(
+        "an adapter merged twice",
+        "merge_adapters",
+        lambda real: lambda base, adapters, **flags: real(base, [*adapters, *adapters], **flags),
+        HF,
+        (*GGUF, *LORA),
+    ),
+    Case(
+        "an adapter merged with another scale",
+        "_of_weight",
+        adapted(lambda change: change._replace(scale=change.scale * 2)),
+        HF,
+        (*GGUF, *LORA),
+    ),
+    Case(
+        "an adapter that is not merged",
+        "adapters.merged:_changed",
+        lambda real: lambda tensor, *more: None if "layers.1" in tensor.name else real(tensor, *more),
+        HF,
+        (*GGUF, *LORA),
+    ),
+    Case(
+        "an adapter's rows in another order",
+        "_Added.apply",
+        lambda real: lambda self, values, rows: real(self, values, rows[::-1].copy()),
+        HF,
+        (*PLAIN, *LORA),
+    ),
+]
+
+
+def source_of(case: Case, place: Path) -> str:
+    """What is converted."""
+    source = FIXTURES / case.source
+    if not case.config:
+        return str(source)
+    shutil.copytree(source, place)
+    document = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(document | dict(case.config)))
+    return str(place)
+
+
+def flags_of(case: Case) -> list[str]:
+    """The options as ``verify`` has them: how the output is cut and what it is shows in it."""
+    shown = [n for n, word in enumerate(case.asked) if word in ("--to", "--max-shard-size")]
+    return [word for n, word in enumerate(case.asked) if n not in shown and n - 1 not in shown]
+
+
+@pytest.mark.parametrize("case", TENSORS, ids=lambda case: case.name)
+def test_no_bug_of_the_writer_is_published_and_verify_finds_each(case: Case, tmp_path: Path) -> None:
+    source = source_of(case, tmp_path / "source")
+    with broken(case.where, case.bug) as calls:
+        status, printed = command("convert", source, f"{tmp_path}/found/", *case.asked, "--no-source-record")
+        assert calls[0], f"{case.where} is not called"
+        assert status == 5, printed
+        assert not (tmp_path / "found").exists()
+        unchecked = "--no-source-record", "--no-verify"
+        status, printed = command("convert", source, f"{tmp_path}/out/", *case.asked, *unchecked)
+        assert status == 0, printed
+        status, printed = command("verify", f"{tmp_path}/out", source, *flags_of(case))
+        assert status == 5, printed
+
+
+@pytest.mark.parametrize(
+    "asked", sorted({(case.source, *case.asked) for case in TENSORS if not case.config}), ids=" ".join
+)
+def test_without_a_bug_each_is_published(asked: Sequence[str], tmp_path: Path) -> None:
+    """What the bugs are put into is right without them."""
+    source = str(FIXTURES / asked[0])
+    status, printed = command("convert", source, f"{tmp_path}/out/", *asked[1:], "--no-source-record")
+    assert status == 0, printed
+    case = Case("", "", touched(id), asked[0], asked[1:])
+    status, printed = command("verify", f"{tmp_path}/out", source, *flags_of(case))
+    assert status == 0, printed
