@@ -63,7 +63,7 @@ def places(where: str) -> list[tuple[Any, str]]:
     found = [module for module in modules() if owner and hasattr(module, owner)]
     if owner:
         return [(getattr(found[0], owner), name)]
-    writing = [m for m in modules() if not m.__name__.startswith("ckconv.verify") and m.__name__.endswith(home)]
+    writing = [m for m in modules() if not m.__name__.startswith("ckconv.verification") and m.__name__.endswith(home)]
     own = [m for m in writing if getattr(getattr(m, name, None), "__module__", "") == m.__name__]
     assert len(own) == 1, f"{where}: {[module.__name__ for module in own]}"
     real = getattr(own[0], name)
