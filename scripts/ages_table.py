@@ -1,4 +1,7 @@
-"""The tables of ages in docs/formats.md, of types by place and of families: ``python scripts/ages_table.py``."""
+"""The tables of ages in docs/formats.md: types by place, types beside each other, families.
+
+``python scripts/ages_table.py``
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from ckconv.families.ages import ages  # noqa: E402
-from ckconv.formats.bump.ages import table_of_families, table_of_types  # noqa: E402
+from ckconv.formats.bump.ages import table_of_families, table_of_mixes, table_of_types  # noqa: E402
 
 PAGE = ROOT / "docs" / "formats.md"
-TYPES, FAMILIES = "| type of a matrix |", "| family | in bump 5 |"
+TYPES, MIXES, FAMILIES = "| type of a matrix |", "| in one layer |", "| family | in bump 5 |"
 
 #: What the engine does with a type -> in layers, and in the embedding and the head.
 PLACES = {
@@ -37,6 +40,12 @@ def types() -> str:
     return "\n".join([*lines, f"| others | {' | '.join(['refused'] * len(heads))} |"])
 
 
+def mixes() -> str:
+    """A row a rule: what does not stand beside each other, of which template, in which age."""
+    rows = [f"| {what} | {circuit or 'all'} | {ages()[age].title} |" for age, circuit, what in table_of_mixes()]
+    return "\n".join([f"{MIXES} template | refused for |", "|---|---|---|", *rows])
+
+
 def families() -> str:
     """A row a family that goes to bump 5: with which types it was run in an age, or whose entries it has."""
     newer = [age for age in ages().values() if 5 in age.versions]
@@ -49,7 +58,7 @@ def families() -> str:
 def main() -> None:
     """Write the tables where they stand."""
     text = PAGE.read_text()
-    for start, made in ((TYPES, types()), (FAMILIES, families())):
+    for start, made in ((TYPES, types()), (MIXES, mixes()), (FAMILIES, families())):
         at = text.index(start)
         text = text[:at] + made + text[text.index("\n\n", at) :]
     PAGE.write_text(text)

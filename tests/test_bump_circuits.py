@@ -113,6 +113,20 @@ def test_the_engine_computes_what_transformers_does(name: str, format: str, tmp_
     ckconv.verify(made, source, options=Options(**dropped(source)))
 
 
+@pytest.mark.parametrize("format", ["hf", "gguf", "mlx", "text"])
+def test_qwen3vl_has_a_layer_for_pictures_whatever_the_source_says_of_them(format: str, tmp_path: Path) -> None:
+    """MLX's document, and one of the text part alone, know none; the library of a model without does not load."""
+    source = checkpoint("qwen3_vl-untied", tmp_path / "source")
+    if format == "text":
+        path = source / "config.json"
+        document = json.loads(path.read_text())
+        del document["vision_config"]
+        path.write_text(json.dumps(document))
+    made = bump_of(through("hf" if format == "text" else format, source, tmp_path), tmp_path)
+    assert manifest(made)["config"]["num_deepstack_layers"] == 1
+    assert json.loads(made.with_name("config.json").read_text())["num_deepstack_layers"] == 1
+
+
 def test_entries_and_configuration_of_glm4(tmp_path: Path) -> None:
     source = through("gguf", checkpoint("glm4-tied", tmp_path / "source"), tmp_path)
     made = bump_of(source, tmp_path)

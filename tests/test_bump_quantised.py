@@ -118,7 +118,8 @@ def test_the_configuration_of_nemotron_h(tmp_path: Path) -> None:
 
     wanted = {
         "model": "nemotron_h", "embed_dim": 64, "num_layers": 4, "num_heads": 2, "num_kv_heads": 2, "head_dim": 32,
-        "intermediate_size": 64, "context_length": 64, "vocab_size": 64, "rms_eps": 1e-5, "rope_theta": 10000.0,
+        "intermediate_size": 64, "context_length": 64, "vocab_size": 64, "rms_eps": 1e-5, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
         "tie_word_embeddings": False, "layer_kinds": kinds, "hybrid_block_pattern": kinds, "has_qk_norm": False,
         "layer_state_policy": policy("mamba", "mamba2"), "layer_recurrent_policy": policy("mamba", "mamba2"),
         "layer_attention_policy": policy("attention", "full_attention"), "layer_mlp_policy": policy("mlp", "relu2"),

@@ -226,5 +226,6 @@ def test_the_page_has_the_table_of_families_and_ages() -> None:
     assert specification.loader is not None
     script = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(script)
+    assert script.mixes() in (ROOT / "docs" / "formats.md").read_text()
     assert script.types() in (ROOT / "docs" / "formats.md").read_text()
     assert script.families() in (ROOT / "docs" / "formats.md").read_text()

@@ -57,6 +57,23 @@ def test_what_the_engine_computes_is_accepted(name: str, tmp_path: Path, ckconv)
     assert result.code == (0 if accepted else 4), result.err
 
 
+@pytest.mark.parametrize(("quantize", "april"), [("q8_0", True), ("q5_1", True), ("q5_0", False), ("q4_k_m", False)])
+def test_april_builds_no_gate_of_types_that_read_blocks(quantize: str, april: bool, tmp_path: Path, ckconv) -> None:
+    """Q4_K_M gives rows of 64 Q5_0."""
+    source, flags = gemma3(tmp_path, ONE_BASE), ("--to", "bump", "--bump-version", 5)
+    asked = f"{quantize},model.embed_tokens.weight=q8_0"
+    result = ckconv("convert", source, f"{tmp_path}/b/", *flags, "--quantize", asked)
+    assert result.code == (0 if april else 4), result.err
+    if not april:
+        assert "the engine of April 2026 does not compute layer.0.w1 of Q5_0 right (6 layers)" in result.err
+        parts = "".join(f",model.layers.*.mlp.{part}_proj.weight=q8_0" for part in ("gate", "up"))
+        assert f"hint: --quantize '{asked}{parts}' gives" in result.err
+        assert "--engine july computes it" in result.err
+        assert ckconv("convert", source, f"{tmp_path}/b/", *flags, "--quantize", asked + parts).code == 0
+        made = ckconv("convert", source, f"{tmp_path}/j/", *flags, "--quantize", asked, "--engine", "july")
+        assert "note: computed right by the engine of July 2026\n" in made.out
+
+
 @pytest.mark.parametrize("gone", ["", "config.json", "weights_manifest.json"])
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("changes", [ONE_BASE, ALL_SLIDE])

@@ -36,7 +36,7 @@ def command(context: click.Context, family: str | None, schema: str | None) -> N
     from ckconv.families.catalogue import FAMILIES, own_families, text_of
     from ckconv.families.names import interleaves
     from ckconv.formats import FORMATS, adapter_outputs, model_outputs, names
-    from ckconv.formats.bump.ages import COMPUTED, LOADED_BY_V3, table_of_families, table_of_types
+    from ckconv.formats.bump.ages import COMPUTED, LOADED_BY_V3, table_of_families, table_of_mixes, table_of_types
     from ckconv.quant.convert import decodable
 
     if family is not None:
@@ -75,6 +75,10 @@ def command(context: click.Context, family: str | None, schema: str | None) -> N
                 "bump5_families": [
                     {"name": name, "template": template, "engines": said}
                     for name, (template, said) in table_of_families().items()
+                ],
+                "bump5_mixes": [
+                    {"engine": age, "template": circuit or None, "refused": what}
+                    for age, circuit, what in table_of_mixes()
                 ],
                 "types": [
                     {
@@ -122,6 +126,8 @@ def command(context: click.Context, family: str | None, schema: str | None) -> N
         lines.append(
             f"  {t.name:<12}{t.block:>6}{t.size:>7}{ggml:>6}  {st:<12}{v3:>8}{v4:>8}           {words}".rstrip()
         )
+    lines += ["", "bump 5, refused in one layer, by --engine"]
+    lines += [f"  {age:<8} {circuit or 'all':<12} {what}" for age, circuit, what in table_of_mixes()]
     lines += ["", "bump 5 by family: the types of matrices that were run, by --engine"]
     for name, (template, said) in table_of_families().items():
         lines.append(f"  {name:<10} as {template}")

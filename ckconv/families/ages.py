@@ -10,6 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from ckconv.families.fields import Fields, listed, texts
 
 #: The age whose rules hold where none is asked for.
 DEFAULT = "april"
+
+_OF_BUMP5 = frozenset({"anywhere", "layers", "added_twice", "mixes", "templates", "fragments"})
 
 _FOLDER = Path(__file__).parent / "engine_ages"
 
@@ -39,6 +42,39 @@ class Fragment(NamedTuple):
     others: tuple[Mapping[str, Any], ...]
 
 
+class Mix(NamedTuple):
+    """Types that do not stand beside each other: matrices of one layer that read the same numbers.
+
+    The engine turns those numbers into blocks for one of the matrices, and each kind of matrix reads its own blocks.
+
+    Attributes:
+        slots, types: one matrix, and its types; none for all.
+        beside, others: the other, of the same layer, and its types; no types for all that are not the first one's, and
+            no matrix where the first is wrong by itself.
+    """
+
+    slots: tuple[str, ...]
+    types: tuple[str, ...]
+    beside: tuple[str, ...]
+    others: tuple[str, ...]
+
+    def wrong(self, types: Mapping[str, str]) -> tuple[str, str] | None:
+        """Two matrices that do not stand beside each other, of a layer's slot -> type; an empty second for none."""
+        if not self.beside:
+            return next(((one, "") for one in self.slots if types.get(one) in self.types), None)
+        for one, other in product(self.slots, self.beside):
+            here, there = types.get(one), types.get(other)
+            if (
+                here
+                and there
+                and here != there
+                and here in (self.types or [here])
+                and there in (self.others or [there])
+            ):
+                return one, other
+        return None
+
+
 class Circuit(NamedTuple):
     """A template of the engine, and what its age computes right of it.
 
@@ -46,12 +82,14 @@ class Circuit(NamedTuple):
         wrong: why no file is right; empty where some are.
         right_if: what must hold of the model.
         types: the only ones of matrices that are right; empty for those of the age.
+        mixes: those that are wrong in a layer, besides the age's.
         fragments: those that only its files need.
     """
 
     wrong: str
     right_if: tuple[Condition, ...]
     types: tuple[str, ...]
+    mixes: tuple[Mix, ...]
     fragments: tuple[Fragment, ...]
 
 
@@ -71,6 +109,7 @@ class Age(NamedTuple):
         anywhere: types of bump 5 that are right in every matrix.
         layers: types that are right in the layers only.
         added_twice: matrix -> its bias: with a matrix of floats and a bias that is not zero it is wrong.
+        mixes: those that are wrong in a layer, whatever the template is.
         fragments: those that files of every template may need.
     """
 
@@ -85,6 +124,7 @@ class Age(NamedTuple):
     anywhere: tuple[str, ...]
     layers: tuple[str, ...]
     added_twice: Mapping[str, str]
+    mixes: tuple[Mix, ...]
     circuits: Mapping[str, Circuit]
     fragments: tuple[Fragment, ...]
 
@@ -117,7 +157,7 @@ class _Reader(Fields):
         self.where = "the file"
         row = self.fields(table, frozenset({"title", "month", "versions", "run", "conditions", "bump3", "bump5"}))
         older = self._part(table, "bump3", frozenset({"codes", "types"}))
-        newer = self._part(table, "bump5", frozenset({"anywhere", "layers", "added_twice", "templates", "fragments"}))
+        newer = self._part(table, "bump5", _OF_BUMP5)
         return Age(
             self.path.stem,
             str(row["title"]),
@@ -130,6 +170,7 @@ class _Reader(Fields):
             self._types(newer, "anywhere"),
             self._types(newer, "layers"),
             dict(newer.get("added_twice", {})),
+            tuple(self._mixes(newer)),
             {name: self._circuit(name, item) for name, item in newer.get("templates", {}).items()},
             tuple(self._fragments(newer)),
         )
@@ -147,13 +188,21 @@ class _Reader(Fields):
 
     def _circuit(self, name: str, item: object) -> Circuit:
         self.where = f"bump5.templates.{name}"
-        row = self.fields(item, frozenset({"wrong", "right_if", "types", "fragments"}))
+        row = self.fields(item, frozenset({"wrong", "right_if", "types", "mixes", "fragments"}))
         return Circuit(
             str(row.get("wrong", "")),
             tuple(condition(self, one) for one in listed(row.get("right_if", []))),
             self._types(row, "types"),
+            tuple(self._mixes(row)),
             tuple(self._fragments(row)),
         )
+
+    def _mixes(self, row: Mapping[str, Any]) -> Iterator[Mix]:
+        for item in row.get("mixes", []):
+            fields = self.fields(item, frozenset({"slots", "types", "beside", "others"}))
+            slots = texts(fields.get("slots"))
+            beside = texts(fields["beside"]) if "beside" in fields else slots
+            yield Mix(slots, self._types(fields, "types"), beside, self._types(fields, "others"))
 
     def _fragments(self, row: Mapping[str, Any]) -> Iterator[Fragment]:
         for item in row.get("fragments", []):

@@ -22,14 +22,18 @@ def decoding_hint(refused: Collection[str], kept: Collection[str]) -> str:
     Args:
         refused, kept: names of quantised tensors that the target refuses, and of those that it takes.
     """
-    them = _IT if len(refused) == 1 else _THEM
+    them = len(refused) > 1
     if not kept:
-        return _ALL + them
+        return _ALL + (_THEM if them else _IT)
     for globs in _globs(refused):
         if len(globs) <= _SHOWN and not any(fnmatchcase(name, glob) for name in kept for glob in globs):
-            flags = " ".join(f"--decode '{glob}'" for glob in globs)
-            return flags + them
+            return decode(globs, several=them)
     return "--decode GLOB decodes to FP32 what it names, --dequantize every quantised tensor"
+
+
+def decode(globs: Iterable[str], *, several: bool) -> str:
+    """The flags that decode what the globs name, one matrix or ``several``."""
+    return " ".join(f"--decode '{glob}'" for glob in globs) + (_THEM if several else _IT)
 
 
 def joined(hints: Iterable[str]) -> list[str]:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from ckconv.core.dtypes import DTYPES, WIDENS_TO_F32, DType
 from ckconv.core.names import parse
-from ckconv.families.ages import DEFAULT, Age, Fragment, ages, of_blocks
+from ckconv.errors import counted
+from ckconv.families.ages import DEFAULT, Age, Fragment, Mix, ages, of_blocks
 from ckconv.families.catalogue import FAMILIES, told_by_architecture, written_as
 from ckconv.families.engine_rows import Condition
 from ckconv.families.schema import Family
@@ -108,11 +109,37 @@ def _type_faults(age: Age, made: Made) -> Iterator[str]:
         if wrong:
             what = f"{made.circuit} with matrices of {', '.join(circuit.types)} only"
             yield f"the engine of {age.title} computes {what}, and {wrong[0]} is {made.types[wrong[0]]}"
+    pairs = mixed(age, made)
+    if pairs:
+        one, other = pairs[0]
+        beside = f" beside {other} of {made.types[other]}" if other else ""
+        more = f" ({counted(len(pairs), 'layer')})" if len(pairs) > 1 else ""
+        yield f"the engine of {age.title} does not compute {one} of {made.types[one]}{beside} right{more}"
     floats = [slot for slot, dtype in made.types.items() if dtype.block == 1]
     doubled = [bias for slot in floats if (bias := _bias(age, slot)) in made.biased]
     if doubled:
         more = f" and {len(doubled) - 1} more" if len(doubled) > 1 else ""
         yield f"the engine of {age.title} adds a bias beside a float matrix twice: {doubled[0]}{more}"
+
+
+def mixes_of(age: Age, circuit: str) -> tuple[Mix, ...]:
+    """Types that a template's files do not have beside each other in an age."""
+    found = age.circuits.get(circuit)
+    return (*age.mixes, *(found.mixes if found else ()))
+
+
+def mixed(age: Age, made: Made) -> list[tuple[str, str]]:
+    """Of every layer that an age computes wrong, the first matrix, and the one beside it if that is why."""
+    layers: dict[str, dict[str, str]] = {}
+    for slot, dtype in made.types.items():
+        layer, _, matrix = slot.rpartition(".")
+        layers.setdefault(layer, {})[matrix] = dtype.name
+    found = []
+    for layer, types in layers.items():
+        pair = next((pair for mix in mixes_of(age, made.circuit) if (pair := mix.wrong(types))), None)
+        if pair is not None:
+            found.append((f"{layer}.{pair[0]}", f"{layer}.{pair[1]}" if pair[1] else ""))
+    return found
 
 
 def _bias(age: Age, slot: str) -> str:
@@ -159,13 +186,34 @@ def _faults(age: Age, made: Made) -> Iterator[object]:
     yield no_circuit(age, made.circuit)
     yield from conditions(age, made)
     yield from later_faults(age, made)
+    yield from _without_kernel(age, made)
+
+
+def _without_kernel(age: Age, made: Made) -> Iterator[str]:
+    """Matrices of types that the age computes nowhere, or not there."""
     for slot, dtype in made.types.items():
-        yield no_kernel(age, dtype.name, in_layer=parse(slot).layer is not None)
+        if no_kernel(age, dtype.name, in_layer=parse(slot).layer is not None):
+            yield slot
 
 
 def right(made: Made) -> tuple[str, ...]:
     """The ages whose engine computes the file right."""
     return tuple(age.name for age in ages().values() if made.version in age.versions and not any(_faults(age, made)))
+
+
+def still_right(names: Collection[str], circuit: str, types: Mapping[str, DType]) -> tuple[str, ...]:
+    """Those of the ages that a file names which are known to compute its types.
+
+    Args:
+        types: slot -> type of every matrix.
+    """
+    made = Made(5, circuit, {}, (), types, frozenset(), "")
+    return tuple(
+        name
+        for name in names
+        if not no_circuit(ages()[name], circuit)
+        and not [*_type_faults(ages()[name], made), *_without_kernel(ages()[name], made)]
+    )
 
 
 def right_of_bump3(types: Collection[str], numbers: str) -> tuple[str, ...]:
@@ -210,6 +258,27 @@ def table_of_families() -> dict[str, tuple[str, dict[str, str]]]:
         if its is not None and not its.absent and not (row is not None and row.absent):
             found[name] = (told.gguf, {age.name: _said_of(age, name, told) for age in newer})
     return found
+
+
+def table_of_mixes() -> list[tuple[str, str, str]]:
+    """Age, template (empty for all), and which types its engine does not compute beside which, in words."""
+    return [
+        (age.name, circuit, _mix_in_words(mix))
+        for age in ages().values()
+        for circuit, mixes in {"": age.mixes, **{name: found.mixes for name, found in age.circuits.items()}}.items()
+        for mix in mixes
+    ]
+
+
+def _mix_in_words(mix: Mix) -> str:
+    slots, types, others = ", ".join(mix.slots), ", ".join(mix.types), ", ".join(mix.others)
+    if not mix.beside:
+        return f"{slots} of {types}"
+    if mix.beside == mix.slots:
+        return f"{types} beside {others} among {slots}"
+    if not mix.types:
+        return f"{slots} of another type than {', '.join(mix.beside)}"
+    return f"{slots} of {types} beside {', '.join(mix.beside)} of {others}"
 
 
 def _said_of(age: Age, name: str, told: Family) -> str:

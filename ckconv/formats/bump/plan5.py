@@ -6,12 +6,12 @@ is taken; which types are computed rightly was measured, not promised.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ckconv.core.dtypes import DTYPES, F32, DType
+from ckconv.core.dtypes import F32, DType
 from ckconv.core.names import is_bias, parse, with_layer
 from ckconv.core.tensors import TensorIndex
 from ckconv.families.ages import Age
@@ -23,6 +23,7 @@ from ckconv.formats.bump.engines import FOR_V7_AND_V8, TEMPLATED
 from ckconv.formats.bump.own_layers import table_of
 from ckconv.formats.bump.placement import slots_of
 from ckconv.formats.bump.plan import BumpPlanner
+from ckconv.formats.bump.remedies import Remedies
 from ckconv.formats.bump.sliding import engine_reasons
 from ckconv.formats.bump.slots import SLOTS_V5, Slot, with_optional
 from ckconv.formats.bump.spec import EXTENDED_HEADER_BYTES
@@ -32,8 +33,6 @@ from ckconv.options import Options
 from ckconv.plan.planner import HEAD
 from ckconv.plan.probe import SourceFacts, zeros
 from ckconv.plan.steps import Plan
-
-_Q8_0 = DTYPES["Q8_0"]
 
 
 class Bump5Planner(BumpPlanner):
@@ -125,21 +124,30 @@ class Bump5Planner(BumpPlanner):
         made = self._to_judge(matrices)._replace(biased=self._biased(), rope_layout=layout)
         made = made._replace(template=merged(ages.needed_template(made), self._template or {}))
         for why in ages.later_faults(self.age, made):
-            self.refuse(why, ages.elsewhere(self.age, lambda age: ages.remains_wrong(age, made)) or self._rounded(made))
+            self.refuse(why, "; ".join(filter(None, self._ways_out(made))))
         self._made = made
 
-    def _rounded(self, made: ages.Made) -> str:
-        """The flag that makes blocks of floats that the engine computes wrong; empty where blocks do not help."""
-        floats = {slot for slot, dtype in made.types.items() if dtype.block == 1}
-        blocks = made._replace(types={slot: _Q8_0 if slot in floats else dtype for slot, dtype in made.types.items()})
-        parts = {
-            with_layer(part.canonical, n)
+    def _ways_out(self, made: ages.Made) -> Iterator[str]:
+        """Flags with which the engine computes the model."""
+
+        def right(types: Mapping[str, DType]) -> bool:
+            return not [*ages.later_faults(self.age, made._replace(types=types))]
+
+        def stand(types: Mapping[str, DType]) -> bool:
+            return not ages.mixed(self.age, made._replace(types=types))
+
+        held = {
+            with_layer(slot.name, n): [
+                self.tensors[name] for part in slot.parts if (name := with_layer(part.canonical, n)) in self.tensors
+            ]
             for slot, n in slots_of(self.table, self.config.num_layers)
-            for part in slot.parts
-            if with_layer(slot.name, n) in floats
         }
-        fits = not any(self.tensors[name].shape[-1] % _Q8_0.block for name in parts & self.tensors.keys())
-        return f"--quantize {_Q8_0}" if floats and fits and not [*ages.later_faults(self.age, blocks)] else ""
+        remedies = Remedies(held, made.types, self.quantised_as, self.options, right, stand)
+        layers = [slot.rpartition(".")[0] for slot, _ in ages.mixed(self.age, made)]
+        places = dict.fromkeys(slot for mix in ages.mixes_of(self.age, made.circuit) for slot in mix.slots + mix.beside)
+        apart = remedies.apart([tuple(f"{layer}.{slot}" for slot in places) for layer in layers]) if layers else ""
+        yield apart or remedies.rounded()
+        yield ages.elsewhere(self.age, lambda age: ages.remains_wrong(age, made))
 
     def _biased(self) -> frozenset[str]:
         """Slots of biases that are not all zeros."""

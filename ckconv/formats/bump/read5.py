@@ -23,7 +23,7 @@ from ckconv.families.catalogue import (
 )
 from ckconv.families.presence import used
 from ckconv.families.schema import Family
-from ckconv.formats.bump.ages import FAMILY_KEY, KEY
+from ckconv.formats.bump.ages import FAMILY_KEY, KEY, still_right
 from ckconv.formats.bump.config import completed, model_config, without_config
 from ckconv.formats.bump.engines import FOR_V7_AND_V8, TEMPLATED
 from ckconv.formats.bump.flavours import D, Flavour
@@ -83,11 +83,12 @@ def index_bump5(
         raise misfit_error(path, cut)
     tensors = [p for p in placed if p.canonical]
     foreign = [p for p in tensors if resolved.flavour.own_q4_k and p.dtype is DTYPES["Q4_K"]]
+    matrices = {p.slot_name: p.dtype for p in tensors if not p.slot.fp32}
     facts |= {
         "layout": f"{file.version}-{resolved.flavour.name}",
         "dtype_codes": resolved.numbering,
         "rope_layout": "interleaved" if interleaved else "split",
-        "engines": _engines(own.get(KEY)),
+        "engines": ", ".join(still_right(_engines(own.get(KEY)), row_family(model.family).gguf, matrices)) or None,
         "tokenizer": tuple(stored_of(path, p) for p in placed if not p.canonical) or None,
     }
     if file.version == 4 and resolved.flavour is D:
@@ -189,10 +190,9 @@ def row_family(name: str) -> Family:
     return FAMILIES[written_as(FAMILIES[name], TEMPLATED) or told_by_architecture(name)]
 
 
-def _engines(found: object) -> str | None:
+def _engines(found: object) -> list[str]:
     """The ages that the file says it is for."""
-    named = [name for name in found if isinstance(name, str) and name in ages()] if isinstance(found, list) else []
-    return ", ".join(named) or None
+    return [name for name in found if isinstance(name, str) and name in ages()] if isinstance(found, list) else []
 
 
 def _header_fields(h: HeaderV4) -> dict[str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType
-from ckconv.core.names import with_layer
+from ckconv.core.names import parse, with_layer
 from ckconv.core.tensors import Tensor
 from ckconv.formats.bump.placement import slots_of
 from ckconv.formats.bump.slots import Slot
@@ -17,6 +17,8 @@ from ckconv.quant.packed import scheme_of
 
 if TYPE_CHECKING:
     from ckconv.formats.bump.plan import BumpPlanner
+
+_Q8_0 = DTYPES["Q8_0"]
 
 #: What `inspect` says of an MLX model, whose scales and biases it does not read.
 _UNREAD = "if its blocks hold the numbers of every quantised group: convert --dry-run reads them and says so"
@@ -74,8 +76,20 @@ def _refuse_blocks(
     blocks = [tensor.source for tensor in matrices if tensor.dtype.block > 1 and not planner.decoded(tensor)]
     decodes = blocks and planner.options.dtype != "keep"
     more = (count or len(tensors)) - 1
-    hints = [decoding_hint(blocks, kept) if decodes else "", planner.elsewhere(why)]
+    hints = [decoding_hint(blocks, kept) if decodes else "", _requantising(planner, matrices), planner.elsewhere(why)]
     planner.refuse(f"{why}: {first}" + (f" and {more} more" if more else ""), "; ".join(filter(None, hints)))
+
+
+def _requantising(planner: BumpPlanner, matrices: Sequence[Tensor]) -> str:
+    """The flag that gives matrices of floats Q8_0 instead of what ``--quantize`` asks for; empty for none."""
+    names = {
+        parse(tensor.source).pattern.replace("{n}", "*") for tensor in matrices if tensor.name in planner.quantised_as
+    }
+    fit = not any(tensor.shape[-1] % _Q8_0.block for tensor in matrices)
+    slots = [slot for group in planner.table for slot in group if slot.parts]
+    taken = not any(planner.refused_type(_Q8_0, slot) for slot in slots)
+    rules = "".join(f",{name}=q8_0" for name in sorted(names))
+    return f"--quantize '{planner.options.quantize}{rules}' takes another type" if names and fit and taken else ""
 
 
 def _type(planner: BumpPlanner, tensor: Tensor, slot: Slot) -> tuple[DType, str]:

@@ -1,0 +1,156 @@
+"""Types that an age of the engine does not compute beside each other in a layer are refused, and the hint helps.
+
+What is right was run: logits of the engines of both ages, by decoding and by prefill, against the entries' values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGMLQuantizationType as Q
+from models import Model
+from quantised_models import MODELS
+
+import ckconv as library
+from ckconv.formats.bump.ages import table_of_mixes
+
+FLAG = re.compile(r"(?:--(?:decode|quantize) '?[^' ]+'?|--dequantize|--engine \w+)")
+
+#: Types of wq, wk and wv in the first layer -> whether April's engine computes them; July's computes all of them.
+ATTENTION = {
+    "Q8_0 Q8_0 Q6_K": False, "Q5_0 Q5_0 Q6_K": False, "Q4_K Q4_K Q8_0": False, "Q8_0 Q4_K Q4_K": False,
+    "Q4_K Q8_0 Q5_K": False, "Q6_K Q5_0 Q8_0": False, "F32 Q6_K Q8_0": False, "Q4_K Q4_K Q6_K": True,
+    "Q5_K Q5_K Q6_K": True, "Q5_K Q4_K Q4_K": True, "F32 Q6_K Q6_K": True, "Q6_K F32 F32": True, "Q5_1 Q4_K Q4_K": True,
+    "Q4_K Q5_1 Q5_1": True, "Q5_0 Q8_0 Q5_1": True, "Q5_1 Q5_K Q6_K": True,
+}  # fmt: skip
+
+
+def mixed(arch: str, words: str) -> Model:
+    """Three layers, types in the first; all else is Q8_0."""
+    types = {f"blk.0.attn_{part}.weight": Q[word] for part, word in zip("qkv", words.split(), strict=True)}
+    norms = {"head_dim": 64, "qk_norm": True} if arch == "qwen3" else {}
+    return Model(arch=arch, layers=3, hidden=256, ffn=256, matrix=Q.Q8_0, types=types, **norms)
+
+
+def hinted(err: str) -> list[list[str]]:
+    """The flags of every way out that a message names."""
+    hint = err.partition("hint: ")[2]
+    ways = [FLAG.findall(way) for way in re.split("; ", hint)]
+    return [[word for flag in way for word in shlex.split(flag)] for way in ways if way]
+
+
+@pytest.mark.parametrize("words", ATTENTION)
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+def test_april_turns_what_q_k_and_v_read_into_blocks_once(arch: str, words: str, tmp_path: Path, ckconv) -> None:
+    source = mixed(arch, words).write(tmp_path / "m.gguf")
+    for flags in ((), ("--engine", "april"), ("--engine", "april", "--bump-version", 4)):
+        made = ckconv("convert", source, tmp_path / "m.bump", "--force", *flags)
+        assert made.code == (0 if ATTENTION[words] else 4), made.err
+        assert ("April 2026 does not compute layer.0.w" in made.err) == (not ATTENTION[words])
+    assert ckconv("convert", source, tmp_path / "m.bump", "--force", "--engine", "july").code == 0
+    said = json.loads((tmp_path / "weights_manifest.json").read_text())["config"]["ckconv_engines"]
+    assert said == (["april", "july"] if ATTENTION[words] else ["july"])
+
+
+@pytest.mark.parametrize("words", [words for words, right in ATTENTION.items() if not right])
+def test_every_way_out_that_a_mix_is_refused_with_works(words: str, tmp_path: Path, ckconv) -> None:
+    source = mixed("qwen2", words).write(tmp_path / "m.gguf")
+    refused = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5)
+    ways = hinted(refused.err)
+    assert [way[0] for way in ways] == ["--decode", "--engine"]
+    for flags in ways:
+        made = ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5, "--force", *flags)
+        assert (made.code, "computed right by" in made.out) == (0, True), made.err
+
+
+def test_one_matrix_is_decoded_where_one_is_enough(tmp_path: Path, ckconv) -> None:
+    source = mixed("llama", "Q8_0 Q8_0 Q6_K").write(tmp_path / "m.gguf")
+    refused = ckconv("convert", source, tmp_path / "m.bump", "--engine", "april")
+    assert "layer.0.wq of Q8_0 beside layer.0.wv of Q6_K" in refused.err
+    assert "hint: --decode 'blk.0.attn_v.weight' decodes it to FP32; --engine july computes it" in refused.err
+
+
+def test_a_recipe_with_globs_is_refused_and_repeated_with_another_glob(tmp_path: Path, ckconv) -> None:
+    source = Model(arch="llama", hidden=256, ffn=256, head="own").write(tmp_path / "m.gguf")
+    flags = ("--bump-version", 5, "--quantize", "q8_0,blk.*.attn_v.weight=q6_k")
+    refused = ckconv("convert", source, tmp_path / "m.bump", *flags)
+    assert (refused.code, "(2 layers)" in refused.err) == (4, True)
+    (again, _) = hinted(refused.err)
+    assert again == ["--quantize", "q8_0,blk.*.attn_v.weight=q6_k,blk.*.attn_v.weight=q8_0"]
+    assert ckconv("convert", source, tmp_path / "m.bump", "--bump-version", 5, *again).code == 0
+
+
+#: Types of a qwen35 with which July's engine is right or not: of query, key and value, or of gate and up.
+HYBRID = {
+    "attn_q attn_k attn_v": {
+        "Q5_K Q5_K Q6_K": False, "Q8_0 Q8_0 Q6_K": False, "Q8_0 Q4_K Q4_K": False, "Q5_0 Q5_0 Q6_K": False,
+        "Q6_K Q5_0 Q8_0": False, "F32 Q6_K Q6_K": False, "Q8_0 Q5_0 Q5_0": False, "Q5_1 Q4_K Q4_K": False,
+        "Q4_K Q8_0 Q5_K": True, "Q6_K F32 F32": True, "Q4_K Q4_K Q8_0": True, "Q4_K Q4_K Q6_K": True,
+        "Q5_0 Q8_0 Q8_0": True, "Q5_0 Q5_1 Q5_K": True, "F32 Q8_0 Q5_1": True, "Q6_K Q4_K Q6_K": True,
+    },
+    "ffn_gate ffn_up": {
+        "Q8_0 Q4_K": False, "Q5_K Q6_K": False, "Q4_K Q6_K": False, "F32 Q8_0": False, "Q8_0 Q5_1": False,
+        "Q5_K Q5_K": True, "Q6_K Q6_K": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "words", "right"),
+    [(names, words, right) for names, mixes in HYBRID.items() for words, right in mixes.items()],
+)
+def test_july_turns_what_attention_of_qwen35_reads_into_blocks_for_the_query(
+    names: str, words: str, right: bool, tmp_path: Path, ckconv
+) -> None:
+    types = {f"{name}.weight": Q[word] for name, word in zip(names.split(), words.split(), strict=True)}
+    model = MODELS["qwen35-q4_k"]
+    source = model._replace(types={**types, **model.types}).write(tmp_path / "m.gguf")
+    made = ckconv("convert", source, tmp_path / "m.bump", "--engine", "july")
+    assert made.code == (0 if right else 4), made.err
+    assert ("July 2026 does not compute layer." in made.err) == (not right)
+    for flags in hinted(made.err):
+        assert ckconv("convert", source, tmp_path / "m.bump", "--engine", "july", *flags, "--force").code == 0, flags
+
+
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [("Q8_0 Q8_0 Q6_K", False), ("Q8_0 Q4_K Q4_K", False), ("Q4_K Q4_K Q8_0", False), ("Q4_K Q4_K Q6_K", True)],
+)
+def test_july_has_one_kind_of_blocks_in_attention_of_nemotron_h(
+    words: str, right: bool, tmp_path: Path, ckconv
+) -> None:
+    types = {f"attn_{part}.weight": Q[word] for part, word in zip("qkv", words.split(), strict=True)}
+    model = MODELS["nemotron_h-q4_k"]
+    source = model._replace(types={**types, **model.types}).write(tmp_path / "m.gguf")
+    made = ckconv("convert", source, tmp_path / "m.bump", "--engine", "july")
+    assert made.code == (0 if right else 4), made.err
+    if not right:
+        assert hinted(made.err) == [["--dequantize", "--quantize", "Q8_0"]]  # it computes no floats there
+        again = ckconv("convert", source, tmp_path / "m.bump", "--engine", "july", *hinted(made.err)[0])
+        assert (again.code, "computed right by the engine of July 2026" in again.out) == (0, True)
+
+
+def test_a_file_that_says_more_ages_than_are_right_is_inspected_as_what_it_is(tmp_path: Path, ckconv) -> None:
+    """As 0.3.0 wrote it."""
+    source = mixed("llama", "Q8_0 Q8_0 Q6_K").write(tmp_path / "m.gguf")
+    asked = library.Options(engine="july", bump_version=4, source_record=False)
+    library.convert(source, tmp_path / "m.bump", options=asked)
+    path = tmp_path / "weights_manifest.json"
+    document = json.loads(path.read_text())
+    assert document["config"]["ckconv_engines"] == ["july"]
+    document["config"]["ckconv_engines"] = ["april", "july"]
+    path.write_text(json.dumps(document))
+    assert "container\tengines\tjuly\n" in ckconv("inspect", tmp_path / "m.bump").out
+
+
+def test_what_formats_lists_is_what_is_refused(ckconv) -> None:
+    listed: list[Any] = ckconv("formats", "--json").json["bump5_mixes"]
+    assert [(row["engine"], row["template"] or "", row["refused"]) for row in listed] == table_of_mixes()
+    assert {(row["engine"], row["template"]) for row in listed} == {
+        ("april", None), ("april", "gemma3"), ("july", "qwen35"), ("july", "nemotron_h"),
+    }  # fmt: skip
