@@ -61,13 +61,7 @@ def free_space(directory: Path) -> int | None:
     return shutil.disk_usage(directory).free
 
 
-def sync_file(path: Path) -> None:
-    """As :func:`ckconv.system.sync_file`: Windows wants a descriptor that may write (``FlushFileBuffers``)."""
-    with path.open("rb+", buffering=0) as file:
-        os.fsync(file.fileno())
-
-
-def sync_directory(path: Path) -> None:
+def sync_directory(path: Path, fd: int | None = None) -> None:
     """Nothing: a directory is no file that could be opened; NTFS keeps a journal of names."""
 
 

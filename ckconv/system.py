@@ -32,6 +32,9 @@ def _has(*names: str) -> bool:
 #: A file that is open can be renamed and removed, as everywhere but on Windows.
 MOVES_OPEN = _has("fork")
 
+#: Names in an open directory can be made, moved and removed without its path (``openat(2)`` and its kin).
+RELATIVE = MOVES_OPEN and {os.open, os.mkdir, os.rename, os.link, os.unlink, os.rmdir, os.stat} <= os.supports_dir_fd
+
 #: Threads can be started: not where Python is WebAssembly. The tests name the variable to have everything done without.
 THREADS = sys.platform not in ("emscripten", "wasi") and "CKCONV_NO_THREADS" not in os.environ
 
@@ -212,15 +215,18 @@ else:
 # The disk
 
 
-def link(path: Path, other: Path) -> None:
-    """Give a file another name.
+def link(path: str | Path, other: str | Path, directory: int | None = None, other_directory: int | None = None) -> None:
+    """Give a file, or a link itself, another name; names are in directories, by their descriptors, or are paths.
 
     Raises:
         OSError: ``ENOSYS`` where the system has no such call; what else it says.
     """
     if not hasattr(os, "link"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    os.link(path, other)
+    if directory is None or other_directory is None:
+        os.link(path, other)
+    else:
+        os.link(path, other, src_dir_fd=directory, dst_dir_fd=other_directory, follow_symlinks=False)
 
 
 def sync(fd: int) -> None:
@@ -259,29 +265,21 @@ def deaf_children() -> Iterator[None]:
 
 if TYPE_CHECKING or MOVES_OPEN:
 
-    def sync_file(path: Path) -> None:
-        """Bring a file that is closed already to the disk."""
-        fd = os.open(path, os.O_RDONLY | CLOEXEC)
+    def sync_directory(path: Path, fd: int | None = None) -> None:
+        """Bring the names in a directory to the disk, by its descriptor where it is open."""
+        opened = -1
         try:
-            os.fsync(fd)
-        finally:
-            with suppress(OSError):
-                os.close(fd)
-
-    def sync_directory(path: Path) -> None:
-        """Bring the names in a directory to the disk."""
-        try:
-            fd = os.open(path, os.O_RDONLY | CLOEXEC)
+            opened = os.open(path, os.O_RDONLY | CLOEXEC) if fd is None else -1
+            os.fsync(opened if fd is None else fd)
         except PermissionError:  # one that may be written and not read: the names are there, and nobody can do more
             return
-        try:
-            os.fsync(fd)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot, and then need not
                 raise
         finally:
-            with suppress(OSError):
-                os.close(fd)
+            if opened >= 0:
+                with suppress(OSError):
+                    os.close(opened)
 
     def become_directory(made: Path, place: Path) -> None:
         """Put a directory where there is nothing, or an empty directory."""
@@ -334,7 +332,6 @@ else:
         is_own,
         peak_memory,
         sync_directory,
-        sync_file,
         try_lock,
         wait_for_reader,
     )

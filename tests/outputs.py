@@ -26,7 +26,8 @@ def one_file(
 ) -> Outputs:
     """A model file and side files that are called as readers expect them."""
     small = {path: Small(path.name, content) for path, content in side.items()}
-    return Outputs({main: Room(nbytes, tuple(holes))}, small, directory=directory, force=force, inputs=inputs)
+    rooms = {main: Room(nbytes, tuple(holes))}
+    return Outputs(rooms, small, directory=directory, force=force, inputs=inputs, typed=main)
 
 
 def descriptor(outputs: Outputs) -> int:
@@ -51,5 +52,5 @@ def refused(code: str, message: str | None = None) -> Iterator[list[CkconvError]
     caught.append(info.value)
 
 
-def no_links(*arguments: object) -> None:
+def no_links(*arguments: object, **options: object) -> None:
     raise OSError(errno.EPERM, "Operation not permitted")

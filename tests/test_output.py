@@ -18,8 +18,7 @@ import pytest
 from outputs import descriptor, names, no_links, one_file, refused, write
 
 from ckconv.errors import Interrupted, OutputError
-from ckconv.publish import stage
-from ckconv.publish import staging as output
+from ckconv.publish.directory import Directory
 from ckconv.signals import interruptible
 from ckconv.system import allocates
 
@@ -155,16 +154,15 @@ def test_the_directories_reach_the_disk(
 ) -> None:
     (tmp_path / "there").mkdir()
     synced: list[Path] = []
-    monkeypatch.setattr(output, "sync_directory", synced.append)
+    monkeypatch.setattr(Directory, "sync", lambda directory: synced.append(directory.path))
     with one_file({tmp_path / "there" / "c": b""}, main=main, nbytes=1, force=force) as outputs:
         outputs.publish()
-    assert set(synced) == {tmp_path, tmp_path / "there"}
+    assert {path for path in synced if not path.name.startswith(".")} == {tmp_path, tmp_path / "there"}
 
 
 def test_a_new_directory_and_its_place_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    for module in (output, stage):
-        monkeypatch.setattr(module, "sync_directory", lambda path: synced.append(path.name))
+    monkeypatch.setattr(Directory, "sync", lambda directory: synced.append(directory.path.name))
     place = tmp_path / "dst"
     with one_file({}, main=place / "weights.bump", nbytes=1, directory=place) as outputs:
         outputs.publish()
@@ -175,8 +173,8 @@ def test_a_new_directory_and_its_place_reach_the_disk(tmp_path: Path, monkeypatc
 def test_a_signal_while_publishing_waits_for_its_end(main: Path, side: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = os.link
 
-    def interrupted(source: Path, target: Path) -> None:
-        link(source, target)
+    def interrupted(source: str, target: str, **directories: int) -> None:
+        link(source, target, **directories)
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(os, "link", interrupted)
@@ -209,7 +207,7 @@ def test_a_file_that_somebody_makes_meanwhile_is_not_touched(
 def test_without_hard_links_files_are_published_all_the_same(
     main: Path, side: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*arguments: object) -> None:
+    def refused(*arguments: object, **options: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", refused)
@@ -415,16 +413,29 @@ def test_a_new_directory_appears_complete(tmp_path: Path) -> None:
     assert names(tmp_path) == ["dst"]
 
 
-@pytest.mark.parametrize("through_link", [False, True])
-def test_an_empty_directory_is_filled(tmp_path: Path, through_link: bool) -> None:
+def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
     place = tmp_path / "dst"
     place.mkdir()
-    if through_link:
-        (tmp_path / "link").symlink_to(place)
-        place = tmp_path / "link"
     with one_file({}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
         outputs.publish()
     assert names(tmp_path / "dst") == ["weights.bump"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_directory_that_is_a_link_is_filled_with_force_and_the_report_names_the_real_one(
+    tmp_path: Path, there: bool
+) -> None:
+    real, link = tmp_path / "dst", tmp_path / "link"
+    if there:
+        real.mkdir()
+    link.symlink_to(real)
+    with refused("output.exists", f"is a link to {real}") as caught:
+        one_file({}, main=link / "weights.bump", nbytes=5, directory=link).__enter__()
+    assert "--force" in (caught[0].hint or "")
+    with one_file({}, main=link / "weights.bump", nbytes=5, directory=link, force=True) as outputs:
+        outputs.publish()
+    assert (names(real), link.readlink()) == (["weights.bump"], real)
+    assert outputs.notes == [f"{link} is a link: the output is {real}"]
 
 
 def test_a_directory_with_files_is_refused_and_with_force_keeps_the_others(tmp_path: Path) -> None:
@@ -452,7 +463,7 @@ def test_a_directory_that_somebody_makes_meanwhile_is_not_touched(tmp_path: Path
     place = tmp_path / "dst"
     side = tmp_path / "c.json"
     with one_file({side: b"{}"}, main=place / "weights.bump", nbytes=5, directory=place) as outputs:
-        place.mkdir()
+        place.mkdir(exist_ok=True)
         (place / "theirs").write_bytes(b"")
         with refused("output.exists", "another process meanwhile"):
             outputs.publish()
@@ -472,6 +483,7 @@ import os, sys
 from pathlib import Path
 from ckconv.errors import Interrupted
 from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.publish.directory import Directory
 from ckconv.signals import interruptible
 from ckconv.engine.pipeline import Pipeline
 place = Path(sys.argv[1])

@@ -19,8 +19,9 @@ from kills import HIT
 from outputs import refused
 
 from ckconv.publish import locks
+from ckconv.publish.directory import Directory
+from ckconv.publish.journal import REPLACED, recover
 from ckconv.publish.locks import Locked
-from ckconv.publish.recovery import recover
 from ckconv.publish.staging import Outputs, Room, Small
 
 Ckconv = Callable[..., Result]
@@ -80,32 +81,41 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     return folder
 
 
-@pytest.mark.parametrize("at", range(1, 16))
+@pytest.mark.parametrize("at", range(1, 24))
 @pytest.mark.needs("posix")
 def test_killed_at_any_step_of_naming_nothing_is_mixed_and_the_next_run_undoes_it(place: Path, at: int) -> None:
     before, after = found(place), new("new ")
-    child = start(place, "new ", "link,rename,mkdir,unlink", signal.SIGKILL, at)
+    child = start(place, "new ", "link,replace,rename,mkdir,unlink,rmdir", signal.SIGKILL, at)
     assert child.wait(60) in (0, -signal.SIGKILL)
     left = found(place)
     assert left in (before, after) or NAMES[1] not in left, "without its first shard nothing of a split is loaded"
     sides = [{name: state.get(name) for name in left} for state in (before, after)]
     assert left in sides, "a part of the old one or a part of the new one"
 
-    told = recover([place])
+    told, stuck = recover([place])
 
     assert found(place) in (before, after)
     assert [name for name in hidden(place) if name != locks.NAME] == []
+    assert stuck == []
     assert all("had been removed by a run that was killed; it is restored" in sentence for sentence in told)
 
 
-@pytest.mark.parametrize("at", range(1, 20))
+@pytest.mark.parametrize("at", range(1, 28))
 @pytest.mark.needs("posix")
 def test_what_is_replaced_by_nothing_is_there_again_after_a_killed_run(tmp_path: Path, at: int) -> None:
     before, after = {**OLD, "gone": b"old"}, new("new ")
     for name, text in before.items():
         (tmp_path / name).write_bytes(text)
     code = CHILD.replace("last=[two, one]", "last=[two, one], gone=[place / 'gone']")
-    command = [sys.executable, "-c", code, str(tmp_path), "new ", "link,rename,mkdir,unlink", str(int(signal.SIGKILL))]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        str(tmp_path),
+        "new ",
+        "link,replace,rename,mkdir,unlink,rmdir",
+        str(int(signal.SIGKILL)),
+    ]
     assert subprocess.run([*command, str(at), *NAMES], check=False).returncode in (0, -signal.SIGKILL)
     left = found(tmp_path)
     assert left in [{name: state.get(name) for name in left} for state in (before, after)]
@@ -119,7 +129,7 @@ def test_what_is_replaced_by_nothing_is_there_again_after_a_killed_run(tmp_path:
 def test_what_a_live_run_has_staged_is_not_touched(tmp_path: Path) -> None:
     with Outputs({tmp_path / "m": Room(3)}, {}) as outputs:
         os.pwrite(outputs.fds[tmp_path / "m"], b"mod", 0)
-        assert recover([tmp_path]) == []
+        assert recover([tmp_path]) == ([], [])
         outputs.publish()
     assert found(tmp_path) == {"m": b"mod"}
 
@@ -131,25 +141,23 @@ def test_what_has_the_name_by_now_is_not_replaced_by_what_a_killed_run_took_away
     assert start(tmp_path, "new ", "link", signal.SIGKILL, 1).wait(60) == -signal.SIGKILL
     (tmp_path / NAMES[1]).write_bytes(b"mine")
 
-    (told,) = recover([tmp_path])
+    _, (told,) = recover([tmp_path])
 
     assert "others stand in their places" in told
     assert found(tmp_path) == {NAMES[1]: b"mine"}
     (kept,) = hidden(tmp_path)
-    assert (
-        sorted(path.name for path in (tmp_path / kept).rglob("*") if path.is_file() and ".old" in path.parts) == NAMES
-    )
+    assert sorted(path.name for path in (tmp_path / kept / REPLACED).iterdir()) == NAMES
 
 
 def test_leftovers_of_another_kind_are_nobodys(tmp_path: Path) -> None:
     (tmp_path / ".m.0123abcd.tmp").mkdir()
     (tmp_path / ".m.ckconv-0123abcd.tmp").write_bytes(b"a file")
-    assert recover([tmp_path]) == []
+    assert recover([tmp_path]) == ([], [])
     assert len(hidden(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("at", range(1, 4))
-@pytest.mark.parametrize("call", ["link", "rename"])
+@pytest.mark.parametrize("call", ["link", "replace"])
 @pytest.mark.needs("posix")
 def test_two_runs_that_replace_the_same_files_take_turns(tmp_path: Path, call: str, at: int) -> None:
     """One of them stands still in the middle of naming; the other waits for it."""
@@ -190,10 +198,13 @@ def test_what_can_neither_be_named_nor_undone_is_said_with_names(
     def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    def full_from_now_on(*arguments: object, **options: object) -> None:
+        monkeypatch.setattr(os, "replace", full)
+        full()
+
     def publish() -> None:
         with outputs:
-            monkeypatch.setattr(os, "link", full)
-            monkeypatch.setattr(os, "replace", full)
+            monkeypatch.setattr(os, "link", full_from_now_on)
             outputs.publish()
 
     with refused("output.space") as caught:
@@ -203,20 +214,24 @@ def test_what_can_neither_be_named_nor_undone_is_said_with_names(
         assert any(
             f"the former {tmp_path / name} is now " in detail and "not be restored" in detail for detail in details
         )
+    monkeypatch.undo()
+    assert len(recover([tmp_path])[0]) == len(NAMES)
+    assert found(tmp_path) == OLD
+    assert hidden(tmp_path) == []
 
 
 @pytest.mark.needs("posix")
 def test_a_file_that_cannot_be_removed_is_noted_in_the_report(
     ckconv: Ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rmdir = Path.rmdir
+    rmdir = os.rmdir
 
-    def stuck(path: Path) -> None:
-        if path.name.endswith(".tmp"):
+    def stuck(path: str, **options: int) -> None:
+        if str(path).endswith(".tmp"):
             raise OSError(errno.EBUSY, "Device or resource busy")
-        rmdir(path)
+        rmdir(path, **options)
 
-    monkeypatch.setattr(Path, "rmdir", stuck)
+    monkeypatch.setattr(os, "rmdir", stuck)
     result = ckconv("convert", LLAMA, tmp_path / "m.bump")
     (left,) = hidden(tmp_path)
     assert result.code == 0
@@ -226,12 +241,21 @@ def test_a_file_that_cannot_be_removed_is_noted_in_the_report(
 def test_a_directory_that_does_not_reach_the_disk_says_that_the_output_is_there(
     ckconv: Ckconv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckconv.publish import staging as output
+    from ckconv.publish import staging
 
-    def failing(path: Path) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+    sync, naming = Directory.sync, [False]
 
-    monkeypatch.setattr(output, "sync_directory", failing)
+    def failing(directory: Directory) -> None:
+        """Only when everything has its name."""
+        if naming[0] and not directory.path.name.startswith("."):
+            raise OSError(errno.EIO, "Input/output error")
+        sync(directory)
+
+    def declared(sentence: str | None) -> None:
+        naming[0] = sentence is not None
+
+    monkeypatch.setattr(Directory, "sync", failing)
+    monkeypatch.setattr(staging, "declare", declared)
     for target in (tmp_path / "m.bump", f"{tmp_path}/dst/"):
         result = ckconv("convert", LLAMA, target, "--to", "bump")
         assert result.code == 6

@@ -32,7 +32,8 @@ from ckconv.io.files import Files
 from ckconv.io.tiles import tiles_for
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan
-from ckconv.publish.files import close_unwritten, close_written, create, failing, growing, temporary_name
+from ckconv.publish.files import close_unwritten, close_written, create, failing, growing
+from ckconv.publish.journal import temporary_name
 from ckconv.publish.kept import UNFINISHED
 from ckconv.system import allocate, sync
 from ckconv.verification.tensors import compare_tensors, within
@@ -163,7 +164,7 @@ def write_piece(
     file, frame = plan.files[piece.number], container.frames[piece.number]
     staged, folder = Path(piece.places[piece.number]), Path(piece.staging, UNFINISHED)
     alone, around = replace(plan, files=(file,)), container._replace(frames=(frame,))
-    place = temporary_name(folder, staged.name)
+    place = folder / temporary_name(staged.name)
     if plan.errors is not None:
         plan.errors.taken()
     fd = -1

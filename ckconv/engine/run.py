@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -151,9 +152,22 @@ def run(
         last = entry(plan, paths, side)
         inputs = () if in_place else _inputs(plan)
         kept = assembly.kept if assembly else None
-        with Outputs(
-            rooms, side, directory=target.directory, force=force, inputs=inputs, last=last, kept=kept, gone=gone
-        ) as outputs:
+        if kept is not None:
+            with failing(Path(target.name)):
+                kept.begin(target.directory or paths[0])
+        with (
+            kept or nullcontext(),
+            Outputs(
+                rooms,
+                side,
+                directory=target.directory,
+                typed=target.file,
+                force=force,
+                inputs=inputs,
+                last=last,
+                gone=gone,
+            ) as outputs,
+        ):
             look = partial(check_leftovers, plan, target, rooms, side, gone)
             look()
             if not plan.restores or not verify:  # else it is verified whole

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckconv.errors import OutputError
 from ckconv.publish.files import SideFile, failing, holds, write_error
-from ckconv.system import free_space
+from ckconv.system import free_space, is_own
 
 #: Side file -> the flag of ``convert`` that says where it goes.
 _PLACE_FLAGS = {"config.json": "--config-out", "weights_manifest.json": "--manifest"}
@@ -49,16 +49,42 @@ def check_directory(directory: Path, *, force: bool) -> bool:
     return empty and _is_replaceable(directory)
 
 
-def check_links(targets: Iterable[Path], *, force: bool) -> None:
-    """Check that no target is a link to something that is not there: only ``force`` writes through one.
+def followed(path: Path, *, force: bool) -> Path:
+    """Where an output goes that a user has named: where a link leads, with ``force``; else the path itself.
 
     Raises:
-        OutputError: ``output.exists``.
+        OutputError: ``output.exists``, it is a link, and there is no ``force``; ``output.special``, it is one that
+            goes in a circle, or another user's in a directory of all users, where he may have put it for this.
     """
-    for target in targets:
-        if not force and os.path.islink(target) and not os.path.exists(target):  # noqa: PTH110, PTH114 - never raise
-            message = f"is a link to {target.readlink()}, which is not there"
-            raise OutputError("output.exists", message, path=target, hint="--force writes there; or remove the link")
+    with failing(path):
+        if not os.path.islink(path):  # noqa: PTH114 - never raises
+            return path
+        real, link, parent = os.path.realpath(path), path.lstat(), path.parent.stat()
+    if os.path.islink(real):  # noqa: PTH114 - never raises
+        raise OutputError("output.special", "is a link that goes in a circle", path=path)
+    if (
+        parent.st_mode & stat.S_ISVTX
+        and parent.st_mode & stat.S_IWOTH
+        and link.st_uid != parent.st_uid
+        and not is_own(link)
+    ):
+        message = f"is a link of another user to {real}, in a directory in which everybody writes"
+        raise OutputError("output.special", message, path=path, hint="name another place")
+    if not force:
+        message = f"is a link to {real}{'' if os.path.lexists(real) else ', which is not there'}"
+        raise OutputError("output.exists", message, path=path, hint="--force writes there; or name that place")
+    return Path(real)
+
+
+def check_folder(path: Path) -> None:
+    """Check that a directory inside an output is one, or can be made.
+
+    Raises:
+        OutputError: ``output.parent``.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        what = "is a link" if path.is_symlink() else "is not a directory"
+        raise OutputError("output.parent", f"{what}, and a directory of that name is part of the output", path=path)
 
 
 def _is_replaceable(directory: Path) -> bool:
@@ -96,10 +122,14 @@ def check_target(target: Path, content: SideFile | None, *, force: bool, inputs:
         raise OutputError(
             "output.directory", "is a directory", path=target, hint=f"name a file in it, or {target}/ for all of them"
         )
-    if not stat.S_ISREG(found.st_mode):
+    is_link = stat.S_ISLNK(found.st_mode)
+    if not (stat.S_ISREG(found.st_mode) or is_link):
         raise OutputError("output.special", "exists and is not a regular file", path=target)
     if force or (content is not None and holds(target, content)):
         return
+    if is_link:
+        message = f"is a link to {target.readlink()}, and no file of an output is written through one"
+        raise OutputError("output.exists", message, path=target, hint="--force replaces the link; or remove it")
     hint = "--force replaces it"
     if content is not None:
         flag = _PLACE_FLAGS.get(target.name)
@@ -124,14 +154,14 @@ def check_gone(targets: Iterable[Path], inputs: Iterable[Path]) -> None:
 
 
 def check_apart(targets: Iterable[Path]) -> None:
-    """Check that no two outputs are one file, as links may make them.
+    """Check that no two outputs are one file, as links to directories may make them.
 
     Raises:
         OutputError: ``output.special``.
     """
     seen: dict[str, Path] = {}
     for target in targets:
-        other = seen.setdefault(os.path.realpath(target), target)
+        other = seen.setdefault(os.path.join(os.path.realpath(target.parent), target.name), target)
         if other is not target:
             raise OutputError("output.special", f"is the same file as {other}", path=target)
 

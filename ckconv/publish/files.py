@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -268,29 +268,9 @@ def is_in(fd: int, content: SideFile) -> bool:
 
 # What an output needs of a file system
 
-#: What a file system says that cannot make hard links (FAT, some network mounts), or may not here (some containers).
-#: What has another reason, such as a directory that may not be written to, comes again with what is done instead.
-NO_LINKS = (
-    errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV,
-)  # fmt: skip
-
-#: A pattern of the names that files have until they are complete.
-TEMPORARY = r"\..+\.ckconv-[0-9a-f]{8}\.tmp"
-
 #: Bytes of a name in a temporary one. It leaves room for what is added: a name may be as long as the file system allows
 #: (255 bytes, almost everywhere).
 CUT = 200
-
-
-def through_link(path: Path) -> Path:
-    """Where a symbolic link points; any other path, and a link that goes in a circle, as it is."""
-    return Path(os.path.realpath(path)) if os.path.islink(path) else path  # noqa: PTH114 - never raises
-
-
-def temporary_name(parent: Path, name: str) -> Path:
-    """A path in ``parent`` that nothing has, and that says what it is going to be."""
-    cut = os.fsdecode(os.fsencode(name)[:CUT])
-    return parent / f".{cut}.ckconv-{os.urandom(4).hex()}.tmp"
 
 
 def create(path: Path) -> int:
@@ -298,13 +278,12 @@ def create(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | CLOEXEC, 0o666)
 
 
-def write_file(path: Path, content: SideFile) -> None:
-    """Make a new file that holds ``content``, and read it again.
+def write_file(fd: int, content: SideFile, path: Path) -> None:
+    """Write ``content`` to a new file, read it again and close it.
 
     Raises:
         VerifyError: ``verify.file``, it holds something else.
     """
-    fd = create(path)
     try:
         for piece in pieces_of(content):
             view = memoryview(piece)
@@ -328,44 +307,38 @@ def close_written(fd: int) -> None:
 
 
 def holds(path: Path, content: SideFile) -> bool:
-    """``path`` is a regular file with this very content."""
+    """``path`` is a regular file with this very content, and no link to one."""
     with suppress(OSError, CkconvError):
-        if path.is_file():
+        if path.is_file() and not path.is_symlink():
             with opened_regular(path) as fd:
                 return is_in(fd, content)
     return False
 
 
-def removed(path: Path, what: str = "is left over") -> list[str]:
+def removed(path: Path) -> list[str]:
     """Remove a file, if it is there.
-
-    Args:
-        what: what the sentence says of it.
 
     Returns:
         a sentence, if it cannot be removed.
     """
-    return _gone(path, path.unlink, what)
-
-
-def removed_directory(path: Path) -> list[str]:
-    """The same for an empty directory."""
-    return _gone(path, path.rmdir, "is left over")
-
-
-def _gone(path: Path, remove: Callable[[], None], what: str) -> list[str]:
     try:
-        remove()
-    except FileNotFoundError:
-        pass
+        path.unlink(missing_ok=True)
     except OSError as error:
-        return [not_removed(path, error, what)]
+        return [f"{path} is left over; it could not be removed: {error.strerror}"]
     return []
 
 
-def not_removed(path: Path, error: OSError, what: str = "is left over") -> str:
-    """The sentence about what is still there."""
-    return f"{path} {what}; it could not be removed: {error.strerror}"
+def shared_with(sources: Iterable[Path]) -> int:
+    """The permissions that a file may have at most that holds what is in all of these: who may not read them, may not.
+
+    Its owner may do anything. Those who may read may also do what the user's mask leaves them.
+    """
+    allowed = 0o777
+    for source in sources:
+        with suppress(OSError):  # it is not there
+            mode = source.stat().st_mode
+            allowed &= 0o700 | (0o070 if mode & 0o040 else 0) | (0o007 if mode & 0o004 else 0)
+    return allowed
 
 
 def made_meanwhile(target: Path) -> OutputError:

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
-from ckconv.errors import InputError, Interrupted, OutputError, counted
-from ckconv.publish.files import CUT, create, opened_regular, removed
-from ckconv.publish.links import is_directory, make_directory
-from ckconv.signals import check
-from ckconv.system import read_into, sync, sync_directory
+from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, counted
+from ckconv.publish.directory import Directory
+from ckconv.publish.files import CUT, create, opened_regular
+from ckconv.publish.journal import FINISHED, discard
+from ckconv.publish.locks import Locked
+from ckconv.signals import check, declare
+from ckconv.system import MOVES_OPEN, NO_LOCKS, read_into, sync, sync_directory
 
-#: The directory of finished files, and the list of them in it.
-FINISHED = ".ckconv.finished"
+#: The list of finished files in their directory.
 _LIST, _LIST_TO_BE = ".list", ".list.new"
-
-#: The directory of files that were there before and are replaced, each in a directory of its own.
-KEPT = ".old"
 
 #: The directory in which files are written before they are finished.
 UNFINISHED = ".ckconv.unfinished"
@@ -38,15 +38,14 @@ _NUMBER = re.compile(r"-\d{5}-of-\d{5}(?=\.|$)")
 _CHUNK, _MOST = 4 << 20, 64 << 20
 
 
-def lasting_name(place: Path) -> Path:
-    """Where an output that is going to be at ``place`` grows, if it is to stay: always the same name.
+def lasting_name(name: str) -> str:
+    """What the directory of finished files is called of an output: always the same.
 
     It is the same for each file of a split model, into however many files that is split.
     """
-    name = _NUMBER.sub("", place.name)
+    name = _NUMBER.sub("", name)
     digest = sha256(os.fsencode(name)).hexdigest()[:8]
-    cut = os.fsdecode(os.fsencode(name)[:CUT])
-    return place.parent / f".{cut}.ckconv-{digest}.tmp"
+    return f".{os.fsdecode(os.fsencode(name)[:CUT])}.ckconv-{digest}.tmp"
 
 
 class Finished(NamedTuple):
@@ -78,26 +77,62 @@ class Kept:
         """
         self._fingerprint, self.of = fingerprint, of
         self._directory: Path | None = None
+        self._here: Directory | None = None
+        self._own: Directory | None = None
         self.files: dict[str, Finished] = {}
 
-    def begin(self, staging: Path) -> None:
-        """Take over what fits, and remove everything else that is there.
+    def begin(self, output: Path) -> None:
+        """Take over what fits of an output, and remove everything else that is there.
 
         Raises:
+            OutputError: ``output.busy``, another run is at work in it.
             OSError: the system refuses.
         """
-        self._directory = directory = staging / FINISHED
-        make_directory(directory)
+        with Locked([output.parent]):  # no other run may find it before it is locked itself
+            self._here = Directory(output.parent)
+            self._own = self._here.make(lasting_name(output.name))
+            try:
+                free = self._own.is_free()
+            except OSError as error:
+                free = error.errno in NO_LOCKS or not MOVES_OPEN  # no run can know; Windows opens no directory
+            if not free:
+                path = self._own.path
+                self._close()
+                raise OutputError("output.busy", "another run of ckconv is writing it", path=path, hint="wait for it")
+        if (status := self._own.status(FINISHED)) is not None and not stat.S_ISDIR(status.st_mode):
+            self._own.remove(FINISHED)
+        self._own.make(FINISHED).close()
+        self._directory = directory = self._own.path / FINISHED
         for found in _listed(directory, self._fingerprint):
-            for place in (directory / found.name, staging / found.name):  # it may have been about to be named
-                if found.name not in self.files and _fits(place, found):
-                    place.replace(directory / found.name)
-                    self.files[found.name] = found
+            if found.name not in self.files and _fits(directory / found.name, found):
+                self.files[found.name] = found
         for entry in [*directory.iterdir()]:
             if entry.name not in self.files and entry.name != _LIST:
                 entry.unlink()
-        clear(staging)
         self._write_list()
+
+    def _close(self) -> None:
+        for directory in (self._own, self._here):
+            if directory is not None:
+                directory.close()
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._here is None or self._own is None:
+            return
+        if error is not None and self.stays(error):
+            declare(f"interrupted; {self.sentence}")
+            if isinstance(error, Interrupted):
+                error.message = f"interrupted; {self.sentence}"
+            elif isinstance(error, CkconvError):
+                error.details = (*error.details, self.sentence)
+        else:
+            discard(self._here, self._own)
+        self._close()
 
     def _write_list(self) -> None:
         """All of it anew; the one that is there stays until then, since a full disk may have no room for another."""
@@ -114,22 +149,6 @@ class Kept:
     def _made(self) -> Path:
         assert self._directory is not None
         return self._directory
-
-    def put_back(self, staging: Path) -> None:
-        """Take back what was about to be named, where it was not: all of it is kept.
-
-        Raises:
-            OSError: the system refuses.
-        """
-        self._made.mkdir(exist_ok=True)
-        for name in [*self.files]:
-            if not os.path.lexists(self._made / name):
-                try:
-                    (staging / name).replace(self._made / name)
-                except FileNotFoundError:  # without hard links it had one name, which was given and taken away
-                    del self.files[name]
-        if not is_lasting(staging):
-            self._write_list()
 
     def add(self, place: Path, found: Finished) -> None:
         """A file is finished and on the disk, at ``place`` in the staging directory.
@@ -162,56 +181,6 @@ class Kept:
         """What is said of them when the run ends early."""
         done = counted(len(self.files), "file")
         return f"{done} of {self.of:,} {'is' if len(self.files) == 1 else 'are'} finished and stay: --resume goes on"
-
-
-def is_lasting(staging: Path) -> bool:
-    """A later run may go on with what is in this staging directory (``--resume``)."""
-    return os.path.lexists(staging / FINISHED / _LIST)
-
-
-def finished_in(staging: Path) -> bool:
-    """A finished file is in this staging directory, and not about to be named."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return any(not name.startswith(".") for name in os.listdir(staging / FINISHED))  # noqa: PTH208
-    return False
-
-
-def clear(staging: Path) -> list[str]:
-    """Remove everything in a staging directory but its finished files.
-
-    Returns:
-        sentences about what cannot be removed.
-    """
-    left: list[str] = []
-    for name in os.listdir(staging):  # noqa: PTH208 - names are all that is wanted
-        if name not in (FINISHED, KEPT) or not is_directory(staging / name):
-            left += remove_entry(staging / name)
-    return left
-
-
-def remove_entry(path: Path) -> list[str]:
-    """Remove a file, or a directory of files: tried as a file first, since asking which it is may fail.
-
-    Returns:
-        a sentence, if it cannot be removed.
-    """
-    return remove_folder(path) if removed(path) else []
-
-
-def remove_folder(path: Path) -> list[str]:
-    """Remove a directory of files, in which a worker may still be making one. What a link leads to stays.
-
-    Returns:
-        a sentence, if it cannot be removed.
-    """
-    for _ in range(0 if os.path.islink(path) else 3):  # noqa: PTH114 - never raises
-        with suppress(OSError):
-            for entry in list(path.iterdir()):
-                entry.unlink(missing_ok=True)
-            path.rmdir()
-        if not os.path.lexists(path):
-            return []
-    return [f"{path} is left over"]
 
 
 def _line(document: Mapping[str, Any]) -> bytes:

@@ -5,6 +5,7 @@ A lock ends with the process that holds it, however that ends.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterable
@@ -116,7 +117,12 @@ def _open(path: Path) -> int:
     flags = CLOEXEC | NOFOLLOW | NONBLOCK
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
-    except PermissionError:
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
+            message = "is no file that a run of ckconv could lock, which each does for a moment"
+            raise OutputError("output.write", message, path=path, hint="remove it") from error
+        if not isinstance(error, PermissionError):
+            raise
         # Another user's, in a directory that both may write into. Linux opens it only if it need not be made, where the
         # directory is sticky (fs.protected_regular).
         with suppress(FileNotFoundError):

@@ -1,41 +1,310 @@
 """Output files that are published complete or not at all.
 
-Everything is written into a staging directory beside the target. The files get their real names by one link or rename
-each, or all at once by the rename of the directory. Until then a failure, a signal or a lost race leaves what was
-there before.
+Everything is written into a staging directory beside the target, where every file has the name that readers look for,
+so that they find together what belongs together. The files get their real names by one link or rename each, or all at
+once by the rename of the directory. Until then a failure, a signal or a lost race leaves what was there before.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from ckconv.errors import CkconvError, Interrupted, OutputError
-from ckconv.publish.checks import check_apart, check_directory, check_gone, check_links, check_room, check_target
-from ckconv.publish.descriptors import Descriptors
-from ckconv.publish.files import failing, syncing, through_link
-from ckconv.publish.folders import Folders
-from ckconv.publish.kept import FINISHED, UNFINISHED, Kept, lasting_name, remove_folder
+from ckconv.errors import CkconvError, Interrupted
+from ckconv.publish.checks import (
+    check_apart,
+    check_directory,
+    check_folder,
+    check_gone,
+    check_room,
+    check_target,
+    followed,
+)
+from ckconv.publish.directory import Directory
+from ckconv.publish.files import (
+    SideFile,
+    close_unwritten,
+    close_written,
+    failing,
+    holds,
+    made_meanwhile,
+    shared_with,
+    syncing,
+    write_file,
+)
+from ckconv.publish.journal import (
+    NAME,
+    REPLACED,
+    Journal,
+    Place,
+    discard,
+    give,
+    recover,
+    temporary_name,
+    undo,
+    within,
+)
+from ckconv.publish.kept import UNFINISHED, lasting_name
+from ckconv.publish.locks import NAME as LOCK
 from ckconv.publish.locks import Locked
-from ckconv.publish.naming import Naming, keep_mode, replace
-from ckconv.publish.recovery import recover
-from ckconv.publish.stage import File, Room, Small, Staging
 from ckconv.signals import LATE, LEFT, check, declare, noted
-from ckconv.system import MOVES_OPEN, sync_directory
+from ckconv.system import MAX_OPEN, MOVES_OPEN, allocate, sync
 
-__all__ = ["Outputs", "Room", "Small"]
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A large file, written through a descriptor.
+
+    Attributes:
+        nbytes: its exact size.
+        holes: (offset, bytes) in it that are zeros and take no space, in order.
+        apart: its bytes are written to another file, which then takes its place.
+    """
+
+    nbytes: int
+    holes: tuple[tuple[int, int], ...] = ()
+    apart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """A side file.
+
+    Attributes:
+        name: what readers of the format look for, whatever the file is called in the end (``config.json``); it may
+            lie in a directory (``1_Pooling/config.json``).
+    """
+
+    name: str
+    content: SideFile
+
+
+@dataclass(slots=True)
+class _File:
+    """One output.
+
+    Attributes:
+        target: its place.
+        parent: the directory of an output that it is in, perhaps in one inside that.
+        reader: the place that readers look for, in the staging directory.
+        inside: it comes with the directory that is made for it.
+        copy: where readers find it meanwhile.
+        staged: the staging directory, and the place in it, of what is going to be renamed.
+    """
+
+    target: Path
+    parent: Path
+    reader: Place
+    what: Room | Small
+    inside: bool = False
+    copy: Path | None = None
+    staged: tuple[Staging, Place] | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where it goes in its directory."""
+        return self.target.relative_to(self.parent).parts
+
+    @property
+    def content(self) -> SideFile | None:
+        """``None`` for a large file."""
+        return self.what.content if isinstance(self.what, Small) else None
+
+    @property
+    def nbytes(self) -> int:
+        """The space that it takes."""
+        if isinstance(self.what, Small):
+            return len(self.what.content)
+        return self.what.nbytes - sum(nbytes for _, nbytes in self.what.holes)
+
+    @property
+    def is_there(self) -> bool:
+        """A side file that needs no writing: its place holds the same content."""
+        return self.content is not None and holds(self.target, self.content)
+
+
+class Staging:
+    """A staging directory, locked as long as the process lives, so that others can tell what a dead one left behind."""
+
+    def __init__(self, place: Path, *, is_locked: bool) -> None:
+        """Make it beside ``place``.
+
+        Args:
+            is_locked: this run is naming files there already.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        self.here = Directory(place.parent)
+        try:
+            with Locked(
+                [] if is_locked else [place.parent]
+            ) as locked:  # no other run may find it before it is locked itself
+                self.directory = self.here.make(temporary_name(place.name))
+                with suppress(OSError):  # no locks here, then no run takes it for a dead one's
+                    self.directory.is_free()
+            status = self.directory.status()
+            if status is not None and stat.S_IMODE(status.st_mode) & stat.S_IRWXU != stat.S_IRWXU:
+                self.directory.chmod(".", stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
+        except BaseException:
+            self.here.close()
+            raise
+        self.left = locked.left
+        self.journal = Journal(self.here, self.directory)
+        #: Side files that may not be on the disk.
+        self._unsynced: list[Place] = []
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.directory.path
+
+    def free_place(self, reader: Place) -> Place:
+        """The place that readers look for, or another one where that is taken."""
+        if len(reader) > 1:
+            self.directory.make(reader[0]).close()
+        with within(self.directory, reader) as (folder, name):
+            return (*reader[:-1], temporary_name(name)) if folder.status(name) is not None else reader
+
+    def add(self, what: Small, reader: Place, allowed: int) -> Place:
+        """Write a side file, and say where.
+
+        Raises:
+            VerifyError, OSError: see :func:`write_file`.
+        """
+        place = self.free_place(reader)
+        with within(self.directory, place) as (folder, name):
+            write_file(folder.create(name, 0o666 & allowed), what.content, folder.path / name)
+        self._unsynced.append(place)
+        return place
+
+    def create(self, place: Place, what: Room, allowed: int) -> int:
+        """A descriptor of a large file with room for all of it.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        with within(self.directory, place) as (folder, name):
+            fd = folder.create(name, 0o666 & allowed)
+        try:
+            if not what.apart:
+                allocate(fd, what.nbytes, what.holes)
+        except BaseException:
+            close_unwritten(fd)
+            raise
+        return fd
+
+    def become(self, place: Path, allowed: int) -> None:
+        """Take the permissions of the empty directory that it is going to replace, or those of a new one."""
+        there, own = self.here.status(place.name), self.directory.status()
+        assert own is not None
+        mode = there.st_mode if there is not None else own.st_mode & (allowed | ~0o777)
+        self.directory.chmod(".", stat.S_IMODE(mode))
+
+    def arrange(self, places: Mapping[Place, Place]) -> None:
+        """Leave in it what gets a name out of it, under that name.
+
+        Args:
+            places: where each of them is -> where it is to be.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        for place in self._places():
+            if place not in places:
+                self._move(place, None)
+                with suppress(OSError):  # others are in it
+                    self.directory.remove_directory(place[0])
+        # In two steps: a name may be free only when another file has moved.
+        moves = {old: new for old, new in places.items() if old != new}
+        between = {old: (*new[:-1], temporary_name(new[-1])) for old, new in moves.items()}
+        for old, other in between.items():
+            self._move(old, other)
+        for old, other in between.items():
+            self._move(other, moves[old])
+
+    def _move(self, place: Place, other: Place | None) -> None:
+        with within(self.directory, place) as (folder, name):
+            if other is None:
+                folder.remove(name)
+            else:
+                if len(other) > 1:
+                    self.directory.make(other[0]).close()
+                with within(self.directory, other) as (there, new):
+                    folder.move(name, there, new)
+
+    def _places(self) -> Iterator[Place]:
+        """Every file that is staged."""
+        for name in self.directory.names():
+            status = self.directory.status(name)
+            if status is None or not stat.S_ISDIR(status.st_mode):
+                yield (name,)
+            elif name != REPLACED:
+                with Directory(Path(name), self.directory) as folder:
+                    yield from ((name, inner) for inner in folder.names())
+
+    def shrink(self) -> None:
+        """Give the room back that staged files take which have no other name."""
+        for place in self._places():
+            with suppress(OSError), within(self.directory, place) as (folder, name):
+                status = folder.status(name)
+                if name != NAME and status is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                    os.truncate(folder.path / name, 0)
+
+    def sync(self) -> None:
+        """Bring the side files to the disk, each once.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        while self._unsynced:
+            with suppress(FileNotFoundError), within(self.directory, self._unsynced[-1]) as (folder, name):
+                fd = folder.open(name, os.O_RDWR)
+                try:
+                    sync(fd)
+                finally:
+                    close_unwritten(fd)
+            self._unsynced.pop()
+
+    def sync_names(self) -> None:
+        """Bring its names to the disk.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        for name in sorted({place[0] for place in self._places() if len(place) > 1}):
+            with Directory(Path(name), self.directory) as folder:
+                folder.sync()
+        self.directory.sync()
+
+    def remove(self) -> list[str]:
+        """Remove it with what is in it.
+
+        Returns:
+            sentences about what is still there.
+        """
+        return discard(self.here, self.directory)
+
+    def close(self) -> None:
+        """Let go of it."""
+        for directory in (self.journal, self.directory, self.here):
+            directory.close()
 
 
 class Outputs:
     """Large files and their side files, staged together and published together: side files first, then in order.
 
-    A target that is a symbolic link is written where the link points. A side file that is there already with the same
-    content is left alone. With ``force``, what is replaced gives its mode bits to its successor. One file is replaced
-    in one step; of several, the old ones are taken away before the first new one is named, and come back if one fails.
-    From entering to leaving, signals are noted: :func:`ckconv.signals.check` raises them.
+    A side file that is there already with the same content is left alone. With ``force``, what is replaced gives its
+    mode bits to its successor. One file is replaced in one step; of several, the old ones are taken away before the
+    first new one is named, and come back if one fails. No name that an output has is written through a link: only
+    ``directory`` and ``typed`` may be links, with ``force``. From entering to leaving, signals are noted:
+    :func:`ckconv.signals.check` raises them.
 
     Attributes:
         fds: large target, as it was given -> descriptor.
@@ -50,8 +319,8 @@ class Outputs:
         force: bool = False,
         inputs: Iterable[Path] = (),
         last: Sequence[Path] = (),
-        kept: Kept | None = None,
         gone: Sequence[Path] = (),
+        typed: Path | None = None,
     ) -> None:
         """Describe what is going to be written; nothing is touched before :meth:`__enter__`.
 
@@ -60,50 +329,47 @@ class Outputs:
             small: may be beside the others or anywhere else.
             directory: a directory that holds all of it, to be made anew, with the directories that its files are in.
             force: replace what is there.
-            inputs: files that must not be overwritten whatever the flags say.
+            inputs: files that must not be overwritten whatever the flags say, and who may read them.
             last: what loaders begin with; these files get their names after the others, in this order.
-            kept: finished files stay where the output is not completed, and those of an earlier run are taken over.
             gone: files that are replaced by nothing, with ``force``.
+            typed: the one file of it that a user has named, if one was.
         """
-        self._directory = through_link(directory) if directory else None
-        outputs: list[tuple[Path, str, Room | Small]] = [(path, what.name, what) for path, what in small.items()]
-        outputs += [(path, path.name, room) for path, room in large.items()]
-        self._files = {
-            path: File(through_link(path), name, what, inside=directory is not None and directory in path.parents)
-            for path, name, what in outputs
-        }
-        for path, file in self._files.items():
-            if directory is not None and directory in path.parents:
-                file.place = path.relative_to(directory)
-        #: Directories inside that files go to; made first where the directory itself is there already.
-        self._folders = Folders({path.parent for path in small if directory in path.parents[1:]})
-        self._force = force
-        self._inputs = tuple(inputs)
-        self._last = [path for path in last if path in self._files]
-        self._links = [path for path in (directory, *large, *small) if path is not None]
-        self._kept, self._gone = kept, gone
-        self._naming = Naming()
-        self._staging = Staging()
-        self._complete = False
-        self._recovered: list[str] = []
+        self._force, self._inputs, self._last, self._gone = force, tuple(inputs), last, tuple(gone)
+        self._large, self._small = large, small
+        self._given_directory, self._typed = directory, typed
+        self._files: dict[Path, _File] = {}
+        self._directory: Path | None = None
+        #: The directory gets its name in one step; or it is filled, and nothing else is to be in it.
+        self._whole = self._alone = False
+        self._stagings: dict[Path, Staging] = {}
         self._locked = Locked([])
         self._signals = ExitStack()
-        #: Sentences about names that could not be undone, and about what could not be removed.
+        self._naming = self._complete = False
+        self._made: list[Path] = []
+        #: What to say of links that are followed.
+        self._links: list[str] = []
+        #: Sentences: what was brought back of dead runs, names that could not be undone, what could not be removed.
+        self._recovered: list[str] = []
         self._stuck: list[str] = []
         self._left: list[str] = []
+        self._left_by_others: list[str] = []
+        self._allowed = 0o777
         self.fds = Descriptors()
 
     @property
     def staging(self) -> Path:
         """The directory where everything is until it is published; only while that is so."""
-        assert self._staging.path is not None
-        return self._staging.path
+        return self._main.path
+
+    @property
+    def _main(self) -> Staging:
+        return next(iter(self._stagings.values()))
 
     def staged(self, path: Path) -> Path:
-        """Where a target, as it was given, is until it is published."""
-        staged = self._files[path].staged
-        assert staged is not None
-        return staged
+        """Where readers find a target, as it was given, until it is published."""
+        copy = self._files[path].copy
+        assert copy is not None
+        return copy
 
     def __enter__(self) -> Outputs:
         """Check everything that can be known, then make the staging directory and the files in it.
@@ -117,10 +383,11 @@ class Outputs:
         declare(None)
         try:
             check()
-            self._recover()
+            self._describe()
+            self._recovered, self._left_by_others = recover(self._parents(), abandoned=self._abandoned())
             self._check()
             if (place := self._place()) is not None:
-                self._stage_all(place)
+                self._stage(place)
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
@@ -131,64 +398,115 @@ class Outputs:
     ) -> None:
         self._signals.__exit__(kind, error, trace)
 
-    def _recover(self) -> None:
-        parents = {file.target.parent for file in self._files.values() if not file.inside}
-        if self._directory is not None:
-            parents |= {self._directory.parent, self._directory}
+    def _describe(self) -> None:
+        """Say of every file where it goes; what a user has named may be a link, and is followed with ``force``.
+
+        Raises:
+            OutputError: ``output.exists``, it is one, and there is no ``force``; ``output.special``.
+        """
+        given = self._given_directory
+        directory = self._directory = self._followed(given) if given else None
+        outputs: list[tuple[Path, Room | Small]] = [*self._small.items(), *self._large.items()]
+        for path, what in outputs:
+            inside = given is not None and given in path.parents
+            target = directory / path.relative_to(given) if inside and directory and given else path
+            if path == self._typed and not inside:
+                target = self._followed(path)
+            reader = tuple(Path(what.name).parts) if isinstance(what, Small) else (path.name,)
+            parent = directory if inside and directory else target.parent
+            self._files[path] = _File(target, parent, reader, what)
+
+    def _followed(self, path: Path) -> Path:
+        real = followed(path, force=self._force)
+        self._links += [f"{path} is a link: the output is {real}"] if real != path else []
+        return real
+
+    def _parents(self) -> list[Path]:
+        parents = {file.parent for file in self._files.values()} | {path.parent for path in self._gone}
+        return sorted(parents | ({self._directory.parent} if self._directory else set()))
+
+    def _abandoned(self) -> list[str]:
+        """Directories of finished files of an earlier run, to which nobody goes back."""
         places = [self._directory, *(file.target for file in self._files.values() if isinstance(file.what, Room))]
-        abandoned = {lasting_name(place) for place in places if place is not None} if self._kept is None else set()
-        self._recovered = recover(sorted(parents), abandoned)
+        return [lasting_name(place.name) for place in places if place is not None]
 
     def _check(self) -> None:
-        if self._directory is not None and not check_directory(self._directory, force=self._force):
-            self._directory = None
-            for file in self._files.values():
-                file.inside = False
-            self._folders.check()
-        outside = self._in_order()[::-1]  # what somebody has named comes first
-        for file in outside:
-            if not self._folders.is_made(file.target.parent):
+        directory = self._directory
+        new = directory is not None and check_directory(directory, force=self._force)
+        for file in reversed(self._in_order()):  # what somebody has named comes first
+            if new and file.parent == directory:
+                continue
+            if len(file.place) > 1:
+                check_folder(file.target.parent)
+            if len(file.place) == 1 or file.target.parent.exists():
                 check_target(file.target, file.content, force=self._force, inputs=self._inputs)
         check_gone(self._gone, self._inputs)
-        check_apart(file.target for file in outside)
-        check_links(self._links, force=self._force)
+        check_apart(file.target for file in self._in_order())
+        self._allowed = shared_with(self._inputs)
+        outside = (file for file in self._files.values() if file.parent != directory)
+        self._whole = new and all(file.is_there for file in outside)
+        self._alone = new and not self._whole
+        if new and not self._whole and directory is not None and not directory.exists():
+            with failing(directory):
+                directory.mkdir(0o777 & self._allowed)
+            self._made.append(directory)
 
     def _place(self) -> Path | None:
         """What the staging directory is beside: the largest file. ``None`` if there is nothing to write."""
-        if self._directory is not None:
+        if self._whole:
             return self._directory
         large = [file for file in self._files.values() if isinstance(file.what, Room)]
-        if large and self._kept is not None:
-            return large[0].target
         if large:
             return max(large, key=lambda file: file.nbytes).target
-        missing = [file.target for file in self._files.values() if not file.is_there]
+        missing = [file.parent / file.place[-1] for file in self._files.values() if not file.is_there]
         return next(iter([*missing, *self._gone]), None)
 
-    def _stage_all(self, place: Path) -> None:
-        files = self._files.values()
-        with failing(place):
-            apart = [file.content is None and file.is_apart(place.parent) for file in files]
-            if self._kept is not None:
-                self._staging.make(place, whole=self._directory is not None, kept=self._kept)
-                self._kept.begin(self.staging)
-            done = self._kept.files if self._kept is not None else {}
-            check_room(
-                (file.target.parent if elsewhere else place.parent, file.target, file.nbytes)
-                for file, elsewhere in zip(files, apart, strict=True)
-                if file.name not in done
-            )
-            if self._directory is None and any(file.in_folder and file.is_apart(place.parent) for file in files):
-                self._folders.make()  # what is staged in them
-            if self._kept is None:
-                self._staging.make(place, whole=self._directory is not None)
+    def _stage(self, beside: Path) -> None:
+        if self._whole:
+            for file in self._files.values():
+                file.inside = file.parent == self._directory
+        with failing(beside):
+            files = self._files.values()
+            check_room((beside.parent if f.inside else f.parent, f.target, f.nbytes) for f in files)
+            main = self._staging(beside, beside.parent)
+            if self._whole:
+                main.become(beside, self._allowed)
         for path, file in self._files.items():
             with failing(file.target):
-                if isinstance(file.what, Small):
-                    self._staging.add_small(file, file.what)
-                else:
-                    fd, there = self._staging.add_large(file, file.what)
-                    self.fds.add(path, fd, there)
+                self._stage_file(path, file)
+
+    def _stage_file(self, path: Path, file: _File) -> None:
+        """Stage a file where it is going to be renamed; a side file besides where readers look for it."""
+        main, what = self._main, file.what
+        near = file.inside or file.parent.samefile(main.here.path)
+        if isinstance(what, Room):
+            home = main if near else self._staging(file.target, file.parent)
+            place = home.free_place(file.reader)
+            self.fds.add(path, home.create(place, what, self._allowed_of(file)), home.directory, place)
+            file.staged = home, place
+        else:
+            home, place = main, main.add(what, file.reader, self._allowed_of(file))
+            if near:
+                file.staged = main, place
+            elif not file.is_there:
+                self._bring(file, what)
+        file.copy = home.path.joinpath(*place)
+
+    def _bring(self, file: _File, what: Small) -> None:
+        """Stage a side file beside its place, which is in another directory."""
+        home = self._staging(file.target, file.parent)
+        file.staged = home, home.add(what, file.place, self._allowed_of(file))
+
+    def _allowed_of(self, file: _File) -> int:
+        """The permissions that a file may have at most; nobody gets more by its being replaced."""
+        return self._allowed & shared_with([file.target] if self._force and not file.inside else [])
+
+    def _staging(self, place: Path, parent: Path) -> Staging:
+        """The staging directory of a directory; made beside ``place``, where there is none yet."""
+        found = next((known for known in self._stagings if known == parent or known.samefile(parent)), None)
+        if found is None:
+            self._stagings[found := parent] = Staging(parent / place.name, is_locked=self._naming)
+        return self._stagings[found]
 
     def unfinished(self) -> Path:
         """The directory for files that are made apart."""
@@ -197,18 +515,18 @@ class Outputs:
         return place
 
     def take(self, path: Path, made: Path) -> None:
-        """Put what was made apart in the place of a large file.
+        """Put what was made apart in the place of a large file; it may keep its name.
 
         Raises:
             OSError: the system refuses.
         """
         file = self._files[path]
-        assert file.temp is not None
+        assert file.staged is not None
         self.fds.forget(path)
-        if file.temp.parent.samefile(self.staging):
-            made.replace(file.temp)
-        else:
-            raise OutputError("output.write", "a shard that is a link to elsewhere is not written apart", path=path)
+        staging, place = file.staged
+        with Directory(made.parent) as there, within(staging.directory, place) as (folder, name):
+            folder.remove(name)
+            give(there, made.name, folder, name)
 
     def sync(self) -> None:
         """Bring all files to the disk.
@@ -217,7 +535,12 @@ class Outputs:
             OutputError: ``output.write`` or ``output.space``.
         """
         self.fds.sync()
-        self._staging.sync_small()
+        self._sync_small()
+
+    def _sync_small(self) -> None:
+        for parent, staging in self._stagings.items():
+            with failing(parent):
+                staging.sync()
 
     def publish(self, look: Callable[[], None] = lambda: None) -> None:
         """Give everything its name, while no other run names files there.
@@ -229,122 +552,264 @@ class Outputs:
             OutputError: ``output.exists``, one of the files was made meanwhile; ``output.busy``; ``output.write``.
         """
         check()
-        outside = self._in_order()
-        if self._staging.path is None and all(file.is_there for file in outside):
+        if not self._stagings and all(file.is_there for file in self._files.values()):
             declare(LATE)
             return
-        self._locked = Locked(sorted({self._folders.there(path) for path in self._parents(outside)}))
-        with self._locked:
+        replaced = self._directory if self._whole else None  # a lock in it would be in the way
+        with Locked([path for path in self._parents() if path != replaced and path.is_dir()]) as self._locked:
+            self._naming = True
             try:
                 look()
-                self._publish(outside)
+                self._check_alone()
+                self._publish()
             except BaseException:
                 if not self._complete:
-                    self._stuck = self._naming.undo()
+                    self._undo()
                 raise
 
-    def _in_order(self) -> list[File]:
-        """The files that get names one by one; those that loaders begin with come last."""
-        last = [self._files[path] for path in self._last]
-        return [file for file in (*(f for f in self._files.values() if f not in last), *last) if not file.inside]
+    def _check_alone(self) -> None:
+        """Check that nobody else has put something into a directory that was empty, or not there.
 
-    def _parents(self, files: Iterable[File]) -> list[Path]:
-        parents = {path.parent for path in (*(file.target for file in files), *self._gone)}
-        return sorted(parents | ({self._directory.parent} if self._directory else set()))
+        Raises:
+            OutputError: ``output.exists``.
+        """
+        if self._alone and not self._force and self._directory is not None:
+            own = {LOCK, *(staging.path.name for staging in self._stagings.values())}
+            with failing(self._directory):
+                if any(path.name not in own for path in self._directory.iterdir()):
+                    raise made_meanwhile(self._directory)
 
-    def _publish(self, outside: Sequence[File]) -> None:
+    def _in_order(self) -> list[_File]:
+        """The files in the order in which they get names; those that loaders begin with come last."""
+        last = [self._files[path] for path in self._last if path in self._files]
+        return [*(file for file in self._files.values() if file not in last), *last]
+
+    def _publish(self) -> None:
         if not MOVES_OPEN:
             self.fds.close()
-        for file in outside:
-            if isinstance(file.what, Small):  # what it was left alone for may be gone
+        named = [file for file in self._in_order() if not file.is_there]
+        for file in named:
+            if isinstance(file.what, Small) and file.staged is None:  # what it was left alone for is gone
+                if self._whole:
+                    raise made_meanwhile(file.target)
                 with failing(file.target):
-                    self._staging.bring(file, file.what)
-        self._staging.sync_small()
-        named = [file for file in outside if file.temp is not None and not file.is_there]
-        parents = self._parents(named)
-        if len(named) == 1 and self._directory is None and not (self._gone or self._folders.is_made(parents[0])):
+                    self._bring(file, file.what)
+        self._sync_small()
+        here = [staging.here for staging in self._stagings.values()]
+        with failing(self.staging):
+            self._main.arrange(
+                {file.staged[1]: file.place for file in named if file.staged and file.staged[0] is self._main}
+            )
+        if self._whole:
+            self._become_directory()
+        elif len(named) == 1 and not self._gone and len(named[0].place) == 1:
             self._name_alone(named[0])
-        elif parents:
-            self._name_all(named, parents)
+        elif named or self._gone:
+            self._name_all(named)
         self._complete = True
         declare(LATE)
         try:
-            with syncing(self._directory or outside[-1].target):
-                for parent in parents:
-                    sync_directory(parent)
+            with syncing(self._directory or self._in_order()[-1].target):
+                for directory in here:
+                    directory.sync()
         finally:
-            self._stuck = self._naming.settle()
-        self._left = self._remove_temporary()
+            self._left = self._remove()
+        if self._left_by_others:
+            _, self._left_by_others = recover(self._parents(), over=[*(file.target for file in named), *self._gone])
 
-    def _name_alone(self, file: File) -> None:
-        """One file replaces another in one step."""
-        assert file.temp is not None
+    def _become_directory(self) -> None:
+        directory, main = self._directory, self._main
+        assert directory is not None
+        with failing(directory):
+            main.sync_names()
+            try:
+                main.here.put(main.path.name, directory.name)
+            except OSError as error:
+                if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                    raise made_meanwhile(directory) from None
+                raise
+        del self._stagings[next(iter(self._stagings))]
+        main.close()
+
+    def _name_alone(self, file: _File) -> None:
+        """One file gets its name, or replaces another, in one step."""
+        assert file.staged is not None
+        staging, name = file.staged[0], file.place[0]
         with failing(file.target):
-            if self._force and os.path.lexists(file.target):
-                replace(file.temp, file.target)
+            status = staging.here.status(name) if self._force else None
+            if status is None:
+                give(staging.directory, name, staging.here, name)
+            elif stat.S_ISDIR(status.st_mode):
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
             else:
-                self._naming.give(file.temp, file.target)
+                self._keep_mode(file)
+                staging.directory.move(name, staging.here, name)
 
-    def _name_all(self, named: Sequence[File], parents: Iterable[Path]) -> None:
-        """Take everything old away, then give everything its name; each step is on the disk before the next."""
-        if self._directory is None:
-            with failing(self.staging):
-                self._staging.begin_naming(file.staged for file in self._files.values() if file not in named)
-                self._folders.make()  # from here on whoever finds a dead run removes them
-        for file in reversed(named) if self._force else ():
-            with failing(file.target), suppress(FileNotFoundError):
-                assert file.temp is not None
-                keep_mode(file.temp, file.target)
-                self._naming.take(file.target, self._staging.keep(file.target))
-        for path in self._gone:
-            with failing(path), suppress(FileNotFoundError):
-                self._naming.take(path, self._staging.keep(path))
-        self._sync_if_taken(parents)
-        for number, file in enumerate(named):
-            if number == len(named) - 1 and self._directory is None:
-                self._sync_if_taken(parents)
+    def _keep_mode(self, file: _File) -> None:
+        """Give a staged file the permissions of what it replaces."""
+        assert file.staged is not None
+        staging = file.staged[0]
+        with suppress(FileNotFoundError), within(staging.here, file.place) as (here, name):
+            status = here.status(name)
+            if status is not None and stat.S_ISREG(status.st_mode):
+                with within(staging.directory, file.place) as (folder, _):
+                    folder.chmod(name, stat.S_IMODE(status.st_mode) & 0o777 & self._allowed)
+
+    def _name_all(self, named: Sequence[_File]) -> None:
+        """Take everything old away, then give everything its name, as the journals on the disk say.
+
+        What loaders begin with is taken first and given last, and each half is on the disk before the other.
+        """
+        steps: list[tuple[Staging, Place, Path]] = []
+        for file in named:
+            assert file.staged is not None
             with failing(file.target):
-                assert file.temp is not None
-                self._naming.give(file.temp, file.target)
-        if self._directory is not None:
-            self._sync_if_taken(parents)
-            with failing(self._directory):
-                for folder in (FINISHED, UNFINISHED):
-                    remove_folder(self.staging / folder)
-                self._staging.become(self._directory, self._files.values())
+                self._keep_mode(file)
+            steps.append((file.staged[0], file.place, file.target))
+        taken = [*reversed(steps)] if self._force else []
+        taken += [(self._staging(path, self._parent(path)), self._place_of(path), path) for path in self._gone]
+        journals = [staging.journal for staging in self._stagings.values()]
+        group = [os.path.realpath(staging.path) for staging in self._stagings.values()]
+        for staging in reversed(self._stagings.values()):  # that of the main one counts
+            with failing(staging.path):
+                folders = [place[0] for home, place, _ in steps if home is staging and len(place) > 1]
+                staging.journal.begin(
+                    [place for home, place, _ in taken if home is staging],
+                    [place for home, place, _ in steps if home is staging],
+                    sorted({name for name in folders if staging.here.status(name) is None}),
+                    group,
+                )
+        for number, (staging, place, path) in enumerate(taken):
+            with failing(path):
+                staging.journal.take_away(place)
+                if number in (0, len(taken) - 1):
+                    _sync(journals)
+        for number, (staging, place, path) in enumerate(steps):
+            with failing(path):
+                if number == len(steps) - 1:
+                    _sync(journals)
+                staging.journal.give_name(place)
 
-    def _sync_if_taken(self, parents: Iterable[Path]) -> None:
-        for parent in parents if self._naming.has_taken else ():
-            with failing(parent):
-                sync_directory(parent)
+    def _parent(self, path: Path) -> Path:
+        """The directory of the output that a path is in, perhaps in one inside that."""
+        parents = {file.parent for file in self._files.values()}
+        return next((parent for parent in path.parents if parent in parents), path.parent)
+
+    def _place_of(self, path: Path) -> Place:
+        return path.relative_to(self._parent(path)).parts
+
+    def _undo(self) -> None:
+        """Put everything back; where that fails on a full disk, once more when nothing else takes room on it."""
+        journals = [staging.journal for staging in self._stagings.values()]
+        _, self._stuck = undo(journals)
+        if self._stuck:
+            self.fds.close()
+            for staging in self._stagings.values():
+                staging.shrink()
+            _, self._stuck = undo(journals)
 
     @property
     def notes(self) -> list[str]:
-        """What people should know of leftovers, of this run and of others."""
-        return [*self._recovered, *self._stuck, *self._left, *self._locked.left]
+        """What people should know of links, and of leftovers of this run and of others."""
+        return [*self._links, *self._recovered, *self._left_by_others, *self._stuck, *self._left, *self._locked.left]
 
     def _clean_up(self, error: BaseException | None) -> None:
-        """Remove everything that has no business to stay, whatever signal comes meanwhile, and say what stays."""
-        if self._kept is not None and not self._complete and self._kept.stays(error):
-            self.fds.close()
-            self._left = [*self._staging.leave(self._kept), *self._folders.remove()]
-            declare(f"interrupted; {self._kept.sentence}")
-            if isinstance(error, Interrupted):
-                error.message = f"interrupted; {self._kept.sentence}"
-            else:
-                self._left.append(self._kept.sentence)
-            if isinstance(error, CkconvError):
-                error.details = (*error.details, *self.notes)
-            return
-        self._left = self._remove_temporary()
-        if not self._complete and (self._stuck or self._left or self._locked.left):
-            declare(LEFT)
-            if isinstance(error, Interrupted):
-                error.message = LEFT
+        """Remove everything that has no business to stay, and say what stays."""
+        if not self._complete:
+            self._left += self._remove()
+            for path in self._made:
+                with suppress(OSError):  # somebody has put something there
+                    path.rmdir()
+            if self._stuck or self._left or self._locked.left:
+                declare(LEFT)
+                if isinstance(error, Interrupted):
+                    error.message = LEFT
         if isinstance(error, CkconvError):
             error.details = (*error.details, *self.notes)
 
-    def _remove_temporary(self) -> list[str]:
+    def _remove(self) -> list[str]:
         self.fds.close()
-        left = self._staging.remove()
-        return left if self._complete else [*left, *self._folders.remove()]
+        left = []
+        for parent, staging in [*self._stagings.items()]:
+            left += [*staging.left, *([] if self._stuck else staging.remove())]
+            staging.close()
+            del self._stagings[parent]
+        return left
+
+
+def _sync(journals: Iterable[Journal]) -> None:
+    for journal in journals:
+        journal.sync()
+
+
+class Descriptors(Mapping[Path, int]):
+    """Output -> a descriptor to read and write it, which stays open until ``MAX_OPEN`` others were opened.
+
+    What is closed before the end is brought to the disk first: whoever opens it again might not hear of a failed write.
+    One thread asks for descriptors.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[Path, tuple[Directory, Place]] = {}
+        #: Output -> descriptor, in the order in which they were opened.
+        self._open: dict[Path, int] = {}
+
+    def add(self, output: Path, fd: int, directory: Directory, place: Place) -> None:
+        """Take over the descriptor of ``output``, which is at ``place`` for now."""
+        self._places[output], self._open[output] = (directory, place), fd
+        self._make_room(MAX_OPEN)
+
+    def forget(self, output: Path) -> None:
+        """Close the descriptor of what another file takes the place of; it is opened again when it is asked for."""
+        if output in self._open:
+            close_written(self._open.pop(output))
+
+    def __getitem__(self, output: Path) -> int:
+        if output not in self._open:
+            self._make_room(MAX_OPEN - 1)
+            self._open[output] = self._opened(output)
+        return self._open[output]
+
+    def _opened(self, output: Path) -> int:
+        directory, place = self._places[output]
+        with failing(output), within(directory, place) as (folder, name):
+            return folder.open(name, os.O_RDWR)
+
+    def _make_room(self, most: int) -> None:
+        while len(self._open) > most:
+            output = next(iter(self._open))
+            with failing(output):
+                sync(self._open[output])
+                close_written(self._open.pop(output))
+
+    def sync(self) -> None:
+        """Bring all files to the disk. Any thread may do so while another one asks for descriptors.
+
+        Raises:
+            OutputError: ``output.write`` or ``output.space``.
+        """
+        for output in [*self._places]:
+            fd = self._open.get(output)
+            if fd is not None and len(self._places) <= MAX_OPEN:
+                with failing(output):
+                    sync(fd)
+            else:
+                fd = self._opened(output)
+                try:
+                    with failing(output):
+                        sync(fd)
+                finally:
+                    close_unwritten(fd)
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(list(self._places))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def close(self) -> None:
+        """Close every descriptor and forget the files."""
+        self._places.clear()
+        while self._open:
+            with suppress(OSError):  # what could go wrong was said when it was brought to the disk
+                os.close(self._open.popitem()[1])
