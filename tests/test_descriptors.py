@@ -15,7 +15,8 @@ from models import Model
 
 from ckconv.errors import unreadable
 from ckconv.io.files import Files
-from ckconv.publish.descriptors import Descriptors
+from ckconv.publish.directory import Directory
+from ckconv.publish.staging import Descriptors
 from ckconv.system import MAX_OPEN
 
 resource = pytest.importorskip("resource")  # of POSIX
@@ -125,13 +126,14 @@ def test_many_files_are_written_through_few_descriptors(tmp_path: Path) -> None:
     outputs = [tmp_path / str(n) for n in range(2 * MAX_OPEN)]
     before = open_descriptors()
     fds = Descriptors()
+    here = Directory(tmp_path)
     for n, output in enumerate(outputs):
-        fd = os.open(output, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        fds.add(output, fd, output)
+        fds.add(output, here.create(output.name), here, (output.name,))
         os.pwrite(fds[output], bytes([n]), 0)
     for output in reversed(outputs):
         os.pwrite(fds[output], b"!", 1)
-    assert (open_descriptors(), len(fds), list(fds)) == (before + MAX_OPEN, len(outputs), outputs)
+    assert (open_descriptors(), len(fds), list(fds)) == (before + 1 + MAX_OPEN, len(outputs), outputs)
     fds.close()
+    here.close()
     assert [output.read_bytes() for output in outputs] == [bytes([n]) + b"!" for n in range(len(outputs))]
     assert open_descriptors() == before

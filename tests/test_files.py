@@ -24,7 +24,7 @@ from ckconv.formats.destination import destination
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files
 from ckconv.options import Options
-from ckconv.publish import stage
+from ckconv.publish import staging
 
 MODEL = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 
@@ -133,8 +133,8 @@ def test_a_source_that_is_changed_while_it_is_converted_is_said_to_be(
         allocate(*arguments, **options)
         change(model)
 
-    allocate = stage.allocate
-    monkeypatch.setattr(stage, "allocate", changing)
+    allocate = staging.allocate
+    monkeypatch.setattr(staging, "allocate", changing)
     result = ckconv("convert", model, model.parent / "out.gguf", *flags)
     assert (result.code, [path.name for path in model.parent.iterdir()]) == (6, ["model.gguf"])
     assert "error[input.changed]" in result.err

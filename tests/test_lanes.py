@@ -28,7 +28,7 @@ from ckconv.errors import CkconvError, Interrupted, OutputError, UnsupportedErro
 from ckconv.options import Options
 from ckconv.plan.container import Frame
 from ckconv.plan.steps import OutputFile
-from ckconv.publish import descriptors
+from ckconv.publish import staging
 from ckconv.signals import interruptible
 
 #: ``jobs`` -> lanes of an output of many files.
@@ -245,7 +245,7 @@ def test_a_signal_leaves_nothing_behind(
 def test_more_files_than_descriptors(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"max_shard_bytes": 10_000}
     one = converted(floats, tmp_path / "one", "safetensors", ONE, options)
-    monkeypatch.setattr(descriptors, "MAX_OPEN", 1)
+    monkeypatch.setattr(staging, "MAX_OPEN", 1)
     assert converted(floats, tmp_path / "three", "safetensors", THREE, options) == one
     assert len(one[1]) > 6
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import FIXTURES, Result
 
-from ckconv.publish.naming import Naming
+from ckconv.publish.journal import Journal, Place
 
 Ckconv = Callable[..., Result]
 
@@ -97,14 +97,14 @@ def test_documents_are_there_again_where_the_output_is_not_published(
     tmp_path: Path, ckconv: Ckconv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = earlier(tmp_path / "out", ckconv)
-    give = Naming.give
+    give = Journal.give_name
 
-    def full(naming: Naming, temp: Path, target: Path) -> None:
-        if target.name == "tokenizer.json":
+    def full(journal: Journal, place: Place) -> None:
+        if place == ("tokenizer.json",):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        give(naming, temp, target)
+        give(journal, place)
 
-    monkeypatch.setattr(Naming, "give", full)
+    monkeypatch.setattr(Journal, "give_name", full)
     refused = ckconv("convert", LLAMA, f"{tmp_path}/out/", "--to", "hf", "--force")
 
     assert (refused.code, content(tmp_path / "out")) == (6, before)

@@ -17,7 +17,7 @@ from outputs import refused
 
 from ckconv.errors import OutputError
 from ckconv.publish import locks
-from ckconv.publish.recovery import recover
+from ckconv.publish.journal import recover
 from ckconv.publish.staging import Outputs, Room, Small
 
 MODEL, SIDE, PART = "model.safetensors", "modules.json", "1_Pooling/config.json"
@@ -34,7 +34,7 @@ place, at, number, count = Path(sys.argv[1]), int(sys.argv[2]), signal.SIGKILL, 
 """
     + HIT
     + """
-for name in ("link", "rename", "mkdir", "unlink", "symlink", "rmdir"):
+for name in ("link", "replace", "rename", "mkdir", "unlink", "rmdir"):
     setattr(os, name, hit(getattr(os, name)))
 with outputs(place, force=True) as made:
     write(made, place)
@@ -149,7 +149,7 @@ def test_failure_at_any_step_leaves_all_or_nothing(
     assert {name: after[name] for name in after if name not in hidden} in (before, {**before, **NEW})
 
 
-@pytest.mark.parametrize("at", range(1, 40, 3))
+@pytest.mark.parametrize("at", range(1, 60, 3))
 @pytest.mark.parametrize("before", [{"notes": b"mine"}, OLD], ids=["none of them", "all of them"])
 @pytest.mark.needs("posix")
 def test_killed_at_any_step_the_next_run_undoes_it(tmp_path: Path, before: dict[str, bytes], at: int) -> None:

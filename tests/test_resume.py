@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import FIXTURES, Result
 
-from ckconv.publish.kept import FINISHED
+from ckconv.publish.journal import FINISHED
 
 Ckconv = Callable[..., Result]
 
@@ -59,7 +59,7 @@ def staging(place: Path) -> list[Path]:
 
 
 def finished(place: Path) -> list[str]:
-    (found,) = staging(place)
+    (found,) = (path for path in staging(place) if (path / FINISHED).is_dir())
     return sorted(path.name for path in (found / FINISHED).iterdir() if not path.name.startswith("."))
 
 

@@ -15,9 +15,7 @@ from conftest import FIXTURES, Result
 
 from ckconv.errors import OutputError
 from ckconv.publish import kept as kept_files
-from ckconv.publish.kept import FINISHED, KEPT, Finished, Kept, is_lasting, lasting_name
-from ckconv.publish.recovery import recover
-from ckconv.publish.removal import remove_directory
+from ckconv.publish.kept import Finished, Kept, lasting_name
 from ckconv.publish.staging import Outputs, Room, Small
 
 QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
@@ -140,7 +138,8 @@ def goes_on(place: Path) -> tuple[Outputs, Kept]:
     kept = Kept("the same", len(SHARDS))
     small = {place / name: Small(name, data) for name, data in BESIDE.items()}
     rooms = {place / name: Room(len(data), apart=True) for name, data in SHARDS.items()}
-    return Outputs(rooms, small, directory=place, force=True, kept=kept), kept
+    kept.begin(place)
+    return Outputs(rooms, small, directory=place, force=True), kept
 
 
 def finish(outputs: Outputs, kept: Kept, name: str) -> None:
@@ -152,7 +151,7 @@ def finish(outputs: Outputs, kept: Kept, name: str) -> None:
 def fail(place: Path, name: str) -> None:
     """One file is finished when the disk is full."""
     outputs, kept = goes_on(place)
-    with outputs:
+    with kept, outputs:
         finish(outputs, kept, name)
         raise OutputError("output.space", "full")
 
@@ -169,7 +168,7 @@ def test_directories_inside_are_made_anew_when_it_goes_on(there: bool, tmp_path:
     assert shown(tmp_path) == {f"m/{name}": data for name, data in before.items()}
     assert not (place / "1_Pooling").exists()
     outputs, kept = goes_on(place)
-    with outputs:
+    with kept, outputs:
         assert [*kept.files] == [first]
         finish(outputs, kept, second)
         for name in SHARDS:
@@ -186,51 +185,16 @@ def test_a_full_disk_takes_no_list_away(tmp_path: Path, monkeypatch: pytest.Monk
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with monkeypatch.context() as patch:
         patch.setattr(kept_files, "sync", lambda fd: (_ for _ in ()).throw(full))
-        outputs, _ = goes_on(place)
-        with pytest.raises(OutputError) as refused, outputs:
-            pass
-    assert refused.value.code == "output.space"
-    assert is_lasting(lasting_name(place))
+        kept = Kept("the same", len(SHARDS))
+        with pytest.raises(OSError, match="No space left"):
+            kept.begin(place)
+        kept._close()
     outputs, kept = goes_on(place)
-    with outputs:
+    with kept, outputs:
         assert [*kept.files] == [first]
 
 
-@pytest.mark.needs("posix")
-def test_what_could_not_be_brought_back_is_brought_back_by_the_next_run(tmp_path: Path) -> None:
-    """Nothing is staged any more, and what was there before is only where it was kept."""
-    for finished in ([], ["s-1.safetensors"]):
-        staging = lasting_name(tmp_path / "m")
-        (staging / KEPT / "0000").mkdir(parents=True)
-        (staging / KEPT / "0000" / "m.gguf").write_bytes(b"old")
-        (staging / FINISHED).mkdir()
-        for name in (".list", *finished):
-            (staging / FINISHED / name).write_bytes(b"")
-        assert len(recover([tmp_path])) == 1
-        assert (tmp_path / "m.gguf").read_bytes() == b"old"
-        assert staging.exists() == bool(finished)
-        assert not (staging / KEPT).exists()
-        (tmp_path / "m.gguf").unlink()
-
-
-def test_a_device_that_does_not_say_what_a_file_is_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "staging"
-    (place / "1_Pooling").mkdir(parents=True)
-    for name in ("model", "1_Pooling/config.json"):
-        (place / name).write_bytes(b"x")
-
-    def failing(path: Path, **options: object) -> object:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "stat", failing)
-        remove_directory(place)
-    assert not place.exists()
-
-
 def test_a_split_model_grows_in_one_place() -> None:
-    of_five = lasting_name(Path("dir/m-00001-of-00005.gguf"))
-    assert of_five == lasting_name(Path("dir/m-00001-of-00009.gguf")) == lasting_name(Path("dir/m.gguf"))
-    assert of_five != lasting_name(Path("dir/m-00001.gguf"))
+    of_five = lasting_name("m-00001-of-00005.gguf")
+    assert of_five == lasting_name("m-00001-of-00009.gguf") == lasting_name("m.gguf")
+    assert of_five != lasting_name("m-00001.gguf")

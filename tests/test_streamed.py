@@ -12,7 +12,7 @@ from conftest import FIXTURES
 import ckconv
 from ckconv.errors import VerifyError
 from ckconv.publish import files as streamed
-from ckconv.publish.files import Streamed, digest_of, holds, pieces_of, side_file, write_file
+from ckconv.publish.files import Streamed, create, digest_of, holds, pieces_of, side_file, write_file
 
 SOURCES = ["gguf/llama-tied-bf16.auto.gguf", "gguf/phi3-bf16.auto.gguf", "hf/qwen2-tied-bf16", "hf/gpt2-hub-f32"]
 
@@ -65,5 +65,5 @@ def test_a_file_holds_this_very_content_or_does_not(there: bytes, held: bool, tm
 def test_a_text_that_is_another_one_the_second_time_is_not_written(tmp_path: Path) -> None:
     content = Streamed(4, sha256(b"abcd").hexdigest(), lambda: halves(b"abce"))
     with pytest.raises(VerifyError) as caught:
-        write_file(tmp_path / "out", content)
+        write_file(create(tmp_path / "out"), content, tmp_path / "out")
     assert caught.value.code == "verify.file"

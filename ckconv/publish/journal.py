@@ -94,7 +94,7 @@ class Journal:
         self._replaced: Directory | None = None
 
     def begin(self, take: Sequence[Place], give: Sequence[Place], folders: Sequence[str], group: Sequence[str]) -> None:
-        """Write it to the disk.
+        """Write it to the disk, and make the directories.
 
         Args:
             group: the staging directories of the same output, each by its path; the first one's journal counts.
@@ -120,9 +120,10 @@ class Journal:
             sync(fd)
         finally:
             close_written(fd)
-        self._replaced.sync()
-        self.staged.sync()
-        self.here.sync()
+        for directory in (self._replaced, self.staged, self.here):
+            directory.sync()
+        for name in self.folders:
+            self.here.make(name).close()
 
     # Steps
 
@@ -472,7 +473,8 @@ def discard(here: Directory, staged: Directory) -> list[str]:
         sentences about what is still there.
     """
     try:
-        staged.remove(NAME)
+        with suppress(IsADirectoryError, PermissionError):
+            staged.remove(NAME)
         _empty(staged, _DEEP)
         here.remove_directory(staged.path.name)
     except OSError as error:

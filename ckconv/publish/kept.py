@@ -172,9 +172,20 @@ class Kept:
         """Whether what is finished is of use after this error: one of the machine, not of the model."""
         of_machine = isinstance(error, OutputError) and error.code != "input.changed"
         unread = isinstance(error, InputError) and error.code == "input.unreadable"
-        return bool(self.files) and (
-            of_machine or unread or isinstance(error, (Interrupted, KeyboardInterrupt, MemoryError))
+        named = (
+            isinstance(error, OutputError) and error.code == "output.exists" and all(map(self._has_name, self.files))
         )
+        return (
+            bool(self.files)
+            and not named
+            and (of_machine or unread or isinstance(error, (Interrupted, KeyboardInterrupt, MemoryError)))
+        )
+
+    def _has_name(self, name: str) -> bool:
+        """A run that was killed at its very end has published it."""
+        with suppress(OSError):
+            return self.place(name).stat().st_nlink > 1
+        return False
 
     @property
     def sentence(self) -> str:

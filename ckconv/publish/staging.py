@@ -219,8 +219,9 @@ class Staging:
         for place in self._places():
             if place not in places:
                 self._move(place, None)
-                with suppress(OSError):  # others are in it
-                    self.directory.remove_directory(place[0])
+        for name in set(self.directory.names()) - {REPLACED, *(place[0] for place in places)}:
+            with suppress(OSError):  # somebody is at work in it
+                self.directory.remove_directory(name)
         # In two steps: a name may be free only when another file has moved.
         moves = {old: new for old, new in places.items() if old != new}
         between = {old: (*new[:-1], temporary_name(new[-1])) for old, new in moves.items()}
@@ -422,7 +423,7 @@ class Outputs:
         return real
 
     def _parents(self) -> list[Path]:
-        parents = {file.parent for file in self._files.values()} | {path.parent for path in self._gone}
+        parents = {file.parent for file in self._files.values()} | {self._parent(path) for path in self._gone}
         return sorted(parents | ({self._directory.parent} if self._directory else set()))
 
     def _abandoned(self) -> list[str]:
@@ -555,8 +556,9 @@ class Outputs:
         if not self._stagings and all(file.is_there for file in self._files.values()):
             declare(LATE)
             return
-        replaced = self._directory if self._whole else None  # a lock in it would be in the way
-        with Locked([path for path in self._parents() if path != replaced and path.is_dir()]) as self._locked:
+        places = {file.parent for file in self._files.values() if not file.inside}
+        places |= {self._parent(path) for path in self._gone} | ({self._main.here.path} if self._whole else set())
+        with Locked(sorted(places)) as self._locked:
             self._naming = True
             try:
                 look()
