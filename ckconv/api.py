@@ -22,6 +22,7 @@ from ckconv.families.catalogue import own_families
 from ckconv.formats import format_of, named, names, whole_format
 from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
+from ckconv.formats.hazards import noted
 from ckconv.io.addresses import as_path
 from ckconv.io.ahead import at_once
 from ckconv.io.files import readable
@@ -43,13 +44,19 @@ StrPath = str | os.PathLike[str]
 
 
 def open_model(
-    path: StrPath, *, format: str | None = None, follow_links: bool = False, families: Sequence[StrPath] = ()
+    path: StrPath,
+    *,
+    format: str | None = None,
+    follow_links: bool = False,
+    strict: bool = False,
+    families: Sequence[StrPath] = (),
 ) -> Model:
     """Open a model of any format: a file, a shard of a set, or a directory. No tensor data is read.
 
     Args:
         format: read it as this format, whatever it looks like.
         follow_links: files of a directory that are links to places outside of it are read.
+        strict: a model that carries code or hidden characters is refused.
         families: family files of your own.
 
     Raises:
@@ -57,7 +64,10 @@ def open_model(
         UnsupportedError: nothing but pickles, or tensors of a quantiser that is not read.
     """
     with own_families([Path(file) for file in families]):
-        return Model(open_index(as_path(path), format=format, follow_links=follow_links))
+        index = open_index(as_path(path), format=format, follow_links=follow_links)
+        if strict:
+            noted(index, strict=True)
+        return Model(index)
 
 
 def prepare(
@@ -91,12 +101,13 @@ def prepare(
     place = place or destination(target, _format_of_record(index, options))
     if adapters:
         index = merged(index, adapters, options, place.format)
+    carried = noted(index, strict=options.strict)
     # Beside standard output there is no place for a record.
     record = options.source_record if place.parent or not format_of(place.format).keeps_source else False
     options = replace(options, file_name=place.file_name, source_record=record)
     with readable(index.path):
         plan = make_plan(index, place.format, options)
-    plan = replace(plan, notes=(*plan.notes, *_kept_blocks(plan)))
+    plan = replace(plan, notes=(*plan.notes, *_kept_blocks(plan), *carried))
     if place.parent is not None and plan.files and plan.record is None:
         stale = record_path(place.parent / plan.files[0].name)
         if os.path.lexists(stale):
@@ -310,6 +321,8 @@ def check_output(
 
     if source is not None:
         out, source = seen_as(source, out), seen_as(out, source)
+    if options.strict:
+        noted(out, strict=True)
     beside = check_beside(path, out, source)
     if source is None:
         found = verify_alone(out, named, progress=progress)

@@ -63,6 +63,7 @@ class Options:
         base: the model that an adapter was made for.
         families: files of the user's own families, which count for this conversion.
         follow_links: files of a directory of safetensors files that are links to places outside of it are read.
+        strict: a model that carries code or hidden characters is refused: :mod:`ckconv.formats.hazards`.
     """
 
     dtype: str = "engine"
@@ -92,6 +93,7 @@ class Options:
     source_record: bool | str = True
     base: Path | None = None
     follow_links: bool = False
+    strict: bool = False
     families: tuple[Path, ...] = ()
 
     def decodes(self, tensor: Named) -> bool:
@@ -251,6 +253,15 @@ OPTIONS: tuple[Option, ...] = (
         "--follow-links",
         Takes.NOTHING,
         "Read files of a model directory that are links to places outside of it.",
+        gives=True,
+        **_ASIDE,
+    ),
+    Option(
+        "strict",
+        "--strict",
+        Takes.NOTHING,
+        "Refuse a model that carries code: templates that reach for Python, *.py, auto_map, pickles; or hidden"
+        " characters.",
         gives=True,
         **_ASIDE,
     ),

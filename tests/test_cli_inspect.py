@@ -171,7 +171,7 @@ def test_a_model_that_does_not_convert_says_why(ckconv: Run) -> None:
 
 KEYS = {
     "schema", "overview", "path", "format", "version", "files", "architecture", "parameters", "bytes", "container",
-    "config", "types", "tensors", "unknown_tensors", "metadata", "targets",
+    "config", "types", "tensors", "unknown_tensors", "metadata", "targets", "hazards",
 }  # fmt: skip
 TENSOR = {"name", "canonical", "dtype", "shape", "bytes", "offset", "file"}
 

@@ -17,6 +17,7 @@ from ckconv.errors import CkconvError, shown
 from ckconv.formats import Output, adapter_outputs, format_of, model_outputs
 from ckconv.formats.bump.spec import HeaderV3, HeaderV4
 from ckconv.formats.gguf.read import ArrayRef, MetaValue
+from ckconv.formats.hazards import Hazard, hazards
 from ckconv.io.tied import head_is_embedding
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Reason
@@ -50,6 +51,7 @@ class Description:
     targets: tuple[Target, ...]
     hashes: Hashes | None
     overview: Overview
+    hazards: tuple[Hazard, ...]
 
     @property
     def config(self) -> dict[str, Any]:
@@ -136,6 +138,7 @@ class Description:
             "types": [{"dtype": name, "tensors": n, "bytes": total} for name, n, total in self.types],
             "tensors": (self._tensor(tensor) for tensor in self.shown),
             "unknown_tensors": (tensor.name for tensor in index.unknown),
+            "hazards": [hazard._asdict() for hazard in self.hazards],
             "metadata": {key: _json(item) for key, item in index.metadata.items()},
             "targets": [
                 {
@@ -197,6 +200,7 @@ class Description:
             words = (shown(index.path), container(index.format, index.version), index.architecture)
             yield ("model", *words, index.parameters, index.nbytes)
             yield from (("overview", *row) for row in as_rows(self.overview))
+            yield from (("hazard", *hazard) for hazard in self.hazards)
             yield from (("container", key, value) for key, value in self.facts.items())
             yield from (("config", key, value) for key, value in self.config.items())
             yield from (("module", *row) for row in self.modules)
@@ -238,7 +242,7 @@ def describe(
         targets = tuple(_target(index, output.name, output, source) for output in outputs)
     if index.adapter is not None:
         targets = tuple(_target(index, name, output, SourceFacts()) for name, output in adapter_outputs().items())
-    return Description(index, listed, targets, hashes, overview(index))
+    return Description(index, listed, targets, hashes, overview(index), hazards(index))
 
 
 def _target(index: TensorIndex, name: str, output: Output, source: SourceFacts) -> Target:

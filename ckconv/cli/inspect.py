@@ -38,6 +38,7 @@ from ckconv.signals import interruptible
 )
 @click.option("--base", type=PATH, help="The model that an adapter was made for.")
 @flag("--follow-links")
+@flag("--strict")
 @flag("--family")
 @click.option("--html", "page", metavar="FILE", type=PATH, help="Write the same as a page to FILE, which must be new.")
 @common_options
@@ -53,6 +54,7 @@ def command(
     config: Path | None,
     base: Path | None,
     follow_links: bool,
+    strict: bool,
     family: tuple[Path, ...],
     page: Path | None,
 ) -> None:
@@ -83,6 +85,10 @@ def command(
         index = open_index(
             as_path(path), format=source_format, config_path=config, base=base, follow_links=follow_links
         )
+    if strict:
+        from ckconv.formats.hazards import noted
+
+        noted(index, strict=True)
     found = None
     if hashes:
         from dataclasses import replace

@@ -133,6 +133,7 @@ def _facts(d: Description) -> Iterable[tuple[str, str]]:
         yield "tokenizer", f"{o.tokenizer}{words}{template}" if o.tokenizer else "none"
     named = f"{o.card.license_name} ({o.card.license})" if o.card.license_name else o.card.license
     yield "licence", " ".join(word for word in (named, o.card.license_link) if word)
+    yield "carries", "; ".join(map(str, d.hazards))
     yield "base model", ", ".join(o.card.base_models)
     yield "languages", ", ".join(o.card.languages)
     caches = ", ".join(f"{size(cache.nbytes)} at {cache.tokens:,} tokens" for cache in o.caches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def special_tokens_of(index: TensorIndex) -> dict[str, Any]:
         value = value[0] if isinstance(value, list) and value else value
         if isinstance(value, int) and not isinstance(value, bool):
             special[key] = value
-    settings = _beside(index, _SETTINGS_FILE) or {}
+    settings = settings_of(index)
     switches = {key: settings.get(key) for key in ("add_bos_token", "add_eos_token")}
     return {**special, **{key: value for key, value in switches.items() if isinstance(value, bool)}}
 
@@ -89,13 +89,38 @@ def texts_of(index: TensorIndex) -> dict[str, str]:
 
 def _default_template(index: TensorIndex) -> object:
     """The chat template that transformers takes where nobody names one."""
-    settings = _beside(index, _SETTINGS_FILE) or {}
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return None
-    template = chat_template(root_of(index), settings)
+    template = chat_template(root_of(index), settings_of(index))
     named = template if isinstance(template, list) else []
     default = (item.get("template") for item in named if isinstance(item, dict) and item.get("name") == "default")
     return template if isinstance(template, str) else next(default, None)
+
+
+def templates_of(index: TensorIndex) -> Iterator[tuple[str, str]]:
+    """Name and text of every chat template.
+
+    Raises:
+        InputError: a document beside a checkpoint is malformed.
+    """
+    for key, item in index.metadata.items():
+        value = getattr(item, "value", item)
+        if "chat_template" in key and isinstance(value, str):
+            yield key, value
+    if index.metadata_kind is MetadataKind.DOCUMENT:
+        found = chat_template(root_of(index), settings_of(index))
+        for item in found if isinstance(found, list) else [{"template": found}]:
+            if isinstance(item, dict) and isinstance(item.get("template"), str):
+                yield f"chat_template {item.get('name', '')}".rstrip(), item["template"]
+
+
+def settings_of(index: TensorIndex) -> Mapping[str, Any]:
+    """``tokenizer_config.json`` of a checkpoint; empty where there is none.
+
+    Raises:
+        InputError: ``tokenizer.json``, it is malformed.
+    """
+    return _beside(index, _SETTINGS_FILE) or {}
 
 
 def _value(index: TensorIndex, key: str) -> Any:
