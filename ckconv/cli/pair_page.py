@@ -150,7 +150,7 @@ def _parts(
     yield from table("Result", ("fact", "value"), rows, heading=True)
     if faults:
         yield from table("What is wrong", ("number", "fault"), list(enumerate(faults, 1)), heading=True)
-    described = [Description(side.model, (), (), None, overview(side.model)) for side in sides]
+    described = [Description(side.model, (), (), None, overview(side.model), ()) for side in sides]
     names = [side.title for side in sides]
     yield from _beside("What they are", names, [dict(as_rows(each.overview)) for each in described])
     for number, side in enumerate(sides):
