@@ -15,8 +15,11 @@ from ckconv.tokenizer.added import added_tokens, words_of_document
 from ckconv.tokenizer.bump import gguf_entries, huggingface_entries
 from ckconv.tokenizer.documents import chat_template, tokenizer_files
 from ckconv.tokenizer.files import LeftOut
+from ckconv.tokenizer.gguf import keys_of_words
+from ckconv.tokenizer.made import as_read
 
 _DOCUMENT = Document("tokenizer", "tokenizer.json", "tokenizer.json", 64 << 20)
+_MODEL_KEY = "tokenizer.ggml.model"
 _TOKENIZER_FILE, _SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
 
 #: The manifest's key -> GGUF's, after ``tokenizer.ggml.``, and the type that its value has.
@@ -39,15 +42,32 @@ _GGUF_TEXTS: dict[str, str] = {
 }
 
 
-def tokenizer_of(index: TensorIndex, vocab_size: int) -> dict[str, bytes] | None:
+def gguf_keys(index: TensorIndex, vocab_size: int) -> Mapping[str, Any]:
+    """The ``tokenizer.*`` keys of a source as a GGUF has them; none where it has no tokenizer that a GGUF can hold.
+
+    Raises:
+        InputError: ``tokenizer.json`` or ``tokenizer.model``, a file is malformed.
+    """
+    if index.metadata_kind is MetadataKind.TYPED:
+        return index.metadata
+    try:
+        return as_read(keys_of_words(tokenizer_files(index), vocab_size).metadata)
+    except LeftOut:
+        return {}
+
+
+def tokenizer_of(index: TensorIndex, keys: Mapping[str, Any], vocab_size: int) -> dict[str, bytes] | None:
     """The tokenizer entries of a source: slot name -> content. ``None`` where it has no tokenizer that fits.
+
+    Args:
+        keys: as :func:`gguf_keys` says; without words in them, those of a ``tokenizer.json`` are taken as they are.
 
     Raises:
         InputError: ``tokenizer.json``, the file is malformed.
         UnsupportedError: as :func:`ckconv.tokenizer.bump.tokenizer_entries`.
     """
-    if index.metadata_kind is MetadataKind.TYPED:
-        return gguf_entries(index.metadata, vocab_size)
+    if _MODEL_KEY in keys:
+        return gguf_entries(keys, vocab_size)
     document = _beside(index, _TOKENIZER_FILE)
     if document is None:
         return None
@@ -58,10 +78,15 @@ def tokenizer_of(index: TensorIndex, vocab_size: int) -> dict[str, bytes] | None
     return huggingface_entries(document, vocab_size, added)
 
 
-def special_tokens_of(index: TensorIndex) -> dict[str, Any]:
-    """Ids and switches of special tokens, under the manifest's names."""
-    if index.metadata_kind is MetadataKind.TYPED:
-        values = {ours: _value(index, f"tokenizer.ggml.{theirs}") for ours, (theirs, _) in _GGUF_SPECIAL.items()}
+def special_tokens_of(index: TensorIndex, keys: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Ids and switches of special tokens, under the manifest's names.
+
+    Args:
+        keys: as :func:`gguf_keys` says, where that is known; without words in them, the documents are asked.
+    """
+    keys = index.metadata if keys is None and index.metadata_kind is MetadataKind.TYPED else keys or {}
+    if _MODEL_KEY in keys or index.metadata_kind is MetadataKind.TYPED:
+        values = {ours: _value(keys, f"tokenizer.ggml.{theirs}") for ours, (theirs, _) in _GGUF_SPECIAL.items()}
         return {
             key: _encodable(value) if isinstance(value, str) else value
             for key, value in values.items()
@@ -75,13 +100,23 @@ def special_tokens_of(index: TensorIndex) -> dict[str, Any]:
             special[key] = value
     settings = settings_of(index)
     switches = {key: settings.get(key) for key in ("add_bos_token", "add_eos_token")}
-    return {**special, **{key: value for key, value in switches.items() if isinstance(value, bool)}}
+    # The engine's runner turns text into the letters of bytes only where it is told so.
+    bytewise = {"tokenizer_model": "gpt2"} if _is_byte_level(_beside(index, _TOKENIZER_FILE) or {}) else {}
+    return {**special, **{key: value for key, value in switches.items() if isinstance(value, bool)}, **bytewise}
+
+
+def _is_byte_level(document: Mapping[str, Any]) -> bool:
+    """The words of a ``tokenizer.json`` are of letters that stand for bytes."""
+    parts = [document.get("pre_tokenizer"), document.get("decoder")]
+    inner = [part.get(name) for part in parts if isinstance(part, dict) for name in ("pretokenizers", "decoders")]
+    steps = [*parts, *(step for steps in inner if isinstance(steps, list) for step in steps)]
+    return any(isinstance(step, dict) and step.get("type") == "ByteLevel" for step in steps)
 
 
 def texts_of(index: TensorIndex) -> dict[str, str]:
     """The chat template and what the model calls itself, where the source says."""
     if index.metadata_kind is MetadataKind.TYPED:
-        found = {key: _value(index, theirs) for key, theirs in _GGUF_TEXTS.items()}
+        found = {key: _value(index.metadata, theirs) for key, theirs in _GGUF_TEXTS.items()}
     else:
         found = {"chat_template": _default_template(index)}
     return {key: _encodable(value) for key, value in found.items() if isinstance(value, str) and value.strip()}
@@ -123,8 +158,8 @@ def settings_of(index: TensorIndex) -> Mapping[str, Any]:
     return _beside(index, _SETTINGS_FILE) or {}
 
 
-def _value(index: TensorIndex, key: str) -> Any:
-    return getattr(index.metadata.get(key), "value", None)
+def _value(keys: Mapping[str, Any], key: str) -> Any:
+    return getattr(keys.get(key), "value", None)
 
 
 def _encodable(text: str) -> str:

@@ -181,9 +181,10 @@ class Bump5Planner(BumpPlanner):
         # What only a plan needs that is going to be carried out: `inspect` asks no more than whether there is one.
         from ckconv.formats.bump import documents5 as documents
         from ckconv.tokenizer.bump import MERGE_BYTES
-        from ckconv.tokenizer.source import special_tokens_of, texts_of, tokenizer_of
+        from ckconv.tokenizer.source import gguf_keys, special_tokens_of, texts_of, tokenizer_of
 
-        content = tokenizer_of(self.index, self.geometry.vocab) or {}
+        keys = gguf_keys(self.index, self.geometry.vocab)
+        content = tokenizer_of(self.index, keys, self.geometry.vocab) or {}
         table = with_optional(self.slots, self.present | content.keys())
         steps = tuple(self.steps(types, interleaved=interleaved, table=table, content=content))
         self._note(content, types[HEAD if HEAD in self.present else "token_emb"])
@@ -200,7 +201,7 @@ class Bump5Planner(BumpPlanner):
             of=self.own.name if self.own is not self.family else "",
             num_merges=len(content.get("vocab_merges", b"")) // MERGE_BYTES,
             total_vocab_bytes=len(content.get("vocab_strings", b"")),
-            special_tokens=special_tokens_of(self.index),
+            special_tokens=special_tokens_of(self.index, keys),
             texts=texts_of(self.index),
             template=self._template,
             fragment=ages.needed_template(self._made),
