@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine.late import side_files
-from ckconv.engine.merging import merged
 from ckconv.engine.model import Model
+from ckconv.engine.planning import make_plan, merged
 from ckconv.engine.run import Report, run
-from ckconv.engine.sides import check_alone, seen_as, with_mmproj
-from ckconv.engine.targets import make_plan
+from ckconv.engine.sidefiles import late_files
 from ckconv.engine.upload import uploading
 from ckconv.errors import UsageError, counted, quoted
 from ckconv.families.catalogue import own_families
@@ -23,6 +21,7 @@ from ckconv.formats import format_of, named, names, whole_format
 from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
+from ckconv.formats.sides import check_alone, seen_as, with_mmproj
 from ckconv.io.addresses import as_path
 from ckconv.io.ahead import at_once
 from ckconv.io.files import readable
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ckconv.engine.compare import Comparison
-    from ckconv.engine.transfer import Watcher
+    from ckconv.engine.progress import Watcher
     from ckconv.engine.verify import Verified
     from ckconv.record.read import OpenRecord
     from ckconv.verification.tensors import Progress
@@ -199,7 +198,7 @@ def convert(
         if place.parent is None:
             raise UsageError("usage.target", "only the command line writes to standard output", hint="name a file")
         statement = Path(attest) if attest is not None else None
-        late = side_files(plan, place, checksums=checksums, record=record, attest=statement, adapters=adapters)
+        late = late_files(plan, place, checksums=checksums, record=record, attest=statement, adapters=adapters)
         apart = None
         if lasting:
             from ckconv.engine.apart import apart_of
@@ -238,7 +237,7 @@ def edit(
     in_place = target is None
     plan, place = prepare(source, os.fspath(source if target is None else target), to=index.format, options=options)
     summed = in_place and check_in_place(index, place)
-    late = side_files(plan, place, checksums=summed)
+    late = late_files(plan, place, checksums=summed)
     return run(plan, place, force=force or in_place, in_place=in_place, late=late, watcher=progress)
 
 

@@ -777,15 +777,15 @@ def test_dequantize_to_half_counts_what_does_not_fit(tmp_path: Path, ckconv) -> 
 
 
 def test_input_that_changes_meanwhile(source: Path, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckconv.engine.settle import Staged
+    from ckconv.engine.pipeline import Pipeline
 
-    real = Staged.settle
+    real = Pipeline.compared
 
     def slow(*arguments, **named):
         os.utime(source, ns=(1, 1))
         return real(*arguments, **named)
 
-    monkeypatch.setattr(Staged, "settle", slow)
+    monkeypatch.setattr(Pipeline, "compared", slow)
     result = ckconv("convert", source, tmp_path / "m.bump")
     assert result.code == 6
     assert "error[input.changed]" in result.err

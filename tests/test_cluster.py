@@ -26,8 +26,8 @@ LLAMA = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 #: What a worker runs before all else: while it writes a file and another one is there, it takes that away and dies.
 DYING = """
 import os, signal
-from ckconv.engine import pieces, settle
-real = pieces.write_file
+from ckconv.engine import pipeline
+real = pipeline.write_file
 
 def write(*given):
     found = real(*given)
@@ -37,7 +37,7 @@ def write(*given):
         return found
     os.kill(os.getpid(), signal.SIGKILL)
 
-pieces.write_file = settle.write_file = write
+pipeline.write_file = write
 """
 
 

@@ -15,8 +15,8 @@ import ckconv
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.compare import diff
 from ckconv.engine.hash import hash_index
+from ckconv.engine.planning import make_plan
 from ckconv.engine.run import run
-from ckconv.engine.targets import make_plan
 from ckconv.engine.verify import verify_index
 from ckconv.errors import OutputError
 from ckconv.formats import detect

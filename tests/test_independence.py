@@ -340,7 +340,7 @@ SCALED = {
 
 TENSORS = [
     Case("rows of a head in another order", "row_order", other_order, HF, GGUF),
-    Case("rows of a head moved to other places", "moved_chunks", moved_otherwise, HF, GGUF),
+    Case("rows of a head moved to other places", "moved_rows", moved_otherwise, HF, GGUF),
     Case("copied from 64 bytes too far", "Step.copied", from_too_far, HF, GGUF),
     Case("v taken for k", "make_plan", exchanged(QKV[1], QKV[2]), HF, GGUF),
     Case("k of another layer", "make_plan", exchanged(QKV[1], "layers.1.attention.k.weight"), HF, GGUF),

@@ -19,10 +19,9 @@ from conftest import FIXTURES
 from test_quantize import WIDE, checkpoint
 
 import ckconv
-from ckconv.engine import pipeline, store
-from ckconv.engine.pipeline import Pipeline
+from ckconv.engine import write
 from ckconv.errors import InputError, Interrupted, OutputError, UsageError, VerifyError
-from ckconv.io import ahead, rows, stored
+from ckconv.io import rows, stored
 from ckconv.io.ahead import BEHIND, SideBySide, at_once, made_at_once
 from ckconv.io.files import Files
 from ckconv.options import Options
@@ -108,16 +107,16 @@ def test_a_byte_that_was_written_wrongly_is_found_whoever_compares(
 ) -> None:
     path, target, more = CONVERSIONS[name]
     source = FIXTURES / path if path else floats
-    write, calls, spoilt = store.write_some, [0], [0]
+    real, calls, spoilt = write.write_some, [0], [0]
 
     def counted(fd: int, data: Any, at: int) -> int:
         calls[0] += 1
         if calls[0] == spoilt[0]:
             middle = len(data) // 2
             data = bytes(data[:middle]) + bytes([data[middle] ^ 1]) + bytes(data[middle + 1 :])
-        return write(fd, data, at)
+        return real(fd, data, at)
 
-    monkeypatch.setattr(store, "write_some", counted)
+    monkeypatch.setattr(write, "write_some", counted)
     converted(source, tmp_path / "right", target, jobs, **more)
     for spoilt[0] in sorted({1, calls[0] // 2, calls[0]}):
         calls[0] = 0
@@ -131,14 +130,13 @@ def test_threads_compare_with_nothing_that_is_not_written_yet(tmp_path: Path, mo
     """A source that is made again is what the finished file beside it is compared with."""
     source = FIXTURES / "quantised/awq-g32"
     ckconv.convert(source, tmp_path / "out.gguf", options=Options(source_record="always"))
-    write = store.write_some
+    real = write.write_some
 
     def slow(fd: int, data: Any, at: int) -> int:
         time.sleep(0.002)
-        return write(fd, data, at)
+        return real(fd, data, at)
 
-    monkeypatch.setattr(pipeline, "TOLD_AT_ONCE", 1)
-    monkeypatch.setattr(store, "write_some", slow)
+    monkeypatch.setattr(write, "write_some", slow)
     ckconv.convert(tmp_path / "out.gguf", f"{tmp_path}/back/", to="safetensors", jobs=3)
     for path in source.glob("*.safetensors"):
         assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
@@ -256,7 +254,7 @@ def test_where_no_thread_can_be_started_the_caller_does_the_work(monkeypatch: py
     def refused(*_: object) -> int:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(ahead._thread, "start_new_thread", refused)
+    monkeypatch.setattr(threading.Thread, "start", refused)
     with Files() as files, at_once(3):
         assert [*SideBySide(lambda files: None, files).each(partial(lambda _, n: n, n=n) for n in range(5))] == [
             *range(5)
@@ -317,16 +315,16 @@ def test_a_signal_in_any_piece_leaves_neither_a_file_nor_a_thread(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes while one thread writes and others decode what comes next."""
-    before, take = _thread._count(), Pipeline.take
+    before, real = _thread._count(), write.write_some
     for moment in (1, 5, 60):
-        takes = iter(range(1, 10_000))
+        writes = iter(range(1, 10_000))
 
-        def interrupted(self: Pipeline, placed: Any, takes: Any = takes, moment: int = moment) -> None:
-            if next(takes) == moment:
+        def interrupted(*given: Any, writes: Any = writes, moment: int = moment) -> int:
+            if next(writes) == moment:
                 os.kill(os.getpid(), number)
-            take(self, placed)
+            return real(*given)
 
-        monkeypatch.setattr(Pipeline, "take", interrupted)
+        monkeypatch.setattr(write, "write_some", interrupted)
         with pytest.raises(Interrupted), interruptible():
             ckconv.convert(KQUANTS, f"{tmp_path}/out/", to="hf", jobs=3, options=Options(dequantize=True))
         assert list(tmp_path.iterdir()) == []

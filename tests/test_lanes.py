@@ -21,13 +21,9 @@ from test_jobs import left_of
 from test_quantize import WIDE, checkpoint
 
 import ckconv
-from ckconv.engine import reread, rereading, settle, store
-from ckconv.engine.following import Growth
-from ckconv.engine.lanes import Part, shared_out
+from ckconv.engine import follow, pipeline, write
 from ckconv.errors import CkconvError, Interrupted, OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options
-from ckconv.plan.container import Frame
-from ckconv.plan.steps import OutputFile
 from ckconv.publish import staging
 from ckconv.signals import interruptible
 
@@ -65,31 +61,36 @@ def converted(source: Path, folder: Path, to: str, jobs: int, options: dict[str,
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Threads that write."""
-    seen: set[int] = set()
-    write = settle.write_file
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many files are being written when another one begins, and the begun one."""
+    seen, begun = list[int](), list[int]()
+    real = pipeline.write_file
 
     def noted(*given: Any) -> Any:
-        seen.add(threading.get_ident())
-        return write(*given)
+        begun.append(1)
+        seen.append(len(begun))
+        time.sleep(0.01)
+        try:
+            return real(*given)
+        finally:
+            begun.pop()
 
-    monkeypatch.setattr(settle, "write_file", noted)
+    monkeypatch.setattr(pipeline, "write_file", noted)
     return seen
 
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_bytes_and_report_do_not_depend_on_the_number(
-    name: str, verify: bool, floats: Path, tmp_path: Path, threads: set[int]
+    name: str, verify: bool, floats: Path, tmp_path: Path, at_once: list[int]
 ) -> None:
     _, to, options = CONVERSIONS[name]
     alone = converted(source_of(name, floats), tmp_path / "one", to, ONE, options, verify=verify)
-    assert len(threads) == 1
+    assert max(at_once) == 1
     assert len(alone[1]) > 3
-    threads.clear()
+    at_once.clear()
     assert converted(source_of(name, floats), tmp_path / "three", to, THREE, options, verify=verify) == alone
-    assert len(threads) == 3
+    assert max(at_once) == 3
 
 
 @pytest.mark.parametrize("name", CONVERSIONS)
@@ -98,14 +99,14 @@ def test_a_byte_that_was_written_wrongly_is_found_in_any_file(
 ) -> None:
     _, to, options = CONVERSIONS[name]
     right = converted(source_of(name, floats), tmp_path / "right", to, THREE, options)
-    write, size = store.write_some, [0]
+    real, size = write.write_some, [0]
 
     def flipping(fd: int, data: Any, at: int) -> int:
         if len(data) > 64 and os.fstat(fd).st_size == size[0]:
             data = bytes(data[:-3]) + bytes([data[-3] ^ 1]) + bytes(data[-2:])
-        return write(fd, data, at)
+        return real(fd, data, at)
 
-    monkeypatch.setattr(store, "write_some", flipping)
+    monkeypatch.setattr(write, "write_some", flipping)
     for number, (_, size[0], _) in enumerate(right[1]):
         with pytest.raises(VerifyError):
             converted(source_of(name, floats), tmp_path / str(number), to, THREE, options)
@@ -115,14 +116,14 @@ def test_a_byte_that_was_written_wrongly_is_found_in_any_file(
 def test_faults_are_said_in_the_order_of_the_output(
     floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = store.write_some
+    real = write.write_some
 
     def flipping(fd: int, data: Any, at: int) -> int:
         if len(data) > 64:
             data = bytes(data[:-3]) + bytes([data[-3] ^ 1]) + bytes(data[-2:])
-        return write(fd, data, at)
+        return real(fd, data, at)
 
-    monkeypatch.setattr(store, "write_some", flipping)
+    monkeypatch.setattr(write, "write_some", flipping)
     said = []
     for jobs in (ONE, THREE):
         with pytest.raises(VerifyError) as raised:
@@ -136,16 +137,16 @@ def test_what_no_lane_could_compare_is_compared_in_the_end(
     floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader may need values of another file to know what is in one."""
-    monkeypatch.setattr(rereading.Rereading, "_described", lambda *_: None)
+    monkeypatch.setattr(follow.Reader, "early", lambda *_: None)
     options = {"max_shard_bytes": 60_000}
     one = converted(floats, tmp_path / "one", "safetensors", ONE, options)
     assert converted(floats, tmp_path / "three", "safetensors", THREE, options) == one
-    write = store.write_some
+    real = write.write_some
 
     def flipping(fd: int, data: Any, at: int) -> int:
-        return write(fd, bytes(data[:-3]) + bytes([data[-3] ^ 1]) + bytes(data[-2:]), at)
+        return real(fd, bytes(data[:-3]) + bytes([data[-3] ^ 1]) + bytes(data[-2:]), at)
 
-    monkeypatch.setattr(store, "write_some", flipping)
+    monkeypatch.setattr(write, "write_some", flipping)
     with pytest.raises(VerifyError):
         converted(floats, tmp_path / "wrong", "safetensors", THREE, options)
 
@@ -178,15 +179,15 @@ def test_the_refusal_is_the_same(value: float, code: str, tmp_path: Path) -> Non
 
 
 def test_a_disk_that_is_full_ends_all_of_it(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, calls = store.write_some, [0]
+    real, calls = write.write_some, [0]
 
     def full(fd: int, data: Any, at: int) -> int:
         calls[0] += 1
         if calls[0] > 5:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(fd, data, at)
+        return real(fd, data, at)
 
-    monkeypatch.setattr(store, "write_some", full)
+    monkeypatch.setattr(write, "write_some", full)
     before = _thread._count()
     with pytest.raises(OutputError) as raised:
         converted(floats, tmp_path / "out", "safetensors", THREE, {"max_shard_bytes": 60_000})
@@ -202,39 +203,33 @@ def test_an_input_that_changes_while_another_thread_reads_it(
     source.mkdir()
     for file in floats.iterdir():
         (source / file.name).write_bytes(file.read_bytes())
-    write, main = settle.write_file, threading.get_ident()
+    real = pipeline.write_file
 
     def changing(*given: Any) -> Any:
-        found = write(*given)
-        if threading.get_ident() != main:
-            os.utime(source / "model.safetensors", ns=(1, 1))
+        found = real(*given)
+        os.utime(source / "model.safetensors", ns=(1, 1))
         return found
 
-    monkeypatch.setattr(settle, "write_file", changing)
+    monkeypatch.setattr(pipeline, "write_file", changing)
     with pytest.raises(OutputError) as raised:
         converted(source, tmp_path / "out", "safetensors", THREE, {"max_shard_bytes": 60_000})
     assert raised.value.code == "input.changed"
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.parametrize("lane", [0, 1])
+@pytest.mark.parametrize("number", [1, 4])
 def test_a_signal_leaves_nothing_behind(
-    lane: int, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the calling thread writes, and while it waits for others."""
-    write, main = settle.write_file, threading.main_thread().ident
+    real, begun = pipeline.write_file, list[None]()
 
     def signalled(*given: Any) -> Any:
-        alone = threading.get_ident() == main
-        if alone and lane == 0:
+        begun.append(None)
+        if len(begun) == number:
             signal.raise_signal(signal.SIGTERM)
-        elif not alone and lane == 1:
-            time.sleep(0.3)  # the calling thread has nothing left to write
-            signal.raise_signal(signal.SIGTERM)
-            time.sleep(0.3)
-        return write(*given)
+        return real(*given)
 
-    monkeypatch.setattr(settle, "write_file", signalled)
+    monkeypatch.setattr(pipeline, "write_file", signalled)
     before = _thread._count()
     with pytest.raises(Interrupted), interruptible():
         converted(floats, tmp_path / "out", "safetensors", THREE, {"max_shard_bytes": 60_000})
@@ -287,37 +282,20 @@ def test_a_watcher_that_has_enough_ends_it_at_once(floats: Path, tmp_path: Path)
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("sizes", "count", "lanes_of"),
-    [
-        ([5, 5, 5, 5], 2, [[0, 2], [1, 3]]),
-        ([9, 1, 1, 1, 9], 2, [[0], [1, 2, 3, 4]]),
-        ([1, 2, 3], 3, [[0], [1], [2]]),
-        ([7], 1, [[0]]),
-    ],
-)
-def test_files_are_shared_out_by_their_bytes(sizes: list[int], count: int, lanes_of: list[list[int]]) -> None:
-    parts = [
-        Part(number, Path("a"), Path("b"), OutputFile("a", nbytes, ()), Frame(b""))
-        for number, nbytes in enumerate(sizes)
-    ]
-    assert [[part.number for part in lane] for lane in shared_out(parts, count)] == lanes_of
-
-
 def test_the_first_file_that_cannot_be_read_back_is_named(
     floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_to = reread.FileHash.read_to
+    real = follow.read_into
     big, small = {"max_shard_bytes": 60_000}, list[str]()
 
-    def failing(hashing: Any, until: int) -> None:
-        if os.fstat(hashing._fd).st_size in sizes:
+    def failing(fd: int, *given: Any) -> int:
+        if os.fstat(fd).st_size in sizes:
             raise OSError(errno.EIO, "no such luck")
-        read_to(hashing, until)
+        return real(fd, *given)
 
     right = converted(floats, tmp_path / "right", "safetensors", ONE, big)[1]
     sizes = {nbytes for name, nbytes, _ in right if not name.startswith("model-00001")}
-    monkeypatch.setattr(reread.FileHash, "read_to", failing)
+    monkeypatch.setattr(follow, "read_into", failing)
     for jobs in (ONE, THREE):
         with pytest.raises(CkconvError, match="no such luck") as raised:
             converted(floats, tmp_path / str(jobs), "safetensors", jobs, big)
@@ -343,36 +321,6 @@ def test_many_lanes_do_with_the_descriptors_of_one(tmp_path: Path) -> None:
     )
     run = [sys.executable, "-c", command, f"{tmp_path}/source", f"{tmp_path}/out/"]
     assert subprocess.run(run, capture_output=True, text=True, check=False).stderr == ""
-
-
-def test_who_is_through_helps_who_is_not(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two lanes one has little to write: when that is done, what the other one writes is hashed by a thread."""
-    options = {"max_shard_bytes": 100_000}
-    one = converted(floats, tmp_path / "one", "safetensors", ONE, options)
-    monkeypatch.setattr(settle, "shared_out", lambda parts, count: [list(parts[:1]), list(parts[1:])])
-    write, main, helps, hashed = settle.write_file, threading.get_ident(), list[bool](), list[Growth]()
-    helped, hashed_by = Growth.help, Growth.hashed_by
-
-    def helping(self: Growth) -> bool:
-        helps.append(helped(self))
-        return helps[-1]
-
-    def registered(self: Growth, *given: Any) -> None:
-        hashed_by(self, *given)
-        hashed.append(self)
-
-    def late(*given: Any) -> Any:
-        while len(hashed) < 2 or (threading.get_ident() != main and not helps):
-            time.sleep(0.001)
-        return write(*given)
-
-    monkeypatch.setattr(Growth, "help", helping)
-    monkeypatch.setattr(Growth, "hashed_by", registered)
-    monkeypatch.setattr(settle, "write_file", late)
-    before = _thread._count()
-    assert converted(floats, tmp_path / "two", "safetensors", 2, options) == one
-    assert helps == [True]  # and nobody is left whom the other one could help
-    assert left_of(before) == 0
 
 
 @pytest.mark.parametrize("jobs", [ONE, THREE])

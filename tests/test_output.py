@@ -485,7 +485,6 @@ from ckconv.errors import Interrupted
 from ckconv.publish.staging import Outputs, Room, Small
 from ckconv.publish.directory import Directory
 from ckconv.signals import interruptible
-from ckconv.engine.pipeline import Pipeline
 place = Path(sys.argv[1])
 data = bytes(range(256)) * 4096
 try:
@@ -494,10 +493,8 @@ try:
         while True:
             main, side = place / "out.bump", place / "config.json"
             with Outputs({main: Room(4 << 20)}, {side: Small("config.json", b"{}")}, force=True) as outputs:
-                with Pipeline(outputs.fds[main]) as pipeline:
-                    for _ in range(4):
-                        pipeline.put(data)
-                    pipeline.finish()
+                for number in range(4):
+                    os.pwrite(outputs.fds[main], data, number * len(data))
                 outputs.publish()
 except Interrupted as error:
     sys.exit(error.exit_code)

@@ -120,16 +120,16 @@ def test_a_cut_connection_and_a_busy_server_are_asked_again(
 def test_a_source_that_changes_under_the_reader(
     server: Server, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckconv.engine import settle
+    from ckconv.engine import pipeline
 
-    really = settle.write_file
+    really = pipeline.write_file
 
     def write_file(*given: Any) -> Any:
         server.files["/m.gguf"] = server.files["/m.gguf"][:-1] + b"x"
         return really(*given)
 
     server.files["/m.gguf"] = large(10)
-    monkeypatch.setattr(settle, "write_file", write_file)
+    monkeypatch.setattr(pipeline, "write_file", write_file)
     done = ckconv("convert", f"{server.url}/m.gguf", tmp_path / "m.gguf")
     assert (done.code, list(tmp_path.iterdir())) == (6, [])
     assert f"error[input.changed]: {server.url}/m.gguf: changed while it was being read" in done.err

@@ -25,9 +25,9 @@ SHARDS = 5
 CHILD = """
 import os, sys
 from ckconv import __main__
-from ckconv.engine import apart, pieces
+from ckconv.engine import apart, pipeline
 number, at, arguments = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-real, count = pieces.write_file, 0
+real, count = pipeline.write_file, 0
 
 def counted(*given):
     global count
@@ -37,7 +37,7 @@ def counted(*given):
         os.kill(os.getpid(), number)
     return found
 
-pieces.write_file = counted
+pipeline.write_file = counted
 code = __main__.run(arguments)
 print(f"made {count}")
 sys.exit(code)
@@ -184,7 +184,7 @@ def test_nothing_is_kept_of_another_conversion(begun: Path, source: Path, place:
 def test_without_resume_nothing_is_kept_and_nothing_stays(begun: Path, source: Path, place: Path) -> None:
     assert convert(source, f"{place}/other/", "--to", "mlx").code == 0
     assert begun.is_dir()  # it is of another output
-    assert convert(source, f"{place}/m/", "--to", "mlx", number=signal.SIGTERM, at=1).code == 0  # not piece by piece
+    assert convert(source, f"{place}/m/", "--to", "mlx").code == 0
     assert staging(place) == []
 
 

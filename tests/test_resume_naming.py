@@ -24,10 +24,10 @@ QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
 CHILD = """
 import os, sys
 from ckconv import __main__
-from ckconv.engine import pieces
+from ckconv.engine import pipeline
 from ckconv.publish.staging import Outputs
 number, at, arguments = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-write, publish, made, count = pieces.write_file, Outputs.publish, 0, 0
+write, publish, made, count = pipeline.write_file, Outputs.publish, 0, 0
 
 def counted(*given):
     global made
@@ -50,7 +50,7 @@ def published(*given):
         setattr(os, name, hit(getattr(os, name)))
     return publish(*given)
 
-pieces.write_file, Outputs.publish = counted, published
+pipeline.write_file, Outputs.publish = counted, published
 code = __main__.run(arguments)
 print(f"made {made}")
 sys.exit(code)

@@ -11,7 +11,7 @@ from conftest import FIXTURES
 from test_quantize import WIDE, checkpoint
 
 import ckconv
-from ckconv.engine import store
+from ckconv.engine import write
 from ckconv.errors import VerifyError
 from ckconv.io import rows, stored, tiles
 from ckconv.options import Options
@@ -93,15 +93,15 @@ def test_every_row_but_the_first_of_a_tensor_is_quantised_once(
 def test_a_byte_that_changes_on_its_way_to_the_disk_is_found(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, seen = store.write_some, []
+    real, seen = write.write_some, []
 
     def flipping(fd: int, data: memoryview, at: int) -> int:
         seen.append(len(data))
         if len(seen) == 1:
             data = memoryview(bytes([*data[:-5], data[-5] ^ 1, *data[-4:]]))
-        return write(fd, data, at)
+        return real(fd, data, at)
 
-    monkeypatch.setattr(store, "write_some", flipping)
+    monkeypatch.setattr(write, "write_some", flipping)
     with pytest.raises(VerifyError, match="not what the source holds"):
         ckconv.convert(SOURCE, f"{tmp_path}/{target}", to="hf" if target == "out/" else "gguf", options=DECODE)
     assert list(tmp_path.iterdir()) == []

@@ -20,8 +20,8 @@ from ckconv.io.addresses import as_path
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ckconv.engine.settle import Written
     from ckconv.options import Options
+    from ckconv.plan.container import Written
 
 #: Flags that a worker is told of.
 _SENT = ("to", "source_format", "checksums", "with_map", "force", "dry_run", "no_verify")
@@ -196,8 +196,8 @@ def convert(
     from ckconv.api import prepare
     from ckconv.engine.conversion_record import Facts, recorded
     from ckconv.engine.fitting import found_there
-    from ckconv.engine.late import side_files
     from ckconv.engine.run import run
+    from ckconv.engine.sidefiles import late_files
     from ckconv.errors import OutputError
     from ckconv.signals import declare
 
@@ -211,7 +211,7 @@ def convert(
         options=options,
     )
     facts = Facts(plan, adapters)
-    late = side_files(plan, place, checksums=flags["checksums"], record=True, facts=facts)
+    late = late_files(plan, place, checksums=flags["checksums"], record=True, facts=facts)
     model.format, model.version, model.bytes = plan.format, plan.version or None, plan.nbytes
     model.notes = [*plan.notes]
     extra = [MAP_NAME] if flags["with_map"] else []

@@ -96,12 +96,12 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
     """
     from ckconv.api import prepare
     from ckconv.cli.report import print_plan
-    from ckconv.engine.late import side_files
     from ckconv.engine.run import outputs_of, run
-    from ckconv.engine.sides import check_alone
+    from ckconv.engine.sidefiles import late_files
     from ckconv.engine.upload import uploading
     from ckconv.families.catalogue import own_families
     from ckconv.formats.destination import STDOUT
+    from ckconv.formats.sides import check_alone
     from ckconv.io.ahead import at_once
     from ckconv.signals import interruptible, noted
 
@@ -150,8 +150,8 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
         places = {name: flags[key] for name, key in _PLACES.items() if flags[key]}
         wanted = [MAP_NAME] if flags["with_map"] else []
         named = {"checksums": flags["checksums"], "record": flags["record"], "attest": flags["attest"]}
-        late = side_files(plan, target, adapters=adapters, **named)
-        late_of_tower = side_files(*tower, checksums=flags["checksums"]) if tower else ()
+        late = late_files(plan, target, adapters=adapters, **named)
+        late_of_tower = late_files(*tower, checksums=flags["checksums"]) if tower else ()
         if tower or flags["page"] is not None:
             outputs = outputs_of(plan, target, places=places, on_request=wanted, late=late)
         if tower:

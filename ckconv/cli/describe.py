@@ -12,7 +12,7 @@ from ckconv.cli.overview import Overview, as_document, as_rows, overview
 from ckconv.cli.render import container, cut
 from ckconv.core.config import SHARED_FIELDS
 from ckconv.core.tensors import StoredTensor, TensorIndex
-from ckconv.engine.targets import judged
+from ckconv.engine.planning import judged
 from ckconv.errors import CkconvError, shown
 from ckconv.formats import Output, adapter_outputs, format_of, model_outputs
 from ckconv.formats.bump.spec import HeaderV3, HeaderV4

@@ -54,9 +54,9 @@ def command(
     changed their type without changing a value are equal.
     """
     from ckconv.engine.compare import diff, require_comparable
-    from ckconv.engine.sides import seen_as
     from ckconv.families.catalogue import own_families
     from ckconv.formats.detect import open_index
+    from ckconv.formats.sides import seen_as
     from ckconv.signals import interruptible
 
     settings = settings_of(context)

@@ -60,10 +60,10 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     anything is not what it should be, with everything at fault named.
     """
     from ckconv.api import check_output
-    from ckconv.engine.sides import with_mmproj
     from ckconv.families.catalogue import own_families
     from ckconv.formats.bump.map import MAP_NAME, check_map
     from ckconv.formats.detect import open_index
+    from ckconv.formats.sides import with_mmproj
     from ckconv.io.ahead import at_once
     from ckconv.plan.probe import numberless
 

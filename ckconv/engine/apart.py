@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckconv.engine.dispatch import dispatched
+from ckconv.engine.frames import write_frames
 from ckconv.engine.losses import Losses
 from ckconv.engine.pieces import Made, Piece, as_output, make, write_piece
+from ckconv.engine.pipeline import phase
+from ckconv.engine.progress import Watcher
 from ckconv.engine.readback import check_frame
 from ckconv.engine.request import Request, fingerprint, requested
-from ckconv.engine.settle import Written
-from ckconv.engine.transfer import Watcher, phase, write_frames
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.files import Files
-from ckconv.plan.container import Container
+from ckconv.plan.container import Container, Written
 from ckconv.plan.steps import Plan
 from ckconv.publish.kept import Finished, Kept
 from ckconv.publish.staging import Outputs
@@ -86,7 +87,7 @@ class Assembly:
 
     def run(
         self, outputs: Outputs, paths: Sequence[Path], target: Destination, watcher: Watcher
-    ) -> tuple[Losses, tuple[Written, ...], int | None]:
+    ) -> tuple[Losses, list[Written], int | None]:
         """Make what is not finished, put all of it into place, and look at the whole.
 
         Args:
@@ -99,7 +100,8 @@ class Assembly:
             CkconvError: as a conversion.
         """
         plan = self._plan
-        write_frames(plan, self._container, (outputs.fds[path] for path in paths), Path(target.name))
+        parts = zip(plan.files, self._container.frames, paths, strict=True)
+        write_frames(((file, frame, outputs.fds[path]) for file, frame, path in parts), Path(target.name))
         outputs.unfinished()
         pieces = [*self._pieces(outputs, paths, target)]
         watcher.begin(phase(plan), plan.nbytes)
@@ -123,7 +125,7 @@ class Assembly:
             Written(path, made.nbytes, made.sha256)
             for path, (_, made) in zip(paths, sorted(self._made.items()), strict=True)
         )
-        return self.losses, tuple(written), compared
+        return self.losses, [*written], compared
 
     def _pieces(self, outputs: Outputs, paths: Sequence[Path], target: Destination) -> Iterator[Piece]:
         staging = outputs.staging.absolute()

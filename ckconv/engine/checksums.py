@@ -10,12 +10,12 @@ from pathlib import Path
 from ckconv.core.beside import beside
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.reread import FileHash
-from ckconv.engine.settle import Late, Written
 from ckconv.errors import InputError, UsageError, VerifyError, listed, quoted
 from ckconv.formats.destination import Destination
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.io.bytesource import open_source
 from ckconv.io.files import readable
+from ckconv.plan.container import Late, Written
 from ckconv.publish.files import opened_regular, there
 
 #: What the file is called in a directory, and what is added to the name of a model that is a file.

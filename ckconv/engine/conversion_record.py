@@ -13,12 +13,12 @@ from ckconv.core.tensors import TensorIndex
 from ckconv.core.undecoded import each_text, valid
 from ckconv.core.version import __version__
 from ckconv.engine.checksums import FileDigests
-from ckconv.engine.settle import Late, Written
 from ckconv.errors import UsageError
 from ckconv.families.own import own_files
 from ckconv.formats.destination import Destination
 from ckconv.io.files import readable
 from ckconv.options import Records, asked
+from ckconv.plan.container import Late, Written
 from ckconv.plan.steps import Plan
 from ckconv.record.conversion import IN_DIRECTORY, SCHEMA, SUFFIX, sealed
 

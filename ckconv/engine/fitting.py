@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckconv.engine.conversion_record import Recorded
-from ckconv.engine.settle import Written
 from ckconv.engine.whole import Request, check_beside, check_source_record, verify_alone, verify_whole
 from ckconv.errors import CkconvError, OutputError
 from ckconv.formats import format_of
@@ -15,6 +14,7 @@ from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index
 from ckconv.io.files import readable
 from ckconv.io.json import parse_object, read_document
+from ckconv.plan.container import Written
 from ckconv.plan.steps import Plan
 from ckconv.publish.files import there
 from ckconv.record.conversion import DOCUMENT, IN_DIRECTORY, as_meant

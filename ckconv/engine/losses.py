@@ -34,13 +34,18 @@ class Losses:
             counts = self._unfit if step.action is Action.REPACK else self.changed
             counts[step.source.source] = counts.get(step.source.source, 0) + count
 
+    def merge(self, name: str, change: float) -> None:
+        """Adapters changed a value of the tensor of this name by so much, and others by less."""
+        if change:
+            self.merged[name] = max(self.merged.get(name, 0.0), change)
+
     def join(self, other: Losses) -> None:
         """Add what could not be kept in files that other threads or workers wrote."""
         for mine, theirs in ((self.changed, other.changed), (self._unfit, other._unfit)):
             for name, count in theirs.items():
                 mine[name] = mine.get(name, 0) + count
         for name, change in other.merged.items():
-            self.merged[name] = max(self.merged.get(name, 0.0), change)
+            self.merge(name, change)
 
     def check(self) -> None:
         """Raise what may not be lost.

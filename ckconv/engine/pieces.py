@@ -10,33 +10,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from ckconv.core.tensors import Extent, identity
-from ckconv.engine.following import Following, Growth
-from ckconv.engine.pace import AbandonedError
-from ckconv.engine.pipeline import SMALLEST_HOLE
+from ckconv.core.tensors import TensorIndex, identity
+from ckconv.engine.frames import holes, write_frames
+from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.readback import check_frame
-from ckconv.engine.readonce import ReadOnce
 from ckconv.engine.request import Fingerprint, Request, fingerprint
-from ckconv.engine.transfer import payload, write_file, write_frames
 from ckconv.errors import InputError, OutputError, VerifyError
 from ckconv.families.catalogue import own_families
 from ckconv.formats.detect import open_index
 from ckconv.io.ahead import at_once
 from ckconv.io.files import Files
-from ckconv.io.tiles import tiles_for
 from ckconv.plan.container import Container
 from ckconv.plan.steps import Plan
-from ckconv.publish.files import close_unwritten, close_written, create, failing, growing
+from ckconv.publish.files import close_unwritten, close_written, create, failing
 from ckconv.publish.journal import temporary_name
 from ckconv.publish.kept import UNFINISHED
 from ckconv.system import allocate, sync
-from ckconv.verification.tensors import compare_tensors, within
 
 #: Held by the one thread that makes a file with what threads share.
 _ALONE = Lock()
@@ -163,27 +158,31 @@ def write_piece(
     """
     file, frame = plan.files[piece.number], container.frames[piece.number]
     staged, folder = Path(piece.places[piece.number]), Path(piece.staging, UNFINISHED)
-    alone, around = replace(plan, files=(file,)), container._replace(frames=(frame,))
     place = folder / temporary_name(staged.name)
+    wanted = _Wanted(place, watcher, [time.monotonic()])
+
+    def read() -> TensorIndex:
+        return open_index(Path(piece.opened), base=plan.options.base, follow_links=True)
+
     if plan.errors is not None:
         plan.errors.taken()
     fd = -1
     try:
         with failing(staged):
             fd = create(place)
-        with failing(Path(piece.target)):
-            holes = [(s.offset, s.nbytes) for s in file.steps if s.zero_filled and s.nbytes >= SMALLEST_HOLE]
-            allocate(fd, file.nbytes, holes)
-            write_frames(alone, around, [fd], staged)
-            tiles = tiles_for((step.action for step in file.steps), piece.jobs or 1) if piece.verify else None
-            growth = Growth([payload(file, frame, staged)], tiles, alone=piece.jobs == 1)
-            reading = _Reading(plan, container, piece, growth, place)
-            wanted = _Wanted(place, watcher, [time.monotonic()])
-            with Files(plan.index.identities) as files, Following(growth, reading.read) as following:
-                losses = write_file(plan, file, frame, files, (fd, staged), growth, wanted)
-                losses.check()
-                found = following.result()
-                files.check_unchanged()
+        with failing(Path(piece.target)), Files(plan.index.identities) as files:
+            allocate(fd, file.nbytes, holes(file))
+            write_frames([(file, frame, fd)], staged)
+            places = [Path(name) for name in piece.places]
+            with as_output(piece):
+                pipeline = Pipeline(plan, container, files, places, read, verify=piece.verify, moved={staged: place})
+                (result,) = pipeline.run([piece.number], lambda _: fd, wanted)
+            files.check_unchanged()
+            losses, compared = result.losses, result.compared
+            losses.check()
+            if compared is not None:
+                with as_output(piece):
+                    compared.check(plan.index.path, (), {})
             check_frame(file, frame, b"", fd, staged)
             sync(fd)
             container.check(place)
@@ -195,60 +194,19 @@ def write_piece(
         place.unlink(missing_ok=True)
         raise
     errors = plan.errors.taken() if plan.errors is not None else {}
-    return Made(piece.number, str(place), file.nbytes, *found, losses.changed, losses.merged, errors)
-
-
-class _Reading:
-    """Reads a file behind whoever writes it, as a part of the output that it is going to be of."""
-
-    def __init__(self, plan: Plan, container: Container, piece: Piece, growth: Growth, place: Path) -> None:
-        self._plan, self._piece, self._growth, self._place = plan, piece, growth, place
-        self._staged = Path(piece.places[piece.number])
-        parts = zip(plan.files, container.frames, piece.places, strict=True)
-        self._payloads = {Path(name): payload(file, frame, Path(name)).offset for file, frame, name in parts}
-
-    def read(self) -> tuple[str, bool, int, int]:
-        """Digest, whether it was compared, and what that found.
-
-        Raises:
-            VerifyError: a tensor is not what the source holds.
-        """
-        plan, whole = self._plan, Extent(self._staged, 0, self._plan.files[self._piece.number].nbytes)
-        moved = {self._staged: self._place}
-        with ReadOnce(plan.index.identities, self._growth, hashed=[whole], moved=moved) as files:
-            compared, zero_filled, rounded = False, 0, 0
-            if self._piece.verify:
-                with as_output(self._piece):
-                    compared, zero_filled, rounded = self._compared(files)
-            digest = files.digest(whole).hex()
-            files.check_unchanged()
-        return digest, compared, zero_filled, rounded
-
-    def _compared(self, files: ReadOnce) -> tuple[bool, int, int]:
-        plan = self._plan
-        self._growth.begun()
-        try:
-            with growing(self._not_yet):
-                out = open_index(Path(self._piece.opened), base=plan.options.base, follow_links=True)
-        except AbandonedError:  # it needs values that stand in other files
-            return False, 0, 0
-        found = compare_tensors(
-            out,
-            plan.index,
-            files,
-            left_out=[left.name for left in plan.left_out],
-            importance=plan.importance,
-            decodes=plan.options.decodes,
-            tiles=self._growth.tiles,
-            only=within([self._staged]),
-            absent=False,
-        )
-        found.check(plan.index.path, (), {})
-        return True, found.zero_filled, found.rounded
-
-    def _not_yet(self, path: Path, until: int) -> None:
-        if until > self._payloads.get(path, until):
-            raise AbandonedError
+    zero_filled, rounded = (compared.zero_filled, compared.rounded) if compared is not None else (0, 0)
+    return Made(
+        piece.number,
+        str(place),
+        file.nbytes,
+        result.digest.hex(),
+        compared is not None,
+        zero_filled,
+        rounded,
+        losses.changed,
+        losses.merged,
+        errors,
+    )
 
 
 class as_output:  # noqa: N801 - used as a statement

@@ -1,344 +1,244 @@
-"""One stream of bytes, gathered in a buffer and written while it is read.
-
-Into a file the calling thread writes itself, while what it read is still in the cache, and so do threads that convert
-rows, each at its place: others follow them and hash what they read back. Into a pipe, out of which nothing can be read
-back, a thread hashes what is written, and where nothing is written at all what would be. hashlib gives up the
-interpreter's lock, so the two overlap, and memory is a ring of buffers whatever the model's size.
-"""
+"""Files of one output written, hashed, compared with the source and brought to the disk, all at the same time."""
 
 from __future__ import annotations
 
-import hashlib
-import mmap
+import os
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextvars import copy_context
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from ckconv.engine.copies import PIECE_BYTES, Copy, Made
-from ckconv.engine.lookback import LookBack
-from ckconv.engine.rowmoves import Moved
-from ckconv.engine.store import Store
-from ckconv.engine.workers import Stage
-from ckconv.errors import OutputError, unreadable
-from ckconv.io.files import READ_AHEAD, read_ahead
+from ckconv.core.tensors import TensorIndex
+from ckconv.engine.follow import Reader, compare, digest, flush
+from ckconv.engine.frames import digested, payload
+from ckconv.engine.losses import Losses
+from ckconv.engine.progress import LEAD, Growing, Progress, Stopped
+from ckconv.engine.write import chunks, write_file
+from ckconv.io.ahead import at_once, made_at_once, threads
+from ckconv.io.files import Files
+from ckconv.io.tiles import Tiles, tiles_for
+from ckconv.plan.container import Container
+from ckconv.plan.steps import Plan
+from ckconv.publish.files import close_unwritten, close_written
 from ckconv.signals import check
-from ckconv.system import read_into
+from ckconv.system import ELSEWHERE, MAX_OPEN, THREADS
+from ckconv.verification.tensors import Compared
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+#: Files at most that are written at once: what a disk takes, and a process may have open.
+MOST_FILES = 8
 
+#: Bytes that may be written and not compared yet, where converted rows are kept for that, or a server is asked.
+SHORT_LEAD = 4 << 20
 
-class Follower(Protocol):
-    """Does something with the file behind the thread that writes it."""
-
-    def wrote(self, nbytes: int) -> None:
-        """``nbytes`` more are in the file, or left out of it as a hole."""
-
-    def finish(self) -> None:
-        """All is written."""
-
-    def abandon(self) -> None:
-        """The file is given up. Harmless after :meth:`finish`."""
+#: Seconds between two looks at a signal and at what the watcher should hear.
+PATIENCE = 0.1
 
 
-#: Of a ring; a file needs only one.
-BUFFERS = 4
-BUFFER_BYTES = 1 << 20
-
-#: Bytes of which followers hear at once.
-TOLD_AT_ONCE = PIECE_BYTES
-
-#: A run of zeros shorter than this is written like any other bytes: holes are whole blocks of the file system.
-SMALLEST_HOLE = 64 << 10
-
-_ZEROS = memoryview(bytes(BUFFER_BYTES))
-
-
-class Placed(NamedTuple):
-    """Bytes that were written where they belong before it was their turn.
+class FileResult(NamedTuple):
+    """What became of one file.
 
     Attributes:
-        position: of the first one in the stream.
-        copies: those of them that were read back as they were meant.
+        number: in the plan.
+        digest: SHA-256 of :func:`ckconv.engine.frames.digested`.
+        compared: of the tensors that lie in it alone; ``None``: they are compared when all files are written.
+        losses: what its steps could not keep.
     """
 
-    position: int
-    nbytes: int
-    copies: list[Copy]
+    number: int
+    digest: bytes
+    compared: Compared | None
+    losses: Losses
 
 
 class Pipeline:
-    """Appends bytes to ``fd`` from ``offset`` on.
+    """The files of tensors of one output, which are there with their frames.
 
-    Attributes:
-        to_file: they stay where they are written.
+    A thread each writes, hashes, compares and flushes a file; they communicate by the file, behind
+    :class:`ckconv.engine.progress.Progress`. Where no thread can be started, one follows the other.
     """
 
     def __init__(
         self,
-        fd: int | None,
+        plan: Plan,
+        container: Container,
+        source: Files,
+        paths: Sequence[Path],
+        read: Callable[[], TensorIndex],
         *,
-        offset: int = 0,
-        seekable: bool = True,
-        progress: Callable[[int], None] | None = None,
-        buffers: int = BUFFERS,
-        buffer_bytes: int = BUFFER_BYTES,
-        followers: Sequence[Follower] = (),
-        back: LookBack | None = None,
+        verify: bool = True,
+        moved: dict[Path, Path] | None = None,
     ) -> None:
-        """Describe the stream; a thread starts with the first byte, when the caller can already end it.
+        """Start nothing yet.
 
         Args:
-            fd: where to write; ``None`` only hashes.
-            offset: where in ``fd`` the first byte goes.
-            seekable: write at positions and leave runs of zeros as holes; else write in order, as to a pipe, and hash.
-            progress: called with the number of bytes just appended.
-            buffers, buffer_bytes: the ring.
-            followers: work with what is in the file while more is written; not for a pipe.
-            back: reads what was written; not for a pipe.
+            source: what is read; who writes has descriptors of its own.
+            paths: where each file of the plan is, as a reader finds it.
+            read: opens the output with the reader of its format.
+            verify: compare tensors with the source.
+            moved: where the bytes of a file are, if not there.
         """
-        self._store = Store(fd, offset, seekable=seekable) if fd is not None else None
-        self._progress = progress
-        self.to_file = fd is not None and seekable
-        self._back = back
-        self._bytes = PIECE_BYTES if back is not None else buffer_bytes
-        # Whole pages: a copy to or from memory that starts inside a cache line costs a third more processor time.
-        self._ring = [memoryview(mmap.mmap(-1, self._bytes)) for _ in range(1 if self.to_file else buffers)]
-        self._next, self._filled = 0, 0
-        self._current: memoryview | None = None
-        self._position = 0
-        #: Bytes of which followers do not know yet.
-        self._untold = 0
-        self._digest = hashlib.sha256()
-        self._stopped = False
-        self._stage: Stage | None = None
-        self._followers = followers
+        self._plan, self._source, self._paths = plan, source, list(paths)
+        self._verify, self._moved = verify and not plan.restores, moved or {}
+        self._parts = list(zip(plan.files, container.frames, paths, strict=True))
+        self._reader = Reader(read)
+
+    def run(
+        self, numbers: Sequence[int], descriptor: Callable[[int], int], watcher: Callable[[int, str], None]
+    ) -> list[FileResult]:
+        """Write these files of the plan, in order or side by side.
+
+        Args:
+            descriptor: of a file, by its number; called by this thread, as the watcher is.
+
+        Raises:
+            CkconvError: of the first file with which something is wrong; of that, what the writer met, or who hashed,
+                compared or flushed it, in this order.
+        """
+        count = self._side_by_side(len(numbers))
+        self._most = MAX_OPEN if count == 1 else max(4, MAX_OPEN // (2 * count))
+        self._pool = threads(4 * count)
+        self._progress = {path: self._unwritten(number) for number, path in enumerate(self._paths)}
+        waiting, flights = deque(numbers), list[_Flight]()
+        found, errors, told = dict[int, FileResult](), dict[int, BaseException](), dict.fromkeys(numbers, 0)
+        try:
+            while waiting or flights:
+                while waiting and len(flights) <= count > sum(not flight.tasks[0].done() for flight in flights):
+                    with at_once(max(1, made_at_once() // count)):
+                        flights.append(self._begin(waiting[0], os.dup(descriptor(waiting.popleft()))))
+                at_work: list[Future[Any]] = [task for each in flights for task in each.tasks if not task.done()]
+                wait(at_work, PATIENCE, FIRST_COMPLETED)
+                check()
+                for number, before in told.items():
+                    progress = self._progress[self._paths[number]]
+                    told[number] = progress.written
+                    if told[number] > before:
+                        watcher(told[number] - before, progress.tensor)
+                for flight in [flight for flight in flights if all(task.done() for task in flight.tasks)]:
+                    if (error := flight.error) is None:
+                        found[flight.number] = flight.result
+                        close_written(flight.fd)
+                    else:  # those before it are completed: something may be wrong there, too, and it would come first
+                        errors[flight.number] = error
+                        close_unwritten(flight.fd)
+                        waiting.clear()
+                        for other in flights:
+                            if other.number > flight.number:
+                                self._progress[self._paths[other.number]].stop()
+                    flights.remove(flight)
+        finally:
+            for progress in self._progress.values():
+                progress.stop()
+            if self._pool is not None:
+                self._pool.shutdown(cancel_futures=True)
+            for flight in flights:
+                close_unwritten(flight.fd)
+        if errors:
+            raise errors[min(errors)]
+        return [found[number] for number in numbers]
+
+    def compared(self, found: Sequence[FileResult]) -> Compared | None:
+        """What the comparison of all files found, and of what lies in several; ``None`` where that is not done."""
+        if not self._verify:
+            return None
+        done = {self._paths[each.number]: each.compared for each in found if each.compared is not None}
+        if len(self._paths) == len(done) == 1:
+            return done[self._paths[0]]
+        rest = compare(self._reader.late(), self._plan, but=list(done), moved=self._moved)
+        return rest.join(done.values())
+
+    def _side_by_side(self, files: int) -> int:
+        """Files that are written at once: one where another machine is asked in order, or errors are added up."""
+        if not THREADS or ELSEWHERE or self._plan.errors is not None:
+            return 1
+        return max(1, min(files, made_at_once(), MOST_FILES))
+
+    def _unwritten(self, number: int) -> Progress:
+        file, frame, path = self._parts[number]
+        leads = {"digest": LEAD}
+        if self._verify:
+            leads["compare"] = SHORT_LEAD if ELSEWHERE or self._tiles(number) else LEAD
+        progress = Progress(leads if self._pool is not None else {})
+        progress.written = payload(file, frame, path).offset
+        return progress
+
+    def _tiles(self, number: int) -> Tiles | None:
+        """Where converted rows wait to be compared."""
+        if self._pool is None or not self._verify:
+            return None
+        return tiles_for((step.action for step in self._plan.files[number].steps), made_at_once())
+
+    def _begin(self, number: int, fd: int) -> _Flight:
+        file, frame, path = self._parts[number]
+        progress, tiles = self._progress[path], self._tiles(number)
+        return _Flight(
+            number,
+            fd,
+            (
+                self._submit(self._write, number, fd, tiles),
+                self._submit(digest, fd, digested(file, frame, path), progress),
+                self._submit(self._compare, path, tiles),
+                self._submit(flush, fd, file.nbytes, progress),
+            ),
+        )
+
+    def _submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
+        if self._pool is not None:
+            return self._pool.submit(copy_context().run, work, *given)
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*given))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
+
+    def _write(self, number: int, fd: int, tiles: Tiles | None) -> Losses:
+        file, losses = self._plan.files[number], Losses(self._plan)
+        with self._source.twin(self._most) as files:
+            write_file(fd, chunks(file, files, losses, tiles), file.nbytes, self._progress[self._paths[number]])
+        return losses
+
+    def _compare(self, path: Path, tiles: Tiles | None) -> Compared | None:
+        progress, growing = self._progress[path], Growing(self._progress, path)
+        try:
+            out = self._reader.early(growing) if self._verify else None
+            if out is None:
+                return None
+            only = [path] if len(self._paths) > 1 else None
+            return compare(out, self._plan, growing, only=only, tiles=tiles, moved=self._moved, most=self._most)
+        except Stopped:
+            if progress.stopped:
+                raise
+            return None  # it takes bytes of another file
+        finally:
+            progress.leave("compare")
+
+
+def phase(plan: Plan) -> str:
+    """What a watcher calls writing it."""
+    return "quantising" if plan.errors else "writing"
+
+
+class _Flight(NamedTuple):
+    """A file that is being written.
+
+    Attributes:
+        tasks: who writes, hashes, compares and flushes it.
+    """
+
+    number: int
+    fd: int
+    tasks: tuple[Future[Losses], Future[bytes], Future[Compared | None], Future[None]]
 
     @property
-    def position(self) -> int:
-        """Bytes appended so far."""
-        return self._position
+    def error(self) -> BaseException | None:
+        """What the first of those met, in their order, of those that were not only told to stop."""
+        errors = [error for task in self.tasks if (error := task.exception()) is not None]
+        return next((error for error in errors if not isinstance(error, Stopped)), next(iter(errors), None))
 
-    def writable(self) -> memoryview:
-        """The free rest of the current buffer, at least one byte; call :meth:`advance` with what was filled."""
-        if self._current is None:
-            stage = self._started()
-            if stage is not None:
-                stage.done.get()  # blocks until the thread is through with this buffer's last content
-            self._current = self._ring[self._next]
-            self._next = (self._next + 1) % len(self._ring)
-        return self._current[self._filled :]
-
-    def advance(self, nbytes: int) -> None:
-        """The first ``nbytes`` of :meth:`writable` are filled."""
-        self._filled += nbytes
-        self._moved_on(nbytes)
-        if self._filled == self._bytes:
-            self._submit()
-
-    def copy(self, fd: int, offset: int, nbytes: int, *, path: Path, tensor: str = "") -> None:
-        """Append ``nbytes`` of the file ``fd`` from ``offset`` on.
-
-        Raises:
-            InputError: ``input.unreadable``, the file cannot be read.
-            OutputError: ``input.changed``, the file ends early; ``system``.
-        """
-        done = asked = 0
-        while done < nbytes:
-            if done >= asked:
-                asked += READ_AHEAD
-                read_ahead(fd, offset + asked, nbytes - asked)
-            free = self.writable()[: nbytes - done]
-            try:
-                got = read_into(fd, free, offset + done)
-            except OSError as error:
-                doing = f"cannot be read at byte {offset + done:,}"
-                raise unreadable(error, path, doing=doing, tensor=tensor or None, offset=offset + done) from error
-            if not got:
-                raise OutputError(
-                    "input.changed",
-                    f"the file ends at byte {offset + done:,}, {nbytes - done:,} bytes early: it has changed",
-                    path=path,
-                    tensor=tensor or None,
-                    offset=offset + done,
-                )
-            self._note(got, path, offset + done)
-            done += got
-            self.advance(got)
-
-    def put(self, data: Buffer, moved: Moved | None = None, offset: int = 0) -> None:
-        """Append the bytes of a contiguous buffer; the caller may use it again.
-
-        Args:
-            moved: rows of which these are the bytes from ``offset`` on.
-        """
-        view = memoryview(data)
-        if not view.nbytes:  # an empty array of two dimensions has no flat view
-            return
-        view, done = view.cast("B"), 0
-        if self.to_file and len(view) >= self._bytes:  # a copy less
-            self._submit()
-            while len(view) - done >= self._bytes:
-                self._note(self._bytes, moved, offset + done)
-                check()
-                self._write(view[done : done + self._bytes], self._position)
-                self._moved_on(self._bytes)
-                done += self._bytes
-        while done < len(view):
-            free = self.writable()
-            taken = min(len(free), len(view) - done)
-            free[:taken] = view[done : done + taken]
-            self._note(taken, moved, offset + done)
-            done += taken
-            self.advance(taken)
-
-    def _note(self, nbytes: int, source: Path | Moved | None, offset: int) -> None:
-        if self._back is not None:
-            self._back.note(self._position, nbytes, source, offset)
-
-    def place(self, data: Buffer, position: int, *, known: bool = False) -> Placed:
-        """Write bytes of a file where they belong, behind all that was appended, in any order and in any thread.
-
-        Args:
-            known: an array of numpy's that somebody else is going to look for in the file, if it is still there then.
-
-        Raises:
-            OutputError: ``output.write`` or ``output.space``.
-        """
-        view = memoryview(data)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
-        assert self._store is not None
-        copies: list[Copy] = []
-        if self._back is None:
-            self._store.write(view, position)
-        else:
-            copies = self._back.place(self._store, view, position, Made(data) if known else None)
-        return Placed(position, len(view), copies)
-
-    def take(self, placed: Placed) -> None:
-        """It is the turn of what was written already."""
-        self._submit()
-        if placed.position != self._position:
-            raise AssertionError(f"bytes of {self._position:,} were placed at {placed.position:,}")
-        check()
-        if self._back is not None:
-            self._back.taken(placed.copies)
-        self.skip(placed.nbytes)
-
-    def zeros(self, nbytes: int) -> None:
-        """Append zeros: a hole in the file where it has blocks to leave out."""
-        if not self.to_file or nbytes < SMALLEST_HOLE:
-            for start in range(0, nbytes, BUFFER_BYTES):
-                self.put(_ZEROS[: min(BUFFER_BYTES, nbytes - start)])
-            return
-        self.skip(nbytes)
-
-    def skip(self, nbytes: int) -> None:
-        """Leave bytes of a file as they are."""
-        self._submit()
-        self._hand()
-        self._moved_on(nbytes)
-        self._tell(nbytes)
-
-    def finish(self) -> bytes:
-        """Write what is left and end the threads.
-
-        Returns:
-            the SHA-256 of everything appended; of a file nothing, which is hashed by whoever reads it back.
-
-        Raises:
-            OutputError: ``output.write`` or ``output.space``.
-            BrokenPipeError: nobody reads what is written.
-        """
-        self._submit()
-        self._hand()
-        self._tell_all()
-        self._end()
-        if self._store is not None and self.to_file:
-            self._store.reach(self._position)
-        for follower in self._followers:
-            follower.finish()
-        return b"" if self.to_file else self._digest.digest()
-
-    def abort(self) -> None:
-        """End the threads, whatever they have left to do. Harmless after :meth:`finish`.
-
-        Those that place bytes may be left behind by a signal that broke off who waited for them: they write no more.
-        """
-        self._stopped = True
-        if self._store is not None:
-            self._store.end()
-        self._end()
-        for follower in self._followers:
-            follower.abandon()
-
-    def _started(self) -> Stage | None:
-        check()
-        if self._stage is None and not self.to_file:
-            stage = Stage(self._hash, len(self._ring))
-            try:
-                stage.start()
-                self._stage = stage
-            except BaseException:
-                stage.jobs.put(None)  # if the thread runs, it ends by itself
-                raise
-        return self._stage
-
-    def _submit(self) -> None:
-        if self._current is not None and self._filled:
-            job, start = self._current[: self._filled], self._position - self._filled
-            if self._stage is not None:
-                self._stage.jobs.put(job)
-            self._write(job, start)
-            self._current, self._filled = None, 0
-
-    def _moved_on(self, nbytes: int) -> None:
-        self._position += nbytes
-        if self._progress:
-            self._progress(nbytes)
-
-    def _end(self) -> None:
-        stage = self._stage
-        if stage is not None:
-            stage.jobs.put(None)
-            stage.wait()
-            self._stage = None
-
-    def _hash(self, job: memoryview | int, position: int) -> None:
-        assert not isinstance(job, int)
-        if not self._stopped:
-            self._digest.update(job)
-
-    def _write(self, job: memoryview, position: int) -> None:
-        if self._store is None:
-            return
-        self._store.write(job, position)
-        heard = len(job)
-        if self._back is not None:
-            heard = self._back.written(self._store, job, position, self._tell_all)
-        self._tell(heard)
-
-    def _hand(self) -> None:
-        if self._back is not None:
-            self._tell(self._back.hand(self._tell_all))
-
-    def _tell_all(self) -> None:
-        """Tell followers of every byte, before this thread waits for one of them."""
-        self._tell(0, all=True)
-
-    def _tell(self, nbytes: int, *, all: bool = False) -> None:
-        """Threads that wake each other for little wait for each other more than they work."""
-        self._untold += nbytes
-        if self._untold >= TOLD_AT_ONCE or (all and self._untold):
-            told, self._untold = self._untold, 0
-            for follower in self._followers:
-                follower.wrote(told)
-
-    def __enter__(self) -> Pipeline:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
+    @property
+    def result(self) -> FileResult:
+        """What became of it."""
+        losses, found, compared, _ = self.tasks
+        return FileResult(self.number, found.result(), compared.result(), losses.result())

@@ -1,8 +1,7 @@
 """Files that are looked at and hashed in one pass: a thread hashes what the calling one has just looked at.
 
-The hashing thread is handed the very memory, which goes round between the two as it does between the thread that
-writes a file and the one that hashes it (:mod:`ckconv.engine.handed`). What is looked at in another order than that of
-the file is read again; and what is being written is hashed behind the writing thread.
+The hashing thread is handed the very memory, which goes round between the two. What is looked at in another order than
+that of the file is read again.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.tensors import Extent, Identity
-from ckconv.engine.behind import Behind
-from ckconv.engine.following import Growth
 from ckconv.engine.workers import Stage
 from ckconv.io.ahead import made_at_once
 from ckconv.io.files import CHUNK, Files
@@ -128,7 +125,6 @@ class ReadOnce(Files):
     def __init__(
         self,
         known: Mapping[Path, Identity] | None = None,
-        growing: Growth | None = None,
         *,
         hashed: Iterable[Extent] = (),
         moved: Mapping[Path, Path] | None = None,
@@ -137,18 +133,15 @@ class ReadOnce(Files):
         """Open nothing yet.
 
         Args:
-            known, growing, moved, most: see :class:`ckconv.io.files.Files`.
+            known, moved, most: see :class:`ckconv.io.files.Files`.
             hashed: extents whose digests are wanted.
         """
-        super().__init__(known, growing, moved, most)
-        read, wanted, grows = super().read_into, list(hashed), growing.paths if growing is not None else ()
-        self._readings = {extent: Reading(extent, read) for extent in wanted if extent.path not in grows}
+        super().__init__(known, None, moved, most)
+        read = super().read_into
+        self._readings = {extent: Reading(extent, read) for extent in hashed}
         self._of_path: dict[Path, list[Reading]] = {}
         for extent, reading in self._readings.items():
             self._of_path.setdefault(extent.path, []).append(reading)
-        self._growth = growing
-        behind = [extent for extent in wanted if extent.path in grows]
-        self._behind = Behind(behind, growing, self._opened) if growing is not None and behind else None
 
     def read_into(self, path: Path, offset: int, buffer: Buffer) -> None:
         """See :meth:`ckconv.io.files.Files.read_into`."""
@@ -169,10 +162,6 @@ class ReadOnce(Files):
         within = offset - run.offset
         return run.bytes[within : within + min(nbytes, CHUNK)]
 
-    def known_same(self, path: Path, offset: int, other: object, other_at: int, nbytes: int) -> int:
-        """See :meth:`ckconv.io.files.Files.known_same`."""
-        return self._growth.same(path, offset, other, other_at, nbytes) if self._growth is not None else 0
-
     def _run(self, path: Path, offset: int) -> Run | None:
         reading = self._reading(path, offset)
         if reading is None:
@@ -192,8 +181,6 @@ class ReadOnce(Files):
 
     def digest(self, extent: Extent) -> bytes:
         """SHA-256 of an extent, all of it read now if it was not asked for before."""
-        if self._behind is not None and self._behind.has(extent):
-            return self._behind.digest(extent)
         if extent not in self._readings:
             self._readings[extent] = Reading(extent, super().read_into)
         return self._readings[extent].digest()
@@ -201,8 +188,6 @@ class ReadOnce(Files):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._behind is not None:
-            self._behind.stop()
         for reading in self._readings.values():
             reading.stop()
         super().__exit__(kind, error, trace)

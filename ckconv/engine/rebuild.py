@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.version import __version__
 from ckconv.engine.losses import Losses
-from ckconv.engine.pipeline import BUFFER_BYTES
+from ckconv.engine.progress import Unwatched, Watcher
 from ckconv.engine.replan import file_name_of
-from ckconv.engine.run import side_places
-from ckconv.engine.transfer import Told, Unwatched, Watcher, stream
-from ckconv.errors import OutputError, UsageError, VerifyError
+from ckconv.engine.sidefiles import side_places
+from ckconv.engine.write import in_one_run
+from ckconv.errors import UsageError, VerifyError
 from ckconv.formats import format_of
-from ckconv.io.files import Files, readable
+from ckconv.io.files import CHUNK, Files
 from ckconv.options import Options
 from ckconv.publish.files import opened_regular, pieces_of, there
 from ckconv.record.conversion import ConversionRecord, records_of
@@ -30,7 +30,6 @@ from ckconv.system import read_at
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from ckconv.engine.rowmoves import Moved
     from ckconv.formats.destination import Destination
     from ckconv.plan.container import Frame
     from ckconv.plan.steps import OutputFile, Plan
@@ -50,36 +49,29 @@ class Rebuilt(NamedTuple):
 
 
 class Held:
-    """Takes what a conversion writes, and holds it against a file: the half of a pipeline that steps know."""
-
-    to_file = False
+    """Takes what a conversion writes, and holds it against a file."""
 
     def __init__(self, path: Path, fd: int, watcher: Watcher | None = None) -> None:
         """Describe it; ``path`` is what an error calls the file."""
         self._path, self._fd, self._watcher = path, fd, watcher or Unwatched()
-        self._begin = self.at = 0
+        self.at = 0
         self._digest = sha256()
         self.tensor = ""
 
     def begin(self, at: int) -> None:
         """What comes next stands at byte ``at``."""
-        self._begin = self.at = at
+        self.at = at
 
     def named(self, tensor: str) -> None:
         """What comes next belongs to this tensor, or to none."""
         self.tensor = tensor
 
     @property
-    def position(self) -> int:
-        """Bytes that came since :meth:`begin`."""
-        return self.at - self._begin
-
-    @property
     def digest(self) -> bytes:
         """SHA-256 of everything that came."""
         return self._digest.digest()
 
-    def put(self, data: Buffer, moved: Moved | None = None, offset: int = 0) -> None:
+    def put(self, data: Buffer) -> None:
         """Compare these bytes with the file's next ones.
 
         Raises:
@@ -87,35 +79,14 @@ class Held:
         """
         view = memoryview(data)
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        for start in range(0, len(view), BUFFER_BYTES):
-            meant = view[start : start + BUFFER_BYTES]
+        for start in range(0, len(view), CHUNK):
+            meant = view[start : start + CHUNK]
             found = read_at(self._fd, len(meant), self.at)
             if found != meant:
                 self._differs(found, meant)
             self._digest.update(meant)
             self.at += len(meant)
             self._watcher(len(meant), self.tensor)
-
-    def copy(self, fd: int, offset: int, nbytes: int, *, path: Path, tensor: str = "") -> None:
-        """``nbytes`` of another file come next."""
-        done = 0
-        while done < nbytes:
-            with readable(path):
-                data = read_at(fd, min(BUFFER_BYTES, nbytes - done), offset + done)
-            if not data:
-                raise OutputError("input.changed", "the file ends early: it has changed", path=path)
-            self.put(data)
-            done += len(data)
-
-    def zeros(self, nbytes: int) -> None:
-        """Zeros come next."""
-        zeros = memoryview(bytes(min(BUFFER_BYTES, nbytes)))
-        for start in range(0, nbytes, BUFFER_BYTES):
-            self.put(zeros[: nbytes - start])
-
-    def skip(self, nbytes: int) -> None:
-        """Never called: a rebuilt file has no bytes to skip."""
-        raise AssertionError(nbytes)
 
     def ends(self) -> None:
         """Check that the file ends here.
@@ -133,20 +104,6 @@ class Held:
         at, is_there = self.at + first, f"is {found[first]:#04x}" if first < len(found) else "is missing"
         message = f"byte {at:,} {is_there}, {meant[first]:#04x} is made of the source"
         raise VerifyError(CODE, message, path=self._path, offset=at, tensor=self.tensor or None)
-
-
-class _Names:
-    """Tells :class:`Held` the tensor that the next bytes belong to."""
-
-    def __init__(self, held: Held) -> None:
-        self._held = held
-
-    def begin(self, phase: str, total: int) -> None:
-        """Ignored: it is one phase."""
-
-    def __call__(self, nbytes: int, name: str) -> None:
-        """A tensor begins."""
-        self._held.named(name)
 
 
 def rebuild(
@@ -229,7 +186,9 @@ def _file(path: Path, file: OutputFile, frame: Frame, inputs: Files, losses: Los
         held.begin(frame.header_bytes)
         held.put(frame.prologue)
         held.begin(begin)
-        stream(file, frame, begin, inputs, held, Told(_Names(held)), losses)
+        for data, name in in_one_run(file, begin, file.nbytes - len(frame.epilogue), inputs, losses):
+            held.named(name)
+            held.put(data)
         digest = held.digest
         held.named("")
         held.put(frame.epilogue)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckconv.core.dtypes import Kind
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine.targets import make_plan
+from ckconv.engine.planning import make_plan
 from ckconv.formats import format_of, load
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from ckconv.core.tensors import Tensor
 from ckconv.core.version import __version__
-from ckconv.engine.merging import merged
-from ckconv.engine.targets import make_plan
+from ckconv.engine.planning import make_plan, merged
 from ckconv.errors import OutputError
 from ckconv.families.own import own_files
 from ckconv.formats.detect import open_index

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
-from ckconv.core.tensors import Checksum, Extent, TensorIndex
-from ckconv.engine.workers import Stage
+from ckconv.core.tensors import Extent, TensorIndex
 from ckconv.errors import UnsupportedError, VerifyError, unreadable
+from ckconv.io.ahead import threads
 from ckconv.publish.files import opened_regular
 from ckconv.signals import check
 from ckconv.system import read_into
@@ -18,13 +18,12 @@ from ckconv.verification.tensors import check_checksums
 #: a file takes longer than to read it: the system has to find every page of it as well, and forget it again.
 HASHED_AT_ONCE = 4 << 20
 
+#: Seconds between two looks whether a signal came.
+_PATIENCE = 0.1
+
 
 class FileHash:
-    """Hashes the bytes of ``fd`` from ``offset`` on, as far as it is told to.
-
-    Attributes:
-        stopped: set from any thread when the digest is not needed any more.
-    """
+    """Hashes the bytes of ``fd`` from ``offset`` on, as far as it is told to."""
 
     def __init__(self, fd: int, offset: int) -> None:
         """Hash nothing yet."""
@@ -32,7 +31,6 @@ class FileHash:
         self._hash = hashlib.sha256()
         self._buffer = memoryview(b"")
         self._hashed = 0
-        self.stopped = False
 
     @property
     def nbytes(self) -> int:
@@ -44,18 +42,13 @@ class FileHash:
         """SHA-256 of :attr:`nbytes` bytes."""
         return self._hash.digest()
 
-    def add(self, data: memoryview) -> None:
-        """Hash bytes that were read already, and come next."""
-        self._hash.update(data)
-        self._hashed += len(data)
-
     def read_to(self, until: int) -> None:
         """Hash up to ``until`` bytes, or as far as the file goes.
 
         Raises:
             OSError: the file cannot be read.
         """
-        while self._hashed < until and not self.stopped:
+        while self._hashed < until:
             check()
             if not self._buffer:
                 self._buffer = memoryview(bytearray(HASHED_AT_ONCE))
@@ -67,71 +60,22 @@ class FileHash:
             self._hashed += got
 
 
-class ChecksumThread:
-    """Computes a file's own checksums beside other work with its tensors."""
-
-    def __init__(self, checksums: tuple[Checksum, ...]) -> None:
-        """Begin."""
-        self._checksums = checksums
-        self._digests: dict[Extent, bytes] = {}
-        self._reading: FileHash | None = None
-        self._stopped = False
-        self._stage: Stage | None = None
-        if checksums:  # a thread takes memory of its own even if it has nothing to do
-            stage = Stage.of(self._run)
-            stage.start()
-            self._stage = stage
-
-    def _run(self) -> None:
-        for checksum in self._checksums:
-            self._digests[checksum.extent] = self._digest(checksum.extent)
-
-    def _digest(self, extent: Extent) -> bytes:
-        try:
-            with opened_regular(extent.path) as fd:
-                self._reading = reading = FileHash(fd, extent.offset)
-                if self._stopped:  # before there was anything to stop
-                    reading.stopped = True
-                reading.read_to(extent.nbytes)
-        except OSError as error:
-            raise unreadable(error, extent.path) from error
-        return reading.digest
-
-    def check(self, path: Path) -> None:
-        """Wait, and check: see :func:`check_checksums`.
-
-        Raises:
-            InputError: ``input.unreadable``.
-        """
-        if self._stage is not None:
-            self._stage.wait()
-            if self._stage.error is not None:
-                raise self._stage.error
-        check_checksums(self._checksums, self._digests.__getitem__, path)
-
-    def stop(self) -> None:
-        """End early and wait for the thread."""
-        self._stopped = True
-        if self._reading is not None:
-            self._reading.stopped = True
-        if self._stage is not None:
-            self._stage.wait()
-
-
 class Soundness:
-    """Whether a source that says its own checksum has it.
+    """Whether a source that says its own checksum has it: hashed by a thread beside what is done with its tensors.
 
     A source that is damaged is said to be so, whatever else is found to be wrong because of it.
     """
 
     def __init__(self, index: TensorIndex) -> None:
         self._index = index
-        self._hashing: ChecksumThread | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._hashing: Future[dict[Extent, bytes]] | None = None
+        self._stopped = False
 
     def begin(self) -> None:
-        """Hash it beside what is done from now on."""
-        if self._hashing is None:
-            self._hashing = ChecksumThread(self._index.checksums)
+        """Hash it beside what is done from now on; where no thread can be started, when it is checked."""
+        if self._index.checksums and self._hashing is None and (pool := threads(1)) is not None:
+            self._pool, self._hashing = pool, pool.submit(self._digests)
 
     def check(self) -> None:
         """Wait for the result.
@@ -141,8 +85,27 @@ class Soundness:
             InputError: ``input.unreadable``.
         """
         self.begin()
-        assert self._hashing is not None
-        self._hashing.check(self._index.path)
+        while self._hashing is not None and not self._hashing.done():
+            check()
+            wait((self._hashing,), _PATIENCE)
+        digests = self._hashing.result() if self._hashing is not None else self._digests()
+        check_checksums(self._index.checksums, digests.__getitem__, self._index.path)
+
+    def _digests(self) -> dict[Extent, bytes]:
+        found = {}
+        for extent in (checksum.extent for checksum in self._index.checksums):
+            try:
+                with opened_regular(extent.path) as fd:
+                    reading = FileHash(fd, extent.offset)
+                    while not self._stopped and reading.nbytes < extent.nbytes:
+                        before = reading.nbytes
+                        reading.read_to(min(extent.nbytes, before + HASHED_AT_ONCE))
+                        if reading.nbytes == before:
+                            break
+            except OSError as error:
+                raise unreadable(error, extent.path) from error
+            found[extent] = reading.digest
+        return found
 
     def __enter__(self) -> Soundness:
         return self
@@ -154,5 +117,6 @@ class Soundness:
             if isinstance(error, (UnsupportedError, VerifyError)) and error.code != "bump.checksum":
                 self.check()
         finally:
-            if self._hashing is not None:
-                self._hashing.stop()
+            self._stopped = True
+            if self._pool is not None:
+                self._pool.shutdown()

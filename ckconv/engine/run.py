@@ -1,34 +1,43 @@
-"""Run a plan: stream the steps into an output that is published complete and verified, or not at all."""
+"""Run a plan: its files are written and verified in a staging directory, then published complete, or not at all."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckconv.core.beside import beside
-from ckconv.core.documents import CONFIG_NAME
+from ckconv.core.tensors import Extent, TensorIndex
+from ckconv.engine.follow import compare_restored, digest
+from ckconv.engine.frames import digested, holes, write_frames
 from ckconv.engine.leftovers import check_leftovers, gone_notes, left_documents, stale_lists
-from ckconv.engine.pipeline import SMALLEST_HOLE
+from ckconv.engine.losses import Losses
+from ckconv.engine.pipeline import FileResult, Pipeline, phase
+from ckconv.engine.progress import Progress, Unwatched, Watcher
+from ckconv.engine.readback import check_frame, check_kept
 from ckconv.engine.reread import Soundness
-from ckconv.engine.settle import Late, Staged, Written, write_late
-from ckconv.engine.transfer import NO_DIGEST, Unwatched, Watcher, write_frames, write_stdout
-from ckconv.errors import UsageError
-from ckconv.formats import format_of, load
+from ckconv.engine.sidefiles import check_distinct, late_rooms, named_last, own_names, side_places, write_late, written
+from ckconv.engine.stdout import write_stdout
+from ckconv.errors import InputError, UsageError, VerifyError
+from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
-from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX
-from ckconv.io.ahead import at_once
+from ckconv.formats.detect import open_index
+from ckconv.formats.safetensors.spec import INDEX_SUFFIX
+from ckconv.formats.sides import seen_as
+from ckconv.io.ahead import threads
 from ckconv.io.files import Files
-from ckconv.plan.container import Container
+from ckconv.plan.container import Container, Frame, Late, Written
 from ckconv.plan.steps import OutputFile, Plan
 from ckconv.publish.checks import check_parent
-from ckconv.publish.files import SideFile, digest_of, failing
-from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.publish.files import failing, opened_regular
+from ckconv.publish.staging import Outputs, Room
 from ckconv.signals import noted
+from ckconv.system import write_at
+from ckconv.verification.tensors import Compared
 
 if TYPE_CHECKING:
     from ckconv.engine.apart import Apart, Assembly
@@ -113,44 +122,39 @@ def run(
     if target.parent is None and plan.index.adapter is not None and container.side_files:
         raise UsageError("usage.target", "an adapter is two files, and stdout takes one", hint="name a directory")
     side = side_places(plan, container, target, places or {}, on_request)
-    plan = replace(plan, notes=(*plan.notes, *_own_names(side, target)))
+    plan = replace(plan, notes=(*plan.notes, *own_names(side, target)))
     if target.file is not None:
         check_parent(target.file)
+
+    def report(files: Sequence[Written], verified: int | None, losses: Losses) -> Report:
+        tensors, others = files[: len(plan.files)], files[len(plan.files) :]
+        seconds = time.monotonic() - started
+        beside_it = tuple(file.path for file in others)
+        return Report(plan, target.name, tuple(tensors), beside_it, verified, seconds, losses.changed, losses.merged)
+
     with Files(plan.index.identities) as files, Soundness(plan.index) as source:
         if target.parent is None:
             assert stdout is not None
             source.check()  # nothing can be taken back from there
             with Outputs({}, side, force=force, inputs=_inputs(plan)) as outputs:
-                digest, losses = write_stdout(plan, container, files, stdout, watcher)
+                found, losses = write_stdout(plan, container, files, stdout, watcher)
                 outputs.publish()
-            whole = Written(Path(target.name), plan.nbytes, *_of_pipe(container, digest))
-            return Report(
-                plan,
-                target.name,
-                (whole,),
-                tuple(side),
-                None,
-                time.monotonic() - started,
-                losses.changed,
-                losses.merged,
-            )
+            digest_of_what = ("", found.hex()) if container.frames[0].header else (found.hex(), "")
+            whole = Written(Path(target.name), plan.nbytes, *digest_of_what)
+            return report([whole, *written(side)], None, losses)
         paths = [target.parent / file.name for file in plan.files]
-        rooms = _rooms_of_late(late, paths, plan, side)
+        rooms = late_rooms(late, paths, plan, side)
         assembly = _assembly(plan, container, apart, verify=verify) if apart is not None else None
         if apart is not None and assembly is None and (apart.resume or apart.executor):
-            plan = replace(
-                plan,
-                notes=(*plan.notes, "--resume and --cluster change nothing here: the output is written in one piece"),
-            )
+            note = "--resume and --cluster change nothing here: the output is written in one piece"
+            plan = replace(plan, notes=(*plan.notes, note))
         rooms |= {
-            path: Room(file.nbytes, tuple(_holes(file)), apart=assembly is not None)
+            path: Room(file.nbytes, tuple(holes(file)), apart=assembly is not None)
             for path, file in zip(paths, plan.files, strict=True)
         }
-        _check_apart([*side, *(item.path for item in late)], paths)
+        check_distinct([*side, *(item.path for item in late)], paths)
         gone = left_documents(plan, target, [*rooms, *side]) if force else []
         plan = replace(plan, notes=(*plan.notes, *gone_notes(gone), *stale_lists(target, [*rooms, *side])))
-        last = entry(plan, paths, side)
-        inputs = () if in_place else _inputs(plan)
         kept = assembly.kept if assembly else None
         if kept is not None:
             with failing(Path(target.name)):
@@ -163,43 +167,183 @@ def run(
                 directory=target.directory,
                 typed=target.file,
                 force=force,
-                inputs=inputs,
-                last=last,
+                inputs=() if in_place else _inputs(plan),
+                last=named_last(plan, paths, side),
                 gone=gone,
             ) as outputs,
         ):
             look = partial(check_leftovers, plan, target, rooms, side, gone)
             look()
-            if not plan.restores or not verify:  # else it is verified whole
-                source.begin()
+            source.begin()
             with failing(Path(target.name)):  # a reader raises its own error
                 if assembly is not None:
-                    losses, files_written, verified = assembly.run(outputs, paths, target, watcher)
+                    losses, results, verified = assembly.run(outputs, paths, target, watcher)
                 else:
-                    staged = Staged(plan, container, target, paths, outputs, verify=verify)
-                    write_frames(plan, container, (outputs.fds[path] for path in paths), Path(target.name))
-                    with at_once(staged.jobs), staged.lanes:
-                        losses = staged.write(files, watcher)
-                        named = digests or any(item.names_digests for item in late)
-                        files_written, verified = staged.settle(whole=named)
-            if not plan.restores or not verify:
-                source.check()
-            written = [*files_written, *_written(side)]
+                    whole_digests = digests or any(item.names_digests for item in late)
+                    staged = _Staged(plan, container, target, files, outputs, verify=verify)
+                    losses, results, verified = staged.write(watcher, whole=whole_digests)
+            source.check()
+            done = [*results, *written(side)]
             for item in late:
                 with failing(item.path):
-                    written.append(write_late(item, written, outputs.fds[item.path], verify=verify))
+                    done.append(write_late(item, done, outputs.fds[item.path], verify=verify))
             files.check_unchanged()
             outputs.publish(look)
-    return Report(
-        replace(plan, notes=(*plan.notes, *outputs.notes)),
-        target.name,
-        tuple(written[: len(paths)]),
-        tuple(file.path for file in written[len(paths) :]),
-        verified,
-        time.monotonic() - started,
-        losses.changed,
-        losses.merged,
-    )
+        plan = replace(plan, notes=(*plan.notes, *outputs.notes))
+    return report(done, verified, losses)
+
+
+class _Staged:
+    """The files of tensors of an output that has no name yet."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        container: Container,
+        target: Destination,
+        source: Files,
+        outputs: Outputs,
+        *,
+        verify: bool,
+    ) -> None:
+        self._plan, self._container, self._target = plan, container, target
+        assert target.parent is not None
+        self._paths = [target.parent / file.name for file in plan.files]
+        self._source, self._outputs, self._verify = source, outputs, verify
+        self._places = [outputs.staged(path) for path in self._paths]
+
+    def write(self, watcher: Watcher, *, whole: bool) -> tuple[Losses, list[Written], int | None]:
+        """Write everything, and look at all of it: what could not be kept, the files, and how many tensors are right.
+
+        Args:
+            whole: digests of whole files are wanted, also of those whose headers hold one of a part.
+
+        Raises:
+            UnsupportedError: a value would change that may not.
+            VerifyError: a byte is not what was meant, a tensor not what the source holds, or the format's reference
+                reader does not open a file.
+            OutputError: ``output.write`` or ``output.space``.
+        """
+        plan, fds = self._plan, self._outputs.fds
+        write_frames(((file, frame, fds[path]) for file, frame, path in self._parts()), Path(self._target.name))
+        watcher.begin(phase(plan), plan.nbytes)
+        with self._as_target():
+            pipeline = Pipeline(plan, self._container, self._source, self._places, self._open, verify=self._verify)
+            results = pipeline.run(range(len(self._paths)), lambda number: fds[self._paths[number]], watcher)
+        losses = Losses(plan)
+        for result in results:
+            losses.join(result.losses)
+        losses.check()
+        for result, (_, frame, path) in zip(results, self._parts(), strict=True):
+            if frame.header:
+                write_at(fds[path], frame.header(result.digest), 0)
+        pool = threads(1)
+        syncing = pool.submit(self._outputs.sync) if pool else None
+        try:
+            verified = self._checked(pipeline, results)
+            files = [*self._files(results, whole=whole)]
+            self._check_restored(files)
+        finally:
+            if pool:
+                pool.shutdown()
+        if syncing:
+            syncing.result()
+        else:
+            self._outputs.sync()
+        return losses, files, verified
+
+    def _parts(self) -> Iterator[tuple[OutputFile, Frame, Path]]:
+        return zip(self._plan.files, self._container.frames, self._paths, strict=True)
+
+    def _checked(self, pipeline: Pipeline, results: Sequence[FileResult]) -> int | None:
+        """Look at what is around the tensors, then at what they were found to be."""
+        for place in self._places:
+            with self._as_target(always=True):
+                self._container.check(place)
+        if not self._verify:
+            return None
+        with self._as_target():
+            for result, (file, frame, path) in zip(results, self._parts(), strict=True):
+                header = frame.header(result.digest) if frame.header else b""
+                check_frame(file, frame, header, self._outputs.fds[path], path)
+            compared = self._compared(pipeline, results)
+        return compared.tensors
+
+    def _compared(self, pipeline: Pipeline, results: Sequence[FileResult]) -> Compared:
+        plan = self._plan
+        if plan.restores:
+            check_kept(plan, self._places, Path(self._target.name))
+            restored = compare_restored(self._open(), plan)
+            restored.check(plan.index.path, (), {})
+            return restored
+        compared = pipeline.compared(results)
+        assert compared is not None
+        framed = any(frame.header for frame in self._container.frames)
+        checksums = self._open().checksums if framed else ()  # the header holds the digest now
+        parts = zip(results, self._plan.files, self._container.frames, self._places, strict=True)
+        known = {digested(file, frame, place): result.digest for result, file, frame, place in parts}
+        found = {c.extent: known.get(c.extent) or _hashed(c.extent) for c in checksums}
+        compared.check(plan.index.path, checksums, found)
+        return compared
+
+    def _files(self, results: Sequence[FileResult], *, whole: bool) -> Iterator[Written]:
+        for result, (file, frame, path), place in zip(results, self._parts(), self._places, strict=True):
+            found = result.digest.hex()
+            if not frame.header:
+                yield Written(path, file.nbytes, found)
+            else:
+                of_whole = _hashed(Extent(place, 0, file.nbytes)).hex() if whole else ""
+                yield Written(path, file.nbytes, of_whole, found)
+
+    def _check_restored(self, files: Sequence[Written]) -> None:
+        """Check by its digest that a file that is restored is the one that it was."""
+        digests = self._plan.restores.digests if self._plan.restores else {}
+        for file in files:
+            was = digests.get(file.path.name, file.sha256)
+            if was != file.sha256:
+                message = f"{file.path.name} would not be the file that was converted: its SHA-256 was {was}"
+                hint = "what it was converted to has changed; --no-source-record makes it without its record"
+                raise VerifyError("record.foreign", message, path=self._target.name, hint=hint)
+
+    def _open(self) -> TensorIndex:
+        """What a reader of the format finds; what goes elsewhere is a link in the staging directory."""
+        opened = self._places[0]
+        if not format_of(self._plan.format).single:
+            if self._target.directory is not None:
+                opened = self._outputs.staging
+            elif len(self._paths) > 1:
+                staged = self._outputs.staging.iterdir()
+                opened = next(path for path in staged if path.name.endswith(INDEX_SUFFIX))
+        return seen_as(self._plan.index, open_index(opened, base=self._plan.options.base, follow_links=True))
+
+    @contextmanager
+    def _as_target(self, *, always: bool = False) -> Iterator[None]:
+        """Within the block, an error about what is staged is one about the target: nobody knows its temporary name."""
+        try:
+            yield
+        except VerifyError as error:
+            if always or not self._plan.restores or error.code == "verify.file":
+                error.path = self._target.name
+            raise
+        except InputError as error:
+            if error.path is None or not Path(error.path).is_relative_to(self._outputs.staging):
+                raise
+            raise VerifyError(
+                error.code,
+                f"the output cannot be read back: {error.message}",
+                path=self._target.name,
+                tensor=error.tensor,
+                offset=error.offset,
+                details=error.details,
+            ) from error
+
+
+def _hashed(extent: Extent) -> bytes:
+    """SHA-256 of a part of a file that is complete."""
+    whole = Progress({})
+    whole.written = extent.offset + extent.nbytes
+    with opened_regular(extent.path) as fd:
+        return digest(fd, extent, whole)
 
 
 def _assembly(plan: Plan, container: Container, apart: Apart, *, verify: bool) -> Assembly | None:
@@ -223,96 +367,3 @@ def outputs_of(
 
 def _inputs(plan: Plan) -> tuple[Path, ...]:
     return (*plan.index.files, *beside(plan.index).values())
-
-
-def _written(side: Mapping[Path, Small]) -> list[Written]:
-    return [Written(path, len(what.content), digest_of(what.content)) for path, what in side.items()]
-
-
-def _rooms_of_late(
-    late: Sequence[Late], paths: Sequence[Path], plan: Plan, side: Mapping[Path, Small]
-) -> dict[Path, Room]:
-    none = NO_DIGEST.hex()
-    known = [Written(path, file.nbytes, none, none) for path, file in zip(paths, plan.files, strict=True)]
-    known += _written(side)
-    rooms = {}
-    for item in late:
-        nbytes = item.nbytes(known)
-        rooms[item.path] = Room(nbytes)
-        known.append(Written(item.path, nbytes, none))
-    return rooms
-
-
-def side_places(
-    plan: Plan, container: Container, target: Destination, places: Mapping[str, Path], on_request: Sequence[str]
-) -> dict[Path, Small]:
-    """Where each side file goes. A model on standard output has no place beside it."""
-    side: dict[Path, Small] = {}
-    wanted = {*places, *on_request}
-    for name in sorted(wanted - container.side_files.keys()):
-        raise UsageError("usage.side-file", f"{plan.target_name} has no {name}")
-    for name, content in container.side_files.items():
-        if name in container.on_request and name not in wanted:
-            continue
-        place = places.get(name) or _beside(target, name, content)
-        if place is None and name in container.on_request:
-            raise UsageError("usage.side-file", f"{name} must lie beside the model, and stdout has no place for it")
-        if place is not None and any(place.absolute() == other.absolute() for other in side):
-            raise UsageError("usage.side-file", f"{place} would be two of the files beside the model")
-        if place is not None:
-            side[place] = Small(name, content)
-    return side
-
-
-def _beside(target: Destination, name: str, content: SideFile) -> Path | None:
-    own = format_of(target.format).place_beside
-    if target.file is not None and own is not None:
-        place: Path = load(own)(target.file, name, content)
-        return place
-    return target.parent / name if target.parent is not None else None
-
-
-def _own_names(side: Mapping[Path, Small], target: Destination) -> Iterator[str]:
-    """What there is to say of side files that are not called what the engine reads."""
-    own = {small.name: path.name for path, small in side.items() if path.name == f"{target.file_name}.{small.name}"}
-    if own:
-        yield (
-            f"another bump file is there: what belongs to this one is {', '.join(own.values())}; "
-            f"the engine reads {', '.join(own)}, so a directory of its own (DST/) is better"
-        )
-
-
-def _check_apart(beside: Sequence[Path], paths: Sequence[Path]) -> None:
-    taken = {path.absolute() for path in beside}
-    for path in paths:
-        if path.absolute() in taken:
-            raise UsageError(
-                "usage.target", f"{path} would be both the model and a file beside it", hint="name another DST"
-            )
-
-
-def _holes(file: OutputFile) -> list[tuple[int, int]]:
-    return [(step.offset, step.nbytes) for step in file.steps if step.zero_filled and step.nbytes >= SMALLEST_HOLE]
-
-
-def _of_pipe(container: Container, digest: bytes) -> tuple[str, str]:
-    """SHA-256 of the whole and of the payload; what follows a header is all that was hashed of it."""
-    return ("", digest.hex()) if container.frames[0].header else (digest.hex(), "")
-
-
-def entry(plan: Plan, paths: Sequence[Path], side: Mapping[Path, Small]) -> list[Path]:
-    """The files to name last, in this order.
-
-    llama.cpp begins with the first shard of a split GGUF (``llama_model_loader``), the engine with the weights,
-    transformers with the index of a checkpoint, or its one file of weights; mlx-lm reads ``config.json`` and takes
-    no weights of which a tensor is missing.
-
-    Args:
-        paths: files of tensors, in order.
-        side: files beside them.
-    """
-    if format_of(plan.format).single:
-        return list(reversed(paths))
-    indexes = [path for path, what in side.items() if what.name.endswith(INDEX_SUFFIX)]
-    configs = [path for path, what in side.items() if what.name in (CONFIG_NAME, ADAPTER_CONFIG)]
-    return [*configs, *paths, *indexes]

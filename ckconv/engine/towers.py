@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckconv.engine.late import side_files
+from ckconv.engine.planning import TOWER_HINT, make_plan
 from ckconv.engine.run import Report, run
-from ckconv.engine.settle import Late
-from ckconv.engine.targets import TOWER_HINT, make_plan
+from ckconv.engine.sidefiles import late_files
 from ckconv.errors import UsageError
 from ckconv.formats import FORMATS, format_of, tower_format
 from ckconv.formats.destination import Destination, destination, says_nothing
@@ -22,11 +21,12 @@ from ckconv.io.addresses import as_path
 from ckconv.io.files import readable
 from ckconv.options import Options
 from ckconv.plan.choices import check_values
+from ckconv.plan.container import Late
 from ckconv.plan.steps import Plan
 from ckconv.publish.checks import check_target
 
 if TYPE_CHECKING:
-    from ckconv.engine.transfer import Watcher
+    from ckconv.engine.progress import Watcher
 
 
 def prepare_tower(
@@ -115,5 +115,5 @@ def convert_tower(
     options = options or Options()
     check_values(options)
     plan, place = prepare_tower(source, target, options=options)
-    late = side_files(plan, place, checksums=checksums)
+    late = late_files(plan, place, checksums=checksums)
     return run(plan, place, force=force, verify=verify, late=late, watcher=progress)

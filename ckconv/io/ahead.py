@@ -7,19 +7,19 @@ before somebody takes the first one: that bounds memory.
 
 from __future__ import annotations
 
-import _thread
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from itertools import chain, islice
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from threading import Event, local
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ckconv.errors import UsageError
 from ckconv.io.files import Files
 from ckconv.quant.quantise import noted_aside
-from ckconv.system import processors
+from ckconv.system import THREADS, processors
 
 if TYPE_CHECKING:
     from ckconv.core.tensors import Tensor
@@ -60,6 +60,22 @@ def made_at_once() -> int:
     return _JOBS.get()
 
 
+def threads(count: int) -> ThreadPoolExecutor | None:
+    """A pool whose threads run already; ``None`` where there are none to be had (WebAssembly, a user's limit)."""
+    if not THREADS:
+        return None
+    pool, begun = ThreadPoolExecutor(count), Event()
+    try:
+        for _ in range(count):
+            pool.submit(begun.wait)
+    except RuntimeError:
+        begun.set()
+        pool.shutdown()
+        return None
+    begun.set()
+    return pool
+
+
 def is_light(tensor: Tensor, conversion: Conversion) -> bool:
     """Reading takes as long as computing does: nothing is decoded, quantised, packed again or merged."""
     blocks = max(conversion.source.block, conversion.target.block) > 1
@@ -89,101 +105,45 @@ class SideBySide(Generic[R]):
             alone: there is little to compute, and the calling thread does all of it.
 
         Raises:
-            CkconvError: whatever a piece raises, where its turn comes.
+            CkconvError: whatever a piece raises, where its turn comes; or of a thread's files, when all are made.
         """
         waiting = iter(pieces)
         head = list(islice(waiting, 2))
         count = made_at_once()
-        workers = _started(count, self._files, self._make) if len(head) > 1 and count > 1 and not alone else []
-        if not workers:
+        pool = threads(count) if len(head) > 1 and count > 1 and not alone else None
+        if pool is None:
             for piece in chain(head, waiting):
                 yield piece(self.first)
             return
-        jobs: SimpleQueue[Any] = workers[0].jobs
+        own, twins = local(), list[Files]()
+
+        def made(piece: Callable[[R], T]) -> tuple[T, list[Callable[[], None]]]:
+            with noted_aside() as notes:
+                if not hasattr(own, "reader"):
+                    twins.append(self._files.twin())
+                    own.reader = self._make(twins[-1])
+                    self.readers.append(own.reader)
+                return piece(own.reader), notes
+
+        results: deque[Future[tuple[T, list[Callable[[], None]]]]] = deque()
         try:
-            results: deque[SimpleQueue[Any]] = deque()
             for piece in chain(head, waiting):
-                results.append(SimpleQueue())
-                jobs.put((piece, results[-1]))
-                if len(results) >= len(workers) + BEHIND:
+                results.append(pool.submit(copy_context().run, made, piece))
+                if len(results) >= count + BEHIND:
                     yield _taken(results.popleft())
             while results:
                 yield _taken(results.popleft())
+            for files in twins:
+                files.check_unchanged()
         finally:
-            _end(workers)
-        for worker in workers:
-            self.readers += worker.made
-            if worker.error is not None:
-                raise worker.error
+            pool.shutdown(cancel_futures=True)
+            for files in twins:
+                files.close()
 
 
-def _end(workers: list[_Worker]) -> None:
-    for worker in workers:
-        worker.stopped = True
-        worker.jobs.put(None)
-    for worker in workers:
-        worker.running.acquire()
-
-
-def _taken(result: SimpleQueue[Any]) -> Any:
+def _taken(result: Future[tuple[T, list[Callable[[], None]]]]) -> T:
     """What a piece made; how far it moved values is noted now, in the order of the pieces."""
-    made, error, notes = result.get()
-    if error is not None:
-        raise error
+    made, notes = result.result()
     for note in notes:
         note()
     return made
-
-
-def _started(count: int, files: Files, make: Callable[[Files], Any]) -> list[_Worker]:
-    """As many threads as there may be."""
-    jobs: SimpleQueue[Any] = SimpleQueue()
-    workers: list[_Worker] = []
-    try:
-        for _ in range(count):
-            worker = _Worker(jobs, files.twin(), make)
-            try:
-                _thread.start_new_thread(copy_context().run, (worker.run,))
-            except RuntimeError:  # the user may have no more
-                break
-            workers.append(worker)
-    except BaseException:
-        for _ in workers:
-            jobs.put(None)
-        raise
-    return workers
-
-
-class _Worker:
-    """A thread that makes pieces. See :class:`ckconv.engine.workers.Stage` for why it is no ``Thread``."""
-
-    def __init__(self, jobs: SimpleQueue[Any], files: Files, make: Callable[[Files], Any]) -> None:
-        self.jobs, self._files, self._make = jobs, files, make
-        self.made: list[Any] = []
-        self.stopped = False
-        self.error: BaseException | None = None
-        self.running = _thread.allocate_lock()
-        self.running.acquire()
-
-    def run(self) -> None:
-        """Until the job ``None``; after that, the files are proved not to have changed."""
-        try:
-            while (job := self.jobs.get()) is not None:
-                piece, result = job
-                if not self.stopped:
-                    result.put(self._result(piece))
-            self._files.check_unchanged()
-        except BaseException as error:
-            self.error = error
-        finally:
-            self._files.close()
-            self.running.release()
-
-    def _result(self, piece: Callable[[Any], Any]) -> tuple[Any, BaseException | None, list[Callable[[], None]]]:
-        with noted_aside() as notes:
-            try:
-                if not self.made:
-                    self.made.append(self._make(self._files))
-                return piece(self.made[0]), None, notes
-            except BaseException as error:
-                return None, error, notes

@@ -206,14 +206,6 @@ class Files:
         """
         return all(self._same(*one, *other, n, told) for one, other, n in parts)
 
-    def known_same(self, path: Path, offset: int, other: object, other_at: int, nbytes: int) -> int:
-        """How many of the bytes at the two places are known to be the same, without looking; 0 if it is not known.
-
-        Args:
-            other: another file, memory, or what else stands for bytes.
-        """
-        return 0
-
     def stores(self, extents: Iterable[Extent], start: int, data: Buffer) -> bool:
         """The bytes from ``start`` on, of a run that is stored as several, are these."""
         meant = memoryview(data).cast("B")
@@ -235,16 +227,13 @@ class Files:
     ) -> bool:
         theirs = self._buffers[1]
         while left:
-            n = self.known_same(path, at, other, other_at, left)
-            same = bool(n)
-            if not same:
-                mine = self.shown(path, at, left)
-                n = len(mine)
-                if isinstance(other, Path):
-                    self.read_into(other, other_at, memoryview(theirs)[:n])
-                else:
-                    theirs[:n] = memoryview(other).cast("B")[other_at : other_at + n]
-                same = theirs.startswith(mine)  # two views would be compared byte by byte
+            mine = self.shown(path, at, left)
+            n = len(mine)
+            if isinstance(other, Path):
+                self.read_into(other, other_at, memoryview(theirs)[:n])
+            else:
+                theirs[:n] = memoryview(other).cast("B")[other_at : other_at + n]
+            same = theirs.startswith(mine)  # two views would be compared byte by byte
             if told:
                 told(n)
             if not same:
@@ -274,9 +263,14 @@ class Files:
                 self._growing.wait_for(path, offset + nbytes)
 
     def twin(self, most: int | None = None) -> Files:
-        """Descriptors of the same files for another thread, which reads only what this one has waited for."""
+        """Descriptors of the same files for another thread, which reads only what this one has waited for.
+
+        That no file of either changed says :meth:`check_unchanged` of both.
+        """
         growing = _There(self._growing.paths) if self._growing is not None else None
-        return Files(self._known, growing, self._moved, most or self._most)
+        twin = Files(self._known, growing, self._moved, most or self._most)
+        twin._seen = self._seen
+        return twin
 
     def check_unchanged(self) -> None:
         """Raise ``input.changed`` if a file is not what it was: its size or one of its times, or which one it is."""

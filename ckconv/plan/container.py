@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,6 +58,35 @@ class Along(NamedTuple):
 
     weights: tuple[str, ...] = ()
     documents: tuple[str, ...] = ()
+
+
+class Written(NamedTuple):
+    """One file of an output.
+
+    Attributes:
+        sha256: of the whole file, as hex.
+        payload_sha256: of the part whose digest its own header stores; empty where there is none.
+    """
+
+    path: Path
+    nbytes: int
+    sha256: str
+    payload_sha256: str = ""
+
+
+class Late(NamedTuple):
+    """A file beside the model whose content is known when all files before it are written.
+
+    Attributes:
+        nbytes: its size, told the files before it, whose digests are not known yet.
+        content: its bytes, told the same files: those of tensors, side files, and late ones, in this order.
+        names_digests: of whole files, also of those whose headers hold one.
+    """
+
+    path: Path
+    nbytes: Callable[[Sequence[Written]], int]
+    content: Callable[[Sequence[Written]], Iterable[bytes]]
+    names_digests: bool = True
 
 
 def nothing() -> Container:

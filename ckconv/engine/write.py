@@ -1,0 +1,243 @@
+"""The bytes of a plan's steps, in the order of the file: copied, rows in another order, or converted."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckconv.engine.losses import Losses
+from ckconv.engine.progress import Progress, Stopped
+from ckconv.errors import CkconvError, OutputError, UnsupportedError
+from ckconv.io.files import CHUNK, READ_AHEAD, Files
+from ckconv.plan.steps import OutputFile, Step
+from ckconv.publish.files import write_code
+from ckconv.quant.convert import Action, Conversion
+from ckconv.signals import check
+from ckconv.system import write_some
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from ckconv.core.tensors import Extent, Tensor
+    from ckconv.io.tiles import Tiles
+
+#: A head with more bytes is moved piece by piece, by what computes with rows.
+MAX_HEAD_BYTES = CHUNK
+
+#: Rows that are moved at once: where each of them goes is worked out before.
+MAX_ROWS = 1 << 14
+
+_ZEROS = memoryview(bytes(CHUNK))
+
+
+class Chunk(NamedTuple):
+    """Some bytes of a file.
+
+    Attributes:
+        offset: in the file.
+        data: contiguous; may be overwritten when the next chunk is asked for.
+        name: of the tensor that they belong to.
+    """
+
+    offset: int
+    data: Buffer
+    name: str
+
+
+def write_file(fd: int, chunks: Iterable[Chunk], end: int, progress: Progress) -> None:
+    """Write chunks, and say how far the file is; before ``end`` it is complete when all are written.
+
+    Raises:
+        OutputError: ``output.write`` or ``output.space``.
+        Stopped: nobody wants the file any more.
+    """
+    try:
+        for offset, data, name in chunks:
+            view = memoryview(data)
+            view = view.cast("B") if view.nbytes else memoryview(b"")
+            for start in range(0, len(view), CHUNK):
+                check()
+                if progress.stopped:
+                    raise Stopped
+                part, at = view[start : start + CHUNK], offset + start
+                write_all(fd, part, at)
+                progress.advance(at + len(part), name)
+        progress.advance(end, "")
+    except BaseException:
+        progress.stop()
+        raise
+
+
+def write_all(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of ``data`` to a file at ``offset``.
+
+    Raises:
+        OutputError: ``output.write`` or ``output.space``.
+    """
+    try:
+        while len(data):
+            wrote = write_some(fd, data, offset)
+            data, offset = data[wrote:], offset + wrote
+    except OSError as error:
+        message = f"writing failed after {offset:,} bytes: {error.strerror}"
+        raise OutputError(write_code(error), message, offset=offset) from error
+
+
+def chunks(
+    file: OutputFile, files: Files, losses: Losses, tiles: Tiles | None = None, *, entries: bool = False
+) -> Iterator[Chunk]:
+    """The bytes of a file's tensors, in order; what is between them is zeros, or was written before.
+
+    Args:
+        files: of the source.
+        losses: hears of what could not be kept.
+        tiles: converted rows, for whoever compares them.
+        entries: those that are no tensors, too.
+
+    Raises:
+        CkconvError: the source cannot be read, or its values not be written.
+    """
+    following = iter(file.steps[1:])
+    for step in file.steps:
+        for source in after.sources if (after := next(following, None)) else ():
+            for array in source.arrays:
+                files.will_need(array.extents[0].path, array.extents[0].offset, array.extents[0].nbytes)
+        if step.content is not None:
+            if entries:
+                yield Chunk(step.offset, step.content, step.target.name)
+            continue
+        offset = step.offset
+        for data in _pieces(step, files, losses, tiles):
+            yield Chunk(offset, data, step.target.name)
+            offset += memoryview(data).nbytes
+
+
+def _pieces(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> Iterator[Buffer]:
+    """The step's bytes, in order; none of zeros, which a file has where nothing is written."""
+    if step.source is None:
+        return
+    extents = step.copied
+    try:
+        if extents is not None:
+            yield from _copied(extents, files)
+        elif step.action is Action.COPY and not step.runs and (order := row_order(step.source, step.target)):
+            yield from moved_rows(step.source, order, files)
+        else:
+            yield from _convert(step, files, losses, tiles)
+    except CkconvError as error:  # bytes and rows do not know whose they are
+        if error.tensor is None:
+            error.tensor = step.source.source
+            if isinstance(error, UnsupportedError):
+                error.path = str(losses.path)
+                error.message = f"{error.message}: {error.tensor}"
+        raise
+
+
+def _copied(extents: Iterable[Extent], files: Files) -> Iterator[memoryview]:
+    # Whole pages: a copy to or from memory that starts inside a cache line costs a third more processor time.
+    buffer = memoryview(mmap.mmap(-1, CHUNK))
+    for path, offset, nbytes in extents:
+        for at in range(0, nbytes, CHUNK):
+            if not at % READ_AHEAD and nbytes > at + READ_AHEAD:
+                files.will_need(path, offset + at + READ_AHEAD, nbytes - at - READ_AHEAD)
+            part = buffer[: min(CHUNK, nbytes - at)]
+            files.read_into(path, offset + at, part)
+            yield part
+
+
+def _convert(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> Iterator[Buffer]:
+    """Rows that are put together or converted, several pieces at once."""
+    from ckconv.io.ahead import SideBySide, is_light
+    from ckconv.io.joined import JoinedRows
+    from ckconv.io.stored import stored_pieces
+    from ckconv.io.together import reader_of
+
+    assert step.conversion is not None
+    assert step.source is not None
+    tensor, cols, how = step.source, step.target.layout.cols, step.conversion
+    counted: dict[tuple[int, int, int, int], int] = {}
+
+    def reading(files: Files) -> Any:
+        return JoinedRows(step.runs, cols, files, counted) if step.runs else reader_of(tensor, how, files, tiles)
+
+    rows = SideBySide(reading, files)
+    joined = rows.first if isinstance(rows.first, JoinedRows) else None
+    conversion = Conversion(joined.dtype, joined.dtype) if joined else how
+    light = all(is_light(run.tensor, run.conversion) for run in step.runs) if joined else is_light(tensor, conversion)
+    pieces = (piece.make for piece in stored_pieces(rows.first, step.target.layout, conversion))
+    with closing(rows.each(pieces, alone=light)) as made:
+        for data, changed in made:
+            losses.add(step, changed)
+            yield data
+    if joined:
+        losses.add(step, joined.changed)
+    losses.merge(step.target.name, max(reader.max_change for reader in rows.readers))
+
+
+def row_order(source: Tensor, target: Tensor) -> tuple[int, ...]:
+    """Which stored row of a source's head is each stored row of the target's: split and interleaved RoPE order.
+
+    Returns:
+        one number a row of a head; none where more happens to the bytes, or nothing.
+    """
+    one, other = source.layout, target.layout
+    same = source.dtype is target.dtype and (one.shift, one.scale) == (other.shift, other.scale)
+    same = same and (one.rows, one.cols) == (other.rows, other.cols)
+    same = same and one.elements == other.elements == one.rows * one.cols
+    plain = all(len(layout.strips) == 1 and layout.whole_rows for layout in (one, other))
+    stored = source.as_stored and target.as_stored
+    if not (same and plain and stored) or one.strips == other.strips:
+        return ()
+    size = max(one.period, other.period)
+    if size % one.period or size % other.period:
+        return ()
+    if size > MAX_ROWS or size * source.dtype.nbytes(one.cols) > MAX_HEAD_BYTES:
+        return ()
+    (mine,), (theirs,) = one.strips, other.strips
+    order = {theirs.start(row) // one.cols: mine.start(row) // one.cols for row in range(size)}
+    return tuple(order[row] for row in range(size))
+
+
+def moved_rows(source: Tensor, order: tuple[int, ...], files: Files) -> Iterator[memoryview]:
+    """The rows of ``source`` in the order of :func:`row_order`, whole heads at a time.
+
+    Rows move as slices of a buffer: that takes no longer than the copying around it, and the most common conversion
+    has not to wait for numpy to be imported.
+
+    Yields:
+        about ``CHUNK`` bytes each time, in a buffer that is used again.
+    """
+    row_bytes = source.dtype.nbytes(source.layout.cols)
+    head_bytes, total = len(order) * row_bytes, source.nbytes
+    heads = min(CHUNK // head_bytes, total // head_bytes, max(1, MAX_ROWS // len(order)))
+    stored, moved = memoryview(bytearray(heads * head_bytes)), memoryview(bytearray(heads * head_bytes))
+    places = [
+        (n * row_bytes, (n - n % len(order) + order[n % len(order)]) * row_bytes) for n in range(heads * len(order))
+    ]
+    slices = [(slice(to, to + row_bytes), slice(at, at + row_bytes)) for to, at in places]
+    for start in range(0, total, heads * head_bytes):
+        nbytes = min(heads * head_bytes, total - start)
+        files.read_run(source.extents, start, stored[:nbytes])
+        for here, there in slices[: nbytes // row_bytes]:
+            moved[here] = stored[there]
+        yield moved[:nbytes]
+
+
+def in_one_run(
+    file: OutputFile, begin: int, end: int, files: Files, losses: Losses
+) -> Iterator[tuple[memoryview, str]]:
+    """The bytes of a file from ``begin`` to ``end``, zeros between its chunks too, each with its tensor's name."""
+    at = begin
+    for offset, data, name in chain(chunks(file, files, losses, entries=True), (Chunk(end, b"", ""),)):
+        if offset < at:
+            what = name or "the end"
+            raise AssertionError(f"{what} is planned {at - offset:,} bytes before the end of the one before it")
+        for start in range(at, offset, CHUNK):
+            yield _ZEROS[: min(CHUNK, offset - start)], ""
+        view = memoryview(data)
+        if view.nbytes:
+            yield view.cast("B"), name
+        at = offset + view.nbytes
