@@ -120,3 +120,27 @@ def test_keys_beside_the_text_part_are_nothing_that_a_report_names(tmp_path: Pat
     report = ckconv.convert(whole("llama4", tmp_path / "whole"), tmp_path / "made.gguf")
 
     assert not any("no class of" in note for note in report.plan.notes)
+
+
+#: Text parts that are saved alone, under the names that they have in the whole model.
+ALONE = ("qwen3_5", "qwen3_5_moe", "gemma3", "gemma3n", "gemma4_text", "llama4")
+
+
+@pytest.mark.parametrize("family", ALONE)
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_a_text_part_saved_alone_may_keep_its_names(tmp_path: Path, family: str, prefix: str, to: str) -> None:
+    case = plain_case(family)
+    assert case["config"]["model_type"].endswith("_text")
+    named = {
+        prefix + name.removeprefix("model.") if name.startswith("model.") else name: array
+        for name, array in tensors(case).items()
+    }
+    for name, arrays in (("plain", tensors(case)), ("kept", named)):
+        ckconv.convert(save(tmp_path / name, case["config"], arrays), tmp_path / f"{name}.{to}", to=to)
+
+    read = read_gguf if to == "gguf" else read_safetensors
+    made, wanted = read(tmp_path / f"kept.{to}"), read(tmp_path / f"plain.{to}")
+    if to == "gguf":
+        made, wanted = made["tensors"], wanted["tensors"]
+    assert made == wanted

@@ -325,5 +325,5 @@ def _windowed(config: ModelConfig, other: int) -> ModelConfig:
 
 def _comparable(value: object, config: ModelConfig) -> object:
     if isinstance(value, Mapping):
-        return effective_scaling(value, config.context_length)
+        return effective_scaling(value, config.context_length, latent="kv_rank" in config.own)
     return value

@@ -77,18 +77,18 @@ _COMPUTES: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": LLAMA3_NUMBERS,
     "yarn": (
-        *("factor", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim"),
-        "llama_4_scaling_beta",
+        *("factor", "original_max_position_embeddings", "attention_factor", "llama_4_scaling_beta"),
         *YARN_DEFAULTS,
     ),
 }
 
 
-def effective_scaling(scaling: Mapping[str, Any], context: int) -> dict[str, Any]:
+def effective_scaling(scaling: Mapping[str, Any], context: int, *, latent: bool) -> dict[str, Any]:
     """A scaling without what says nothing: two that are equal here compute the same.
 
     Args:
         context: the model's context length, which YaRN takes for the original one where none is said.
+        latent: attention over latent vectors, which ``mscale_all_dim`` weighs besides.
     """
     from ckconv.core.config import shortest_float32
 
@@ -96,6 +96,10 @@ def effective_scaling(scaling: Mapping[str, Any], context: int) -> dict[str, Any
     names = _COMPUTES.get(str(kind), tuple(key for key in scaling if key not in ("type", "rope_theta", "rope_type")))
     said = {"original_max_position_embeddings": context, **YARN_DEFAULTS} if kind == "yarn" else {}
     said |= {key: scaling[key] for key in names if scaling.get(key) is not None}
+    if kind == "yarn" and scaling.get("factor"):
+        numbers = (scaling.get(key) for key in ("factor", "attention_factor", "mscale", "mscale_all_dim"))
+        said["attention_factor"] = yarn_scale(*numbers)
+        said |= {"mscale_all_dim": scaling.get("mscale_all_dim")} if latent else {}
 
     def shortest(value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -107,18 +111,28 @@ def effective_scaling(scaling: Mapping[str, Any], context: int) -> dict[str, Any
     return {"rope_type": kind, **{key: shortest(value) for key, value in said.items()}}
 
 
-def without_yarn_default(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """YaRN without an ``attention_factor`` that is what its readers compute where none is said, in float32.
+def yarn_scale(
+    factor: float, attention: float | None = None, mscale: float | None = None, all_dim: float | None = None
+) -> float:
+    """What YaRN multiplies cosines and sines by.
 
-    Source: ``_compute_yarn_parameters`` of transformers' modeling_rope_utils.py; ``mscale``, which says another one,
-    counts with ``mscale_all_dim`` only.
+    Source: ``_compute_yarn_parameters`` of transformers' modeling_rope_utils.py; ``mscale`` counts with
+    ``mscale_all_dim`` only, and neither beside an ``attention_factor``.
     """
+    if attention is not None:
+        return float(attention)
+    growth = 0.1 * math.log(factor) if factor > 1 else 0.0
+    return (growth * mscale + 1.0) / (growth * all_dim + 1.0) if mscale and all_dim else growth + 1.0
+
+
+def without_yarn_default(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """YaRN without an ``attention_factor`` that is what its readers compute where none is said, in float32."""
     from ckconv.core.config import shortest_float32
 
     factor, said = scaling.get("factor"), scaling.get("attention_factor")
-    if said is None or not factor or (scaling.get("mscale") and scaling.get("mscale_all_dim")):
+    if said is None or not factor:
         return dict(scaling)
-    default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    default = yarn_scale(factor, None, scaling.get("mscale"), scaling.get("mscale_all_dim"))
     kept = shortest_float32(float(said)) != shortest_float32(default)
     return {key: value for key, value in scaling.items() if kept or key != "attention_factor"}
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckconv.core.config import shortest_float32
+from ckconv.core.rope import yarn_scale
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 #: Gemma 3's period, where nothing else is said.
@@ -153,6 +154,14 @@ def longrope_scale(stretch: float, original: int) -> float:
     return shortest_float32(math.sqrt(1 + math.log(stretch) / math.log(original))) if stretch > 1 else 1.0
 
 
+def yarn_attention(stored: float, taken: float) -> float | None:
+    """The shortest ``attention_factor`` of which this float32 is the part that llama.cpp does not take by itself."""
+    if stored == 1:
+        return None
+    shortest = (float(f"{stored * taken:.{digits}g}") for digits in range(1, 17))
+    return next((it for it in shortest if shortest_float32(it / taken) == stored), stored * taken)
+
+
 BY_NAME: dict[str, Callable[..., Any]] = {
     "cycle": cycle,
     "leading": leading,
@@ -177,4 +186,6 @@ BY_NAME: dict[str, Callable[..., Any]] = {
     "letters": letters,
     "lettered": lettered,
     "longrope_scale": longrope_scale,
+    "yarn_scale": yarn_scale,
+    "yarn_attention": yarn_attention,
 }

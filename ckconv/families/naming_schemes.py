@@ -21,7 +21,12 @@ from ckconv.families.schema import FAMILIES_KEPT, Family, load
 #: The key of a file's ``__metadata__`` that says under which names its tensors are, where not under the family's own.
 NAMES_KEY = "ckconv.names"
 
-#: Where a configuration has a ``text_config``, its decoder's tensors are under one of these: transformers 5 and 4.
+#: How the ``model_type`` of a text part ends. Saved alone it may keep the names that it has in the whole model, which
+#: transformers 5 (conversion_mapping.py, ``PrefixChange``), llama.cpp's converter and vLLM take off.
+TEXT_PART = "_text"
+
+#: Where a configuration has a ``text_config``, or is one, the decoder's tensors are under one of these: transformers 5
+#: and 4.
 NESTED = (("model.language_model.", "model."), ("language_model.", ""))
 
 #: What ``--fuse`` calls them -> canonical module of the fused tensor.

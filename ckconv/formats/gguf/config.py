@@ -185,15 +185,20 @@ def _rope_scaling(
     original = number("rope.scaling.original_context_length", True)
     key, kind = found("rope.scaling.type")
     start = int(original or config.context_length)
-    numbers = _scaling_numbers(file, architecture, family, {**config.scope, "rope_original": start})
+    numbers = _scaling_numbers(
+        file, architecture, family, {**config.scope, "rope_original": start, "rope_factor": factor}
+    )
     sets = numbers.keys() & {"long_factor", "short_factor"}
     if len(sets) == 2 and start > 1 and kind in (None, "linear", "longrope") and factor in (None, 0, 1):
         return {"rope_type": "longrope", **numbers, "original_max_position_embeddings": start}, ""
-    if sets or "attention_factor" in numbers:
+    if sets:
         return None, f"{architecture}.rope.scaling with {', '.join(sorted(numbers))} of a scaling that is not longrope"
     if kind not in (None, "none", "linear", "yarn"):
         return None, f"{key} = {kind}"
-    if kind == "none" or factor in (None, 0, 1):
+    if "attention_factor" in numbers and kind != "yarn":
+        attention, value = found("rope.scaling.attn_factor")
+        return None, f"{attention} = {value} of a scaling that is not yarn"
+    if kind == "none" or (factor in (None, 0, 1) and "attention_factor" not in numbers):
         return None, ""
     if kind == "yarn" and float(factor or 1) < 1:
         return None, f"{key} = yarn with a factor of {factor:g}"  # whose logarithm llama.cpp weighs attention by

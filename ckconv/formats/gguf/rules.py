@@ -91,6 +91,9 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
         return
     family = FAMILIES[config.family]
     written = {name.removeprefix("rope_") for name, row in family.parameters.items() if row.cells.get("gguf")}
+    if "type" not in written:
+        yield Reason(f"{scaled(kind, config)}, and ckconv knows no key of llama.cpp's {family.gguf} for it")
+        return
     if kind == "longrope" and "long_factor" in written:
         sets = [scaling.get(key) for key in ("long_factor", "short_factor")]
         if any(not isinstance(factors, list) or len(factors) != config.rotary_dim // 2 for factors in sets):
@@ -106,8 +109,11 @@ def _scaling_reasons(config: ModelConfig, scaling: Mapping[str, Any], dropped: b
         yield Reason(f"{scaled(kind, config)} with factor = {scaling['factor']:g}, which llama.cpp weights differently")
     if kind == "yarn":
         known, read = _YARN_KEYS | _YARN_FIXED.keys() | written | {*family.document.rope.noted}, ROPE_KEYS["yarn"]
+        known |= {"mscale", "mscale_all_dim"} if "attention_factor" in written else set()  # it holds what they give
         for key in sorted(key for key in scaling if key not in known and not read.idle(key, scaling[key])):
-            yield Reason(f"{scaled(kind, config)} with {key} = {scaling[key]!r}, which has no key in GGUF")
+            yield Reason(
+                f"{scaled(kind, config)} with {key} = {scaling[key]!r}, for which llama.cpp's {family.gguf} has no key"
+            )
         given = [key for key in (*_YARN_FIXED, "original_max_position_embeddings") if scaling.get(key) is not None]
         if positive_numbers(scaling, tuple(given)) is None:
             yield Reason(f"{scaled(kind, config)} with numbers that are none: " + ", ".join(given))

@@ -12,7 +12,7 @@ from ckconv.families.canonical import Canonical, Item, canonicalise, plain_item
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.kinds import has_transposed
-from ckconv.families.naming_schemes import NAMES_KEY, NESTED, OTHER_SCHEMES, scheme_names
+from ckconv.families.naming_schemes import NAMES_KEY, NESTED, OTHER_SCHEMES, TEXT_PART, scheme_names
 from ckconv.families.reference import REFERENCE
 from ckconv.families.words import said, said_of
 from ckconv.formats.huggingface.packed import Found, packed_items
@@ -60,7 +60,7 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
             said_of(model),
             path=path,
             layers=f"the number of layers{said(model, 'num_layers')}",
-            nested=NESTED if text_key(config) else (),
+            nested=NESTED if text_key(config) or architecture.endswith(TEXT_PART) else (),
         )
     return TensorIndex(
         format="mlx" if mlx else "safetensors",

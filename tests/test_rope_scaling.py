@@ -1,0 +1,117 @@
+"""What multiplies cosines and sines where RoPE is scaled, and families that said nothing of a scaling."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import consumers
+import gguf
+import numpy as np
+import pytest
+from checkpoints import Decoder, save
+from family_cases import checkpoint, recording
+
+import ckconv
+from ckconv.errors import UnsupportedError
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+GROWTH = 1 + 0.1 * math.log(4)
+
+#: What a configuration says -> what transformers multiplies by (``_compute_yarn_parameters``).
+FACTORS = [
+    ({"attention_factor": 0.9}, 0.9),
+    ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0),
+    ({"mscale": 0.8, "mscale_all_dim": 0.5}, (1 + 0.08 * math.log(4)) / (1 + 0.05 * math.log(4))),
+    ({"attention_factor": 0.9, "mscale": 0.8, "mscale_all_dim": 0.5}, 0.9),
+]
+
+
+def scaled(family: str, root: Path, scaling: dict[str, Any]) -> Path:
+    """The first recorded case of a family, its RoPE scaled."""
+    recorded = next(case for case in recording(family).values() if case.get("converter"))
+    config = json.loads(json.dumps(recorded["config"]))
+    table = config.get("rope_parameters") or {}
+    inner = table.get("full_attention", table)
+    kept = {key: inner[key] for key in ("rope_theta", "partial_rotary_factor") if key in inner}
+    if "full_attention" in table:
+        table["full_attention"] = {**kept, **scaling}
+    else:
+        config["rope_parameters"] = {**kept, **scaling}
+    config.pop("rope_scaling", None)
+    return checkpoint({**recorded, "config": config}, root)
+
+
+def field(path: Path, key: str) -> Any:
+    found = gguf.GGUFReader(path).fields.get(key)
+    return found.contents() if found else None
+
+
+@pytest.mark.parametrize(("more", "factor"), FACTORS)
+def test_a_factor_of_yarn_is_a_key_of_gguf_and_comes_back(tmp_path: Path, more: dict[str, Any], factor: float) -> None:
+    source = save(tmp_path / "hf", Decoder().config(rope_scaling={**YARN, **more}), Decoder().tensors())
+    ckconv.convert(source, tmp_path / "m.gguf")
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
+
+    assert field(tmp_path / "m.gguf", "llama.rope.scaling.attn_factor") == pytest.approx(factor / GROWTH)
+    said = json.loads((tmp_path / "back" / "config.json").read_text())["rope_scaling"]
+    assert said["attention_factor"] == pytest.approx(factor, rel=1e-7)
+    assert "mscale" not in said
+
+
+def test_the_factor_that_yarn_computes_anyway_is_no_key(tmp_path: Path) -> None:
+    config = Decoder().config(rope_scaling={**YARN, "attention_factor": GROWTH})
+    ckconv.convert(save(tmp_path / "hf", config, Decoder().tensors()), tmp_path / "m.gguf")
+
+    assert field(tmp_path / "m.gguf", "llama.rope.scaling.attn_factor") is None
+
+
+@pytest.mark.parametrize("family", ["llama", "phi", "nomic_bert", "olmo3", "cohere"])
+@pytest.mark.parametrize("more", [{"attention_factor": 0.9}, {"mscale": 0.8, "mscale_all_dim": 0.5}])
+def test_llama_cpp_computes_with_the_factor_what_transformers_does(
+    llama_cpp: consumers.Consumer,
+    tmp_path: Path,
+    family: str,
+    more: dict[str, Any],
+) -> None:
+    pytest.importorskip("transformers")
+    source = scaled(family, tmp_path / "hf", {**YARN, **more})
+    ckconv.convert(source, tmp_path / "m.gguf", options=ckconv.Options(dtype="f32"))
+
+    prompt = tuple((7 * i * i + 3 * i + 5) % 384 for i in range(48))
+    with consumers.transformers() as transformers:
+        wanted = transformers.logits(source, prompt)
+    made = llama_cpp.logits(tmp_path / "m.gguf", prompt)
+    assert np.abs(wanted - made[:, : wanted.shape[1]]).max() < 3e-3 * max(1.0, float(wanted.std()))  # a table of GELU
+
+
+@pytest.mark.parametrize("family", ["gemma3", "modernbert"])
+def test_a_factor_that_llama_cpp_would_take_for_layers_that_slide_is_refused_by_its_key(
+    tmp_path: Path, family: str
+) -> None:
+    source = scaled(family, tmp_path / "hf", {**YARN, "attention_factor": 0.9})
+
+    with pytest.raises(UnsupportedError, match=r"with attention_factor = 0\.9, for which llama\.cpp's"):
+        ckconv.convert(source, tmp_path / "m.gguf")
+
+
+def test_a_factor_of_a_scaling_that_has_none_is_refused_by_its_key(tmp_path: Path) -> None:
+    ckconv.convert(save(tmp_path / "hf", Decoder().config(), Decoder().tensors()), tmp_path / "m.gguf")
+    ckconv.convert(
+        tmp_path / "m.gguf",
+        tmp_path / "other.gguf",
+        options=ckconv.Options(set_meta=(("llama.rope.scaling.attn_factor", "f32:1.5"),)),
+    )
+
+    with pytest.raises(UnsupportedError, match=r"llama\.rope\.scaling\.attn_factor = 1\.5"):
+        ckconv.convert(tmp_path / "other.gguf", tmp_path / "back", to="safetensors")
+
+
+@pytest.mark.parametrize("scaling", [YARN, {"rope_type": "linear", "factor": 4.0}])
+def test_a_scaling_of_nomic_bert_is_written(tmp_path: Path, scaling: dict[str, Any]) -> None:
+    ckconv.convert(scaled("nomic_bert", tmp_path / "hf", scaling), tmp_path / "m.gguf")
+
+    assert field(tmp_path / "m.gguf", "nomic-bert.rope.scaling.type") == scaling["rope_type"]
+    assert field(tmp_path / "m.gguf", "nomic-bert.rope.scaling.factor") == 4.0
