@@ -97,8 +97,8 @@ def effective_scaling(scaling: Mapping[str, Any], context: int, *, latent: bool)
     said = {"original_max_position_embeddings": context, **YARN_DEFAULTS} if kind == "yarn" else {}
     said |= {key: scaling[key] for key in names if scaling.get(key) is not None}
     if kind == "yarn" and scaling.get("factor"):
-        numbers = (scaling.get(key) for key in ("factor", "attention_factor", "mscale", "mscale_all_dim"))
-        said["attention_factor"] = yarn_scale(*numbers)
+        more = (scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+        said["attention_factor"] = yarn_scale(scaling["factor"], *more)
         said |= {"mscale_all_dim": scaling.get("mscale_all_dim")} if latent else {}
 
     def shortest(value: Any) -> Any:
