@@ -305,7 +305,7 @@ def test_an_unknown_architecture_is_only_copied(tmp_path: Path) -> None:
 def test_quantised_modules_of_an_unknown_architecture_are_only_copied(tmp_path: Path) -> None:
     source = FIXTURES / "mlx" / "llama-untied-f32.q4g32"
     tensors = {name: Raw(*entry) for name, entry in tensors_of(source).items()}
-    config = {**config_of(source), "model_type": "unheard-of"}
+    config = {**config_of(source), "model_type": "unheard-of", "architectures": ["UnheardOf"]}
     unknown = save(tmp_path / "unknown", config, tensors, metadata={"format": "mlx"})
 
     assert tensors_of(to_mlx(unknown, tmp_path / "out")) == tensors_of(source)

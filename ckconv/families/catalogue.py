@@ -186,6 +186,20 @@ def family_of_model_type(model_type: str, document: Mapping[str, Any] | None = N
     return FAMILIES.get(model_type)
 
 
+def family_of_class(document: Mapping[str, Any]) -> Family | None:
+    """The only family whose class ``architectures`` names: published under a ``model_type`` of its own (Kimi K2)."""
+    named = document.get("architectures")
+    classes = named if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) else []
+    said = defaultdict(lambda: None, document)
+    found = []
+    for name in (family for word in classes for family in _naming(word, "huggingface", "class")):
+        condition = _own_table(name)["huggingface"].get("match")
+        with suppress(ExpressionError):
+            if condition is None or parse(condition).value(said):
+                found.append(name)
+    return FAMILIES[found[0]] if len(found) == 1 else None
+
+
 def hyperparameters(architecture: str) -> list[tuple[str, str]]:
     """Parameter and key of everything that the metadata of an architecture says, without its prefix.
 

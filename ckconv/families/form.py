@@ -208,7 +208,14 @@ _FORMS: dict[str, Form] = {
             **_KEYS,
             **dict.fromkeys(("written", "within"), _table_of(_plain)),
             "rope": _table(
-                {"by_layer": _flag, "alpha": _flag, "types": _many(_text), "noted": _many(_text), "part": _PARTS}
+                {
+                    "by_layer": _flag,
+                    "alpha": _flag,
+                    "whole": _flag,
+                    "types": _many(_text),
+                    "noted": _many(_text),
+                    "part": _PARTS,
+                }
                 | _ROPE_TEXTS
                 | _ROPE_TABLES
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,21 +22,28 @@ from ckconv.core.config import (
 from ckconv.core.documents import text_key
 from ckconv.core.tensors import StoredTensor
 from ckconv.errors import InputError
-from ckconv.families.catalogue import family_of_model_type
+from ckconv.families.catalogue import family_of_class, family_of_model_type
 from ckconv.families.config_source import ConfigSource
 from ckconv.families.expressions import ExpressionError
 from ckconv.families.huggingface_rope import Rope, of_a_count, read_rope
 from ckconv.families.huggingface_types import takes
 from ckconv.families.huggingface_windows import read_windows
-from ckconv.families.keys import MLX_LM, TRANSFORMERS
+from ckconv.families.keys import MLX_LM, READERS, TRANSFORMERS
+from ckconv.families.merge import FOLDER, fault
 from ckconv.families.parameter_rows import Parameter
-from ckconv.families.parameters import ParameterError, Values
+from ckconv.families.parameters import ParameterError, Values, differ
 from ckconv.families.schema import Family
 from ckconv.families.words import document_words, written_words
 
 #: Keys that are true or false; classes take null for false.
 _TIED = "tie_word_embeddings"
 _SWITCHES = ("attention_bias", "mlp_bias", "norm_topk_prob", _TIED, "use_sliding_window")
+
+#: What follows the model's name in the name of a class.
+_CLASS = re.compile(r"For[A-Z]|LMHead|DoubleHeads|EncoderModel|Model\b|Text(?=For|Model)")
+
+#: What is said of keys and classes that are refused because they are not known.
+NOT_KNOWN, NO_CLASS = "a key that ckconv does not know of", "which is code of its own and no class of"
 
 #: Fields that rules of their own read, beside those of a family's rows.
 _BY_RULE = frozenset({"rope_theta", "rotary_dim"})
@@ -71,8 +79,9 @@ def _with_outer_tie(config: Mapping[str, Any], consumer: str, stored: tuple[Stor
 
 
 def huggingface_family(config: Mapping[str, Any]) -> Family | None:
-    """The family that ``model_type`` names; ``None`` for one without rules."""
-    return family_of_model_type(str(text_config(config).get("model_type", "")), text_config(config))
+    """The family that ``model_type`` names, or else the class; ``None`` for one without rules."""
+    own = text_config(config)
+    return family_of_model_type(str(own.get("model_type", "")), own) or family_of_class(own)
 
 
 def huggingface_config(
@@ -111,6 +120,8 @@ def huggingface_config(
     if own.get("encoder_layers") is not None:
         checked_number("encoder_layers", own["encoder_layers"], NUMBERS["num_layers"], fail)
     modifiers = [f"{key} = {own[key]!r}" for key in keys.active(own, consumer)]
+    unknown, closed = unknown_keys(config, family, consumer)
+    modifiers += closed
     scaling, local = None, None
     unread = overruled = tuple[str, ...]()
     if family.rope:
@@ -134,7 +145,7 @@ def huggingface_config(
         _check_experts(own, family, values, names, fail)
     made = build_config(
         family.name,
-        str(own.get("model_type", "")),
+        _model_type(own, family),
         values,
         names,
         fail,
@@ -146,9 +157,89 @@ def huggingface_config(
         modifiers=tuple(modifiers),
         raw=config,
     )
-    unread = (*keys.unknown(_said_of_text(config)), *unread)
+    unread = (*unknown, *unread)
+    named = next(iter(_texts_of(config.get("architectures"))), "")
+    if named and not text_key(config) and not _is_class_of(named, family):
+        overruled = (*overruled, f"architectures ({named}), because model_type is there")
     made = replace(made, layer_types=windows.layer_types, unread=unread, overruled=overruled)
-    return _completed(own, family, made, reader, local, fail)
+    made = _completed(own, family, made, reader, local, fail)
+    if family.path.parent != FOLDER:
+        _check_taken(own, family, reader, made)
+    return made
+
+
+def _check_taken(own: Mapping[str, Any], family: Family, reader: str, made: ModelConfig) -> None:
+    """Every parameter that the document says is in the model: rules read some of them, and a file may name none.
+
+    Raises:
+        InputError: ``family.file``.
+    """
+    style = family.document.window
+    rule = style.mlx_lm if reader == "mlx_lm" else style.transformers
+    source, scope = ConfigSource(own), made.scope
+    for name, row in family.parameters.items():
+        cells = [cell for cell in row.key_cells("hf") if not cell.unread and READERS[reader][0] in cell.readers]
+        said = {cell.key: source.value(cell.key) for cell in cells if source.value(cell.key) is not None}
+        ruled = (name in ("window", "layer_types") and rule) or (name == "rope_theta" and family.document.rope.alpha)
+        of_biases = any(cell.tensor.endswith(".bias") for cells in row.cells.values() for cell in cells)  # classes' own
+        if not said or ruled or of_biases:
+            continue
+        try:
+            wanted = Values(family, source, reader, {key: scope[key] for key in scope if key != name})[name]
+        except (ParameterError, ExpressionError):
+            continue
+        if differ(wanted, scope.get(name)):
+            section = "[config.window]" if name in ("window", "layer_types") else "[config]"
+            key, value = next(iter(said.items()))
+            raise fault(
+                family.path, f"parameters.{name}: config.json says {key} = {value!r}, and no rule of {section} takes it"
+            )
+
+
+def _model_type(own: Mapping[str, Any], family: Family) -> str:
+    """The document's, if it is one of the family's."""
+    said = str(own.get("model_type", ""))
+    return said if said in family.in_huggingface.names else family.model_type
+
+
+def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tuple[list[str], list[str]]:
+    """Keys that no known class reads, which a note names; and what is refused, as "key = value, why".
+
+    A class of transformers that is known reads no key that the family's file does not list. Of any other code that is
+    not known: of a class that is not the family's, of ``auto_map``, under a ``model_type`` that transformers does not
+    know, and of a family of one's own.
+    """
+    unknown = family.document.keys.unknown(_said_of_text(config))
+    own = text_config(config)
+    code, foreign = _code_of(config) if consumer == TRANSFORMERS else "", ""
+    named = code or next(iter(_texts_of(own.get("architectures"))), "")
+    if own is config and named and not _is_class_of(named, family):
+        foreign = named
+    known = family.path.parent == FOLDER and _model_type(own, family) == own.get("model_type")
+    if known and not code and not foreign:
+        return unknown, []
+    refused = [f"{key} = {own[key]!r}, {NOT_KNOWN} {family.name}" for key in unknown if own[key] is not None]
+    if code and foreign:
+        refused.append(f"auto_map names {foreign}, {NO_CLASS} {family.name} (architectures, model_type)")
+    return [key for key in unknown if own[key] is None], refused
+
+
+def _code_of(config: Mapping[str, Any]) -> str:
+    """The class that ``auto_map`` loads the model with, empty for none: code that comes with the model."""
+    table = config.get("auto_map")
+    table = table if isinstance(table, dict) else {}
+    named = (name for key in table if key.startswith("AutoModel") for name in _texts_of(table[key]))
+    return next(named, "").rpartition(".")[2]
+
+
+def _texts_of(value: object) -> list[str]:
+    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
+
+
+def _is_class_of(name: str, family: Family) -> bool:
+    """A class of the family's modelling file: LlamaModel and LlamaForSequenceClassification beside LlamaForCausalLM."""
+    stems = {_CLASS.split(one, maxsplit=1)[0].lower() for one in family.in_huggingface.classes}
+    return _CLASS.split(name, maxsplit=1)[0].lower().rstrip("_") in {stem.rstrip("_") for stem in stems}
 
 
 def _of_tables(document: ConfigSource, family: Family) -> dict[str, Any]:

@@ -136,6 +136,9 @@ def read_rope(
     plain = kind == "default" or (takes_mrope and _is_plain_mrope(table, kind))
     in_table = consumer == TRANSFORMERS or style.mlx_lm == "only_rope_parameters"
     part, key, idle = _part(own, table if in_table else {}, name, style.part.get(consumer, 1.0), fail)
+    if consumer == MLX_LM:
+        part, said = _mlx_part(own, nested, where, part, style, turns_a_part=turns_a_part, scaled=kind != "default")
+        modifiers += said + _mlx_numbers(table, name, scaling if table is nested else nested, where, kind)
     if plain and not turns_a_part:
         return Rope(float(theta), base, 1.0, None, tuple(modifiers), unknown, tuple(overruled))
     if not 0 < part <= 1:
@@ -248,6 +251,50 @@ def _part(
             raise fail(f"{key} must be a number above 0 and at most 1, got {value!r}")
     read, part = next(iter(found.items()), ("partial_rotary_factor", default))
     return float(part), read, [key for key, value in found.items() if value != part]
+
+
+def _mlx_part(
+    own: Mapping[str, Any],
+    nested: Mapping[str, Any],
+    where: str,
+    part: float,
+    style: RopeStyle,
+    *,
+    turns_a_part: bool,
+    scaled: bool,
+) -> tuple[float, list[str]]:
+    """The part that mlx-lm's class turns, and keys that say another one.
+
+    A class that turns whole heads whatever is said: what released models say is left to a note of the engine's row.
+    """
+    said = {f"{where}.partial_rotary_factor": nested.get("partial_rotary_factor")}
+    if style.whole:
+        said[style.share] = own.get("partial_rotary_factor")
+        usual = style.part[MLX_LM]
+        stated = [value for value in said.values() if value is not None]
+        part = usual if all(value == usual for value in stated) else 1.0
+    elif not (turns_a_part or scaled):
+        return part, []
+    return part, [
+        f"{key} = {value!r} beside {part:g}, which mlx-lm takes"
+        for key, value in said.items()
+        if value is not None and value != part
+    ]
+
+
+def _mlx_numbers(table: Mapping[str, Any], name: str, other: Mapping[str, Any], where: str, kind: str) -> list[str]:
+    """Numbers of a scaling that the table which mlx-lm does not read says otherwise."""
+    known = ROPE_KEYS.get(kind)
+    name_of_other = where if name == "rope_scaling" else "rope_scaling"
+    return [
+        f"{name_of_other}.{key} = {value!r} beside {table[key]!r}, which mlx-lm takes"
+        for key, value in other.items()
+        if known and key not in _BASE_KEYS and known.reads(key, MLX_LM)
+        if value is not None and table.get(key) is not None and value != table[key]
+    ]
+
+
+_BASE_KEYS = ("rope_theta", "rope_type", "type", "partial_rotary_factor")
 
 
 def _completed(

@@ -35,6 +35,7 @@ class RopeStyle(NamedTuple):
         default: the table that transformers' class takes where there is no ``rope_parameters``.
         unscaled: the scaling that scales nothing, for a class of mlx-lm that wants one.
         alpha: a key of this name stretches the base, whatever the length of a sequence.
+        whole: mlx-lm's class turns whole heads, whatever part is said.
         noted: keys of a scaling that engines compute without, as notes of their rows say (``same_if``).
         part: who reads -> the part of a head that its class turns where nothing is said; 1 for others.
         theta, share: what the classes call the base and that part at the top of the document.
@@ -52,6 +53,7 @@ class RopeStyle(NamedTuple):
     counted: str = ""
     alpha: bool = False
     noted: tuple[str, ...] = ()
+    whole: bool = False
 
 
 class WindowStyle(NamedTuple):
@@ -166,8 +168,8 @@ class KeyRows(Fields):
         theta, share = (row.get(name, RopeStyle._field_defaults[name]) for name in ("theta", "share"))
         types, alpha, noted = texts(row.get("types")), bool(row.get("alpha")), texts(row.get("noted"))
         counted = str(row.get("counted", ""))
-        own = bool(row.get("by_layer"))
-        return RopeStyle(own, types, place, default, unscaled, part, theta, share, counted, alpha, noted)
+        own, whole = bool(row.get("by_layer")), bool(row.get("whole"))
+        return RopeStyle(own, types, place, default, unscaled, part, theta, share, counted, alpha, noted, whole)
 
     def _window(self, row: Mapping[str, Any]) -> WindowStyle:
         self.where = "config.window"

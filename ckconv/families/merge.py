@@ -282,7 +282,8 @@ def _merged_row(before: Any, row: Any, cells: tuple[str, ...], word: str) -> Any
         old, new = before.get(cell), row.get(cell)
         old, new = ({word: text} if isinstance(text, str) and text != "absent" else text for text in (old, new))
         if isinstance(old, dict) and isinstance(new, dict) and _kind(old) == _kind(new):
-            result[cell] = {**old, **new}
+            other = "key" in new and new["key"] != old.get("key")  # another key than the one that nobody reads
+            result[cell] = {**{k: v for k, v in old.items() if not (other and k == "unread")}, **new}
     return result
 
 

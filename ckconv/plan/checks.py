@@ -14,6 +14,7 @@ from ckconv.core.rope import MAX_FLOAT32
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.engine_rows import Condition, Engine
 from ckconv.families.expressions import ExpressionError
+from ckconv.families.huggingface_config import NO_CLASS, NOT_KNOWN
 from ckconv.families.keys import READERS
 from ckconv.families.loaders import Loader
 from ckconv.families.parameter_rows import Parameter
@@ -24,6 +25,31 @@ from ckconv.plan.steps import Reason
 
 #: Sentences about these need more than a key and a value.
 _WINDOW = "window"
+
+
+#: Ways out of keys and classes that are not known, and of two numbers.
+_WITHOUT_KEY = "take it out of config.json, or list it as harmless in the family's file, if it changes nothing"
+_WITHOUT_CODE = "take auto_map and architectures out of config.json, if the code computes the same"
+_ONE_NUMBER = (
+    "config.json has to say the number that mlx-lm takes, where what mlx-lm computes is right; else convert the "
+    "checkpoint that the directory was made of"
+)
+
+
+def modifier_reason(modifier: str, otherwise: str) -> Reason:
+    """Why a key that changes the computation is refused.
+
+    Args:
+        otherwise: what computes without it.
+    """
+    if f", {NOT_KNOWN} " in modifier:
+        return Reason(modifier, _WITHOUT_KEY)
+    if f", {NO_CLASS} " in modifier:
+        return Reason(modifier, _WITHOUT_CODE)
+    disagrees = modifier.endswith(", which mlx-lm takes")
+    return Reason(
+        f"{modifier}{',' if disagrees else ''} changes the computation{otherwise}", _ONE_NUMBER if disagrees else ""
+    )
 
 
 def engine_of(family: Family, loader: Loader) -> Engine | None:

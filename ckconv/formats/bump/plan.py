@@ -26,6 +26,7 @@ from ckconv.formats.bump.slots import Slot, SlotTable, table_entries
 from ckconv.formats.bump.spec import TABLE_LENGTH
 from ckconv.formats.bump.types import types_of
 from ckconv.options import Options
+from ckconv.plan.checks import modifier_reason
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES, Planner
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.quantising import Placed, Quantised
@@ -244,7 +245,7 @@ class BumpPlanner(Planner):
             )
         self.reasons += surplus_reasons(self.index, self.dropped)
         for modifier in (*c.modifiers, *unusual(c)):
-            self.refuse(f"{modifier} changes the computation; the engine does not know it")
+            self.reasons.append(modifier_reason(modifier, "; the engine does not know it"))
         if not c.norm_eps:
             keys = said(c, "norm_eps", format=self.index.format)
             self.refuse(f"the source names no epsilon for its norms{keys}")

@@ -17,7 +17,7 @@ from ckconv.families.loaders import LLAMA_CPP
 from ckconv.families.presence import conditional, everywhere, loaded, required
 from ckconv.families.rope_keys import ROPE_KEYS
 from ckconv.families.words import HEAD_SIZE, said
-from ckconv.plan.checks import row_reasons
+from ckconv.plan.checks import modifier_reason, row_reasons
 from ckconv.plan.planner import HEAD, ROPE_FREQUENCIES
 from ckconv.plan.steps import Reason
 
@@ -61,7 +61,7 @@ def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool, tie
     """
     family = FAMILIES[config.family]
     for modifier in config.modifiers:
-        yield Reason(f"{modifier} changes the computation, and llama.cpp computes {family.gguf} without it")
+        yield modifier_reason(modifier, f", and llama.cpp computes {family.gguf} without it")
     if config.rope_scaling is not None and not starts_behind(config.rope_scaling, config, context):
         yield from _scaling_reasons(config, config.rope_scaling, rope_dropped)
     if family.rope and config.head_dim % 2:

@@ -37,7 +37,7 @@ from ckconv.formats.safetensors.shards import lay_out, single_name
 from ckconv.formats.safetensors.write import Checkpoint, container
 from ckconv.io.card import card_of
 from ckconv.options import Options
-from ckconv.plan.checks import row_notes
+from ckconv.plan.checks import modifier_reason, row_notes
 from ckconv.plan.decoding import DECODE
 from ckconv.plan.pieces import Module, Piece, apart
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
@@ -272,7 +272,7 @@ class CheckpointPlanner(Planner):
         if CONSUMERS.get(self.index.format) not in (None, self.loader.name):
             self.reasons += surplus_reasons(self.index, self.dropped)
             for modifier in self.config.modifiers:
-                self.refuse(f"{modifier} changes the computation; {self.loader.name} does not know it")
+                self.reasons.append(modifier_reason(modifier, f"; {self.loader.name} does not know it"))
         if self.options.names not in ("canonical", "gguf"):
             context, built, tied = self.options.context, not self.document, HEAD not in self.tensors
             model = self.index, self.config, self.tensors, self.loader

@@ -13,6 +13,7 @@ from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_classes import fit, is_on
+from ckconv.families.huggingface_config import text_config
 from ckconv.families.huggingface_types import is_padding
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
 from ckconv.families.loaders import MLX_LM
@@ -170,11 +171,12 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
 
 
 def _named(config: ModelConfig, format: str) -> dict[str, str]:
-    """What the document calls the model, for a family of which mlx-lm's class goes by another name."""
+    """What the document calls the model, where mlx-lm's class goes by another name, or the source's is nobody's."""
     family = FAMILIES[config.family]
     row = engine_of(family, MLX_LM)
     if row is None or not row.model_type:
-        return {}
+        said = text_config(config.raw).get("model_type", family.model_type)
+        return {} if said in family.in_huggingface.names else {"model_type": family.model_type}
     return {"model_type": row.model_type if format == "mlx" else family.model_type}
 
 
