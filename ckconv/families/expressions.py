@@ -29,7 +29,16 @@ _CONSTANTS: dict[str, object] = {"true": True, "false": False, "null": None}
 
 
 class ExpressionError(ValueError):
-    """What an expression may not hold, or why it has no value."""
+    """What an expression may not hold, or why it has no value.
+
+    Attributes:
+        why: the same for who has not written the expression, "" for nothing but that it has no value.
+        names: the parameters that it asks for.
+    """
+
+    def __init__(self, message: str, why: str = "", names: frozenset[str] = frozenset()) -> None:
+        super().__init__(message)
+        self.why, self.names = why, names
 
 
 #: Functions of expressions.
@@ -100,7 +109,8 @@ class Expression:
         except (ArithmeticError, AttributeError, TypeError, ValueError, LookupError) as error:
             if isinstance(error, ExpressionError):
                 raise
-            raise ExpressionError(f"{self.text!r} has no value: {error}") from None
+            why = str(error) if type(error) is ValueError else ""
+            raise ExpressionError(f"{self.text!r} has no value: {error}", why, self.names) from None
 
     def __str__(self) -> str:
         return self.text

@@ -69,7 +69,11 @@ def count(items: list[Any], item: Any) -> int:
 
 def overridden(table: dict[Any, dict[str, Any]], kinds: Sequence[str], kind: str, key: str, other: Any) -> Any:
     """What ``per_layer_config`` of transformers says for all layers of a kind, and for no others; else ``other``."""
+    if not all(str(layer).isdecimal() and isinstance(row, dict | None) for layer, row in table.items()):
+        raise ValueError("per_layer_config does not name layers")
     own = {int(layer): row for layer, row in table.items() if row}
+    if any(layer >= len(kinds) for layer in own):
+        raise ValueError(f"per_layer_config names layer {max(own)}, and the last one is {len(kinds) - 1}")
     if any(kinds[layer] != kind for layer in own):
         raise ValueError(f"per_layer_config names layers that are not {kind}")
     return of_kind([own.get(n, {}).get(key, other) for n in range(len(kinds))], kinds, kind)

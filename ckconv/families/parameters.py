@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from ckconv.core.config import MAX_LAYERS, ModelConfig
 from ckconv.families.expressions import Expression, ExpressionError
 from ckconv.families.keys import READERS
+from ckconv.families.merge import FOLDER
 from ckconv.families.parameter_rows import Parameter, ParameterCell
 from ckconv.families.schema import Family
 
@@ -76,9 +78,22 @@ class Values(Mapping[str, Any]):
         self._open.append(name)
         try:
             self._known[name] = self._read(parameter)
+        except ExpressionError as error:
+            if self._family.path.parent != FOLDER:
+                raise  # whoever wrote it is told of the expression
+            raise ParameterError(self._unread(parameter, error)) from None
         finally:
             self._open.pop()
         return self._known[name]
+
+    def _unread(self, parameter: Parameter, error: ExpressionError) -> str:
+        """That the keys which a parameter follows from give no value, without the expression."""
+        names = () if error.why else sorted(error.names)
+        rows = [parameter, *(self._family.parameters[one] for one in names if one in self)]
+        cells = [cell for row in rows for cell in row.key_cells(self._source.format) if self._looks_at(cell)]
+        said = {cell.key: self._source.value(cell.key) for cell in cells if self._source.has(cell.key)}
+        values = ", ".join(f"{key} = {reprlib.repr(value)}" for key, value in said.items())
+        return f"{values or parameter.name}: {error.why or f'no {parameter.name} follows from it'}"
 
     def _read(self, parameter: Parameter) -> Any:
         if parameter.value is not None:

@@ -115,5 +115,5 @@ class Sizes:
         except ExpressionError as error:
             raise shapes.AxesError(f"axis {letter}: {error}") from None
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise shapes.AxesError(f"axis {letter} ({self.family.axes[letter]}) is {value!r}, not a number of elements")
+            raise shapes.AxesError(f"axis {letter} is {value!r}, not a number of elements")
         return value

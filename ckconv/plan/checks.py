@@ -117,14 +117,16 @@ def _condition(
         if condition.expression.value(scope):
             return
     except ExpressionError as error:
-        yield Reason(f"{loader.name}: {error}")
+        yield Reason(
+            f"what {loader.name} computes of a {config.family} is not known{said(config, *sorted(error.names))}"
+        )
         return
     names = condition.of
     sentence = condition.said(scope)
     if not sentence:
         names = names or tuple(sorted(condition.expression.names))
         values = ", ".join(f"{name} is {_shown(scope[name])}" for name in names if name in scope)
-        sentence = f"{loader.name} computes {config.family} right only if {condition.expression}, and {values}"
+        sentence = f"{loader.name} does not compute {config.family} right with these numbers: {values}"
     yield Reason(f"{sentence}{said(config, *names, format=format)}", condition.hint)
 
 
@@ -176,13 +178,12 @@ def _assumed(
         value, taken = scope[name], cell.expression.value(scope)
         if differ(value, taken):
             said = f"{_key(name, family)} = {_shown(value)}, {loader.name} takes {_shown(taken)}"
-            name_of = "" if str(cell.expression) == _shown(taken) else f" ({cell.expression})"
-            yield Reason(cell.sentence or f"{said}{name_of}")
+            yield Reason(cell.sentence or said)
 
 
 def _key(name: str, family: Family) -> str:
-    words = document_words(family, name)
-    return words[0] if words else name
+    row = family.parameters[name]
+    return next(iter((*document_words(family, name), *(cell.key for cell in row.key_cells("hf")))), name)
 
 
 def _shown(value: Any) -> str:

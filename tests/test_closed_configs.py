@@ -1,0 +1,233 @@
+"""Keys of config.json that nobody is known to read, code of its own, parameters that no rule takes: each refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from checkpoints import Decoder, save
+from family_cases import checkpoint, document_text, recording, tensors
+
+import ckconv
+from ckconv import Options
+from ckconv.errors import CkconvError, InputError, UnsupportedError
+
+#: A family of one's own, with layers that slide.
+MINE = """
+extends = "decoder"
+gguf = { arch = "mine" }
+huggingface = { model_type = "mine", class = "MineForCausalLM" }
+[parameters]
+window = { hf = "sliding_window", gguf = "attention.sliding_window", optional = true }
+layer_types = { hf = "layer_types", gguf = { key = "attention.sliding_window_pattern:bool[]", read = "slides(layers, it)", write = "each(it, 'sliding_attention', true, false)" }, optional = true }
+[engines]
+llama_cpp = {}
+mlx_lm = {}
+transformers = {}
+"""  # noqa: E501
+RULE = 'window = { transformers = "by_layer", mlx_lm = "by_layer" }\n'
+SLIDES = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+CODE = {"AutoConfig": "configuration_weird.WeirdConfig", "AutoModelForCausalLM": "modeling_weird.WeirdForCausalLM"}
+
+
+def llama(root: Path, **changes: Any) -> Path:
+    document = Decoder().config(architectures=["LlamaForCausalLM"])
+    return save(root / "source", {**document, **changes}, Decoder().tensors())
+
+
+def mine(root: Path, config: str = RULE, parameters: str = "", **changes: Any) -> tuple[Path, Options]:
+    file = root / "mine.toml"
+    file.write_text(f"config.{config}{MINE}".replace("[engines]", f"{parameters}\n[engines]"))
+    document = Decoder().config("mine", **{**SLIDES, **changes})
+    return save(root / "source", document, Decoder().tensors()), Options(families=(file,))
+
+
+def said(error: CkconvError) -> str:
+    return "; ".join((error.message, *error.details, error.hint or ""))
+
+
+@pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"auto_map": CODE, "architectures": ["WeirdForCausalLM"]}, "auto_map names WeirdForCausalLM"),
+        ({"auto_map": {"AutoModel": ["weird.WeirdModel", None]}, "architectures": ["WeirdModel"]}, "WeirdModel"),
+        ({"auto_map": CODE, "my_gate_scale": 2.5}, "my_gate_scale = 2.5"),
+        ({"architectures": ["WeirdForCausalLM"], "my_gate_scale": 2.5}, "my_gate_scale = 2.5"),
+        ({"model_type": "iquestcoder", "my_gate_scale": 2.5}, "my_gate_scale = 2.5"),
+        ({"auto_map": {"AutoModelForCausalLM": "m.LlamaForCausalLM"}, "my_gate_scale": 2.5}, "my_gate_scale = 2.5"),
+    ],
+)
+def test_code_of_its_own_and_the_keys_that_it_may_read_are_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str, to: str
+) -> None:
+    source = llama(tmp_path, **changes)
+
+    with pytest.raises(UnsupportedError) as caught:
+        ckconv.convert(source, tmp_path / "out", to=to)
+    assert words in said(caught.value)
+
+    # The way out that the hint names.
+    document = json.loads((source / "config.json").read_text())
+    for key in ("auto_map", "architectures", "my_gate_scale"):
+        document.pop(key, None)
+    (source / "config.json").write_text(json.dumps({**document, "model_type": "llama"}))
+    ckconv.convert(source, tmp_path / "out", to=to)
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({}, ""),
+        ({"auto_map": {"AutoModelForCausalLM": "owner/repo--modeling_llama.LlamaForCausalLM"}}, ""),
+        ({"auto_map": {"AutoTokenizer": ["weird.WeirdTokenizer", None]}}, ""),
+        ({"auto_map": {"AutoModelForCausalLM": "m.LlamaForCausalLM"}, "my_gate_scale": None}, "my_gate_scale"),
+        ({"my_gate_scale": 2.5}, "no known class of llama reads these keys of config.json: my_gate_scale"),
+        ({"architectures": ["WeirdForCausalLM"]}, "architectures (WeirdForCausalLM), because model_type is there"),
+        ({"architectures": ["LlamaModel"]}, ""),
+    ],
+)
+def test_a_class_of_transformers_reads_what_it_is_known_to_read(
+    tmp_path: Path, changes: dict[str, Any], note: str
+) -> None:
+    report = ckconv.convert(llama(tmp_path, **changes), tmp_path / "m.gguf")
+
+    notes = [one for one in report.plan.notes if "config.json" in one]
+    assert bool(notes) == bool(note)
+    assert all(note in one for one in notes)
+
+
+@pytest.mark.parametrize(
+    ("family", "model_type"), [("llama", "iquestcoder"), ("deepseek_v3", "kimi_k2"), ("qwen3", "qwen3_ours")]
+)
+@pytest.mark.parametrize("to", ["gguf", "mlx"])
+def test_a_model_type_of_its_own_with_a_known_class_is_that_family(
+    tmp_path: Path, family: str, model_type: str, to: str
+) -> None:
+    case = next(case for case in recording(family).values() if case.get("converter"))
+    checkpoint(case, tmp_path / "known")
+    checkpoint(case, tmp_path / "own")
+    document = {**json.loads((tmp_path / "own" / "config.json").read_text()), "model_type": model_type}
+    (tmp_path / "own" / "config.json").write_text(document_text(document))
+
+    for name in ("known", "own"):
+        ckconv.convert(tmp_path / name, tmp_path / f"{name}-made", to=to)
+    made, wanted = (ckconv.open_model(tmp_path / f"{name}-made") for name in ("own", "known"))
+    assert made.architecture == wanted.architecture
+    assert {name: one.shape for name, one in made.tensors.items()} == {n: t.shape for n, t in wanted.tensors.items()}
+    assert made.config is not None
+    assert wanted.config is not None
+    assert made.config.scope == wanted.config.scope
+
+
+# Families of one's own
+
+
+def test_a_family_of_ones_own_with_its_rule_keeps_its_window(tmp_path: Path) -> None:
+    source, options = mine(tmp_path)
+    ckconv.convert(source, tmp_path / "m.gguf", options=options)
+
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    assert fields["mine.attention.sliding_window"].contents() == 16
+    assert fields["mine.attention.sliding_window_pattern"].contents() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "changes", "words"),
+    [
+        ("harmless = []", "", {}, "parameters.window: config.json says sliding_window = 16"),
+        ("harmless = []", "", {"sliding_window": ...}, "parameters.layer_types: config.json says layer_types"),
+        (RULE, 'rope_beta_fast = { hf = "my_beta", optional = true }', {"my_beta": 8.0}, "says my_beta = 8.0"),
+    ],
+)
+def test_a_parameter_that_no_rule_takes_is_refused(
+    tmp_path: Path, config: str, parameters: str, changes: dict[str, Any], words: str
+) -> None:
+    source, options = mine(tmp_path, config, parameters, **changes)
+
+    with pytest.raises(InputError) as caught:
+        ckconv.convert(source, tmp_path / "m.gguf", options=options)
+    assert caught.value.code == "family.file"
+    assert words in caught.value.message
+
+
+def test_a_key_that_a_family_of_ones_own_does_not_name_is_refused_until_it_is_harmless(tmp_path: Path) -> None:
+    source, options = mine(tmp_path, my_gate_scale=2.5)
+
+    with pytest.raises(UnsupportedError, match=r"my_gate_scale = 2\.5, a key that ckconv does not know of mine"):
+        ckconv.convert(source, tmp_path / "m.gguf", options=options)
+    source, options = mine(tmp_path, f'{RULE}config.harmless = ["my_gate_scale"]\n', my_gate_scale=2.5)
+    ckconv.convert(source, tmp_path / "m.gguf", options=options)
+
+
+def test_no_expression_of_a_family_file_is_in_a_message(tmp_path: Path) -> None:
+    case = json.loads(json.dumps(next(c for c in recording("gemma4_text").values() if c.get("converter"))))
+    case["config"]["per_layer_config"] = {"9": {"head_dim": 4}}
+
+    with pytest.raises(InputError) as caught:
+        ckconv.convert(checkpoint(case, tmp_path / "source"), tmp_path / "m.gguf")
+    assert caught.value.message == (
+        "per_layer_config = {'9': {'head_dim': 4}}: per_layer_config names layer 9, and the last one is 5"
+    )
+
+
+# MLX: what config.json says and what mlx-lm computes
+
+
+def mlx(family: str, root: Path, **changes: Any) -> Path:
+    """The first recorded case of a family, as a directory of MLX's."""
+    case = next(case for case in recording(family).values() if case.get("converter"))
+    document = {key: value for key, value in {**case["config"], **changes}.items() if value is not ...}
+    if isinstance(document.get("rope_parameters"), dict):
+        document.setdefault("rope_theta", document["rope_parameters"].get("rope_theta"))
+    return save(root / "source", document, tensors(case), metadata={"format": "mlx"})
+
+
+def table(family: str, **changes: Any) -> dict[str, Any]:
+    case = next(case for case in recording(family).values() if case.get("converter"))
+    return {**case["config"]["rope_parameters"], **changes}
+
+
+@pytest.mark.parametrize("family", ["phi", "nemotron", "stablelm", "glm4", "glm"])
+@pytest.mark.parametrize("to", ["gguf", "safetensors"])
+def test_a_part_of_rope_parameters_that_mlx_lm_does_not_turn_is_refused_with_both_numbers(
+    tmp_path: Path, family: str, to: str
+) -> None:
+    part = {} if family == "glm" else {"partial_rotary_factor": 0.5}
+    source = mlx(family, tmp_path, rope_parameters=table(family, partial_rotary_factor=0.25), **part)
+
+    with pytest.raises(UnsupportedError) as caught:
+        ckconv.convert(source, tmp_path / "out", to=to)
+    other = "1" if family == "glm" else "0.5"
+    wanted = f"rope_parameters.partial_rotary_factor = 0.25 beside {other}, which mlx-lm takes"
+    assert wanted in said(caught.value)
+
+
+def test_a_part_at_the_top_that_mlx_lms_glm_does_not_turn_is_refused(tmp_path: Path) -> None:
+    source = mlx("glm", tmp_path, rope_parameters=..., partial_rotary_factor=0.25)
+
+    with pytest.raises(UnsupportedError, match=r"^.*partial_rotary_factor = 0\.25 beside 1, which mlx-lm takes"):
+        ckconv.convert(source, tmp_path / "m.gguf")
+
+
+def test_a_part_that_both_say_is_written(tmp_path: Path) -> None:
+    source = mlx("glm", tmp_path, rope_parameters=table("glm", partial_rotary_factor=1.0), partial_rotary_factor=...)
+    model = ckconv.open_model(source)
+
+    ckconv.convert(source, tmp_path / "m.gguf", options=Options(context=64))
+    assert model.config is not None
+    dims = gguf.GGUFReader(tmp_path / "m.gguf").fields["chatglm.rope.dimension_count"].contents()
+    assert dims == model.config.head_dim
+
+
+def test_numbers_of_a_scaling_that_mlx_lm_does_not_read_are_refused(tmp_path: Path) -> None:
+    scaling = {"rope_type": "linear", "factor": 4.0}
+    changes = {"rope_scaling": scaling, "rope_parameters": {"rope_theta": 10000.0, **scaling, "factor": 8.0}}
+    document = Decoder().config(**changes)
+    source = save(tmp_path / "source", document, Decoder().tensors(), metadata={"format": "mlx"})
+
+    with pytest.raises(UnsupportedError, match=r"rope_parameters\.factor = 8\.0 beside 4\.0, which mlx-lm takes"):
+        ckconv.convert(source, tmp_path / "m.gguf")
