@@ -2,7 +2,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 
-.PHONY: check lint types test oracles families slow s3 cluster bench fuzz edits faults flips dist man pyodide portable ignored
+.PHONY: check lint types test oracles families slow s3 cluster bench fuzz attack edits faults flips dist man pyodide portable ignored
 
 check: lint types test
 
@@ -39,7 +39,7 @@ families:
 	$(PYTHON) scripts/families_page.py
 
 # What takes long.
-slow: fuzz edits faults flips s3 pyodide cluster portable ignored
+slow: fuzz attack edits faults flips s3 pyodide cluster portable ignored
 
 # A source in S3: needs s3fs and moto[server].
 s3:
@@ -61,6 +61,10 @@ bench:
 # Mutated headers of every format; nothing but a clean error may come out.
 fuzz:
 	$(PYTHON) scripts/fuzz.py --mutations 100000
+
+# Servers that lie, models that carry code, repositories that want to be run: what SECURITY.md promises.
+attack:
+	$(PYTHON) -m pytest -n $(JOBS) -m attack
 
 # Edited configurations: refused, or right in the target's own program. Needs what `make oracles` needs, and mlx-lm.
 edits:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckconv.core.tensors import TensorIndex
+from ckconv.core.tensors import TensorIndex, require_tensors
 from ckconv.engine.model import Model
 from ckconv.engine.planning import make_plan, merged
 from ckconv.engine.run import Report, run
@@ -100,6 +100,8 @@ def prepare(
     place = place or destination(target, _format_of_record(index, options))
     if adapters:
         index = merged(index, adapters, options, place.format)
+    if not index.stored and not (options.set_meta or options.drop_meta):
+        require_tensors(index)  # metadata alone are edited, not converted
     carried = noted(index, strict=options.strict)
     # Beside standard output there is no place for a record.
     record = options.source_record if place.parent or not format_of(place.format).keeps_source else False

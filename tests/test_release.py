@@ -114,6 +114,14 @@ def test_what_a_workflow_makes_is_a_target(path: Path) -> None:
     assert made <= targets
 
 
+def test_every_promise_has_a_test() -> None:
+    table = re.findall(r"^\| (.+) \| (`.+`) \|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
+    assert len(table) > 10
+    for promise, tests in table:
+        for file, name in re.findall(r"`(\w+\.py)::(\w+)`", tests):
+            assert f"def {name}(" in (ROOT / "tests" / file).read_text(), promise
+
+
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from checkpoints import Decoder
 from conftest import FIXTURES
 
 import ckconv as package
-from ckconv.errors import InputError
+from ckconv.errors import InputError, UnsupportedError
 from ckconv.tokenizer.added import is_id
 from ckconv.tokenizer.documents import token_ids_beside
 
@@ -125,3 +126,44 @@ def test_the_configuration_of_a_table_of_another_length_is_an_object(config: obj
     with pytest.raises(InputError) as caught:
         package.open_model(tmp_path / "m.bump")
     assert caught.value.code == "bump.dtype-table"
+
+
+def config_of(tmp_path: Path, source: Path, **values: Any) -> Path:
+    """A checkpoint whose configuration has these values."""
+    return beside(tmp_path, source, config={**json.loads((source / "config.json").read_text()), **values})
+
+
+def test_heads_of_no_elements_are_none(tmp_path: Path) -> None:
+    """transformers builds no such model."""
+    with pytest.raises(InputError, match="head_dim is 0"):
+        package.convert(config_of(tmp_path, FIXTURES / "hf" / "llama-tied-bf16", head_dim=0), tmp_path / "out.gguf")
+
+
+@pytest.mark.parametrize("part", [0, 2])
+def test_a_part_of_a_head_that_is_none(part: int, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"partial_rotary_factor must be above 0 and at most 1, got {part}"):
+        package.convert(
+            config_of(tmp_path, FIXTURES / "hf" / "phi3-bf16", partial_rotary_factor=part), tmp_path / "out.gguf"
+        )
+    shutil.rmtree(tmp_path / "hf")
+    llama = FIXTURES / "hf" / "llama-tied-bf16"  # whose class does not read it
+    package.convert(config_of(tmp_path, llama, partial_rotary_factor=part), tmp_path / "one.gguf")
+    (tmp_path / "as it is").mkdir()
+    package.convert(beside(tmp_path / "as it is", llama), tmp_path / "other.gguf")
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "other.gguf").read_bytes()
+
+
+def test_a_document_is_called_what_it_is(tmp_path: Path) -> None:
+    root = beside(tmp_path, FIXTURES / "hf" / "llama-tied-bf16")
+    (root / "generation_config.json").write_text('{"temperature": NaN}')
+    with pytest.raises(InputError, match="document is not a JSON object") as caught:
+        package.convert(root, tmp_path / "out.gguf")
+    assert caught.value.path == str(root / "generation_config.json")
+
+
+def test_a_file_without_tensors_is_edited_and_not_converted(tmp_path: Path) -> None:
+    path = tmp_path / "none.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
+    with pytest.raises(UnsupportedError, match="it holds no tensors, only metadata"):
+        package.convert(path, tmp_path / "out.gguf")
+    package.edit(path, tmp_path / "out.gguf", set_meta=[("general.name", "x")])

@@ -249,6 +249,8 @@ def build_config(
     if heads % kv_heads:
         raise fail(f"{names['num_heads']} is {heads}, not a multiple of {names['num_kv_heads']}, {kv_heads}")
     head_dim = int(got["head_dim"])
+    if values.get("head_dim") == 0:
+        raise fail(f"{names['head_dim']} is 0")
     if not head_dim:
         if hidden % heads:
             raise fail(f"{names['hidden_size']} is {hidden}, not a multiple of {names['num_heads']}, {heads}")

@@ -149,7 +149,8 @@ def _text(path: Path) -> str:
 
 
 def _json(path: Path) -> Mapping[str, Any] | None:
-    document = Document("tokenizer", "tokenizer.json", "tokenizer.json", _LIMIT)
+    what = "tokenizer" if path.name == "tokenizer.json" else "document"
+    document = Document(what, "tokenizer.json", "tokenizer.json", _LIMIT)
     return read_object(path, document) if path.is_file() else None
 
 
