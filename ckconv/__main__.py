@@ -38,11 +38,13 @@ def run(arguments: list[str]) -> int:
 
     from ckconv.cli import ReaderGone
     from ckconv.cli import main as group
-    from ckconv.cli.render import as_error, discard_stdout, print_error, say
+    from ckconv.cli.render import as_error, discard_stdout, print_error, printable, say
     from ckconv.cli.settings import Settings
     from ckconv.errors import NO_RESOURCES, Interrupted, OutputError, UsageError
+    from ckconv.publish.journal import BROUGHT_BACK
 
     settings = Settings()
+    BROUGHT_BACK.clear()
     _settle_streams()
     try:
         if "" in arguments:  # Path("") is the working directory, which nobody meant
@@ -50,6 +52,8 @@ def run(arguments: list[str]) -> int:
             raise UsageError("usage", "an argument is empty", hint="is a shell variable unset?")
         status = group.main(arguments, prog_name="ckconv", standalone_mode=False, obj=settings)
         sys.stdout.flush()
+        for sentence in [] if settings.quiet else BROUGHT_BACK:
+            say(f"ckconv: note: {printable(sentence)}\n")
         return status if isinstance(status, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         say(f"{error.ctx.get_help()}\n" if error.ctx else "")

@@ -59,6 +59,9 @@ static int below_root(const char *path) {
 
 static int is_watched(int fd) { return fd == 1 || fd == 2 || (fd >= 0 && fd < 65536 && watched[fd]); }
 
+/* A name in a directory that is open. */
+static int is_below(int at, const char *path) { return below_root(path) || (path && *path != '/' && is_watched(at)); }
+
 /* Threads change the order of calls: what can only happen to some of them happens to the next one of these. */
 static int may_happen(const char *name) {
     static const char transfers[] = " read write pread pread64 preadv preadv64v2 pwrite pwrite64 pwritev64v2 ";
@@ -103,7 +106,7 @@ static enum fault hit(const char *name, const char *path) {
         } \
     } while (0)
 
-#define OPEN(name, parameters, arguments, ...) \
+#define OPEN(name, condition, parameters, arguments, ...) \
     int name parameters { \
         mode_t mode = 0; \
         if (flags & (O_CREAT | O_TMPFILE)) { \
@@ -113,17 +116,17 @@ static enum fault hit(const char *name, const char *path) {
             va_end(rest); \
         } \
         REAL(int, name, __VA_ARGS__); \
-        int mine = armed && below_root(path); \
+        int mine = armed && (condition); \
         FAILS(mine, "open", path, -1); \
         int fd = real arguments; \
         if (fd >= 0 && fd < 65536) watched[fd] = mine; \
         return fd; \
     }
 
-OPEN(open, (const char *path, int flags, ...), (path, flags, mode), const char *, int, ...)
-OPEN(open64, (const char *path, int flags, ...), (path, flags, mode), const char *, int, ...)
-OPEN(openat, (int at, const char *path, int flags, ...), (at, path, flags, mode), int, const char *, int, ...)
-OPEN(openat64, (int at, const char *path, int flags, ...), (at, path, flags, mode), int, const char *, int, ...)
+OPEN(open, below_root(path), (const char *path, int flags, ...), (path, flags, mode), const char *, int, ...)
+OPEN(open64, below_root(path), (const char *path, int flags, ...), (path, flags, mode), const char *, int, ...)
+OPEN(openat, is_below(at, path), (int at, const char *path, int flags, ...), (at, path, flags, mode), int, const char *, int, ...)
+OPEN(openat64, is_below(at, path), (int at, const char *path, int flags, ...), (at, path, flags, mode), int, const char *, int, ...)
 
 int close(int fd) {
     REAL(int, close, int);
@@ -210,22 +213,33 @@ ALLOCATE(posix_fallocate64, off64_t)
         return real arguments; \
     }
 
+/* The same of a name in a directory, which is called as without one. */
+#define BY_NAME(name, label, parameters, arguments, at, path, ...) \
+    int name parameters { \
+        REAL(int, name, __VA_ARGS__); \
+        FAILS(is_below(at, path), label, path, -1); \
+        return real arguments; \
+    }
+
 BY_PATH(mkdir, (const char *path, mode_t mode), (path, mode), path, const char *, mode_t)
 BY_PATH(rmdir, (const char *path), (path), path, const char *)
 BY_PATH(unlink, (const char *path), (path), path, const char *)
-BY_PATH(unlinkat, (int at, const char *path, int flags), (at, path, flags), path, int, const char *, int)
+BY_NAME(mkdirat, "mkdir", (int at, const char *path, mode_t mode), (at, path, mode), at, path, int, const char *, mode_t)
+BY_NAME(unlinkat, "unlink", (int at, const char *path, int flags), (at, path, flags), at, path, int, const char *, int)
+BY_NAME(fchmodat, "chmod", (int at, const char *path, mode_t mode, int flags), (at, path, mode, flags), at, path, int,
+        const char *, mode_t, int)
 BY_PATH(chmod, (const char *path, mode_t mode), (path, mode), path, const char *, mode_t)
 BY_PATH(rename, (const char *from, const char *to), (from, to), to, const char *, const char *)
-BY_PATH(renameat, (int at, const char *from, int other, const char *to), (at, from, other, to), to, int, const char *, int,
-        const char *)
+BY_NAME(renameat, "rename", (int at, const char *from, int other, const char *to), (at, from, other, to), other, to, int,
+        const char *, int, const char *)
 BY_PATH(link, (const char *from, const char *to), (from, to), to, const char *, const char *)
-BY_PATH(linkat, (int at, const char *from, int other, const char *to, int flags), (at, from, other, to, flags), to, int,
-        const char *, int, const char *, int)
+BY_NAME(linkat, "link", (int at, const char *from, int other, const char *to, int flags), (at, from, other, to, flags),
+        other, to, int, const char *, int, const char *, int)
 BY_PATH(symlink, (const char *from, const char *to), (from, to), to, const char *, const char *)
 BY_PATH(stat64, (const char *path, struct stat64 *status), (path, status), path, const char *, struct stat64 *)
 BY_PATH(lstat64, (const char *path, struct stat64 *status), (path, status), path, const char *, struct stat64 *)
-BY_PATH(fstatat64, (int at, const char *path, struct stat64 *status, int flags), (at, path, status, flags), path, int,
-        const char *, struct stat64 *, int)
+BY_NAME(fstatat64, "stat64", (int at, const char *path, struct stat64 *status, int flags), (at, path, status, flags), at,
+        path, int, const char *, struct stat64 *, int)
 BY_PATH(statvfs64, (const char *path, struct statvfs64 *status), (path, status), path, const char *, struct statvfs64 *)
 
 DIR *opendir(const char *path) {

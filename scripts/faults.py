@@ -259,7 +259,7 @@ class Bench:
     def _killed(self, ended: Ended) -> str:
         if ended.status not in (-signal.SIGKILL, 0):
             return f"status {ended.status} of a run that was killed"
-        wrong = self._mixed(contents(self.folder))
+        wrong = self._mixed(contents(self.folder)) or self._read_again()
         if wrong:
             return wrong
         again = self.run(self.command)
@@ -270,6 +270,21 @@ class Bench:
             return f"the run after it does not leave the new output: {sorted(contents(self.folder))}"
         left = [path.name for path in self.folder.rglob("*") if _LEFT.fullmatch(path.name)]
         return f"the run after it leaves {left}" if left and not there and not _portable() else ""
+
+    def _read_again(self) -> str:
+        """Whether what was there is there for who reads it after a run was killed."""
+        if _portable():
+            return ""
+        model = self.folder / self.target.to
+        if not self.target.to.endswith("/"):
+            model = self.folder / next(name for name in sorted(self.new) if Path(name).suffix == model.suffix)
+        read = self.run(["inspect", str(model)])
+        state = contents(self.folder)
+        if state not in (self.old, self.new):
+            return f"who reads it finds a part: {sorted(state)}: {read.text}"
+        if state and read.status:
+            return f"status {read.status} of who reads it: {read.text}"
+        return ""
 
     def _mixed(self, state: State) -> str:
         """Whether files of both outputs lie beside each other, or a part of one that loads."""

@@ -199,9 +199,12 @@ def convert(
     from ckconv.engine.run import run
     from ckconv.engine.sidefiles import late_files
     from ckconv.errors import OutputError
+    from ckconv.publish.checks import followed
+    from ckconv.publish.journal import bring_back
     from ckconv.signals import declare
 
     declare(None)  # what was true of the model before
+    bring_back(Path(model.target))
     plan, place = prepare(
         as_path(model.source),
         model.target,
@@ -210,6 +213,8 @@ def convert(
         adapters=adapters,
         options=options,
     )
+    place = place._replace(typed=False)
+    followed(Path(model.target), force=False, typed=False)
     facts = Facts(plan, adapters)
     late = late_files(plan, place, checksums=flags["checksums"], record=True, facts=facts)
     model.format, model.version, model.bytes = plan.format, plan.version or None, plan.nbytes

@@ -142,6 +142,7 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
             from ckconv.engine.towers import check_beside, prepare_tower, without_hint
 
             tower, plan = prepare_tower(src, beside, options=options), without_hint(plan)
+            tower = tower[0], tower[1]._replace(typed=False)  # beside DST no link is followed
         for each in (plan, *([tower[0]] if tower else [])):
             each.check()
         if flags["dry_run"]:

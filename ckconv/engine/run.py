@@ -166,6 +166,7 @@ def run(
                 side,
                 directory=target.directory,
                 typed=target.file,
+                follow=target.typed,
                 force=force,
                 inputs=() if in_place else _inputs(plan),
                 last=named_last(plan, paths, side),

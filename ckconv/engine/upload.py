@@ -17,6 +17,9 @@ from ckconv.publish.files import opened_regular
 from ckconv.publish.kept import digest_of
 from ckconv.signals import check
 
+#: Addresses of this machine.
+_LOCAL = ("file", "local")
+
 #: What takes no files by itself.
 _READ_ONLY = ("http", "https", "hf", "ollama")
 
@@ -100,6 +103,9 @@ def uploading(target: str, *, replacing: bool = False, lasting: bool = False) ->
         return
     if found[1].lower() in _READ_ONLY:
         raise UsageError("usage.target", f"{found[1]}: can be read, but not written", hint="copy it there afterwards")
+    if found[1].lower() in _LOCAL:  # what writes there would follow links
+        hint = f"name it as one: {target.partition('://')[2]}"
+        raise UsageError("usage.target", f"{found[1]}: is this machine, where outputs have paths", hint=hint)
     if replacing or lasting:
         raise UsageError("usage.target", "--force, --resume and --cluster are for outputs on this machine")
     import shutil

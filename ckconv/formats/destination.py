@@ -20,12 +20,14 @@ class Destination(NamedTuple):
         format: what is written there.
         directory: the directory that is made for it, ``None`` where the output is a file.
         file: the file, ``None`` where the output is a directory or standard output.
+        typed: a user has named it as it stands; else it may be no link.
     """
 
     name: str
     format: str
     directory: Path | None = None
     file: Path | None = None
+    typed: bool = True
 
     @property
     def parent(self) -> Path | None:

@@ -20,6 +20,7 @@ from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
 from ckconv.io.bytesource import ByteSource, open_source
 from ckconv.io.files import readable
 from ckconv.publish.files import remembered
+from ckconv.publish.journal import bring_back
 
 #: What a directory of safetensors files is, unless something in it says another.
 _CHECKPOINT = "safetensors"
@@ -86,15 +87,29 @@ def open_index(
         from ckconv.formats.locate import located
 
         path = located(path)
+    is_directory = source is None and path.is_dir()
+    away = bring_back(path) if is_directory else []
     try:
-        with readable(path), remembered() as opened:
-            index = _open(path, format, source, config_path, base, follow_links)
+        try:
+            index, opened = _remembered(path, format, source, config_path, base, follow_links)
+        except InputError as error:
+            if source is None and not is_directory:
+                away = bring_back(path.parent)
+            if not away or is_directory:
+                error.details = (*error.details, *away)
+                raise
+            index, opened = _remembered(path, format, source, config_path, base, follow_links)
         if source is not None:
             return index
         return replace(index, identities=_identities([*index.files, *beside(index).values()], opened))
     except CkconvError as error:
         error.path = error.path or shown(path)  # rules about tensors know no files
         raise
+
+
+def _remembered(path: Path, *how: Any) -> tuple[TensorIndex, Mapping[Path, Identity]]:
+    with readable(path), remembered() as opened:
+        return _open(path, *how), opened
 
 
 def _may_be_named(path: Path) -> bool:

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from ckconv.errors import ADDRESSES, OutputError, UnsupportedError, shown
+from ckconv.errors import ADDRESSES, InputError, OutputError, UnsupportedError, shown
 from ckconv.signals import check
 from ckconv.system import ELSEWHERE
 
@@ -192,6 +192,7 @@ def stand_in(url: str, name: str, files: Mapping[str, Origin]) -> Path:
         url: what messages call the directory.
 
     Raises:
+        InputError: ``input.special``, one of them is said to be a directory, too.
         OutputError: ``output.write``, there is no place for temporary files.
         UnsupportedError: ``remote.ranges``, a file is said to have more bytes than one can have.
     """
@@ -199,6 +200,9 @@ def stand_in(url: str, name: str, files: Mapping[str, Origin]) -> Path:
         if origin.size >= _LARGEST:
             message = f"the server says that {path} has {origin.size:,} bytes, which no file has"
             raise UnsupportedError("remote.ranges", message, path=url)
+    folders = {folder.as_posix() for path in files for folder in PurePosixPath(path).parents}
+    if both := sorted(folders & files.keys()):
+        raise InputError("input.special", f"the listing has {both[0]} as a file and as a directory", path=url)
     try:
         root = tempfile.mkdtemp(prefix="ckconv-")
         atexit.register(shutil.rmtree, root, ignore_errors=True)

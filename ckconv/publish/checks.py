@@ -49,31 +49,32 @@ def check_directory(directory: Path, *, force: bool) -> bool:
     return empty and _is_replaceable(directory)
 
 
-def followed(path: Path, *, force: bool) -> Path:
+def followed(path: Path, *, force: bool, typed: bool = True) -> Path:
     """Where an output goes that a user has named: where a link leads, with ``force``; else the path itself.
 
+    A link to a directory is followed without ``force``, too: into one that is not empty nothing is written then.
+
+    Args:
+        typed: as it stands, and not made of something else, which may be no link at all.
+
     Raises:
-        OutputError: ``output.exists``, it is a link, and there is no ``force``; ``output.special``, it is one that
-            goes in a circle, or another user's in a directory of all users, where he may have put it for this.
+        OutputError: ``output.exists``, it is a link that is not followed; ``output.special``, it is one that goes in a
+            circle, or that another user has made, who may have put it there for this.
     """
     with failing(path):
         if not os.path.islink(path):  # noqa: PTH114 - never raises
             return path
-        real, link, parent = os.path.realpath(path), path.lstat(), path.parent.stat()
-    if os.path.islink(real):  # noqa: PTH114 - never raises
+        real, link = Path(os.path.realpath(path)), path.lstat()
+        leads = f"is a link to {path.readlink()}{'' if os.path.lexists(real) else ', which is not there'}"
+    if real.is_symlink():
         raise OutputError("output.special", "is a link that goes in a circle", path=path)
-    if (
-        parent.st_mode & stat.S_ISVTX
-        and parent.st_mode & stat.S_IWOTH
-        and link.st_uid != parent.st_uid
-        and not is_own(link)
-    ):
-        message = f"is a link of another user to {real}, in a directory in which everybody writes"
-        raise OutputError("output.special", message, path=path, hint="name another place")
-    if not force:
-        message = f"is a link to {real}{'' if os.path.lexists(real) else ', which is not there'}"
-        raise OutputError("output.exists", message, path=path, hint="--force writes there; or name that place")
-    return Path(real)
+    if link.st_uid and not is_own(link):
+        raise OutputError("output.special", f"is a link of another user to {real}", path=path, hint="name that place")
+    if not typed:
+        raise OutputError("output.exists", leads, path=path, hint="remove the link, or name another place")
+    if not (force or real.is_dir()):
+        raise OutputError("output.exists", leads, path=path, hint="--force writes there; or remove the link")
+    return real
 
 
 def check_folder(path: Path) -> None:

@@ -8,7 +8,6 @@ document: it holds plain names, and what it names is moved within the directory 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import stat
@@ -38,6 +37,9 @@ _FORMER = ".old"
 
 #: The directory of finished files, in one to which a later run goes back (``--resume``).
 FINISHED = ".ckconv.finished"
+
+#: What this process has to say of directories that it read: what was brought back there.
+BROUGHT_BACK: list[str] = []
 
 _TEMPORARY = re.compile(r"\..+\.ckconv-[0-9a-f]{8}\.tmp", re.DOTALL)
 
@@ -108,6 +110,8 @@ class Journal:
                 status = folder.status(name)
                 assert status is not None
                 self.give.append((place, status.st_ino))
+        import json
+
         document = {"take": self.take, "give": self.give, "folders": self.folders, "group": [*group]}
         self._replaced = self.staged.make(REPLACED)
         for folder_name in sorted({place[0] for place in take if len(place) > 1}):
@@ -340,11 +344,9 @@ def bring_back(directory: Path) -> list[str]:
     found = [name for name in leftovers(directory, own=False) if os.path.lexists(directory / name / NAME)]
     told, left = recover([directory]) if found else ([], [])
     away = [directory / name / REPLACED for name in found if os.path.lexists(directory / name / NAME)]
-    return [
-        *told,
-        *left,
-        *(f"{path} has files of this directory, which a run of ckconv was replacing" for path in away),
-    ]
+    told += left or [f"{path} has files of this directory, which a run of ckconv was replacing" for path in away]
+    BROUGHT_BACK.extend(told)
+    return told
 
 
 def leftovers(directory: Path, *, own: bool = True) -> list[str]:
@@ -414,6 +416,8 @@ def _group(stack: ExitStack, here: Directory, staged: Directory) -> list[Journal
 
 def _read(staged: Directory) -> tuple[Journal, list[str]] | None:
     """The journal in a staging directory, and its group; ``None`` where there is none, or one that makes no sense."""
+    import json
+
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         fd = staged.open(NAME, NONBLOCK)
         try:

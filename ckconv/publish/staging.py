@@ -322,6 +322,7 @@ class Outputs:
         last: Sequence[Path] = (),
         gone: Sequence[Path] = (),
         typed: Path | None = None,
+        follow: bool = True,
     ) -> None:
         """Describe what is going to be written; nothing is touched before :meth:`__enter__`.
 
@@ -334,10 +335,11 @@ class Outputs:
             last: what loaders begin with; these files get their names after the others, in this order.
             gone: files that are replaced by nothing, with ``force``.
             typed: the one file of it that a user has named, if one was.
+            follow: ``directory`` and ``typed`` may be links, with ``force``.
         """
         self._force, self._inputs, self._last, self._gone = force, tuple(inputs), last, tuple(gone)
         self._large, self._small = large, small
-        self._given_directory, self._typed = directory, typed
+        self._given_directory, self._typed, self._follow = directory, typed, follow
         self._files: dict[Path, _File] = {}
         self._directory: Path | None = None
         #: The directory gets its name in one step; or it is filled, and nothing else is to be in it.
@@ -418,7 +420,7 @@ class Outputs:
             self._files[path] = _File(target, parent, reader, what)
 
     def _followed(self, path: Path) -> Path:
-        real = followed(path, force=self._force)
+        real = followed(path, force=self._force, typed=self._follow)
         self._links += [f"{path} is a link: the output is {real}"] if real != path else []
         return real
 
