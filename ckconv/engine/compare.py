@@ -24,7 +24,7 @@ from ckconv.quant.convert import convertible, decode
 from ckconv.verification.content import parameter_differences
 
 if TYPE_CHECKING:
-    from ckconv.engine.contentdiff import Fact
+    from ckconv.verification.content import Fact
 
 ROPE_FREQUENCIES = "rope_frequencies"
 

@@ -13,15 +13,14 @@ from typing import NamedTuple
 from ckconv.core.documents import CONFIG_NAME, METADATA
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.core.typed import scalar
-from ckconv.engine.content import content_of_index, content_of_plan
-from ckconv.engine.contentdiff import COVERED, SPELLING, Fact, differences
-from ckconv.engine.replan import plan_again
+from ckconv.engine.replan import content_of_plan, plan_again
 from ckconv.errors import CkconvError
 from ckconv.families.naming_schemes import NAMES_KEY
 from ckconv.formats import format_of
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.options import Options
 from ckconv.tokenizer.vocabulary import adds_by_default
+from ckconv.verification.content import COVERED, SPELLING, Fact, content_of_index, differences
 
 #: Differences that are looked for: more say nothing more.
 _ENOUGH = 1_000
@@ -68,22 +67,27 @@ def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
         found = differences(one, other, people=False)
         return Facts(tuple(islice((fact for fact in found if _counts(fact, ruled=a.config is not None)), _ENOUGH)))
     ways: list[Facts] = []
+    lacking: list[Fact] = []
     for source, target in ((a, b), (b, a)):
         facts = _planned(source, target)
-        if not facts.different and not facts.unknown:
-            return facts
-        swapped = tuple(Fact(f.key, f.meant, f.mine, f.file) for f in facts.different)
-        ways.append(Facts(swapped if source is a else facts.different, facts.unknown))
+        own = [(fact, _is_lacking(fact)) for fact in facts.different]
+        turned = [(f._replace(mine=f.meant, meant=f.mine) if source is a else f, lacks) for f, lacks in own]
+        lacking += [fact for fact, lacks in turned if lacks]
+        ways.append(Facts(tuple(fact for fact, lacks in turned if not lacks), facts.unknown))
     # Of two ways the one that finds less: the other names what only one of the formats has a place for.
-    return min(ways, key=lambda facts: (bool(facts.unknown), len(facts.different)))
+    fewer = min(ways, key=lambda facts: (bool(facts.unknown), len(facts.different)))
+    return fewer._replace(different=(*lacking, *fewer.different))
 
 
 def _counts(fact: Fact, *, ruled: bool) -> bool:
     """Whether it is not covered by the comparison of tensors and hyper-parameters, which only rules make possible."""
     if fact.key in (SPELLING, *_WRITTEN_FOR) or (fact.file or fact.key).endswith(INDEX_SUFFIX):
         return False
-    top = fact.key.partition(".")[0]
-    return not (ruled and fact.file == CONFIG_NAME and (top in _STORAGE or top in COVERED))
+    top, last = fact.key.partition(".")[0], fact.key.rpartition(".")[2]
+    if not (ruled and fact.file == CONFIG_NAME) or (top not in _STORAGE and last not in COVERED and top not in COVERED):
+        return True
+    # Hyper-parameters are compared as readers of ckconv take them; those of a document that lacks one may take another.
+    return top not in _STORAGE and not fact.idle and None in (fact.mine, fact.meant)
 
 
 def _planned(source: TensorIndex, other: TensorIndex) -> Facts:
@@ -101,7 +105,7 @@ def _planned(source: TensorIndex, other: TensorIndex) -> Facts:
     worded, ruled = _TOKENS in mine.keys and _TOKENS in meant.keys, source.config is not None
     found = (
         fact
-        for fact in differences(mine, meant, people=False)
+        for fact in differences(mine, meant, people=False, spelled=False)
         if _counts(fact, ruled=ruled) and _both_could_say(fact, worded=worded, ruled=ruled)
     )
     return Facts((*_modifiers(other, source), *islice(found, _ENOUGH)))
@@ -124,4 +128,9 @@ def _both_could_say(fact: Fact, *, worded: bool, ruled: bool) -> bool:
         return worded
     said_by_both = fact.mine is not None and fact.meant is not None
     document = bool(fact.file) and not (ruled and fact.file == CONFIG_NAME)
-    return fact.key != _OF_THE_PLACE and (said_by_both or document)
+    return fact.key != _OF_THE_PLACE and (said_by_both or document or _is_lacking(fact))
+
+
+def _is_lacking(fact: Fact) -> bool:
+    """A document lacks a hyper-parameter, and whoever reads it takes another value."""
+    return fact.file == CONFIG_NAME and fact.mine is None and fact.key.rpartition(".")[2] in COVERED

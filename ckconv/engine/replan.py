@@ -17,8 +17,11 @@ from ckconv.formats import format_of, load
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.options import Options
+from ckconv.plan.container import Container
+from ckconv.plan.content import Content
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan
+from ckconv.publish.files import pieces_of
 
 _FLOATS = ("engine", "keep", "f32", "f16", "bf16", "source")
 
@@ -47,6 +50,12 @@ def restoring_again(source: TensorIndex, out: TensorIndex, options: Options, *, 
     """The plan that makes the source of a bump file again out of the record beside it, or another where it does not."""
     options = replace(options, source_record=True, file_name="" if directory else file_name_of(out))
     return make_plan(source, out.format, options)
+
+
+def content_of_plan(container: Container) -> Content:
+    """What a plan is going to write besides tensors."""
+    files = {name: b"".join(pieces_of(content)) for name, content in container.side_files.items()}
+    return Content(container.keys, {**files, **container.inside})
 
 
 def stores_alike(plan: Plan, out: TensorIndex) -> bool:

@@ -12,10 +12,8 @@ from typing import NamedTuple
 from ckconv.core.beside import beside
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.checksums import FileDigests, check_listed, check_sums
-from ckconv.engine.content import content_of_index, content_of_plan
-from ckconv.engine.contentdiff import check_json, differences
 from ckconv.engine.readback import check_frame, check_kept
-from ckconv.engine.replan import plan_again, restoring_again
+from ckconv.engine.replan import content_of_plan, plan_again, restoring_again
 from ckconv.engine.verify import Verified, verify_soundly
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.ages import DEFAULT
@@ -28,6 +26,7 @@ from ckconv.plan.steps import Plan
 from ckconv.publish.files import holds, opened_regular
 from ckconv.record.conversion import ConversionRecord, recorded_options, records_of
 from ckconv.record.read import OpenRecord, record_beside
+from ckconv.verification.content import check_json, content_of_index, differences
 from ckconv.verification.tensors import Progress
 
 CODE = "verify.content"

@@ -1,16 +1,105 @@
-"""The hyper-parameters of two models, compared; no tensor is read, and numpy is not needed."""
+"""What two models say besides their tensors, held against each other: hyper-parameters, metadata, side files."""
 
 from __future__ import annotations
 
+import json
+import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ckconv.core.config import config_differences
+from ckconv.core.config_keys import CONFIG_KEYS
+from ckconv.core.documents import text_key
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.towers import PREFIX, Tower
+from ckconv.core.typed import VALUE_TYPES_BY_NAME, Value
+from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
+from ckconv.families.huggingface_defaults import UNREAD, default_of
 from ckconv.families.parameters import differ
 from ckconv.families.towers import tower_family
 from ckconv.families.words import without_noted
+from ckconv.formats import format_of, load
+from ckconv.formats.bump.map import MAP_NAME
+from ckconv.formats.bump.spec import FOOTER_NAME
+from ckconv.formats.gguf.spec import LENGTH, VERSION
+from ckconv.io.bytesource import open_source
+from ckconv.io.json import Document, parse_object
+from ckconv.plan.content import Content
+
+CODE = "side.json"
+_JSON = Document("the file", CODE, CODE, 1 << 30)
+_CONFIG = _JSON._replace(lax=True)
+
+#: Largest file beside a model that is read whole, in bytes.
+_LIMIT = 1 << 30
+
+#: Files for people: a model is the same without them, or with others.
+FOR_PEOPLE = ("README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*", "CITATION*")
+
+_ROPE = ("rope_scaling", "rope_parameters")
+
+#: Keys of ``config.json`` under which a hyper-parameter may stand: at its top, in the text part, in tables of RoPE.
+_SPELLINGS = (*CONFIG_KEYS.values(), (*_ROPE, "rope_theta", "rope_base", "partial_rotary_factor"))
+
+#: All of them: the comparison of hyper-parameters covers them, under whatever name. One may be missing where another of
+#: them says it, or where its loader takes that very value (:func:`_is_read_without`).
+COVERED = frozenset(key for keys in _SPELLINGS for key in keys)
+
+#: What a fact is called that is about a document as a whole.
+SPELLING = "spelling"
+
+#: What says which program wrote a document, and not what the model is.
+_OF_THE_WRITER = frozenset({"created_by", "manifest_hash"})
+
+
+class Fact(NamedTuple):
+    """Something of which two models say different things; ``None`` is nothing.
+
+    Attributes:
+        key: of a header, or in a document; the name of a file that only one of them has, or that is no document.
+        file: the document, empty for a header.
+        idle: only one document says it, and whoever reads the other takes the same.
+    """
+
+    key: str
+    mine: str | None
+    meant: str | None
+    file: str = ""
+    idle: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.file}: {quoted(self.key)}" if self.file else self.key
+
+    def __str__(self) -> str:
+        if self.meant is None:
+            return f"{self.name} is {self.mine}, although nothing says so"
+        if self.mine is None:
+            return f"{self.name} is missing, {self.meant} is meant"
+        return f"{self.name} is {self.mine}, {self.meant} is meant"
+
+
+def content_of_index(index: TensorIndex, named: Mapping[str, Path] | None = None) -> Content:
+    """What lies in and beside the files of an open model.
+
+    Args:
+        named: side file -> where it is, if not beside the model.
+
+    Raises:
+        InputError: one of the files cannot be read.
+    """
+    found: Content = load(format_of(index.format).content)(index, named or {})
+    return replace(found, files={**{name: _read(path) for name, path in found.paths.items()}, **found.files})
+
+
+def _read(path: Path) -> bytes:
+    with open_source(path) as source:
+        return source.read_at(0, min(source.size or 0, _LIMIT))
 
 
 def parameter_differences(a: TensorIndex, b: TensorIndex) -> dict[str, tuple[object, object]]:
@@ -51,3 +140,212 @@ def _told(name: str, other: str) -> str:
 
 def _by_tokenizer(keys: list[str]) -> bool:
     return all(key.startswith("/tokenizer.") for key in keys)
+
+
+def differences(mine: Content, meant: Content, *, people: bool = True, spelled: bool = True) -> Iterator[Fact]:
+    """What ``mine`` says else than is meant.
+
+    Args:
+        people: files for people count.
+        spelled: a hyper-parameter that one says in two words, for two readers, has to be said in both.
+
+    Raises:
+        InputError: ``side.json``, a file that should be JSON is malformed.
+    """
+    for key in mine.keys:
+        if key not in meant.keys:
+            yield Fact(key, _shown(mine.keys[key]), None)
+        elif mine.keys[key] != meant.keys[key]:
+            yield _of_keys(key, mine.keys[key], meant.keys[key])
+    for key in meant.keys:
+        if key not in mine.keys:
+            yield Fact(key, None, _shown(meant.keys[key]))
+    for name in sorted({*mine.files, *meant.files}):
+        read = not any(fnmatchcase(name, pattern) for pattern in FOR_PEOPLE)
+        if name not in meant.files:
+            if read and name != MAP_NAME:
+                yield Fact(name, "there", None)
+        elif name not in mine.files:
+            if (read or people) and name not in (MAP_NAME, FOOTER_NAME):
+                yield Fact(name, None, "one")
+        elif mine.files[name] != meant.files[name] and (read or people):
+            yield from _of_files(name, mine.files[name], meant.files[name], mine.paths.get(name, Path(name)), spelled)
+
+
+def check_json(content: Content) -> None:
+    """Every file beside a model that should be JSON is.
+
+    Raises:
+        InputError: ``side.json``.
+    """
+    for name, data in content.files.items():
+        if name.endswith(".json"):
+            _parsed(name, data, content.paths.get(name, Path(name)))
+
+
+def _parsed(name: str, data: bytes, path: Path) -> Any:
+    """Objects are held to everything that ckconv asks of JSON, lists (``vocab`` files) to being JSON."""
+    if data.lstrip()[:1] == b"[":
+        data = b'{"":' + data + b"}"
+        return parse_object(data, _JSON, path)[""]
+    return parse_object(data, _CONFIG if name == "config.json" else _JSON, path)
+
+
+def _of_files(name: str, mine: bytes, meant: bytes, path: Path, spelled: bool) -> Iterator[Fact]:
+    if not (name.endswith(".json") or name == FOOTER_NAME):
+        at = next((n for n, pair in enumerate(zip(mine, meant, strict=False)) if pair[0] != pair[1]), None)
+        where = f" another from byte {at:,} on" if at is not None else ""
+        yield Fact(name, f"of {len(mine):,} bytes{where}", f"one of {len(meant):,}")
+        return
+    ours, theirs = _parsed(name, mine, path), _parsed(name, meant, Path(name))
+    config = name == "config.json" and isinstance(ours, dict) and isinstance(theirs, dict)
+    found = list(_of_values(ours, theirs, "", _covered_in(ours, theirs) if config else {}, spelled))
+    yield from (fact._replace(file=name) for fact in found)
+    # A number or a letter may be spelled in two ways: 1e-05 and 1E-05, \u00e9 and \u00E9. Only one is written.
+    if not found and not _plainly_spelled(mine, ours):
+        yield Fact(SPELLING, "another", "one", name)
+
+
+#: Table of a ``config.json`` -> the document whose class reads its keys, of both models.
+_Covered = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]
+
+
+def _covered_in(mine: Mapping[str, Any], meant: Mapping[str, Any]) -> _Covered:
+    """The tables of a ``config.json`` in which keys are :data:`COVERED`; the first one is the document."""
+    text = text_key(meant)
+    found: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
+    for outer in dict.fromkeys(("", text)):
+        tables = (mine, meant) if not outer else (_table(mine, outer), _table(meant, outer))
+        found |= {f"{outer}.{rope}".strip("."): tables for rope in ("", *_ROPE)}
+    return found
+
+
+def _table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = document.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _is_read_without(
+    key: str, value: Any, where: str, document: Mapping[str, Any], other: Mapping[str, Any] | None
+) -> bool:
+    """Whoever reads a document takes this value for a key that it does not have.
+
+    Args:
+        document: that of the text model.
+        other: the one that has the key, and has it for this document's readers; ``None`` where they may be others.
+    """
+    rope = where.rpartition(".")[2]
+    if rope in _ROPE:
+        default = default_of(document, rope)
+        return bool(value == ({"rope_type": "default"} | (default if isinstance(default, dict) else {})).get(key))
+    words = {word for keys in _SPELLINGS if key in keys for word in keys} - (other or {}).keys()
+    if not words.isdisjoint(document):
+        return True  # in another word, and compared as a hyper-parameter
+    default = default_of(document, key)
+    return bool(default == value) or (other is None and (default is UNREAD or key in _SPELLINGS[-1]))
+
+
+def _of_values(mine: Any, meant: Any, where: str, covered: _Covered, spelled: bool) -> Iterator[Fact]:
+    if isinstance(mine, dict) and isinstance(meant, dict):
+        ours, theirs = covered.get(where, ({}, {}))
+        for key in mine:
+            place = f"{where}.{key}" if where else str(key)
+            if key not in meant:
+                idle = (
+                    where in covered
+                    and key in COVERED
+                    and _is_read_without(key, mine[key], where, theirs, ours if spelled else None)
+                )
+                yield Fact(place, _shown(mine[key]), None, idle=idle)
+            else:
+                yield from _of_values(mine[key], meant[key], place, covered, spelled)
+        for key in meant:
+            idle = (
+                where in covered
+                and key in COVERED
+                and _is_read_without(key, meant[key], where, ours, theirs if spelled else None)
+            )
+            if key not in mine and not idle:
+                yield Fact(f"{where}.{key}" if where else str(key), None, _shown(meant[key]))
+    elif isinstance(mine, list) and isinstance(meant, list) and len(mine) == len(meant):
+        for n, (one, other) in enumerate(zip(mine, meant, strict=True)):
+            yield from _of_values(one, other, f"{where}[{n}]", covered, spelled)
+    elif (type(mine), mine) != (type(meant), meant) and where not in _OF_THE_WRITER:
+        yield Fact(where, _shown(mine), _shown(meant))
+
+
+def _plainly_spelled(data: bytes, value: Any) -> bool:
+    """The document is spelled as Python spells it, white space apart."""
+    text = _without_space(data.decode("utf-8", "replace"))
+    return any(
+        text == json.dumps(value, ensure_ascii=ascii, separators=(",", ":")) for ascii in (True, False)
+    )  # fmt: skip
+
+
+def _without_space(text: str) -> str:
+    parts, quoted_part, at = [], False, 0
+    while at < len(text):
+        end = text.find('"', at)
+        end = len(text) if end < 0 else end
+        piece = text[at:end]
+        if quoted_part:
+            parts.append(piece)
+            slashes = len(piece) - len(piece.rstrip("\\"))
+            quoted_part = bool(slashes % 2)
+        else:
+            parts.append("".join(piece.split()))
+            quoted_part = True
+        if end < len(text):
+            parts.append('"')
+        at = end + 1
+    return "".join(parts)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Value):
+        return _of_gguf(value)
+    if isinstance(value, (dict, list)):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value):,}"
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    text = repr(value) if not isinstance(value, str) else quoted(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _of_gguf(value: Value) -> str:
+    if value.type.startswith("arr["):
+        (count,) = LENGTH[VERSION].unpack_from(value.payload, 4)
+        return f"{value.type} of {count:,}"
+    if value.type == "str":
+        return _shown(value.payload[LENGTH[VERSION].size :].decode("utf-8", "replace"))
+    found = struct.unpack(f"<{VALUE_TYPES_BY_NAME[value.type].code}", value.payload)[0]
+    return f"{found} ({value.type})"
+
+
+def _of_keys(key: str, mine: Any, meant: Any) -> Fact:
+    """Two values of a header; of lists of one length, the first two items that differ."""
+    both = isinstance(mine, Value) and isinstance(meant, Value) and mine.type == meant.type
+    if both and mine.type.startswith("arr["):
+        ours, theirs = items_of(mine), items_of(meant)
+        if len(ours) == len(theirs):
+            at = next((n for n, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), 0)
+            return Fact(f"{key}[{at}]", _shown(ours[at]), _shown(theirs[at]))
+    return Fact(key, _shown(mine), _shown(meant))
+
+
+def items_of(value: Value) -> list[Any]:
+    """The items of an array: numbers, and texts as their bytes say them."""
+    kind = VALUE_TYPES_BY_NAME.get(value.type[4:-1])
+    (count,) = LENGTH[VERSION].unpack_from(value.payload, 4)
+    at = 4 + LENGTH[VERSION].size
+    if kind is None or not count:
+        return []
+    if kind.size:
+        return list(struct.unpack_from(f"<{count}{kind.code}", value.payload, at))
+    found = []
+    for _ in range(count):
+        (length,) = LENGTH[VERSION].unpack_from(value.payload, at)
+        at += LENGTH[VERSION].size
+        found.append(value.payload[at : at + length].decode("utf-8", "surrogateescape"))
+        at += length
+    return found

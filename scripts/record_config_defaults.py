@@ -1,0 +1,76 @@
+"""Record what the configuration classes of transformers take where a document does not say it.
+
+    python scripts/record_config_defaults.py
+
+ckconv/families/transformers_defaults.json: of each class the values of its fields, and the keys whose value is that of
+others (the heads of keys are those of queries, a head's size is what each gets of the width). Run it with the newest
+transformers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from record_config_keys import KEYS  # noqa: E402
+
+from ckconv.families.huggingface_defaults import DEFAULTS  # noqa: E402
+
+#: Heads and width of a document that says nothing else, so that what follows from them is told from what does not.
+_HEADS, _WIDTH = 6, 6 * 22
+
+
+def main() -> None:
+    """Write the file."""
+    import transformers
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)
+    made = {name: of_class(transformers, name) for name in KEYS if name in transformers.CONFIG_MAPPING}
+    version = importlib.metadata.version("transformers")
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in made.items())
+    DEFAULTS.write_text(f'{{\n "versions": {{"transformers": "{version}"}},\n "defaults": {{\n{lines}\n }}\n}}\n')
+
+
+def of_class(transformers: Any, name: str) -> dict[str, Any]:
+    """Key -> value: ``"= KEY"`` that of another key, ``"= KEY // KEY"`` a quotient, ``"= ?"`` something else."""
+    own = type(transformers.AutoConfig.for_model(name))
+    plain = own()
+    heads, width = (own.attribute_map.get(key, key) for key in ("num_attention_heads", "hidden_size"))
+    try:
+        other = own(**{heads: _HEADS, width: _WIDTH})
+    except Exception:
+        other = plain
+    found: dict[str, Any] = {}
+    names = {field.name for field in dataclasses.fields(own)} - {"transformers_version", "architectures", "dtype"}
+    for key in sorted({*names, *own.attribute_map}):
+        values = [vars(config).get(own.attribute_map.get(key, key)) for config in (plain, other)]
+        if key in (heads, width, "num_attention_heads", "hidden_size") or values[0] == values[1]:
+            value = values[0]
+        else:
+            same = {_HEADS: f"= {heads}", _WIDTH: f"= {width}", _WIDTH // _HEADS: f"= {width} // {heads}"}
+            value = same.get(values[1], "= ?") if isinstance(values[1], int) else "= ?"
+        if is_json(value):
+            found[key] = value
+    return found
+
+
+def is_json(value: Any) -> bool:
+    """A document can say it."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except TypeError:
+        return False
+
+
+if __name__ == "__main__":
+    main()
