@@ -6,6 +6,7 @@ Files are put together by :mod:`bump_broken` (version 3), :mod:`bump4_builder` (
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 from bump4_builder import Built, build
 from bump_broken import Bump
 from trained_builder import Trained
+
+import ckconv as library
 
 LAYOUTS = {
     "4-A": build("A", head=True),
@@ -44,6 +47,25 @@ def test_a_layout_is_named_with_and_without_the_manifests_of_its_time(
     shown = ckconv("inspect", "--json", path).json
     assert (shown["version"], shown["container"]["layout"]) == (int(layout[0]), layout)
     assert ckconv("verify", path).code == 0
+
+
+@pytest.mark.parametrize("coded", [30, 31, 5])
+def test_layout_e_with_the_list_of_weights_of_another_engine(coded: int, tmp_path: Path, ckconv: Any) -> None:
+    """April's script gives a byte to 14 weights a layer, of which it writes nine; rows are Hugging Face's."""
+    built = LAYOUTS["5-E"]
+    length = int.from_bytes(built.data[0x80:0x84], "little")
+    more = coded - length
+    body = coded.to_bytes(4, "little") + bytes(coded) + built.data[0x84 + length : built.end]
+    data = built.data[:0x50] + hashlib.sha256(body).digest() + built.data[0x70:0x80] + body + built.data[built.end :]
+    entries = [{**entry, "file_offset": entry["file_offset"] + more} for entry in built.entries]
+    path = built.write(tmp_path, data=data, manifest={**built.manifest(), "entries": entries})
+
+    assert "container\tlayout\t5-E\n" in ckconv("inspect", path).out
+    built.write(tmp_path, manifest=built.manifest(), config={"rms_norm_eps": 1e-5})
+    library.convert(path, tmp_path / "whole.gguf")
+    built.write(tmp_path, data=data, manifest={**built.manifest(), "entries": entries})
+    library.convert(path, tmp_path / "again.gguf")
+    assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "again.gguf").read_bytes()
 
 
 def test_layout_d_of_version_4_says_that_the_january_engine_computes_it_wrong(tmp_path: Path, ckconv: Any) -> None:

@@ -122,7 +122,9 @@ def _check(path: Path, faults: list[str]) -> None:
 
 def _metadata(index: TensorIndex) -> Document | None:
     with open_source(index.path) as source:
-        metadata = read_bump5(index.path, source, source.read_whole(0, HEADER_BYTES), index.version).metadata
+        metadata = read_bump5(
+            index.path, source, source.read_whole(0, HEADER_BYTES), index.version, named=True
+        ).metadata
     return metadata.document if metadata else None
 
 
@@ -130,11 +132,16 @@ def _ours(metadata: Document | None) -> bool:
     return str((metadata or {}).get("created_by", "")).startswith("ckconv ")
 
 
-def _unnamed(config: Document) -> Iterator[str]:
-    """Parameters that the engine does not find. Its parser searches the text, wherever a key stands."""
+def _unnamed(config: Document, *, own: bool = False) -> Iterator[str]:
+    """Parameters that the engine does not find. Its parser searches the text, wherever a key stands.
+
+    Args:
+        own: the builder of versions 4 and 5 takes its own names for them, too.
+    """
     nested = [part for key in ("text_config", "rope_parameters") if isinstance(part := config.get(key), dict)]
     for field, names in CONFIG_KEYS.items():
-        if field in _SOUGHT and not any(name in part for part in (config, *nested) for name in names):
+        theirs = [ours for ours, name in HUGGINGFACE_KEYS.items() if name in names] if own else []
+        if field in _SOUGHT and not any(name in part for part in (config, *nested) for name in (*names, *theirs)):
             yield f"it has no {names[0]}"
 
 
@@ -200,7 +207,7 @@ def _digest(manifest: Document, metadata: Document) -> str:
 
 def _config_faults(config: Document, described: Document, header: HeaderV4) -> list[str]:
     """What ``config.json`` lacks, or says otherwise than the documents that ckconv wrote with it."""
-    faults = list(_unnamed(config))
+    faults = list(_unnamed(config, own=True))
     known = described.get("config")
     if not isinstance(known, dict):
         return faults

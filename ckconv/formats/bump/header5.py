@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ckconv.core.config import MAX_LAYERS
 from ckconv.errors import InputError, listed
 from ckconv.formats.bump.flavours import FLAVOURS, D, Flavour
+from ckconv.formats.bump.manifest import MANIFEST_NAME
 from ckconv.formats.bump.metadata import Metadata, read_metadata
 from ckconv.formats.bump.own_layers import described_table
 from ckconv.formats.bump.placement import Geometry
@@ -21,6 +22,9 @@ from ckconv.io.bytesource import ByteSource
 _CONTEXT_STEPS = (ALIGN_ELEMENTS, 256)
 
 _POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")
+
+
+_BY_MANIFEST = f"{MANIFEST_NAME}, which names every entry, has to lie beside a file of the engine's safetensors scripts"
 
 
 class Bump5File(NamedTuple):
@@ -69,8 +73,12 @@ class Bump5File(NamedTuple):
         )
 
 
-def read_bump5(path: Path, source: ByteSource, head: bytes, version: int) -> Bump5File:
+def read_bump5(path: Path, source: ByteSource, head: bytes, version: int, *, named: bool = False) -> Bump5File:
     """Read and check header, dtype table and metadata; ``head`` is the first 128 bytes.
+
+    Args:
+        named: a manifest names the entries and their types. Then the table may be as long as it likes, as no engine
+            reads it: scripts that convert from safetensors give every entry a byte, or every weight of another list.
 
     Raises:
         InputError: ``bump.header``, ``bump.dtype-table`` or ``bump.metadata``.
@@ -113,8 +121,10 @@ def read_bump5(path: Path, source: ByteSource, head: bytes, version: int) -> Bum
             own = described_table(described, layers, coded) if isinstance(described, dict) else None
     if own is not None:
         expected, flavours = {coded}, (D._replace(slots=own),)
-    codes = read_table(path, source, table_at, expected, layers)
-    if own is None:
+    foreign = own is None and named and coded not in expected and coded < (source.size or 0)
+    hint = "" if named else _BY_MANIFEST
+    codes = read_table(path, source, table_at, {coded} if foreign else expected, layers, hint)
+    if own is None and not foreign:
         flavours = tuple(flavour for flavour in flavours if len(codes) in table_lengths(flavour, layers))
     metadata = None
     if version == 5 and source.size is not None:

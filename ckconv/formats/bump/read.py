@@ -54,14 +54,14 @@ def open_bump(
         check_old(path, head, opened.size, beside=source is None and config is None)
         version = _version(path, head)
         older = read_bump3(path, opened, head) if version == 3 else None
-        newer = read_bump5(path, opened, head, version) if older is None else None
         beside = source is None and config is None  # nothing lies beside a pipe
+        if beside and older is None:
+            manifest = load_manifest(document_beside(path, MANIFEST_NAME))
+        newer = read_bump5(path, opened, head, version, named=manifest is not None) if older is None else None
         if config is None and (config_path or source is None):
             config = load_config(config_path or document_beside(path, CONFIG_NAME), required=config_path is not None)
         if older is not None:
             return index_bump3(path, older, config)
-        if beside:
-            manifest = load_manifest(document_beside(path, MANIFEST_NAME))
         assert newer is not None
         return index_bump5(path, opened, newer, config, manifest)
     finally:

@@ -219,7 +219,8 @@ def _interleaved(
         return False
     if word is None:
         row = row_family(model.family).engines.get(TEMPLATED)
-        return template_interleaves(template, flavour.interleaved and row is not None and row.interleaved)
+        default = flavour.interleaved and row is not None and row.interleaved
+        return template_interleaves(template, default) if flavour.interleaved else default
     if not isinstance(word, str) or word not in ROPE_WORDS:
         raise InputError("model.config", f"rope_layout is {quoted(str(word))}, split or pairwise expected", path=path)
     return ROPE_WORDS[word]

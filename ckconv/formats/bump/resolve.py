@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckconv.core.dtypes import BUMP_CODES, F32, DType
+from ckconv.core.dtypes import BUMP_CODES, DTYPES, F32, DType
 from ckconv.core.names import with_layer
 from ckconv.errors import InputError
 from ckconv.families.schema import Family
@@ -28,6 +28,9 @@ from ckconv.tokenizer.bump import MERGE_BYTES
 _QK_NORM = ("layers.{n}.attention.q_norm.weight", "layers.{n}.attention.k_norm.weight")
 _POST_NORMS = ("layers.{n}.post_attention_norm.weight", "layers.{n}.post_ffn_norm.weight")
 _HEAD = "output.weight"
+
+#: The type of each of the manifest's words.
+_TYPES = {word: DTYPES[name] for name, word in TYPE_WORDS.items()}
 
 #: Token strings are searched for their last NUL in pieces of this many bytes.
 _PIECE = 1 << 16
@@ -119,18 +122,23 @@ def _by_names(path: Path, file: Bump5File, manifest: Manifest) -> Resolved:
     refused: list[list[str]] = []
     for flavour in file.flavours:
         table, sentences = slots_named(manifest, flavour.slots, layers)
+        worded = None
         if flavour.table_by_slot and table_entries(table, layers) != len(file.codes):
-            sentences.append(
-                f"the dtype table has {len(file.codes):,} codes, the manifest's slots {table_entries(table, layers):,}"
-            )
-        sentences += _miscounted(flavour, file, manifest)
+            worded = _worded(table, layers, manifest)
+            if worded is None:
+                sentences.append(
+                    f"the dtype table has {len(file.codes):,} codes, the manifest's slots "
+                    f"{table_entries(table, layers):,}"
+                )
+        else:
+            sentences += _miscounted(flavour, file, manifest)
         if sentences:
             refused.append(sentences)
             continue
         content = {slot.name: manifest.entries[slot.name].nbytes for slot in CONTENT if slot.name in manifest.entries}
         choices = [
             Resolved(path, flavour, numbering, table, file.geometry, types, content, file.start, 0, manifest)
-            for numbering, types in _numbered(flavour, table, file)
+            for numbering, types in ([(flavour.numberings[0], worded)] if worded else _numbered(flavour, table, file))
         ]
         for choice in choices:
             if all(_agrees(choice, item) for item in choice.types):
@@ -140,6 +148,19 @@ def _by_names(path: Path, file: Bump5File, manifest: Manifest) -> Resolved:
             return choices[0]
         raise code_error(path, table, file.codes, layers, file.start - len(file.codes))
     raise mismatch_error(min(refused, key=len), path)
+
+
+def _worded(table: SlotTable, num_layers: int, manifest: Manifest) -> dict[str, DType] | None:
+    """The types that the manifest names, of a file whose dtype table belongs to other slots; ``None`` for no types."""
+    types: dict[str, DType] = {}
+    for slot, layer in slots_of(table, num_layers):
+        name = with_layer(slot.name, layer)
+        entry = None if slot.content else manifest.entries.get(name)
+        dtype = F32 if entry is None else _TYPES.get(entry.dtype)
+        if dtype is None or (slot.fp32 and dtype is not F32):
+            return None
+        types[name] = dtype
+    return types
 
 
 def _miscounted(flavour: Flavour, file: Bump5File, manifest: Manifest) -> Iterator[str]:

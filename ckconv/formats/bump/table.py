@@ -15,11 +15,14 @@ from ckconv.formats.bump.spec import TABLE_LENGTH
 from ckconv.io.bytesource import ByteSource
 
 
-def read_table(path: Path, source: ByteSource, at: int, expected: Collection[int], num_layers: int) -> bytes:
+def read_table(
+    path: Path, source: ByteSource, at: int, expected: Collection[int], num_layers: int, hint: str = ""
+) -> bytes:
     """The dtype table whose length stands at byte ``at``.
 
     Args:
         expected: lengths that the number of layers allows.
+        hint: what helps where it has another.
 
     Raises:
         InputError: ``bump.dtype-table``.
@@ -37,6 +40,7 @@ def read_table(path: Path, source: ByteSource, at: int, expected: Collection[int
             offset=at,
             found=count,
             allowed=max(expected),
+            hint=hint or None,
         )
     start = at + TABLE_LENGTH.size
     if source.size is not None and start + count > source.size:
