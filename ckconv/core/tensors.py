@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -236,7 +237,7 @@ class MetadataKind(enum.Enum):
     OWN = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TensorIndex:
     """A model: its configuration and every tensor, under canonical names.
 
@@ -298,20 +299,22 @@ class TensorIndex:
         """The configurations of both are of one kind."""
         return self.metadata_kind is other.metadata_kind
 
-    @property
-    def everything(self) -> dict[str, Tensor]:
+    @cached_property
+    def everything(self) -> Mapping[str, Tensor]:
         """Every tensor that no rule drops: canonical ones, and unknown ones under their own name.
 
         An unknown tensor whose own name is another one's canonical name must not pass for it.
         """
+        if not self.unknown:
+            return self.tensors
         found = dict(self.tensors)
         for own in self.unnamed.values():
             tensor = replace(own, name=f"{own.name} (no rule)") if own.name in self.tensors else own
             found[tensor.name] = tensor
         return found
 
-    @property
-    def unnamed(self) -> dict[str, Tensor]:
+    @cached_property
+    def unnamed(self) -> Mapping[str, Tensor]:
         """Tensors without a rule, each once, under their own names."""
         found = (self.packed.get(stored.name) or plain_tensor(stored.name, stored) for stored in self.unknown)
         return {tensor.name: tensor for tensor in found}

@@ -113,7 +113,7 @@ def diff(
 
 def _tensors(index: TensorIndex, files: Files) -> dict[str, Tensor]:
     """What a model has, without a head that is the embedding."""
-    tensors = index.everything
+    tensors = dict(index.everything)
     if head_is_embedding(index, files):
         tensors.pop("output.weight", None)
     return tensors

@@ -361,14 +361,15 @@ def _within_text(index: TensorIndex) -> Collection[str]:
     return {f"{PREFIX}{name}" for name in embedded} & index.tensors.keys()
 
 
-def _every_tensor(index: TensorIndex) -> dict[str, Tensor]:
+def _every_tensor(index: TensorIndex) -> Mapping[str, Tensor]:
     """Canonical tensors by name; those without a rule by their own, marked so that it is never taken for canonical.
 
     Those that are no part of the model may be zeros, where the source has none.
     """
     dropped = {item.name or item.stored.name: item.stored for item in index.dropped if item.copied}
     copied = {name: replace(plain_tensor(s.name, s), may_be_absent=True) for name, s in dropped.items()}
-    return {**index.tensors, **{f"\0{name}": tensor for name, tensor in {**index.unnamed, **copied}.items()}}
+    others = {**index.unnamed, **copied} if copied else index.unnamed
+    return {**index.tensors, **{f"\0{name}": tensor for name, tensor in others.items()}} if others else index.tensors
 
 
 def within(paths: Iterable[Path]) -> Callable[[Tensor], bool]:

@@ -92,7 +92,8 @@ def stored_entries(planner: Planner) -> list[Entry]:
         if config and any(part.merge or next(part.arrays).extents[0].path != stored.extent.path for part in parts):
             entries.append(_entry(stored.name, parts, FAMILIES[config.family], config))
             continue
-        tensor = plain_tensor(canonical[0] if len(canonical) == 1 else stored.name, stored)
+        name = canonical[0] if len(canonical) == 1 else stored.name
+        tensor = index.unnamed.get(name) or plain_tensor(name, stored)
         narrowed = planner.options.dtype in ("f16", "bf16") and _is_fp32(stored.name, tensor.name, config)
         fp32 = config is not None and (len(stored.shape) <= 1 or narrowed)
         entries.append(Entry(stored.name, tensor.name, (tensor,), stored.shape, tensor.layout, fp32))
