@@ -14,9 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 from bump_broken import BAD_CONFIGS, BROKEN, FILE, SOUND, Bump, K, put, with_layers
+from checkpoints import Decoder, save
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckconv import Options, convert
 from ckconv.errors import CkconvError, InputError, UnsupportedError
 from ckconv.formats.bump.read import open_bump
 from ckconv.io.bytesource import PipeSource
@@ -242,3 +244,21 @@ def test_every_prefix_is_refused(folder: SimpleNamespace, cut: int) -> None:
     with pytest.raises(InputError) as caught:
         open_bump(path, config=SOUND.config())
     assert caught.value.code.startswith("bump.")
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+@pytest.mark.parametrize("tables", [True, False])
+def test_the_base_is_read_where_transformers_5_says_it(version: int, tables: bool, tmp_path: Path) -> None:
+    stored = {name: array for name, array in Decoder().tensors().items() if name != "lm_head.weight"}
+    config = Decoder().config(rope_theta=1e6, tie_word_embeddings=True)
+    source = save(tmp_path / "hf", config, stored)
+    options = Options(bump_version=version, source_record=False)
+    convert(source, f"{tmp_path}/out/", to="bump", options=options)
+    document = {**config, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}} if tables else config
+    kept = {key: value for key, value in document.items() if not (tables and key == "rope_theta")}
+    (tmp_path / "out" / "config.json").write_text(json.dumps(kept))
+
+    (path,) = (tmp_path / "out").glob("*.bump")
+    config_read = open_bump(path).config
+    assert config_read is not None
+    assert config_read.rope_theta == 1e6

@@ -21,7 +21,9 @@ from ckconv.core.config_keys import CONFIG_KEYS
 from ckconv.core.documents import CONFIG_NAME
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.catalogue import FAMILIES, family_of_model_type, family_without_name
+from ckconv.families.huggingface_config import huggingface_config
 from ckconv.families.parameters import ExpressionError, ParameterError, Values
+from ckconv.families.schema import Family
 from ckconv.families.sliding import periodic
 from ckconv.formats.bump.engines import GENERATED
 from ckconv.io.json import Document, read_object, shown
@@ -78,13 +80,27 @@ def model_config(path: Path, config: Mapping[str, Any], header: Mapping[str, int
         raise UnsupportedError(
             "model.architecture", f"ckconv does not know the model_type {quoted(model_type)}", path=path
         )
+    whole = _as_transformers_reads(config, family, path)
+    if whole is not None:
+        values |= {"rope_theta": whole.rope_theta} if whole.rope_theta else {}
+        values.setdefault("norm_eps", whole.norm_eps)
+        values.setdefault("context_length", whole.context_length)
     rope = "rope_theta" in family.parameters  # without RoPE the engine has a base all the same
     model = build_config(family.name, model_type, values, names, fail, vocab_size=header["vocab_size"], rope=rope)
     if model.head_dim != header["head_dim"]:
         raise fail(f"head_dim is {model.head_dim}, the file's header says {header['head_dim']}")
     if not model.ffn_size:
         raise fail(f"{names['ffn_size']} is missing")
+    if whole is not None:
+        model = replace(model, rope_scaling=whole.rope_scaling, modifiers=whole.modifiers)
     return _sliding(config, model, fail) if "local_theta" in family.parameters else model
+
+
+def _as_transformers_reads(config: Mapping[str, Any], family: Family, path: Path) -> ModelConfig | None:
+    """A checkpoint's own document, whose RoPE may stand in a table; ``None`` for the engine's."""
+    if not isinstance(config.get("rope_parameters"), dict) and not isinstance(config.get("rope_scaling"), dict):
+        return None
+    return huggingface_config(config, family, (), path)
 
 
 def _sliding(config: Mapping[str, Any], model: ModelConfig, fail: Fail) -> ModelConfig:

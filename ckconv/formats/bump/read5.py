@@ -145,7 +145,10 @@ def _merged(
     }
     merged: dict[str, Any] = {}
     said: dict[str, str] = {}
-    for what, document in {**others, CONFIG_NAME: dict(config or {})}.items():
+    table = (config or {}).get("rope_parameters")  # where transformers 5 has the base
+    table = table.get("full_attention", table) if isinstance(table, dict) else {}
+    theta = {"rope_theta": table["rope_theta"]} if isinstance(table, dict) and "rope_theta" in table else {}
+    for what, document in {**others, CONFIG_NAME: {**theta, **(config or {})}}.items():
         for key, value in document.items():
             if value is None:
                 continue
