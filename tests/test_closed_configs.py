@@ -231,3 +231,40 @@ def test_numbers_of_a_scaling_that_mlx_lm_does_not_read_are_refused(tmp_path: Pa
 
     with pytest.raises(UnsupportedError, match=r"rope_parameters\.factor = 8\.0 beside 4\.0, which mlx-lm takes"):
         ckconv.convert(source, tmp_path / "m.gguf")
+
+
+# Numbers that are in the file, and models that a converter makes something else of
+
+
+def test_a_sentence_names_the_numbers_of_the_file(tmp_path: Path) -> None:
+    case = json.loads(json.dumps(next(c for c in recording("nomic_bert").values() if c.get("converter"))))
+    for key in ("max_position_embeddings", "n_positions"):
+        case["config"][key] = 2048
+    ckconv.convert(checkpoint(case, tmp_path / "both"), tmp_path / "m.gguf")
+
+    assert gguf.GGUFReader(tmp_path / "m.gguf").fields["nomic-bert.context_length"].contents() == 2048
+    case["config"]["n_embd"] = case["config"]["hidden_size"] + 1
+    with pytest.raises(InputError, match=f"n_embd is {case['config']['n_embd']}"):
+        ckconv.convert(checkpoint(case, tmp_path / "other"), tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("card", ["# Qwen3-Reranker-0.6B\n", "# Qwen3-0.6B\n"])
+def test_a_reranker_has_a_note(tmp_path: Path, card: str) -> None:
+    case = next(case for case in recording("qwen3").values() if case.get("converter"))
+    source = checkpoint(case, tmp_path / "hf")
+    (source / "README.md").write_text(card)
+    report = ckconv.convert(source, tmp_path / "m.gguf")
+
+    assert any("ranks by its logits" in note for note in report.plan.notes) == ("Reranker" in card)
+
+
+def test_a_t5_out_of_a_gguf_does_not_scale_as_llama_cpp_does_not(tmp_path: Path) -> None:
+    case = recording("t5")["relu"]
+    stored = {name: array for name, array in tensors(case).items() if name != "lm_head.weight"}
+    source = save(tmp_path / "hf", case["config"], stored)
+    ckconv.convert(source, tmp_path / "m.gguf")
+    report = ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
+
+    document = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (document["scale_decoder_outputs"], document["tie_word_embeddings"]) == (False, False)
+    assert any("scale_decoder_outputs is false" in note for note in report.plan.notes)

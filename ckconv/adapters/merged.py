@@ -118,6 +118,15 @@ def _plain(name: str) -> str:
     return "".join(letter for letter in name.rstrip("/").rpartition("/")[2].lower() if letter.isalnum())
 
 
+_EMBEDDING, _HEAD = "token_embedding", "output"
+
+#: The way out of a vocabulary that grew while the adapter was trained.
+RESIZED = "resize the base first: resize_token_embeddings({rows}) of transformers, and save_pretrained()"
+
+#: The way out of what peft computes and ckconv does not.
+MERGED_BY_PEFT = "merge_and_unload() of peft's PeftModel merges it; ckconv converts what save_pretrained() writes then"
+
+
 def _check_supported(adapters: Sequence[Adapting]) -> None:
     for adapter in adapters:
         known = adapter.index.adapter
@@ -136,8 +145,13 @@ def _check_supported(adapters: Sequence[Adapting]) -> None:
             if module.embedding and Role.MAGNITUDE in module.roles
         ]
         if faults:
+            by_peft = adapter.index.format == "peft" and known.unsupported
             raise UnsupportedError(
-                "adapter.unsupported", faults[0], path=adapter.index.path, details=listed(faults[1:])
+                "adapter.unsupported",
+                faults[0],
+                path=adapter.index.path,
+                details=listed(faults[1:]),
+                hint=MERGED_BY_PEFT if by_peft else None,
             )
 
 
@@ -249,9 +263,11 @@ def _check_change(change: Delta | Rescale, tensor: Tensor, adapter: Adapting, fo
 
 def _check_shape(shape: tuple[int, ...], tensor: Tensor, adapter: Adapting, change: Change) -> None:
     if shape != tensor.shape:
+        grown = change.module.name in (_EMBEDDING, _HEAD) and len(shape) == 2 and shape[1:] == tensor.shape[1:]
         raise InputError(
             "adapter.base",
             f"{quoted(change.module.path)} is {list(shape)}, {tensor.source} of the base is {list(tensor.shape)}",
             path=adapter.index.path,
             tensor=tensor.source,
+            hint=RESIZED.format(rows=shape[0]) if grown and shape[0] > tensor.shape[0] else None,
         )

@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ckconv.adapters.merged import MERGED_BY_PEFT, RESIZED
 from ckconv.adapters.model import matrix_shape
 from ckconv.adapters.names import families_of, family_named, path_of, placed
 from ckconv.adapters.parted import parted
@@ -36,6 +37,7 @@ from ckconv.quant.convert import between, convertible, decodable
 
 _ASKED = {"f32": F32, "f16": F16, "bf16": BF16}
 
+_BASE = "--base names the base model: copies of its matrices are left out; "
 _MERGED = "--adapter merges it into the base model"
 _LEFT_OUT = "--drop leaves tensors out"
 
@@ -74,7 +76,7 @@ class AdapterPlanner(Planner):
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """The plan, or all reasons why there is none."""
         for text in self.adapter.unsupported:
-            self.refuse(text)
+            self.refuse(text, MERGED_BY_PEFT if self.index.format == "peft" else "")
         if self.index.unknown and not self.adapter.unsupported:
             names = ", ".join(quoted(tensor.name) for tensor in self.index.unknown[:3])
             self.refuse(f"no rule for {counted(len(self.index.unknown), 'tensor')} ({names})", _LEFT_OUT)
@@ -157,11 +159,11 @@ class AdapterPlanner(Planner):
         lacking: Counter[Role] = Counter(role for m in self.modules for role in m.roles if role not in self.roles)
         for role, count in lacking.items():
             modules = "1 module" if count == 1 else f"{count} modules"
-            beside = role in (Role.SAVED_WEIGHT, Role.SAVED_BIAS) and any(
-                role in m.roles and Role.B in m.roles for m in self.modules
-            )
-            hint = "--base names the base model: copies of its matrices are left out; " if beside else ""
-            self.refuse(f"{self.what} has no place for {_SAID[role]} of {modules}", f"{hint}{_MERGED}; {_LEFT_OUT}")
+            whole = role in (Role.SAVED_WEIGHT, Role.SAVED_BIAS)
+            hint = _BASE if whole and self.adapter.base_index is None else ""
+            grown = self._grown() if whole else 0
+            way_out = RESIZED.format(rows=grown) + f"; then {_MERGED}" if grown else _MERGED
+            self.refuse(f"{self.what} has no place for {_SAID[role]} of {modules}", f"{hint}{way_out}; {_LEFT_OUT}")
         experts = [module for module in self.modules if ".experts." in module.name and not self.stacked(module)]
         if experts and self.index.format != self.format.removesuffix(" adapter"):
             one = f"{self.what}: {quoted(experts[0].path)} is one of many experts"
@@ -169,6 +171,13 @@ class AdapterPlanner(Planner):
                 self.refuse(f"{one}, whose number follows from the base", "--base names the base model")
             else:
                 self.refuse(f"{one}, and not all of its layer have a LoRA of one rank and scale")
+
+    def _grown(self) -> int:
+        """Rows of an embedding or a head that has more of them than the base's; 0 for none."""
+        base = self.adapter.base
+        whole = (f"{name}.{Role.SAVED_WEIGHT.value}" for name in ("token_embedding", "output"))
+        rows = [self.index.tensors[name].shape[0] for name in whole if name in self.index.tensors]
+        return max(rows, default=0) if base is not None and max(rows, default=0) > base.vocab_size else 0
 
     def _pieces(self, entries: Iterable[Entry]) -> list[Piece]:
         pieces = []

@@ -257,11 +257,14 @@ def _numbers(
     names: dict[str, str] = {}
     rows = [(row.name, cell) for row in family.parameters.values() for cell in row.key_cells("hf")]
     computed = {(FIELD_OF.get(name), cell.key): name for name, cell in rows if cell.read is not None}
+    instead = {(FIELD_OF.get(name), cell.key) for name, cell in rows if cell.instead}
     for field, number in NUMBERS.items():
         words = document_words(family, field)
         names[field] = written_words(family, field)[0] if words else field
         for key in () if field in _BY_RULE else words:
             if own.get(key) is None or not family.document.keys.reads(key, consumer):
+                continue
+            if (field, key) in instead and field in values:
                 continue
             name = computed.get((field, key))
             if name is None or not isinstance(own[key], str | list):
@@ -272,9 +275,13 @@ def _numbers(
                 except (ParameterError, ExpressionError) as error:
                     raise fail(str(error)) from None
             if values.setdefault(field, found) != found:
-                raise fail(f"{names[field]} is {values[field]:,}, {key} is {found:,}")
+                raise fail(f"{names[field]} is {_shown(own[names[field]])}, {key} is {_shown(own[key])}")
             names[field] = key
     return values, names
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)
 
 
 def _alike(own: Mapping[str, Any], key: str) -> Any:

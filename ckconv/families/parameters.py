@@ -107,7 +107,8 @@ class Values(Mapping[str, Any]):
         distinct = list(found.items())
         for key, value in distinct[1:]:
             if value != distinct[0][1]:
-                raise ParameterError(f"{distinct[0][0]} is {distinct[0][1]!r}, {key} is {value!r}")
+                stated = ((name, self._source.value(name)) for name in (distinct[0][0], key))  # as the source has them
+                raise ParameterError(", ".join(f"{n} is {found[n] if it is None else it!r}" for n, it in stated))
         if distinct:
             self.stated.add(parameter.name)
             return distinct[0][1]

@@ -22,14 +22,19 @@ def card_of(index: TensorIndex) -> Card:
     """What the metadata of a model, or the README.md beside it, says of it; nothing where it cannot be read."""
     if index.metadata_kind is MetadataKind.TYPED:
         return card_of_keys({key: _plain(item) for key, item in index.metadata.items() if key.startswith("general.")})
+    return card_of_text(text_of_card(index))
+
+
+def text_of_card(index: TensorIndex) -> str:
+    """The beginning of the README.md beside a model; empty where there is none that can be read."""
     path = next((path for path in index.side_files if path.name == CARD_NAME), None)
     if path is None:
-        return Card()
+        return ""
     try:
         with open_source(path) as source:
-            return card_of_text(source.read_at(0, _LIMIT).decode("utf-8", "replace"))
+            return source.read_at(0, _LIMIT).decode("utf-8", "replace")
     except (CkconvError, OSError):
-        return Card()
+        return ""
 
 
 def _plain(item: Any) -> Any:

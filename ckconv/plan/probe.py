@@ -75,6 +75,10 @@ class _Looked(Mapping[str, T]):
         return len(self._tensors)
 
 
+#: A head that is stored, and the embedding that it is where none is.
+_HEAD, _EMBEDDING = "output.weight", "token_embedding.weight"
+
+
 def gather(index: TensorIndex) -> SourceFacts:
     """Read what has to be read: two matrices until they differ; and, when it is asked for, the numbers of blocks."""
     beside = {name: tensor for name, tensor in index.tensors.items() if side_by_side(tensor.dtype)}
@@ -92,7 +96,7 @@ def gather(index: TensorIndex) -> SourceFacts:
 
 
 def gather_adapter(index: TensorIndex) -> SourceFacts:
-    """Hold the matrices that peft saves beside the LoRA of an embedding or a head against those of the base."""
+    """Hold the whole tensors of an adapter against those of the base: peft saves an embedding and a head unasked."""
     adapter = index.adapter
     base = adapter.base_index if adapter else None
     if adapter is None or base is None:
@@ -101,8 +105,12 @@ def gather_adapter(index: TensorIndex) -> SourceFacts:
         (f"{module.name}.{role.value}", f"{module.name}.{kind}")
         for module in adapter.modules.values()
         for role, kind in ((Role.SAVED_WEIGHT, "weight"), (Role.SAVED_BIAS, "bias"))
-        if role in module.roles and Role.B in module.roles
+        if role in module.roles
     ]
+    if (
+        base.config is not None and _HEAD not in base.tensors and _EMBEDDING in base.tensors
+    ):  # tied: it is the embedding
+        pairs = [(mine, _EMBEDDING if theirs == _HEAD else theirs) for mine, theirs in pairs]
     if not pairs:
         return SourceFacts()
     from ckconv.io.rows import same_values

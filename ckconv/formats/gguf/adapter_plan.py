@@ -44,6 +44,9 @@ _EMBEDDING, _POSITIONS, _HEAD = "token_embedding", "position_embedding", "output
 
 _MERGED_HINT = "--adapter merges it into the model"
 _BASE_HINT = "--base names the base model"
+_UNTIED_HINT = (
+    "convert the base to a GGUF with --untie, and name that one with --base; --adapter merges it into the model"
+)
 
 
 class GgufAdapterPlanner(AdapterPlanner):
@@ -96,7 +99,7 @@ class GgufAdapterPlanner(AdapterPlanner):
         elif module.name == _EMBEDDING and base is not None and base.tied:
             self.refuse("the base is tied, so llama.cpp would take the change of its embedding for one of its head")
         elif module.name == _HEAD and base is not None and base.tied:
-            self.refuse("the base is tied: its GGUF has no output head that could change")
+            self.refuse("the base is tied: its GGUF has no output head that could change", _UNTIED_HINT)
 
     def entries(self) -> list[Entry]:
         """A pair of tensors for each module."""

@@ -10,8 +10,11 @@ from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.core.typed import Value, scalar
 from ckconv.families.schema import Family
 from ckconv.formats.safetensors.modules import PLAIN, kept_documents, modules_of, pooling_of
+from ckconv.io.card import text_of_card
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Reason
+
+_RANKED = ("qwen3", "qwen3-vl")
 
 _HINT = "take it out of modules.json for the embeddings before it"
 
@@ -41,6 +44,11 @@ def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[s
     """
     if index.config is not None and index.config.tied is False and HEAD not in index.tensors:
         notes.append("the model gives embeddings: where logits are asked for, llama.cpp takes the embedding for a head")
+    if _is_reranker(index):
+        notes.append(
+            "a Qwen3-Reranker ranks by its logits of yes and no; the GGUF is the plain language model, without the "
+            "cls.output and the pooling RANK that llama.cpp's own converter makes for its server"
+        )
     modules = modules_of(root_of(index)) if index.metadata_kind is MetadataKind.DOCUMENT else []
     if not modules:
         return {}
@@ -52,6 +60,17 @@ def pooling_keys(index: TensorIndex, family: Family, notes: list[str]) -> dict[s
         notes.append(f"{said} pools as llama.cpp does not, which gives an embedding for every token")
     made = {f"{family.gguf}.pooling_type": scalar("u32", number)} if number else {}
     return made | {key: scalar("str", text) for key, text in kept_documents(files).items()}
+
+
+def _is_reranker(index: TensorIndex) -> bool:
+    """Named so by its directory, its configuration or its card, as ``_is_qwen3_reranker`` of the converter finds it."""
+    if index.metadata_kind is not MetadataKind.DOCUMENT:
+        return False
+    named = (root_of(index).name, str(index.metadata.get("_name_or_path", "")))
+    card = text_of_card(index).lower()
+    return any(f"{kind}-reranker" in name.lower() for name in named for kind in _RANKED) or any(
+        f"# {kind}-reranker" in card for kind in _RANKED
+    )
 
 
 def module_reasons(index: TensorIndex) -> list[Reason]:

@@ -16,7 +16,7 @@ from ckconv.adapters.places import Outputs
 from ckconv.adapters.read import Collector, Part, Shape, vector
 from ckconv.core.adapters import Adapter, Role, effective_scale
 from ckconv.core.config import ModelConfig
-from ckconv.core.tensors import StoredTensor, TensorIndex
+from ckconv.core.tensors import Dropped, StoredTensor, TensorIndex
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.formats.peft.config import PeftConfig, read_peft_config
 from ckconv.formats.peft.experts import add_experts
@@ -43,6 +43,11 @@ _ENDINGS: tuple[tuple[str, Role, bool], ...] = (
     (".weight", Role.SAVED_WEIGHT, False),
     (".bias", Role.SAVED_BIAS, False),
 )
+#: Beside the tensors of a saved module, which peft loads under the module's own name (``set_peft_model_state_dict``).
+_COPIES = {
+    ".modules_to_save": "what peft saves of the module once more",
+    ".original_module": "the base's own, which peft does not load",
+}
 _VECTORS = (Role.MAGNITUDE, Role.IA3, Role.BIAS)
 
 
@@ -75,7 +80,7 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None, follow_li
     file = read_safetensors(weights)
     found_base = find_base(base, config.base_name, opener)
     model = found_base.config if found_base else None
-    found, unknown = _sorted(file.tensors)
+    found, unknown, copies = _sorted(file.tensors)
     families = (model.family,) if model else families_of(found)
     collector = Collector(root)
     unsupported = list(config.unsupported)
@@ -105,7 +110,9 @@ def open_peft(path: Path, *, opener: Opener, base: Path | None = None, follow_li
         base_index=found_base.index if found_base else None,
     )
     more = {"rank_stabilised": "yes"} if config.rank_stabilised else {}
-    return adapter_index("peft", path, file, config_path, collected, adapter, unknown=unknown, more=more)
+    return adapter_index(
+        "peft", path, file, config_path, collected, adapter, unknown=unknown, dropped=copies, more=more
+    )
 
 
 def _root(path: Path) -> Path:
@@ -124,11 +131,18 @@ def _root(path: Path) -> Path:
 
 def _sorted(
     tensors: tuple[StoredTensor, ...],
-) -> tuple[dict[str, tuple[dict[Role, Part], bool]], tuple[StoredTensor, ...]]:
-    """Module path -> its tensors by role, and whether it is an embedding; and tensors of no known ending."""
+) -> tuple[dict[str, tuple[dict[Role, Part], bool]], tuple[StoredTensor, ...], tuple[Dropped, ...]]:
+    """Module path -> its tensors by role, and whether it is an embedding; tensors of no known ending; and copies."""
     found: dict[str, tuple[dict[Role, Part], bool]] = {}
     unknown: list[StoredTensor] = []
+    copies: list[Dropped] = []
+    names = {stored.name for stored in tensors}
     for stored in tensors:
+        module, _, kind = stored.name.rpartition(".")
+        copied = next((ending for ending in _COPIES if module.endswith(ending)), "")
+        if copied and f"{module.removesuffix(copied)}.{kind}" in names:
+            copies.append(Dropped(stored, _COPIES[copied]))
+            continue
         name = stored.name.removeprefix(PEFT_PREFIX)
         ending = next((row for row in _ENDINGS if name.endswith(row[0])), None)
         if ending is None or ".lora_" in name.removesuffix(ending[0]):
@@ -142,7 +156,7 @@ def _sorted(
         part = Part(stored, transposed=embedding)
         parts[role] = vector(part) if role in _VECTORS else part
         found[name.removesuffix(suffix)] = parts, other or embedding
-    return found, tuple(unknown)
+    return found, tuple(unknown), tuple(copies)
 
 
 def _add(

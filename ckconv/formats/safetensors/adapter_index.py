@@ -8,7 +8,7 @@ from pathlib import Path
 from ckconv.adapters.read import Collected
 from ckconv.core.adapters import Adapter
 from ckconv.core.documents import joined_metadata
-from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
+from ckconv.core.tensors import Dropped, MetadataKind, StoredTensor, TensorIndex
 from ckconv.formats.safetensors.read import SafetensorsFile
 
 
@@ -21,6 +21,7 @@ def adapter_index(
     adapter: Adapter,
     *,
     unknown: Sequence[StoredTensor],
+    dropped: Sequence[Dropped] = (),
     more: Mapping[str, object] | None = None,
 ) -> TensorIndex:
     """The index of an adapter that is a file of tensors and a configuration.
@@ -43,6 +44,7 @@ def adapter_index(
         tensors=collected.tensors,
         canonical_of=collected.canonical_of,
         unknown=tuple(unknown),
+        dropped=tuple(dropped),
         metadata_kind=MetadataKind.DOCUMENT,
         metadata=joined_metadata(file.metadata, adapter.document),
         facts={**facts, **(more or {})},
