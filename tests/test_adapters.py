@@ -486,4 +486,5 @@ def test_copies_of_the_bases_matrices_are_left_out(target: str, tmp_path: Path, 
     other = FIXTURES / "hf" / "llama-bias-f32"
     result = ckconv("convert", source, f"{tmp_path}/x/", "--to", target, "--base", other)
     assert result.code == 4
-    assert "--base names the base model: copies of its matrices are left out" in result.err
+    assert "--adapter merges it into the base model" in result.err
+    assert "--base" not in result.err
