@@ -145,7 +145,7 @@ def _check_supported(adapters: Sequence[Adapting]) -> None:
             if module.embedding and Role.MAGNITUDE in module.roles
         ]
         if faults:
-            by_peft = adapter.index.format == "peft" and known.unsupported
+            by_peft = "peft_type" in known.document and known.unsupported
             raise UnsupportedError(
                 "adapter.unsupported",
                 faults[0],

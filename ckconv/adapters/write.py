@@ -76,7 +76,7 @@ class AdapterPlanner(Planner):
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """The plan, or all reasons why there is none."""
         for text in self.adapter.unsupported:
-            self.refuse(text, MERGED_BY_PEFT if self.index.format == "peft" else "")
+            self.refuse(text, MERGED_BY_PEFT if "peft_type" in self.adapter.document else "")
         if self.index.unknown and not self.adapter.unsupported:
             names = ", ".join(quoted(tensor.name) for tensor in self.index.unknown[:3])
             self.refuse(f"no rule for {counted(len(self.index.unknown), 'tensor')} ({names})", _LEFT_OUT)
