@@ -14,7 +14,7 @@ from ckconv.io.card import text_of_card
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Reason
 
-_RANKED = ("qwen3", "qwen3-vl")
+_RERANKERS = ("qwen3-reranker", "qwen3-vl-reranker")
 
 _HINT = "take it out of modules.json for the embeddings before it"
 
@@ -68,9 +68,8 @@ def _is_reranker(index: TensorIndex) -> bool:
         return False
     named = (root_of(index).name, str(index.metadata.get("_name_or_path", "")))
     card = text_of_card(index).lower()
-    return any(f"{kind}-reranker" in name.lower() for name in named for kind in _RANKED) or any(
-        f"# {kind}-reranker" in card for kind in _RANKED
-    )
+    found = [name.lower() for name in named] + [line for line in card.splitlines() if line.startswith("# ")]
+    return any(word in text for text in found for word in _RERANKERS)
 
 
 def module_reasons(index: TensorIndex) -> list[Reason]:
