@@ -63,7 +63,15 @@ def planted(tmp_path: Path, kind: str) -> Path:
         (place / "README.md").write_text("---\nlicense: mit\u200b\n---\n")
     elif kind == "auto_map":
         (place / "config.json").write_text(
-            json.dumps({**config, "auto_map": {"AutoModel": "modeling_evil.Evil", "AutoTokenizer": ["a.B", None]}})
+            json.dumps(
+                {
+                    **config,
+                    "auto_map": {
+                        "AutoModelForCausalLM": "modeling_evil.Qwen2ForCausalLM",
+                        "AutoTokenizer": ["a.B", None],
+                    },
+                }
+            )
         )
     elif kind == "code":
         (place / "modeling_evil.py").write_text("")
