@@ -94,7 +94,13 @@ def prepare(
     if mmproj is not None and place is not None and not format_of(place.format).holds_towers:
         message = f"a {place.format} has no place for a text model and a tower"
         raise UsageError("usage.target", message, hint="name a directory, for a checkpoint of both")
-    index = open_index(as_path(source), format=source_format, base=options.base, follow_links=options.follow_links)
+    index = open_index(
+        as_path(source),
+        format=source_format,
+        base=options.base,
+        follow_links=options.follow_links,
+        drop=options.drop,
+    )
     if mmproj is not None:
         index = with_mmproj(index, mmproj)
     place = place or destination(target, _format_of_record(index, options))

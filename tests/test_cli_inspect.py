@@ -410,14 +410,13 @@ def test_markup_in_a_file_is_text(tmp_path: Path) -> None:
     assert "[link=a]w" in shown
 
 
-def test_an_unreadable_model_is_an_error_and_no_table(ckconv: Run, tmp_path: Path) -> None:
+def test_a_model_that_contradicts_itself_is_described_as_its_file_is(ckconv: Run, tmp_path: Path) -> None:
     path = save(tmp_path / "m", Decoder(layers=1).config(hidden_size=65), Decoder(layers=1).tensors())
     found = ckconv("inspect", "--json", path)
 
-    assert (found.code, found.out) == (3, "")
-    error = json.loads(found.err.splitlines()[-1])["error"]
-    assert (error["code"], error["path"]) == ("model.config", str(path))
-    assert "has shape [40, 64], the configuration makes it [40, 65]" in error["message"]
+    assert (found.code, found.json["config"]) == (0, None)
+    assert "has shape [40, 64], the configuration makes it [40, 65]" in found.json["container"]["note"]
+    assert {target["converts"] for target in found.json["targets"]} == {False}
 
 
 def test_a_format_without_versions_has_none(ckconv) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,8 @@ def test_layers_that_predict_further_tokens_are_left_out_of_a_checkpoint(checkpo
     assert read_gguf(tmp_path / "out.gguf")["tensors"].keys() == wanted["tensors"].keys()
 
 
-def test_layers_that_predict_further_tokens_are_left_out_of_a_gguf(checkpoint: Path, tmp_path: Path) -> None:
-    """As llama.cpp's converter writes them: counted as layers, the last of attention."""
+def with_further_tokens(checkpoint: Path, tmp_path: Path) -> Path:
+    """As llama.cpp's converter writes layers that predict further tokens: counted as layers, the last of attention."""
     ckconv.convert(checkpoint, tmp_path / "plain.gguf")
     reader = gguf.GGUFReader(tmp_path / "plain.gguf")
     writer = gguf.GGUFWriter(tmp_path / "mtp.gguf", "qwen35")
@@ -107,12 +108,66 @@ def test_layers_that_predict_further_tokens_are_left_out_of_a_gguf(checkpoint: P
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    ckconv.convert(tmp_path / "mtp.gguf", tmp_path / "out", to="safetensors")
+    return tmp_path / "mtp.gguf"
+
+
+def test_layers_that_predict_further_tokens_are_left_out_of_a_gguf(checkpoint: Path, tmp_path: Path) -> None:
+    ckconv.convert(with_further_tokens(checkpoint, tmp_path), tmp_path / "out", to="safetensors")
     wanted, made = read_safetensors(checkpoint), read_safetensors(tmp_path / "out")
     assert made.keys() == wanted.keys()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["layer_types"] == ["linear_attention"] * 3 + [
         "full_attention"
     ]
+
+
+def verified(text: str) -> int:
+    """How many tensors were verified, which are all."""
+    one, other = map(int, re.findall(r"verified (\d+)/(\d+)", text)[0])
+    assert one == other
+    return one
+
+
+def test_what_a_family_leaves_out_of_others_are_tensors_of_the_file(checkpoint: Path, tmp_path: Path, ckconv) -> None:
+    source, plain = with_further_tokens(checkpoint, tmp_path), tmp_path / "plain.gguf"
+    count = len(gguf.GGUFReader(source).tensors)
+
+    found = ckconv("diff", "--weights", "--json", plain, source)
+    assert (found.code, found.json["only_in_b"]) == (5, ["blk.4.attn_norm.weight", "blk.4.nextn.eh_proj.weight"])
+    assert ckconv("verify", "--weights", plain, source).code == 5
+    copied = verified(ckconv("convert", source, tmp_path / "copy.gguf").out)
+    assert copied >= count  # one that holds several is each of them
+    assert verified(ckconv("verify", tmp_path / "copy.gguf", source).out) == copied
+    shown = ckconv("inspect", "--json", source).json
+    assert shown["parameters"] == sum(tensor.n_elements for tensor in gguf.GGUFReader(source).tensors)
+    assert shown["overview"]["bits"] == 32
+
+
+def test_a_copy_of_a_checkpoint_has_its_layers_that_predict_further_tokens(
+    checkpoint: Path, tmp_path: Path, ckconv
+) -> None:
+    tensors = load_file(checkpoint / "model.safetensors")
+    extra = {f"mtp.{name}.weight": np.full((2, 2), n, np.float32) for n, name in enumerate(["fc", "layers.0.norm"])}
+    extra |= {f"mtp.layers.{n}.mlp.up_proj.weight": np.ones((2, 2), np.float32) for n in (0, 1)}
+    extra["mtp.layers.0.self_attn.q_proj.weight"] = extra.pop("mtp.layers.0.norm.weight")
+    save_file(checkpoint / "model.safetensors", {**tensors, **extra}, {"format": "pt"})
+    count = len(tensors) + len(extra)
+
+    done = ckconv("convert", checkpoint, f"{tmp_path}/out/", "--to", "safetensors")
+    assert (done.code, verified(done.out) >= count) == (0, True)
+    assert load_file(tmp_path / "out/model.safetensors").keys() == {*tensors, *extra}
+    assert ckconv("diff", checkpoint, tmp_path / "out").code == 0
+    assert ckconv("verify", tmp_path / "out", checkpoint).code == 0
+
+
+@pytest.mark.parametrize("family", ["gemma4_text", "bert", "roberta", "t5", "llama", "deepseek_v3", "qwen3_next"])
+def test_every_tensor_of_a_gguf_is_verified(family: str, tmp_path: Path, ckconv) -> None:
+    for number, case in enumerate(family_cases.cases(family)):
+        source = family_cases.checkpoint(case.recorded, tmp_path / f"{number}")
+        done = ckconv("convert", source, tmp_path / f"{number}.gguf")
+        if done.code == 0:
+            count = verified(done.out)
+            assert count >= len(gguf.GGUFReader(tmp_path / f"{number}.gguf").tensors), case.name
+            assert verified(ckconv("verify", tmp_path / f"{number}.gguf", source).out) == count
 
 
 def test_norms_of_bfloat16_are_float32_in_mlx_whose_class_wants_1_more(tmp_path: Path) -> None:

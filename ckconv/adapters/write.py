@@ -33,7 +33,7 @@ from ckconv.plan.pieces import Piece
 from ckconv.plan.planner import Planner
 from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import OutputFile, Plan, Run
-from ckconv.quant.convert import between, convertible, decodable
+from ckconv.quant.convert import between, decodable, writable
 
 _ASKED = {"f32": F32, "f16": F16, "bf16": BF16}
 
@@ -202,7 +202,7 @@ class AdapterPlanner(Planner):
             moves = self._keeps_blocks(entry)
             return own, "" if moves else f"{self.what} does not hold these blocks as they are"
         target = asked or own
-        if target not in WIDENS_TO_F32 or not convertible(own, target):
+        if target not in WIDENS_TO_F32 or not writable(own, target):
             return own, f"{self.what} holds F32, F16 and BF16"
         return target, ""
 

@@ -62,6 +62,8 @@ def command(
 
     On a terminal it prints tables; in a pipe tab-separated lines whose first field says what they are.
     """
+    from dataclasses import replace
+
     from ckconv.cli.describe import Description, describe
     from ckconv.cli.progress import ProgressLine
     from ckconv.errors import UsageError
@@ -89,10 +91,12 @@ def command(
         from ckconv.formats.hazards import noted
 
         noted(index, strict=True)
+    from ckconv.tokenizer.source import equal_tokens_of, ids_beyond
+
+    tokens = "; ".join([*ids_beyond(index), *filter(None, [equal_tokens_of(index)])])
+    index = replace(index, facts={**index.facts, "tokens": tokens}) if tokens else index
     found = None
     if hashes:
-        from dataclasses import replace
-
         from ckconv.engine.hash import hash_index
         from ckconv.plan.probe import numberless
 

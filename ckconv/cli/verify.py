@@ -66,6 +66,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     from ckconv.formats.sides import with_mmproj
     from ckconv.io.ahead import at_once
     from ckconv.plan.probe import numberless
+    from ckconv.tokenizer.source import equal_tokens_of, ids_beyond
 
     settings = settings_of(context)
     src, tower = one_or_two(sources) if sources else (None, None)
@@ -81,7 +82,7 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
         check_place(page, ())
     config, base = flags["config"], options.base
     opened = partial(open_index, base=base, follow_links=options.follow_links)
-    source = opened(src, format=flags["source_format"]) if src else None
+    source = opened(src, format=flags["source_format"], drop=options.drop) if src else None
     source = with_mmproj(source, tower) if source and tower else source
     try:
         out = opened(path, config_path=config)
@@ -107,8 +108,9 @@ def command(context: click.Context, /, path: Path, sources: tuple[Path, ...], **
     found, record = checked.found, checked.source
     mapped = check_map(out)
     besides = [shown(item) for item in (checked.record, checked.sums) if item]
-    said = {shown(name or ""): numberless(index) for name, index in ((path, out), (src, source)) if index is not None}
-    notes = [f"{name}: {why}" for name, why in said.items() if why]
+    opened_ones = [(shown(name or ""), index) for name, index in ((path, out), (src, source)) if index is not None]
+    found_of = {name: [numberless(index), equal_tokens_of(index), *ids_beyond(index)] for name, index in opened_ones}
+    notes = [f"{name}: {why}" for name, reasons in found_of.items() for why in reasons if why]
     if settings.json:
         print_json(
             {

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ckconv.core.dtypes import Kind
+
+if TYPE_CHECKING:
+    from ckconv.core.tensors import StoredTensor
 
 #: The configuration of a checkpoint, in its directory; that of a bump file beside it has the same name.
 CONFIG_NAME = "config.json"
@@ -35,10 +40,23 @@ def text_key(document: Mapping[str, Any]) -> str:
 QUANTIZATION_KEYS = ("quantization", "quantization_config", "compression_config")
 
 
-def unquantised(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without what it says of quantisation, in its inner ones too."""
+def unquantised(document: Mapping[str, Any], *, by: str = "") -> dict[str, Any]:
+    """A configuration without what it says of quantisation, in its inner ones too.
+
+    Args:
+        by: of objects that have this key, what they say stays.
+    """
     return {
-        key: unquantised(value) if key.endswith("_config") and isinstance(value, dict) else value
+        key: unquantised(value, by=by) if key.endswith("_config") and isinstance(value, dict) else value
         for key, value in document.items()
-        if key not in QUANTIZATION_KEYS
+        if key not in QUANTIZATION_KEYS or (by and (not isinstance(value, dict) or by in value))
     }
+
+
+def without_stale(document: Mapping[str, Any], stored: Iterable[StoredTensor]) -> dict[str, Any]:
+    """A configuration without MLX's word that matrices are quantised, where all of them are floats.
+
+    MLX's objects name no ``quant_method``, without which transformers does not load a model.
+    """
+    dense = all(tensor.dtype.kind is Kind.FLOAT for tensor in stored if len(tensor.shape) > 1)
+    return unquantised(document, by="quant_method") if dense else dict(document)

@@ -262,6 +262,7 @@ class TensorIndex:
         quantizer: what made tensors that ckconv cannot read, for people; there is no ``config`` then.
         adapter: what changes another model, where the files hold no model of their own.
         tower: what the tensors are a tower of; such an index has no ``config``.
+        misfit: why its family's rules do not apply, though they are known: there is no ``config`` then.
         incomplete: why the tensors cannot be found, though there are some.
         notes: what a user should know of the files, in every report of them.
         identities: what ``files`` were when their headers were read: data of other files is not taken for theirs.
@@ -291,6 +292,7 @@ class TensorIndex:
     quantizer: str = ""
     adapter: Adapter | None = None
     tower: Tower | None = None
+    misfit: InputError | UnsupportedError | None = None
     incomplete: InputError | None = None
     notes: tuple[str, ...] = ()
     identities: Mapping[Path, Identity] = field(default_factory=dict)
@@ -321,11 +323,12 @@ class TensorIndex:
 
     @property
     def parameters(self) -> int:
-        """Elements of all tensors: codes of a quantised matrix unpacked, padding and dropped tensors not counted."""
+        """Elements of all tensors, but what follows from others: codes of a matrix unpacked, without padding."""
         canonical = sum(tensor.elements for tensor in self.tensors.values())
         alone = sum(math.prod(stored.shape) for stored in self.unknown if stored.name not in self.packed)
         packed = {whole.name: whole for stored in self.unknown if (whole := self.packed.get(stored.name))}
-        return canonical + alone + sum(whole.elements for whole in packed.values())
+        beside = sum(math.prod(item.stored.shape) for item in self.dropped if item.copied)
+        return canonical + alone + beside + sum(whole.elements for whole in packed.values())
 
     @property
     def nbytes(self) -> int:

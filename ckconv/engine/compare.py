@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckconv.core.dtypes import F32
 from ckconv.core.names import is_bias
 from ckconv.core.rope import llama3_factors, same_factors
-from ckconv.core.tensors import Tensor, TensorIndex, require_tensors
+from ckconv.core.tensors import Tensor, TensorIndex, plain_tensor, require_tensors
 from ckconv.core.towers import PREFIX
 from ckconv.engine.difference import Difference, incomparable
 from ckconv.engine.factdiff import Facts, compare_facts
@@ -84,6 +84,8 @@ def diff(
     tell = progress or (lambda nbytes, name: None)
     with Files({**a.identities, **b.identities}) as files:
         ours, theirs = _tensors(a, files), _tensors(b, files)
+        if a.format == b.format:  # what rules leave out for others has the same names in both
+            ours, theirs = {**ours, **_beside(a)}, {**theirs, **_beside(b)}
         for has, lacks, other in ((ours, theirs, b), (theirs, ours, a)):
             _drop_placeholders(has, lacks, files)
             _drop_derived(has, lacks, other, files)
@@ -117,6 +119,12 @@ def _tensors(index: TensorIndex, files: Files) -> dict[str, Tensor]:
     if head_is_embedding(index, files):
         tensors.pop("output.weight", None)
     return tensors
+
+
+def _beside(index: TensorIndex) -> dict[str, Tensor]:
+    """Tensors of the file that its family leaves out of other files, and not because they follow from others."""
+    kept = (item.stored for item in index.dropped if item.copied)
+    return {stored.name: plain_tensor(stored.name, stored) for stored in kept}
 
 
 def _drop_placeholders(has: dict[str, Tensor], lacks: dict[str, Tensor], files: Files) -> None:
@@ -186,6 +194,8 @@ def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
         require_tensors(index)
     for one, other in ((a, b), (b, a)):
         if one.config is None and other.config is not None:
+            if one.misfit is not None:
+                raise one.misfit
             raise UnsupportedError(
                 "model.architecture",
                 f"ckconv does not know the architecture {one.architecture!r},"

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckconv.core.dtypes import F32
+from ckconv.core.dtypes import F32, F64
 from ckconv.engine.difference import Difference, incomparable, ratio, undecoded
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.quant.convert import Conversion, convertible, decode, way_between
 from ckconv.quant.shifts import shifted
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ckconv.core.tensors import Tensor
     from ckconv.io.files import Files
     from ckconv.quant.codec import Floats, Rows
@@ -49,7 +51,7 @@ def _power(reader: RowReader, shift: int) -> float:
     total = 0.0
     with np.errstate(all="ignore"):
         for _, rows in canonical_pieces(reader):
-            total += float(np.nansum(_values(rows, reader, shift).astype(np.float64) ** 2))
+            total += float(np.nansum(_doubles(rows, reader, shift) ** 2))
     return total
 
 
@@ -60,13 +62,20 @@ def _values(rows: Rows, reader: RowReader, shift: int) -> Floats:
     return shifted(values, shift) if shift else values
 
 
+def _doubles(rows: Rows, reader: RowReader, shift: int) -> NDArray[np.float64]:
+    if reader.dtype is not F64:
+        return _values(rows, reader, shift).astype(np.float64)
+    return np.ascontiguousarray(rows).view(np.float64) * reader.layout.scale + shift
+
+
 class _Pair:
     """Adds up the differences of two tensors, piece by piece."""
 
     def __init__(self, one: RowReader, other: RowReader, shifts: tuple[int, int], spread: Counter[int] | None) -> None:
         self.spread = spread
         self.one, self.other, self.shifts = one, other, shifts
-        self.comparable = convertible(one.dtype, F32) and convertible(other.dtype, F32)
+        self.doubles = F64 in (one.dtype, other.dtype) and one.dtype.kind is other.dtype.kind
+        self.comparable = self.doubles or (convertible(one.dtype, F32) and convertible(other.dtype, F32))
         self.recipes = way_between(one.dtype, other.dtype), way_between(other.dtype, one.dtype)
         self.values, self.max_error, self.squares = 0, math.nan, 0.0
         self.uncompared = False
@@ -89,9 +98,9 @@ class _Pair:
             self.values += int((left != right).any(axis=1).sum())
             self.uncompared = True
             return
-        a = _values(left, self.one, self.shifts[0])
-        b = _values(right, self.other, self.shifts[1])
-        if self.one.dtype.block == 1 and self.other.dtype.block == 1:
+        values = _doubles if self.doubles else _values
+        a, b = values(left, self.one, self.shifts[0]), values(right, self.other, self.shifts[1])
+        if not self.doubles and self.one.dtype.block == 1 and self.other.dtype.block == 1:
             wrong = a.view(np.uint32) != b.view(np.uint32)
         else:
             wrong = (a != b) & ~(np.isnan(a) & np.isnan(b))

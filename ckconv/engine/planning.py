@@ -24,6 +24,7 @@ from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
 from ckconv.plan.steps import Plan, Reason, Step
 from ckconv.record.schema import record_path
+from ckconv.tokenizer.source import ids_beyond
 
 #: What the note of a text model ends in, where its tower is known.
 TOWER_HINT = "--mmproj FILE writes them for llama.cpp"
@@ -160,7 +161,9 @@ def _plan(
         return Plan(index, name, output.version, options, refusals=(unknown_architecture(index),))
     own = load(output.apart)(index) if output.apart and index.adapter is None else None
     planner: Planner = (own or load(output.planner))(index, options, source)
-    return _noted(_parts_noted(planner.plan(only_reasons=only_reasons)))
+    plan = _noted(_parts_noted(planner.plan(only_reasons=only_reasons)))
+    beyond = ids_beyond(index) if not (options.set_meta or plan.refusals) else ()
+    return replace(plan, notes=(*plan.notes, *beyond))
 
 
 def _parts_noted(plan: Plan) -> Plan:

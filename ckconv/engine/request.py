@@ -55,7 +55,11 @@ class Request:
         check_version(self.version)
         options = self.options
         index = open_index(
-            as_path(self.source), format=self.source_format, base=options.base, follow_links=options.follow_links
+            as_path(self.source),
+            format=self.source_format,
+            base=options.base,
+            follow_links=options.follow_links,
+            drop=options.drop,
         )
         adapters = [(as_path(path), weight) for path, weight in self.adapters]
         if adapters:

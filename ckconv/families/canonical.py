@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +14,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import plain, shifted
 from ckconv.core.names import Name, parse, with_layer
 from ckconv.core.tensors import Dropped, StoredTensor, Tensor, cut, matrix_of, plain_tensor
-from ckconv.errors import Faults, UnsupportedError, quoted
+from ckconv.errors import Faults, InputError, UnsupportedError, quoted
 from ckconv.families import axes as shapes
 from ckconv.families.kinds import Kind, factor_of, kind_of, stored_layout, with_factor
 from ckconv.families.names import Names, Part, Stored
@@ -22,6 +24,9 @@ from ckconv.families.tensor_rows import VALUES
 
 #: Why layers behind the last are left out, as many as the parameter ``extra_layers`` says.
 _EXTRA = "of a layer that predicts further tokens, which is not needed to compute the model"
+
+#: Of a model that contradicts its configuration.
+_CODE = "model.config"
 
 #: Parameters -> the keys of the source that they stand under, for people: `` (hidden_size)``.
 Said = Callable[..., str]
@@ -51,6 +56,40 @@ class Canonical(NamedTuple):
     unknown: tuple[StoredTensor, ...]
 
 
+class Fitted(NamedTuple):
+    """What the rules make of a model: nothing where it contradicts them, and ``misfit`` says how."""
+
+    config: ModelConfig | None
+    canonical: Canonical
+    misfit: InputError | UnsupportedError | None = None
+
+
+def fitted(
+    make: Callable[[Sequence[str]], tuple[ModelConfig, Canonical]],
+    stored: tuple[StoredTensor, ...],
+    drop: Sequence[str],
+) -> Fitted:
+    """The configuration and the canonical tensors; where they contradict each other, those without what ``drop`` names.
+
+    Args:
+        make: what reads both, without the tensors that globs name.
+    """
+    fault: InputError | UnsupportedError | None = None
+    for globs in ((), tuple(drop)) if drop else ((),):
+        try:
+            return Fitted(*make(globs))
+        except (InputError, UnsupportedError) as error:
+            if error.code != _CODE:
+                raise
+            fault = error
+    return Fitted(None, Canonical({}, {}, (), stored), fault)
+
+
+def notes_on(misfit: InputError | UnsupportedError | None) -> tuple[str, ...]:
+    """What a user should know of a model that contradicts its family's rules."""
+    return (f"{misfit.message}: tensors keep the names of the file",) if misfit is not None else ()
+
+
 def canonicalise(
     items: Iterable[Item],
     family: Family,
@@ -62,6 +101,7 @@ def canonicalise(
     layers: str = "the number of layers",
     nested: tuple[tuple[str, str], ...] = (),
     extra: str = _EXTRA,
+    drop: Sequence[str] = (),
 ) -> Canonical:
     """Apply a family's rows.
 
@@ -71,13 +111,14 @@ def canonicalise(
         layers: what the file calls the number of layers.
         nested: what may stand before every name, and what the rows have in its place.
         extra: why layers behind the last are left out.
+        drop: globs of tensors that are left aside, by stored or canonical names.
 
     Raises:
         InputError: ``model.config`` where a tensor's shape, layer or expert contradicts the configuration, or two
             tensors are one.
         UnsupportedError: ``model.config``, values in an order that cannot be moved.
     """
-    reading = _Reading(family, names, config, said, path, layers, nested, extra)
+    reading = _Reading(family, names, config, said, path, layers, nested, extra, drop)
     for item in items:
         reading.add(item)
     return reading.finish()
@@ -94,9 +135,10 @@ class _Reading:
         layers: str,
         nested: tuple[tuple[str, str], ...],
         why: str,
+        drop: Sequence[str],
     ) -> None:
         self.names, self.said, self.layers, self.nested, self.why = names, said, layers, nested, why
-        self.family, self.config = family, config
+        self.family, self.config, self.drop = family, config, drop
         self.sizes = Sizes(family, config.scope)
         self.tensors: dict[str, Tensor] = {}
         self.canonical_of: dict[str, tuple[str, ...]] = {}
@@ -114,12 +156,15 @@ class _Reading:
         if found is not None and found.numbers is not None:
             numbers = found.numbers.value(self.sizes.scope)
             name = name._replace(layer=numbers.index(name.layer) if name.layer in numbers else len(numbers))
+        if self.drop and self._left_aside(item, [with_layer(one, name.layer) for one in found.names] if found else []):
+            return
         if name.layer is not None and 0 <= name.layer - self.config.num_layers < self.extra:
-            self.dropped += [Dropped(stored, self.why) for stored in item.stored]
+            self.dropped += [Dropped(stored, self.why, True, stored.name) for stored in item.stored]
         elif found is None:
             why = self.names.dropped.get(name.pattern)
             if why is not None:
-                copied = self.names.copied.get(name.pattern, "")
+                copied = self.names.copied.get(name.pattern, "").replace("{n}", str(name.layer))
+                copied = copied.replace("{e}", str(name.expert))
                 self.dropped += [Dropped(stored, why, bool(copied), copied) for stored in item.stored]
             else:
                 self.unknown += item.stored
@@ -135,19 +180,32 @@ class _Reading:
         else:
             self._place(item, found, name.layer)
 
+    def _left_aside(self, item: Item, canonical: Sequence[str]) -> bool:
+        """Whether a glob names the tensor: the planner leaves it out, by either name."""
+        names = [item.tensor.source, *(stored.name for stored in item.stored), *canonical]
+        if not any(fnmatchcase(name, glob) for name in names for glob in self.drop):
+            return False
+        self.unknown += item.stored
+        self.canonical_of.update({stored.name: tuple(canonical) for stored in item.stored})
+        return True
+
     def finish(self) -> Canonical:
         """Stack what is stored one by one; report every fault found."""
         if self.beyond:
             named = f"layer{'s' if len(self.beyond) > 1 else ''} {', '.join(map(str, sorted(self.beyond)[:10]))}"
             first = self.beyond[min(self.beyond)]
-            self._fault(f"{self.layers} is {self.config.num_layers}, tensors name {named} ({quoted(first)})", first)
+            before = [source[: source.index(f".{n}.")] for n, source in self.beyond.items() if f".{n}." in source]
+            globs = [shlex.quote(f"{start}.{n}.*") for start, n in zip(before, self.beyond, strict=False)]
+            hint = f"--drop {' --drop '.join(globs)} leaves them out" if len(globs) == len(self.beyond) else None
+            message = f"{self.layers} is {self.config.num_layers}, tensors name {named} ({quoted(first)})"
+            self.faults.add(_CODE, message, tensor=first, hint=hint)
         for name, (part, members) in self.stacks.items():
             self._stack(name, part, members)
         self.faults.check()
         return Canonical(self.tensors, self.canonical_of, tuple(self.dropped), tuple(self.unknown))
 
     def _fault(self, message: str, tensor: str) -> None:
-        self.faults.add("model.config", message, tensor=tensor)
+        self.faults.add(_CODE, message, tensor=tensor)
 
     def _layers(self, name: Name, part: Part) -> float:
         """How many layers there may be; a number that is no layer's is that of a stack."""
@@ -198,7 +256,7 @@ class _Reading:
         try:
             factor = factor_of(part, self.sizes.scope)
         except shapes.AxesError as error:
-            raise UnsupportedError("model.config", str(error), tensor=tensor.source) from None
+            raise UnsupportedError(_CODE, str(error), tensor=tensor.source) from None
         return with_factor(tensor, factor)
 
     def _kind(self, part: Part, layer: int | None, source: str) -> Kind:
@@ -207,7 +265,7 @@ class _Reading:
             try:
                 self._kinds[key] = kind_of(part, self.sizes.of(part.row, layer))
             except shapes.AxesError as error:
-                raise UnsupportedError("model.config", f"{error}{self._said([part])}", tensor=source) from None
+                raise UnsupportedError(_CODE, f"{error}{self._said([part])}", tensor=source) from None
         return self._kinds[key]
 
     def _said(self, parts: Sequence[Part]) -> str:

@@ -125,6 +125,10 @@ _NORM = "LayerNorm"
 _OLDER = {"weight": "gamma", "bias": "beta"}
 
 
+#: Why a tensor is none of the model's, whose numbers a configuration says.
+IN_CONFIGURATION = "its numbers are in the configuration"
+
+
 class _Compiler:
     def __init__(self, family: Family, format: str) -> None:
         self.family, self.format = family, format
@@ -159,7 +163,7 @@ class _Compiler:
                         self._add(self._stored(row, cell, _full(pattern, cell, kind), kind))
         for parameter in self.family.parameters.values():
             cells = (cell for cell in parameter.cells.get(self.format, ()) if cell.kind == "tensor")
-            self.dropped |= dict.fromkeys((cell.tensor for cell in cells), "its numbers are in the configuration")
+            self.dropped |= dict.fromkeys((cell.tensor for cell in cells), IN_CONFIGURATION)
         for fusion in self.family.fused.values():
             for found in self.fusions(fusion):
                 self._add(found)

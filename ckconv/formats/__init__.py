@@ -34,7 +34,7 @@ class Reader(NamedTuple):
 
     Attributes:
         takes: what it is told besides the path: ``source`` (the bytes of a pipe), ``config_path``, ``base`` and
-            ``opener`` (of an adapter's base model), ``follow_links``.
+            ``opener`` (of an adapter's base model), ``follow_links``, ``drop``.
     """
 
     place: Place
@@ -161,7 +161,7 @@ FORMATS: tuple[Format, ...] = (
                 options=frozenset({"set_meta", "drop_meta"}),
             ),
         ),
-        read=Reader(("ckconv.formats.gguf.index", "open_gguf"), frozenset({"source", "base", "opener"})),
+        read=Reader(("ckconv.formats.gguf.index", "open_gguf"), frozenset({"source", "base", "opener", "drop"})),
         head=re.compile(rb"GGUF"),
         suffix=".gguf",
         single=True,
@@ -182,7 +182,7 @@ FORMATS: tuple[Format, ...] = (
                 apart=("ckconv.formats.huggingface.apart", "planner_of"),
             ),
         ),
-        read=Reader(("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "follow_links"})),
+        read=Reader(("ckconv.formats.checkpoints", "open_checkpoint"), frozenset({"source", "follow_links", "drop"})),
         head=re.compile(rb".{8}\{", re.DOTALL),
         suffix=".safetensors",
         further=(".index.json", *PICKLE_SUFFIXES),
@@ -205,7 +205,7 @@ FORMATS: tuple[Format, ...] = (
             ),
             Output("mlx adapter", ("ckconv.formats.mlx.adapter_plan", "MlxAdapterPlanner"), adapter=True),
         ),
-        read=Reader(("ckconv.formats.checkpoints", "open_mlx"), frozenset({"source", "follow_links"})),
+        read=Reader(("ckconv.formats.checkpoints", "open_mlx"), frozenset({"source", "follow_links", "drop"})),
         read_adapter=Reader(
             ("ckconv.formats.mlx.adapter", "open_mlx_adapter"), frozenset({"base", "opener", "follow_links"})
         ),

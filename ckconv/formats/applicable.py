@@ -57,6 +57,7 @@ def _check_globs(index: TensorIndex, options: Options) -> None:
     names = {name for tensor in everything for name in (tensor.name, tensor.source)}
     # What scales RoPE may be a tensor, or said by the configuration alone; what a rule drops anyway has a name too.
     known = {*names, *(stored.name for stored in index.stored), ROPE_FREQUENCIES, HEAD}
+    known.update(name for found in index.canonical_of.values() for name in found)
     for glob in options.drop:
         if not any(fnmatchcase(name, glob) for name in known):
             raise UsageError("usage.flag", f"--drop {glob} names no tensor of {index.path.name}")

@@ -17,13 +17,20 @@ from ckconv.io.bytesource import ByteSource
 from ckconv.io.json import parse_object
 
 
-def open_mlx(path: Path, *, source: ByteSource | None = None, follow_links: bool = False) -> TensorIndex:
+def open_mlx(
+    path: Path, *, source: ByteSource | None = None, follow_links: bool = False, drop: Sequence[str] = ()
+) -> TensorIndex:
     """Open a checkpoint as MLX where its files alone do not say so."""
-    return open_checkpoint(path, source=source, mlx=True, follow_links=follow_links)
+    return open_checkpoint(path, source=source, mlx=True, follow_links=follow_links, drop=drop)
 
 
 def open_checkpoint(
-    path: Path, *, source: ByteSource | None = None, mlx: bool = False, follow_links: bool = False
+    path: Path,
+    *,
+    source: ByteSource | None = None,
+    mlx: bool = False,
+    follow_links: bool = False,
+    drop: Sequence[str] = (),
 ) -> TensorIndex:
     """Read the headers and configuration of a checkpoint and apply its family's rules.
 
@@ -32,6 +39,7 @@ def open_checkpoint(
     Args:
         mlx: it is MLX's, whether its files say so or not.
         follow_links: links out of the directory are followed.
+        drop: globs of tensors that need not fit the family's rules.
 
     Raises:
         InputError: ``st.*``, ``pt.*``, ``index.*``, ``hf.*``, ``mlx.quant`` or ``model.config``.
@@ -39,10 +47,10 @@ def open_checkpoint(
     """
     if source is not None:
         file = read_safetensors(path, source=source)
-        return index_of(path, CheckpointFiles(path.parent, None, (file,), file.tensors, None, ()), mlx=mlx)
+        return index_of(path, CheckpointFiles(path.parent, None, (file,), file.tensors, None, ()), mlx=mlx, drop=drop)
     checkpoint = read_checkpoint_files(path, follow_links=follow_links, read_pickle=_read_pytorch)
     parts = part_files(checkpoint.root, follow_links=follow_links) if checkpoint.side_files else ()
-    return replace(index_of(path, checkpoint, mlx=mlx), part_files=parts)
+    return replace(index_of(path, checkpoint, mlx=mlx, drop=drop), part_files=parts)
 
 
 def _read_pytorch(path: Path, *, source: ByteSource | None = None) -> SafetensorsFile:
@@ -51,7 +59,7 @@ def _read_pytorch(path: Path, *, source: ByteSource | None = None) -> Safetensor
     return read_pytorch(path, source=source)
 
 
-def index_of(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = False) -> TensorIndex:
+def index_of(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = False, drop: Sequence[str] = ()) -> TensorIndex:
     """The index of headers and a configuration that were read.
 
     Raises:
@@ -59,7 +67,7 @@ def index_of(path: Path, checkpoint: CheckpointFiles, *, mlx: bool = False) -> T
     """
     names = (tensor.name for tensor in checkpoint.tensors)
     mlx = mlx or is_mlx(checkpoint.config, checkpoint.shards[0].metadata, names)
-    return index_checkpoint(path, checkpoint, mlx_items if mlx else None)
+    return index_checkpoint(path, checkpoint, mlx_items if mlx else None, drop)
 
 
 def index_of_headers(path: Path, sources: Sequence[ByteSource], config: ByteSource | None) -> TensorIndex:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -65,6 +65,7 @@ def open_index(
     config_path: Path | None = None,
     base: Path | None = None,
     follow_links: bool = False,
+    drop: Sequence[str] = (),
 ) -> TensorIndex:
     """Open a model or an adapter of any format: headers only.
 
@@ -74,6 +75,7 @@ def open_index(
         config_path: the configuration of a bump file, if it is not ``config.json`` beside it.
         base: the model that an adapter was made for, if not where the adapter says it is.
         follow_links: links out of a directory of safetensors files, the base's too, are followed.
+        drop: globs of tensors that are to be left out: they need not fit the family's rules.
 
     Raises:
         InputError: malformed, missing or unreadable.
@@ -91,14 +93,16 @@ def open_index(
     away = bring_back(path) if is_directory else []
     try:
         try:
-            index, opened = _remembered(path, format, source, config_path, base, follow_links)
+            index, opened = _remembered(path, format, source, config_path, base, follow_links, drop)
         except InputError as error:
             if source is None and not is_directory:
                 away = bring_back(path.parent)
             if not away or is_directory:
                 error.details = (*error.details, *away)
                 raise
-            index, opened = _remembered(path, format, source, config_path, base, follow_links)
+            index, opened = _remembered(path, format, source, config_path, base, follow_links, drop)
+        if index.misfit is not None:
+            index.misfit.path = index.misfit.path or shown(path)
         if source is not None:
             return index
         return replace(index, identities=_identities([*index.files, *beside(index).values()], opened))
@@ -134,8 +138,10 @@ def _open(
     config_path: Path | None,
     base: Path | None,
     follow_links: bool,
+    drop: Sequence[str],
 ) -> TensorIndex:
     given = {
+        "drop": drop,
         "source": source,
         "config_path": config_path,
         "base": base,
@@ -148,7 +154,9 @@ def _open(
     if source is None and path.is_dir():
         model = _model_in(path, format)
         if model is not None:
-            return open_index(model, format=format, config_path=config_path, base=base, follow_links=follow_links)
+            return open_index(
+                model, format=format, config_path=config_path, base=base, follow_links=follow_links, drop=drop
+            )
         found, what = format_of(format or _CHECKPOINT), "a checkpoint"
     else:
         opened = source or open_source(path)

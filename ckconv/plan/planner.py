@@ -37,6 +37,12 @@ _ROUNDED = "decoded matrices hold what the quantiser's library computes: product
 #: What names the architecture of a checkpoint.
 _CONFIG = "config.json"
 
+#: What holds a model without rules.
+_COPIED = {
+    MetadataKind.DOCUMENT: "--to safetensors copies it as it is, and ",
+    MetadataKind.TYPED: "--to safetensors --names gguf writes its tensors as they are called there, and ",
+}
+
 #: What becomes of a tower.
 _WITH_TEXT = "ckconv convert MODEL.gguf MMPROJ.gguf DST/ makes a checkpoint of it and its text model"
 
@@ -48,7 +54,13 @@ _SHOWN_KEYS = 8
 
 
 def unknown_architecture(index: TensorIndex) -> Reason:
-    """Why a model without rules cannot be planned for."""
+    """Why a model without rules cannot be planned for.
+
+    Raises:
+        InputError, UnsupportedError: ``model.config``, there are rules, and it contradicts them.
+    """
+    if index.misfit is not None:
+        raise index.misfit
     if index.quantizer:
         return Reason(
             f"another tool quantised it, and ckconv cannot read that quantisation: {index.quantizer}",
@@ -80,7 +92,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         )
     if index.metadata_kind is MetadataKind.OWN and not index.architecture:
         what = "no config.json beside it names an architecture"
-    copied = "--to safetensors copies it as it is, and " if index.metadata_kind is MetadataKind.DOCUMENT else ""
+    copied = _COPIED.get(index.metadata_kind, "")
     return Reason(
         what, f"{copied}--family FILE names a file that describes its family; ckconv formats lists those it knows"
     )

@@ -251,7 +251,7 @@ def _reasons(planner: Planner, part: Tensor, dtype: DType) -> Iterable[tuple[str
         yield f"--quantize rounds floats, and {part.dtype} is quantised already", "--dequantize decodes it first"
     elif part.dtype.kind is Kind.BLOCK and part.dtype is not dtype and not decodable(part.dtype):
         yield f"no decoder for {part.dtype}", ""
-    elif part.dtype.kind not in (Kind.BLOCK, Kind.FLOAT) or part.dtype.name == "F64":
+    elif part.dtype.kind not in (Kind.BLOCK, Kind.FLOAT):
         yield f"--quantize rounds F32, F16 and BF16, not {part.dtype}", ""
     if missing := missing_quantiser(dtype):
         yield missing, ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckconv.core.dtypes import F16, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.core.dtypes import F16, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import NEG_EXP
 from ckconv.errors import UnsupportedError
 from ckconv.quant import packed
@@ -21,6 +21,9 @@ from ckconv.quant.shifts import shifted
 from ckconv.quant.triples import plane_types, split_planes, triple_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ckconv.core.tensors import Tensor
     from ckconv.quant.codec import Floats, Rows
     from ckconv.quant.quantise import Quantising
@@ -94,7 +97,7 @@ class Conversion(NamedTuple):
             return Action.SCALE
         if self.source is self.target:
             return Action.COPY
-        return Action.WIDEN if self.target is F32 else Action.NARROW
+        return Action.WIDEN if self.target is F32 and self.source is not F64 else Action.NARROW
 
     @property
     def _way(self) -> Way | None:
@@ -159,6 +162,8 @@ class Conversion(NamedTuple):
             return (made.planes[0] if len(made.planes) == 1 else np.concatenate(made.planes, axis=1)), made.inexact
         if self.quantises:
             return self._quantised(rows)
+        if self.source is F64:
+            return self._of_doubles(rows.view(np.float64))
         floats = decode(rows, self.source)
         if self.factor != 1.0:
             return _scaled(floats, self.factor, self.target)
@@ -175,10 +180,23 @@ class Conversion(NamedTuple):
         again = shifted(to_float32(lower, self.target), -self.shift)
         return lower, int(np.count_nonzero(again.view(np.uint32) != floats.view(np.uint32)))
 
+    def _of_doubles(self, doubles: NDArray[np.float64]) -> tuple[Rows, int]:
+        """Rows of float64, which go through float32."""
+        import numpy as np
+
+        singles = _singles(doubles)
+        made, changed = self._replace(source=F32)._apply(singles.view(np.uint8))
+        if self.shift or self.factor != 1.0:
+            return made, changed + int(np.count_nonzero(_differ(singles, doubles)))
+        return made, int(np.count_nonzero(_differ(to_float32(made, self.target), doubles)))
+
     def _floats(self, rows: Rows) -> tuple[Floats, DType]:
         """What is quantised, and the float type that all of it are numbers of."""
         import numpy as np
 
+        if self.source is F64:
+            rows = _singles(rows.view(np.float64)).view(np.uint8)
+            return self._replace(source=F32)._floats(rows)
         floats, number = decode(rows, self.source), self.source if self.source.kind is Kind.FLOAT else F32
         if self.factor == 1.0:
             return floats, number
@@ -236,6 +254,11 @@ def convertible(source: DType, target: DType) -> bool:
     return target in WIDENS_TO_F32 or (target.kind is Kind.BLOCK and not missing_quantiser(target))
 
 
+def writable(source: DType, target: DType) -> bool:
+    """There is a conversion, of float64 too: exact where every value is one of float32."""
+    return convertible(F32 if source is F64 and target is not F64 else source, target)
+
+
 def decodable(dtype: DType) -> bool:
     """There is a decoder for this block type, and it gives the very values that the type's own library computes."""
     return dtype.kind is Kind.BLOCK and dtype.name not in _NO_DECODER
@@ -289,6 +312,32 @@ def narrowed(floats: Floats, target: DType) -> tuple[Rows, int]:
                 hint="--dtype f32 or bf16 holds it" if target is F16 else "--dtype f32 holds it",
             )
     return made, changed
+
+
+def _singles(doubles: NDArray[np.float64]) -> Floats:
+    """float64 rounded to float32.
+
+    Raises:
+        UnsupportedError: ``plan.range``, a finite value is too large: no flag makes infinity of it.
+    """
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        singles: Floats = np.ascontiguousarray(doubles.astype(np.float32))
+    beyond = np.isinf(singles) & np.isfinite(doubles)
+    if beyond.any():
+        largest = float(np.abs(doubles[beyond]).max())
+        message = f"the value {largest:g} is beyond the range of {F32} and would become infinite"
+        raise UnsupportedError("plan.range", message, found=largest)
+    return singles
+
+
+def _differ(floats: Floats, doubles: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Where values are not the same numbers, or not both NaN."""
+    import numpy as np
+
+    differ: NDArray[np.bool_] = (floats != doubles) & ~(np.isnan(floats) & np.isnan(doubles))
+    return differ
 
 
 def _scaled(floats: Floats, factor: float, target: DType) -> tuple[Rows, int]:

@@ -194,7 +194,7 @@ class _Returning:
     def lost(self, stored: StoredTensor) -> list[Run]:
         """Runs of a stored tensor that do not come back, sorted."""
         here = stored.extent
-        names = self._index.canonical_of.get(stored.name, ())
+        names = [name for name in self._index.canonical_of.get(stored.name, ()) if name in self._index.tensors]
         parts = [
             (tensor, plane, extent)
             for tensor in (self._index.tensors[name] for name in names)

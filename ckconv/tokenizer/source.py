@@ -16,10 +16,12 @@ from ckconv.tokenizer.bump import gguf_entries, huggingface_entries
 from ckconv.tokenizer.documents import chat_template, tokenizer_files
 from ckconv.tokenizer.files import LeftOut
 from ckconv.tokenizer.gguf import keys_of_words
+from ckconv.tokenizer.gguf_words import equal_tokens
 from ckconv.tokenizer.made import as_read
 
 _DOCUMENT = Document("tokenizer", "tokenizer.json", "tokenizer.json", 64 << 20)
 _MODEL_KEY = "tokenizer.ggml.model"
+_TOKENS = "tokenizer.ggml.tokens"
 _TOKENIZER_FILE, _SETTINGS_FILE = "tokenizer.json", "tokenizer_config.json"
 
 #: The manifest's key -> GGUF's, after ``tokenizer.ggml.``, and the type that its value has.
@@ -111,6 +113,33 @@ def _is_byte_level(document: Mapping[str, Any]) -> bool:
     inner = [part.get(name) for part in parts if isinstance(part, dict) for name in ("pretokenizers", "decoders")]
     steps = [*parts, *(step for steps in inner if isinstance(steps, list) for step in steps)]
     return any(isinstance(step, dict) and step.get("type") == "ByteLevel" for step in steps)
+
+
+def ids_beyond(index: TensorIndex) -> Iterator[str]:
+    """Special tokens that the source names by an id that no token has."""
+    typed = index.metadata_kind is MetadataKind.TYPED
+    rows = (
+        index.config.vocab_size
+        if index.config
+        else getattr(_value(index.metadata, _TOKENS), "count", 0)
+        if typed
+        else 0
+    )
+    suffix = "_token_id"
+    for key, value in index.metadata.items() if rows else ():
+        if not key.endswith(suffix) or (typed and not key.startswith("tokenizer.ggml.")):
+            continue
+        said = getattr(value, "value", value)
+        for number in said if isinstance(said, list) else [said]:
+            if type(number) is int and number >= rows:
+                yield f"{key} is {number:,}, and there are {rows:,} tokens: no engine ever makes it"
+
+
+def equal_tokens_of(index: TensorIndex) -> str:
+    """Why llama.cpp does not load the words of a GGUF: two are of one text; empty where none are."""
+    tokens = _value(index.metadata, _TOKENS) if index.metadata_kind is MetadataKind.TYPED else None
+    same = equal_tokens(tokens.each()) if tokens is not None and getattr(tokens, "type", "") == "str" else None
+    return f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}: llama.cpp does not load the file" if same else ""
 
 
 def texts_of(index: TensorIndex) -> dict[str, str]:

@@ -28,11 +28,12 @@ from ckconv.core.tensors import (
 )
 from ckconv.core.towers import PREFIX
 from ckconv.errors import VerifyError, listed
+from ckconv.families.names import IN_CONFIGURATION
 from ckconv.families.tied_head import as_head
 from ckconv.families.towers import tower_family
 from ckconv.io.files import Files, paired_runs, runs
 from ckconv.io.tied import head_is_embedding
-from ckconv.quant.convert import Action, between, convertible, of_values
+from ckconv.quant.convert import Action, between, of_values, writable
 from ckconv.quant.quantise import missing_quantiser
 from ckconv.verification.content import parameter_differences
 
@@ -195,7 +196,8 @@ class _Comparison:
                 faults += [fault._replace(place=place) for fault in self._tensor(*item, theirs)]
         if self.absent:
             faults = [*self._config(), *self._absent(), *faults]
-        count = len(self.out.tensors) + len(self.out.unknown) - self.zero_filled - len(self._embedded)
+        count = len(_every_tensor(self.out)) - self.zero_filled - len(self._embedded)
+        count += sum(item.reason == IN_CONFIGURATION for item in self.out.dropped)
         return Compared(faults, count, self.zero_filled, self.rounded)
 
     def _tensor(self, key: str, tensor: Tensor, theirs: Mapping[str, Tensor]) -> Iterator[Fault]:
@@ -246,8 +248,10 @@ class _Comparison:
         if self.source is None:
             return
         there = _every_tensor(self.out)
+        # A rule leaves them out where tensors get other names.
+        by_rule = {item.stored.name for item in self.source.dropped} if self.out.format != self.source.format else ()
         for key, tensor in _every_tensor(self.source).items():
-            if key in there or self._may_be_left_out(tensor):
+            if key in there or tensor.source in by_rule or self._may_be_left_out(tensor):
                 continue
             if self._says_nothing(tensor, self.source):
                 continue
@@ -274,7 +278,7 @@ class _Comparison:
         if tensor.shape != twin.shape:
             text = f"{label} has shape {list(tensor.shape)}, {twin.source} has {list(twin.shape)}"
             return [Fault("verify.tensor", text, tensor.source)]
-        if not convertible(twin.dtype, tensor.dtype):
+        if not writable(twin.dtype, tensor.dtype):
             text = f"{label} is {tensor.dtype}, {twin.source} is {twin.dtype}"
             return [Fault("verify.tensor", text, tensor.source)]
         conversion = between(twin, tensor, decoded=self.decodes is not None and self.decodes(twin))

@@ -17,7 +17,7 @@ import numpy as np
 from ckconv.adapters.model import changes_of
 from ckconv.core.adapters import Role
 from ckconv.core.documents import document_of
-from ckconv.core.dtypes import BF16, DTYPES, F16, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import NEG_EXP, plain
 from ckconv.io.rows import RowReader
 from ckconv.quant.packed import Scheme, scheme_of
@@ -139,6 +139,8 @@ def _of_type(raw: Rows, dtype: DType) -> Doubles | None:
     with np.errstate(all="ignore"):
         if dtype is F32:
             return raw.view("<f4").astype(np.float64)
+        if dtype is F64:
+            return raw.view("<f8")
         if dtype is F16:
             return raw.view("<f2").astype(np.float64)
         if dtype is BF16:

@@ -177,7 +177,7 @@ class BumpPlanner(Planner):
             else:
                 unmapped[parse(tensor.name).pattern] += 1
         for stored in self.index.unknown:
-            if self.dropped(stored.name, stored.name):
+            if self.dropped(stored.name, *self.index.canonical_of.get(stored.name, ())):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             elif not self.leave_out_part(stored):
                 unmapped[beside_text(self.config.raw, stored.name) or parse(stored.name).pattern] += 1

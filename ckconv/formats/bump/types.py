@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType
+from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType
 from ckconv.core.names import parse, with_layer
 from ckconv.core.tensors import Tensor
 from ckconv.formats.bump.placement import slots_of
 from ckconv.formats.bump.slots import Slot
 from ckconv.plan.decoding import decoding_hint
-from ckconv.quant.convert import convertible, decodable, side_by_side
+from ckconv.quant.convert import decodable, side_by_side, writable
 from ckconv.quant.packed import scheme_of
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def _type(planner: BumpPlanner, tensor: Tensor, slot: Slot) -> tuple[DType, str]
     """(type in the output, reason to refuse or "")."""
     asked, source = planner.dtype, tensor.dtype
     if slot.fp32:
-        return F32, "" if source in WIDENS_TO_F32 else f"{source} in an FP32 slot"
+        held = source in WIDENS_TO_F32 or (source is F64 and asked not in ("engine", "keep"))
+        return F32, "" if held else f"{source} in an FP32 slot"
     if source.block > 1 and planner.decoded(tensor):
         target = planner.decoded_as(tensor)
         return target, "" if decodable(source) else f"no decoder for {source}"
@@ -107,7 +108,7 @@ def _type(planner: BumpPlanner, tensor: Tensor, slot: Slot) -> tuple[DType, str]
         return source, planner.refused_type(source, slot)
     kept = source if planner.keeps(source) else F32
     target = kept if asked == "engine" else DTYPES[asked.upper()]
-    if not convertible(source, target):
+    if not writable(source, target):
         return source, f"{source} cannot become {target} exactly"
     return target, ""
 

@@ -174,7 +174,7 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
         else:
             nameless[pattern] += 1
     for stored in index.unknown:
-        if planner.dropped(stored.name):
+        if planner.dropped(stored.name, *index.canonical_of.get(stored.name, ())):
             planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
         elif not planner.leave_out_part(stored):
             unmapped[beside_text(config.raw, stored.name) or parse(stored.name).pattern] += 1

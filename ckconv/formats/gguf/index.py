@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.core.towers import Tower
 from ckconv.errors import InputError, UnsupportedError
-from ckconv.families.canonical import Canonical, canonicalise
+from ckconv.families.canonical import Canonical, Fitted, canonicalise, fitted, notes_on
 from ckconv.families.catalogue import family_of_gguf
 from ckconv.families.names import names_of
 from ckconv.families.schema import Family
@@ -28,22 +30,28 @@ if TYPE_CHECKING:
 
 
 def open_gguf(
-    path: Path, *, source: ByteSource | None = None, opener: Opener | None = None, base: Path | None = None
+    path: Path,
+    *,
+    source: ByteSource | None = None,
+    opener: Opener | None = None,
+    base: Path | None = None,
+    drop: Sequence[str] = (),
 ) -> TensorIndex:
     """Read the header of a GGUF (all shards of a split set) and apply its family's rules.
 
     Args:
         opener: opens an adapter's ``base`` model.
+        drop: globs of tensors that need not fit the family's rules.
 
     Raises:
-        InputError: the file is malformed (``gguf.*``) or contradicts itself (``model.config``).
+        InputError: the file is malformed (``gguf.*``).
     """
     file = read_gguf(path, source=source)
     if value_of(file.metadata, "general.type") == GGUF_KIND:
         from ckconv.formats.gguf.adapter import gguf_adapter
 
         return gguf_adapter(file, path, opener=opener or open_gguf, base=base)
-    return index_gguf(path, file)
+    return index_gguf(path, file, drop)
 
 
 def index_of_headers(path: Path, sources: Sequence[ByteSource], config: ByteSource | None = None) -> TensorIndex:
@@ -55,30 +63,16 @@ def index_of_headers(path: Path, sources: Sequence[ByteSource], config: ByteSour
     return index_gguf(path, join_shards(path, tuple(read_header(source) for source in sources)))
 
 
-def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
-    """The index of headers that were read.
-
-    Raises:
-        InputError: ``model.config``, they contradict themselves.
-    """
+def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIndex:
+    """The index of headers that were read."""
     architecture = str(value_of(file.metadata, "general.architecture") or "")
     kind = str(value_of(file.metadata, "general.type") or "model")
     family = _family(file, architecture) if kind == "model" else None
-    config = gguf_config(file, architecture, family) if family else None
-    canonical = Canonical({}, {}, (), file.tensors)
     beside = of_activations(file.tensors)
     left = {dropped.stored.name for dropped in beside}
-    if family and config:
-        canonical = canonicalise(
-            items([tensor for tensor in file.tensors if tensor.name not in left]),
-            family,
-            names_of(family, "gguf"),
-            config,
-            said_of(config, "gguf"),
-            layers=f"{architecture}.block_count",
-        )
-        keyed = {tensor.name: tensor for tensor in tensors_of_keys(file, family, config)}
-        canonical = canonical._replace(tensors={**canonical.tensors, **keyed})
+    config, canonical, misfit = Fitted(None, Canonical({}, {}, (), file.tensors))
+    if family:
+        config, canonical, misfit = fitted(partial(_made, file, family, left), file.tensors, drop)
     tower, named = _tower(path, file) if kind == "mmproj" else (None, None)
     canonical = named or canonical
     return TensorIndex(
@@ -97,7 +91,25 @@ def index_gguf(path: Path, file: GgufFile) -> TensorIndex:
         metadata=file.metadata,
         facts=_facts(file, kind),
         tower=tower,
+        misfit=misfit,
+        notes=notes_on(misfit),
     )
+
+
+def _made(file: GgufFile, family: Family, left: Container[str], drop: Sequence[str]) -> tuple[ModelConfig, Canonical]:
+    architecture = str(value_of(file.metadata, "general.architecture") or "")
+    config = gguf_config(file, architecture, family)
+    canonical = canonicalise(
+        items([tensor for tensor in file.tensors if tensor.name not in left]),
+        family,
+        names_of(family, "gguf"),
+        config,
+        said_of(config, "gguf"),
+        layers=f"{architecture}.block_count",
+        drop=drop,
+    )
+    keyed = {tensor.name: tensor for tensor in tensors_of_keys(file, family, config)}
+    return config, canonical._replace(tensors={**canonical.tensors, **keyed})
 
 
 def _tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:

@@ -62,12 +62,15 @@ from ckconv.plan.steps import OutputFile, Plan, Step
 from ckconv.quant.convert import Conversion, Run
 from ckconv.tokenizer.documents import tokenizer_files
 from ckconv.tokenizer.gguf import TokenizerKeys, tokenizer_keys
+from ckconv.tokenizer.made import as_read
+from ckconv.tokenizer.source import equal_tokens_of
 from ckconv.tokenizer.vocabulary import PHI3_NAMES, PHI3_TOKENS
 
 #: What the file is called in a directory.
 MODEL_NAME = "model.gguf"
 _SUFFIX = ".gguf"
 
+_TOKENS = "tokenizer.ggml.tokens"
 _FILE_TYPE_KEY = "general.file_type"
 
 
@@ -102,6 +105,9 @@ class GgufPlanner(Planner):
         ):
             self.notes.append(ABORTS)
         metadata = self._edited(self._metadata(entries, types))
+        self._check_set(metadata)
+        if self.reasons:
+            return self.refused()
         groups = self._dealt(entries, types, self._alignment(metadata))
         if len(groups) > MAX_SHARDS:
             self.refuse(f"{len(groups):,} files would be needed, a split set has at most {MAX_SHARDS:,}")
@@ -130,6 +136,8 @@ class GgufPlanner(Planner):
         placed = [Placed(Matrix(e.name, e.shape), e.parts) for e in entries if e.parts and not e.fp32]
         if self.options.quantize and self._config is None:
             what = f"the architecture {self.index.architecture!r}"
+            if self.index.misfit is not None:
+                raise self.index.misfit
             self.refuse(f"ckconv does not know {what}, so it cannot tell which of its tensors must stay floats")
             placed = []
         self._placed = placed
@@ -240,9 +248,19 @@ class GgufPlanner(Planner):
             **self._weighed(),
         }
 
+    def _check_set(self, metadata: Mapping[str, Value]) -> None:
+        """A flag names no token that is not there."""
+        found = as_read({key: metadata[key] for key in metadata.keys() & {_TOKENS}})
+        count = found[_TOKENS].value.count if found else 0
+        for key, _ in self.options.set_meta if count else ():
+            value = as_read({key: metadata[key]})[key].value
+            if key.endswith("_token_id") and type(value) is int and value >= count:
+                self.refuse(f"--set-meta {key}={value}: there are {count:,} tokens", f"the last one is {count - 1}")
+
     def _copied(self, entries: Sequence[Entry], types: Sequence[DType]) -> dict[str, Value]:
         """The source's keys; the type of the file follows the tensors where those change."""
         metadata = copied(self.index.metadata)
+        self.notes += filter(None, [equal_tokens_of(self.index)])
         changed = any(part.dtype is not to for entry, to in zip(entries, types, strict=True) for part in entry.parts)
         if self.options.quantize:
             metadata |= type_keys(self._file_type(entries, types)) | self._weighed()

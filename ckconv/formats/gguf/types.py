@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ckconv.core.dtypes import DTYPES, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.core.dtypes import DTYPES, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.tensors import Tensor
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.gguf_metadata import FILE_TYPES
@@ -15,7 +15,7 @@ from ckconv.formats.gguf.entries import Entry
 from ckconv.plan.decoding import DECODE
 from ckconv.plan.pieces import apart
 from ckconv.plan.planner import Planner
-from ckconv.quant.convert import convertible, decodable, side_by_side
+from ckconv.quant.convert import decodable, side_by_side, writable
 from ckconv.quant.nvfp4 import is_scaled
 
 #: Block types of intermediate results: ggml has no kernel for a matrix of them.
@@ -82,20 +82,17 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
         useless = not same_format and (source.ggml is None or source.name in _NO_MATRIX)
         return _Choice(source, f"llama.cpp computes nothing with {source}" if useless else "", DECODE)
     if entry.fp32:
-        return _vector(source, same_format)
-    if same_format and source not in WIDENS_TO_F32:
+        return _floats(source, F64 if source is F64 and asked == "engine" else F32, same_format)
+    return _floats(source, DTYPES[asked.upper()] if asked != "engine" else source, same_format)
+
+
+def _floats(source: DType, target: DType, same_format: bool) -> _Choice:
+    """Of float64 the type that is asked for, where one is."""
+    if same_format and source not in WIDENS_TO_F32 and not (source is F64 and source is not target):
         return _Choice(source)  # an integer or F64 that an architecture wants
-    target = source if asked == "engine" else DTYPES[asked.upper()]
-    if source not in WIDENS_TO_F32 or not convertible(source, target):
-        return _Choice(source, f"llama.cpp loads no {source} here")
-    return _Choice(target)
-
-
-def _vector(source: DType, same_format: bool) -> _Choice:
-    """What llama.cpp reads as FP32 and nothing else."""
-    if source in WIDENS_TO_F32:
-        return _Choice(F32)
-    return _Choice(source, "" if same_format else f"llama.cpp loads no {source} here")
+    if source.kind is Kind.FLOAT and target is not F64 and writable(source, target):
+        return _Choice(target)
+    return _Choice(source, f"llama.cpp loads no {source} here", "--dtype f32" if source is F64 else "")
 
 
 def _nvfp4(planner: Planner, entry: Entry, source: DType) -> _Choice:

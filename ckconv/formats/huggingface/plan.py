@@ -164,9 +164,8 @@ class HuggingFacePlanner(CheckpointPlanner):
 
     def in_blocks(self, tensor: Tensor) -> bool:
         """The family's class has the tensor in blocks, and it is of that type."""
-        assert self.family is not None
         o, pattern = self.options, parse(tensor.name).pattern
-        known = o.names == HF and not o.pack and pattern in names_of(self.family, HF).packed
+        known = self.family is not None and o.names == HF and not o.pack and pattern in names_of(self.family, HF).packed
         return known and tensor.dtype in (triple_type(_MXFP4), DTYPES["MXFP4"]) and not self.decoded(tensor)
 
     def _quantization(self, modules: Sequence[Module]) -> dict[str, Any] | None:

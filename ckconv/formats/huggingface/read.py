@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckconv.core.documents import joined_metadata, text_key, unquantised
+from ckconv.core.config import ModelConfig
+from ckconv.core.documents import joined_metadata, text_key, unquantised, without_stale
 from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
-from ckconv.families.canonical import Canonical, Item, canonicalise, plain_item
+from ckconv.families.canonical import Canonical, Fitted, Item, canonicalise, fitted, notes_on, plain_item
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.kinds import has_transposed
@@ -18,19 +20,23 @@ from ckconv.families.words import said, said_of
 from ckconv.formats.huggingface.packed import Found, packed_items
 from ckconv.formats.safetensors.files import CheckpointFiles
 from ckconv.formats.safetensors.spec import is_pickle
+from ckconv.plan.planner import EMBEDDING, HEAD
 
 #: Stored arrays, ``config.json`` and the path, for errors -> the tensors that they are.
 Group = Callable[[tuple[StoredTensor, ...], Mapping[str, Any], Path], list[Item]]
 
 
-def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | None = None) -> TensorIndex:
+def index_checkpoint(
+    path: Path, checkpoint: CheckpointFiles, group: Group | None = None, drop: Sequence[str] = ()
+) -> TensorIndex:
     """The index of headers and a configuration that were read.
 
     Args:
         group: which stored arrays are one matrix, in a checkpoint of MLX's.
+        drop: globs of tensors that need not fit the family's rules.
 
     Raises:
-        InputError: ``mlx.quant`` or ``model.config``.
+        InputError: ``mlx.quant``.
     """
     config, mlx = checkpoint.config, group is not None
     architecture = str(config.get("model_type", "")) if config else ""
@@ -44,24 +50,32 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
     # Without the values of its matrices a model has no canonical tensors, whatever its family.
     family = huggingface_family(config) if config and not found.unread else None
     scheme = checkpoint.shards[0].metadata.get(NAMES_KEY, "hf")
-    model = None
     left = {item.stored.name for item in found.dropped}
     rest = tuple(stored for stored in checkpoint.tensors if stored.name not in left) if left else checkpoint.tensors
-    canonical = Canonical({}, {}, (), rest)
+    model, canonical, misfit = Fitted(None, Canonical({}, {}, (), rest))
     if config is not None and family:
-        consumer = CONSUMERS["mlx" if mlx else "safetensors"]
-        said_of_model = unquantised(config) if found.packed else config
-        model = huggingface_config(said_of_model, family, _named(found, checkpoint.tensors), path, consumer=consumer)
-        canonical = canonicalise(
-            found.items or map(plain_item, checkpoint.tensors),
-            family,
-            scheme_names(family, scheme if scheme in (*OTHER_SCHEMES, REFERENCE) else "mlx" if mlx else "hf"),
-            model,
-            said_of(model),
-            path=path,
-            layers=f"the number of layers{said(model, 'num_layers')}",
-            nested=NESTED if text_key(config) or architecture.endswith(TEXT_PART) else (),
-        )
+        known, said_of_model = family, unquantised(config) if found.packed else config
+        said_of_model = said_of_model if mlx else without_stale(said_of_model, checkpoint.tensors)
+        scheme = scheme if scheme in (*OTHER_SCHEMES, REFERENCE) else "mlx" if mlx else "hf"
+
+        def made(globs: Sequence[str]) -> tuple[ModelConfig, Canonical]:
+            consumer, stored = CONSUMERS["mlx" if mlx else "safetensors"], (*_named(found, checkpoint.tensors), *shared)
+            model = huggingface_config(said_of_model, known, stored, path, consumer=consumer)
+            canonical = canonicalise(
+                [*(found.items or map(plain_item, checkpoint.tensors)), *map(plain_item, shared)],
+                known,
+                scheme_names(known, scheme),
+                model,
+                said_of(model),
+                path=path,
+                layers=f"the number of layers{said(model, 'num_layers')}",
+                nested=NESTED if text_key(said_of_model) or architecture.endswith(TEXT_PART) else (),
+                drop=globs,
+            )
+            return model, _once(canonical, model, {tensor.name for tensor in shared})
+
+        shared = [] if found.items else _shared(checkpoint)
+        model, canonical, misfit = fitted(made, rest, drop)
     return TensorIndex(
         format="mlx" if mlx else "safetensors",
         version=0,
@@ -81,7 +95,8 @@ def index_checkpoint(path: Path, checkpoint: CheckpointFiles, group: Group | Non
         quantizer=found.unread,
         side_files=checkpoint.side_files,
         shard_index=checkpoint.index_path,
-        notes=checkpoint.notes,
+        notes=(*checkpoint.notes, *_stale(config or {}, checkpoint.tensors, mlx=mlx), *notes_on(misfit)),
+        misfit=misfit,
     )
 
 
@@ -95,6 +110,44 @@ def _named(found: Found, stored: tuple[StoredTensor, ...]) -> tuple[StoredTensor
         if item.tensor.packed or item.tensor.planes
     )
     return (*(tensor for tensor in stored if tensor.name not in found.packed), *whole)
+
+
+def _shared(checkpoint: CheckpointFiles) -> list[StoredTensor]:
+    """Tensors under names that are not stored: ``save_model`` of safetensors stores what is shared once.
+
+    The header's ``__metadata__`` says by which name (``_remove_duplicate_names`` of ``safetensors/torch.py``).
+    """
+    stored = {tensor.name: tensor for tensor in checkpoint.tensors}
+    said = [item for shard in checkpoint.shards for item in shard.metadata.items()]
+    return [replace(stored[kept], name=name) for name, kept in said if kept in stored and name not in stored]
+
+
+def _once(canonical: Canonical, model: ModelConfig, shared: Container[str]) -> Canonical:
+    """With an embedding that is stored as the head alone of a tied model, and without names that nobody has a rule for.
+
+    transformers ties either to the other (``tie_weights``).
+    """
+    tensors, canonical_of = dict(canonical.tensors), dict(canonical.canonical_of)
+    head, embedding = tensors.get(HEAD), tensors.get(EMBEDDING)
+    if head is not None and model.tied is not False:
+        tied = embedding is None and model.tied
+        if tied or (embedding is not None and embedding.source in shared and embedding.extents == head.extents):
+            tensors = {EMBEDDING if name == HEAD else name: it for name, it in tensors.items() if name != EMBEDDING}
+            tensors[EMBEDDING] = replace(head, name=EMBEDDING)
+            canonical_of[head.source] = (EMBEDDING,)
+    return canonical._replace(
+        tensors=tensors,
+        canonical_of={name: names for name, names in canonical_of.items() if name not in shared},
+        dropped=tuple(item for item in canonical.dropped if item.stored.name not in shared),
+        unknown=tuple(stored for stored in canonical.unknown if stored.name not in shared),
+    )
+
+
+def _stale(config: Mapping[str, Any], stored: tuple[StoredTensor, ...], *, mlx: bool) -> Iterator[str]:
+    """Whether ``config.json`` says that matrices are quantised, of a checkpoint of floats."""
+    keys = [] if mlx else sorted(config.keys() - without_stale(config, stored).keys())
+    if keys:
+        yield f"config.json has {' and '.join(keys)}, and no tensor is quantised: nothing is taken from there"
 
 
 def _metadata(checkpoint: CheckpointFiles) -> dict[str, Any]:

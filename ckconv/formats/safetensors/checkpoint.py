@@ -18,7 +18,7 @@ from ckconv.families.diffusion import diffuses
 from ckconv.families.huggingface_classes import needs
 from ckconv.families.keys import CONSUMERS
 from ckconv.families.loaders import Loader
-from ckconv.families.names import names_of
+from ckconv.families.names import GGUF, names_of
 from ckconv.families.naming_schemes import FUSIONS, NAMES_KEY, beside_text, part_hint, scheme_names
 from ckconv.families.schema import Family
 from ckconv.families.tied_head import as_head
@@ -44,7 +44,7 @@ from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unkn
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
 from ckconv.plan.source_rules import surplus_reasons
 from ckconv.plan.steps import Plan
-from ckconv.quant.convert import Action, convertible, decodable
+from ckconv.quant.convert import Action, decodable, writable
 from ckconv.quant.triples import triple_of
 
 
@@ -104,6 +104,8 @@ class CheckpointPlanner(Planner):
     def _keeps_names(self) -> bool:
         """The tensors are written under the names they have, as they are stored."""
         o, source = self.options, self.index
+        if source.metadata_kind is MetadataKind.TYPED and self.config is None and o.names == GGUF:
+            return True
         if source.format not in CHECKPOINTS and self.config is None and diffuses(source.architecture):
             return all(stored.dtype.kind is Kind.FLOAT for stored in source.stored)
         if source.format not in CHECKPOINTS or o.names != "hf" or o.fuse or o.tie or source.merged:
@@ -178,7 +180,7 @@ class CheckpointPlanner(Planner):
                 self.tensors[tensor.name] = tensor
         unmapped: list[str] = []
         for stored in self.index.unknown:
-            if self.dropped(stored.name):
+            if self.dropped(stored.name, *self.index.canonical_of.get(stored.name, ())):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             elif not self.leave_out_part(stored):
                 unmapped.append(beside_text(self.config.raw, stored.name) or parse(stored.name).pattern)
@@ -241,7 +243,7 @@ class CheckpointPlanner(Planner):
         if source.kind is not Kind.FLOAT or asked in ("engine", "keep"):
             return source
         target = DTYPES[asked.upper()]
-        if not convertible(source, target):
+        if not writable(source, target):
             self._fault(f"{source} cannot become {target} exactly", "", name)
         return target
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.documents import CONFIG_NAME, document_of, text_key, unquantised
+from ckconv.core.documents import CONFIG_NAME, document_of, text_key, unquantised, without_stale
 from ckconv.core.dtypes import DTYPES
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.families.catalogue import FAMILIES
@@ -149,6 +149,8 @@ def _changed(source: Mapping[str, Any], index: TensorIndex, said: Said) -> dict[
         document |= {key: document[key] | _TIED for key in [text] if text} | _TIED
     if said.unpacked or not said.kept:
         document = unquantised(document)
+    if said.format == "safetensors":
+        document = without_stale(document, index.stored)
     if not said.as_they_were:
         for key in [key for key in _DTYPE_KEYS if key in document] or _DTYPE_KEYS:
             document[key] = widest(said.floats)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from ckconv.core.beside import beside
 from ckconv.core.documents import CONFIG_NAME, METADATA
+from ckconv.core.dtypes import Kind
 from ckconv.core.names import parse
-from ckconv.core.tensors import Dropped, StoredTensor, Tensor
+from ckconv.core.tensors import Dropped, StoredTensor, Tensor, plain_tensor
 from ckconv.families.gguf_metadata import own_document
 from ckconv.families.huggingface_classes import expected_of, is_on, switches_of
 from ckconv.families.keys import CONSUMERS
@@ -78,7 +79,7 @@ def kept_modules(planner: CheckpointPlanner) -> list[Module]:
             continue
         together = arrays[packed.name] if packed else [stored.name]
         if _dropped(planner, stored, packed, canonical, together):
-            gone += canonical
+            gone += [name for name in canonical if name in index.tensors]
             if packed is None:
                 planner.leave_out(stored.name, "--drop", stored.extent.nbytes)
             elif stored.name == together[0]:
@@ -96,6 +97,10 @@ def kept_modules(planner: CheckpointPlanner) -> list[Module]:
                 dtype = planner.decoded_type(index.tensors.get(named, packed))
                 modules.setdefault(module, [decoded_piece(named, packed, dtype)])
                 continue
+        if stored.dtype.ggml is not None and stored.dtype.kind is Kind.BLOCK:  # of a GGUF that nobody has rules for
+            whole = plain_tensor(stored.name, stored)
+            modules[stored.name] = [decoded_piece(stored.name, whole, planner.type_of(whole))]
+            continue
         dtype = stored.dtype if grouped else planner.plain_type(stored.name, stored.dtype)
         modules.setdefault(module if grouped else stored.name, []).append(copied_piece(name, stored, dtype))
     planner.tied = HEAD not in index.tensors or HEAD in gone

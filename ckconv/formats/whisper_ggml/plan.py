@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ckconv.core.documents import document_of
-from ckconv.core.dtypes import BF16, DTYPES, F16, F32, WIDENS_TO_F32, DType, Kind
+from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import plain
 from ckconv.core.names import parse
 from ckconv.core.tensors import Extent, Tensor, matrix_of
@@ -20,7 +20,7 @@ from ckconv.plan.container import Container, Frame
 from ckconv.plan.decoding import DECODE
 from ckconv.plan.planner import HEAD, Planner, unknown_architecture
 from ckconv.plan.steps import OutputFile, Plan, Step, missing_tensors
-from ckconv.quant.convert import between, convertible, decodable
+from ckconv.quant.convert import between, decodable, writable
 from ckconv.tokenizer.apart import byte_letters
 from ckconv.tokenizer.documents import vocabulary_beside
 
@@ -137,7 +137,7 @@ class WhisperPlanner(Planner):
             self.leave_out(dropped.stored.name, dropped.reason, dropped.stored.extent.nbytes)
         surplus: Counter[str] = Counter()
         for stored in self.index.unknown:
-            if self.dropped(stored.name):
+            if self.dropped(stored.name, *self.index.canonical_of.get(stored.name, ())):
                 self.leave_out(stored.name, "--drop", stored.extent.nbytes)
             else:
                 surplus[parse(stored.name).pattern] += 1
@@ -172,7 +172,7 @@ class WhisperPlanner(Planner):
                 sound = all(t in kept or (self.decoded(t) and decodable(dtype)) for t in tensors if t.dtype is dtype)
                 if not sound:
                     self.refuse(f"ckconv writes no {dtype} for whisper.cpp: {name}", DECODE)
-            elif dtype not in WIDENS_TO_F32 or not convertible(dtype, found):
+            elif not writable(dtype, found) or (dtype is F64 and asked in ("engine", "keep")):
                 self.refuse(f"whisper.cpp loads no {dtype}: {name}")
         if asked == "keep":
             for tensor in tensors:

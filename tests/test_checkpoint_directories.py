@@ -1,0 +1,239 @@
+"""Checkpoints as other programs leave them: what a loader reads, and the rest is a note or a refusal with a way out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import Decoder, save
+from models import Model
+
+MODEL = Decoder(layers=2)
+INDEX = "model.safetensors.index.json"
+Run = Callable[..., Any]
+
+
+def tensors_of(path: Path) -> dict[str, np.ndarray]:
+    return {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
+
+
+def same(one: Path, other: Path) -> None:
+    ours, theirs = tensors_of(one), tensors_of(other)
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.fixture
+def plain(tmp_path: Path, ckconv: Run) -> Path:
+    """The GGUF of the model."""
+    source = save(tmp_path / "plain", MODEL.config(), MODEL.tensors())
+    assert ckconv("convert", source, tmp_path / "plain.gguf").code == 0
+    return tmp_path / "plain.gguf"
+
+
+def of_index(root: Path, change: Any) -> Path:
+    index = json.loads((root / INDEX).read_text())
+    change(index)
+    (root / INDEX).write_text(json.dumps(index))
+    return root
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("to", ["gguf", "mlx", "safetensors"])
+def test_an_index_is_read_for_the_names_of_files_alone(
+    shards: int, to: str, plain: Path, tmp_path: Path, ckconv: Run
+) -> None:
+    def stale(index: dict[str, Any]) -> None:
+        index["metadata"]["total_size"] = 48_000_000
+        index["weight_map"] = {name: f"model-{n % 9:05}-of-00010.safetensors" for n, name in enumerate(MODEL.tensors())}
+
+    def absent(index: dict[str, Any]) -> None:
+        index["metadata"]["total_size"] = 7
+        index["weight_map"]["mtp.fc.weight"] = "model-00002-of-00002.safetensors"
+
+    made = save(tmp_path / "of", MODEL.config(), MODEL.tensors(), shards=shards)
+    if shards == 1:
+        (made / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"a": "model-00001-of-00010.safetensors"}}))
+    notes = {}
+    for change in (absent, stale):
+        source = of_index(made, change) if shards > 1 or change is stale else made
+        done = ckconv(
+            "convert", source, tmp_path / f"out-{change.__name__}{'.gguf' if to == 'gguf' else '/'}", "--to", to
+        )
+        assert done.code == 0
+        notes[change.__name__] = done.out
+        assert (
+            ckconv(
+                "diff", "--weights", tmp_path / f"out-{change.__name__}{'.gguf' if to == 'gguf' else ''}", plain
+            ).code
+            == 0
+        )
+    assert f"{INDEX} names none of the files that are there, and is not read" in notes["stale"]
+    if shards > 1:
+        assert "lacks 1 tensor that the index lists there: 'mtp.fc.weight'" in notes["absent"]
+
+
+@pytest.mark.parametrize("alias", [True, False])
+@pytest.mark.parametrize("to", ["gguf", "mlx", "safetensors", "bump"])
+def test_a_tied_model_may_have_its_head_alone(alias: bool, to: str, tmp_path: Path, ckconv: Run) -> None:
+    tensors = MODEL.tensors()
+    tied, head = {**tensors}, {**tensors}
+    del tied["lm_head.weight"]
+    head["lm_head.weight"] = head.pop("model.embed_tokens.weight")
+    config = MODEL.config(tie_word_embeddings=True)
+    said = {"model.embed_tokens.weight": "lm_head.weight"} if alias else None
+    one, other = save(tmp_path / "tied", config, tied), save(tmp_path / "head", config, head, metadata=said)
+
+    for source in (one, other):
+        done = ckconv("convert", source, f"{tmp_path}/{source.name}.out/", "--to", to)
+        assert (done.code, "dropped 0" in done.out) == (0, True)
+
+    assert ckconv("diff", "--weights", tmp_path / "tied.out", tmp_path / "head.out").code == 0
+    assert ckconv("verify", tmp_path / "head.out", other, *(["--weights"] if to == "bump" else [])).code == 0
+
+
+def test_names_that_share_one_tensor_are_read_by_every_one_of_them(tmp_path: Path, ckconv: Run) -> None:
+    """``save_model`` keeps the first name by the alphabet, of T5 the decoder's."""
+    source = Path(__file__).parent.parent / "fixtures" / "hf" / "gpt2-hub-f32"
+    from safetensors.numpy import load_file
+
+    tensors = load_file(source / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    other = {("a.first" if name == "wte.weight" else name): array for name, array in tensors.items()}
+    made = save(tmp_path / "shared", config, other, metadata={"wte.weight": "a.first", "lm_head.weight": "a.first"})
+
+    assert ckconv("convert", made, tmp_path / "shared.gguf", "--drop", "a.first").code == 0
+    assert ckconv("convert", source, tmp_path / "plain.gguf").code == 0
+    same(tmp_path / "shared.gguf", tmp_path / "plain.gguf")
+
+
+@pytest.mark.parametrize("glob", ["model.layers.1.*", "layers.1.*"])
+@pytest.mark.parametrize("to", ["gguf", "mlx", "safetensors", "bump"])
+def test_layers_behind_the_last_go_by_drop(glob: str, to: str, tmp_path: Path, ckconv: Run) -> None:
+    short = Decoder(layers=1)
+    source = save(tmp_path / "long", MODEL.config(num_hidden_layers=1), MODEL.tensors())
+    one = save(tmp_path / "short", short.config(), {k: v for k, v in MODEL.tensors().items() if ".layers.1." not in k})
+
+    refused = ckconv("convert", source, f"{tmp_path}/no/", "--to", to if to != "safetensors" else "gguf")
+    assert refused.code == 3
+    assert "hint: --drop 'model.layers.1.*' leaves them out" in refused.err
+    assert ckconv("inspect", source).code == ckconv("verify", source).code == 0
+    assert ckconv("convert", source, f"{tmp_path}/out/", "--to", to, "--drop", glob).code == 0
+    assert ckconv("convert", one, f"{tmp_path}/want/", "--to", to).code == 0
+    assert ckconv("diff", "--weights", tmp_path / "out", tmp_path / "want").code == 0
+
+
+def test_a_gguf_with_layers_behind_its_last_is_a_file_and_goes_by_drop(tmp_path: Path, ckconv: Run) -> None:
+    source = Model(layers=1, extra_tensors={"blk.1.attn_norm.weight": (64,)}).write(tmp_path / "m.gguf")
+
+    refused = ckconv("convert", source, f"{tmp_path}/hf/", "--to", "safetensors")
+    assert (refused.code, "--drop 'blk.1.*' leaves them out" in refused.err) == (3, True)
+    assert ckconv("convert", source, f"{tmp_path}/hf/", "--to", "safetensors", "--drop", "blk.1.*").code == 0
+    assert ckconv("convert", source, tmp_path / "copy.gguf").code == 0
+    assert (tmp_path / "copy.gguf").read_bytes() == source.read_bytes()
+    assert ckconv("edit", source, tmp_path / "e.gguf", "--set-meta", "general.name=x").code == 0
+    assert ckconv("convert", source, f"{tmp_path}/names/", "--to", "safetensors", "--names", "gguf").code == 0
+    assert ckconv("convert", source, tmp_path / "s.gguf", "--max-shard-size", "60KB").code == 0
+
+
+DOUBLES = {name: array.astype(np.float64) for name, array in MODEL.tensors().items()}
+
+
+@pytest.mark.parametrize("to", ["gguf", "mlx", "safetensors", "bump"])
+def test_float64_is_narrowed_where_every_value_allows_it(to: str, tmp_path: Path, ckconv: Run) -> None:
+    source = save(tmp_path / "f64", MODEL.config(), DOUBLES)
+    single = save(tmp_path / "f32", MODEL.config(), MODEL.tensors())
+    if to != "safetensors":
+        refused = ckconv("convert", source, f"{tmp_path}/no/", "--to", to)
+        assert (refused.code, "F64" in refused.err) == (4, True)
+
+    assert ckconv("convert", source, f"{tmp_path}/out/", "--to", to, "--dtype", "f32").code == 0
+    assert ckconv("convert", single, f"{tmp_path}/want/", "--to", to).code == 0
+
+    assert ckconv("diff", "--weights", tmp_path / "out", tmp_path / "want").code == 0
+    assert ckconv("diff", "--weights", tmp_path / "out", source).code == 0
+
+
+@pytest.mark.parametrize(("to", "dtype"), [("gguf", "f32"), ("gguf", "bf16"), ("mlx", "f16"), ("safetensors", "f32")])
+def test_float64_is_rounded_where_that_is_allowed(to: str, dtype: str, tmp_path: Path, ckconv: Run) -> None:
+    finer = {name: array + 1e-9 for name, array in DOUBLES.items()}
+    source = save(tmp_path / "f64", MODEL.config(), finer)
+    flags = ("--to", to, "--dtype", dtype)
+
+    refused = ckconv("convert", source, f"{tmp_path}/out/", *flags)
+    assert (refused.code, "error[plan.lossy]" in refused.err) == (4, True)
+    assert ckconv("convert", source, f"{tmp_path}/out/", *flags, "--allow-lossy").code == 0
+
+    assert ckconv("diff", "--weights", tmp_path / "out", source).code == 5
+    if (to, dtype) == ("gguf", "f32"):
+        found = tensors_of(tmp_path / "out/model.gguf")["token_embd.weight"]
+        assert np.array_equal(found, finer["model.embed_tokens.weight"].astype(np.float32))
+
+
+def test_float64_beyond_float32_is_never_infinite(tmp_path: Path, ckconv: Run) -> None:
+    huge = {**DOUBLES, "model.norm.weight": DOUBLES["model.norm.weight"] * 1e300}
+    source = save(tmp_path / "f64", MODEL.config(), huge)
+    found = ckconv("convert", source, tmp_path / "m.gguf", "--dtype", "f32", "--allow-lossy")
+    assert (found.code, "error[plan.range]" in found.err) == (4, True)
+
+
+def test_float64_is_quantised(tmp_path: Path, ckconv: Run) -> None:
+    for name, tensors in (("f64", DOUBLES), ("f32", MODEL.tensors())):
+        source = save(tmp_path / name, MODEL.config(), tensors)
+        assert ckconv("convert", source, tmp_path / f"{name}.gguf", "--quantize", "q8_0", "--dtype", "f32").code == 0
+    same(tmp_path / "f64.gguf", tmp_path / "f32.gguf")
+
+
+@pytest.mark.parametrize("format", ["pt", "mlx"])
+def test_a_word_of_quantisation_beside_floats_says_nothing(
+    format: str, tmp_path: Path, plain: Path, ckconv: Run
+) -> None:
+    said = {key: {"group_size": 32, "bits": 4} for key in ("quantization", "quantization_config")}
+    source = save(tmp_path / "hf", MODEL.config(**said), MODEL.tensors(), metadata={"format": format})
+
+    done = ckconv("convert", source, tmp_path / "m.gguf")
+    assert done.code == 0
+    assert ("no tensor is quantised" in done.out) == (format == "pt")
+    same(tmp_path / "m.gguf", plain)
+    assert ckconv("convert", source, f"{tmp_path}/out/", "--to", "safetensors").code == 0
+    assert "quantization" not in (tmp_path / "out/config.json").read_text()
+
+
+def test_a_method_that_a_loader_would_apply_to_floats_is_no_word_of_mlxs(tmp_path: Path, ckconv: Run) -> None:
+    said = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    source = save(tmp_path / "hf", MODEL.config(**said), MODEL.tensors())
+    assert ckconv("convert", source, tmp_path / "m.gguf").code == 4
+
+
+@pytest.mark.parametrize("matrix", [gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q4_K])
+def test_a_gguf_that_nothing_knows_goes_to_safetensors_under_its_own_names(
+    matrix: gguf.GGMLQuantizationType, tmp_path: Path, ckconv: Run
+) -> None:
+    from safetensors.numpy import load_file
+
+    source = Model(arch="weird7", hidden=256, ffn=256, matrix=matrix, extra_tensors={"odd.thing": (3,)}).write(
+        tmp_path / "m.gguf"
+    )
+    quantised = matrix is gguf.GGMLQuantizationType.Q4_K
+    flags = ("--to", "safetensors", "--names", "gguf")
+
+    without = ckconv("convert", source, f"{tmp_path}/no/", "--to", "safetensors")
+    assert (without.code, "--to safetensors --names gguf writes" in without.err) == (4, True)
+    if quantised:
+        refused = ckconv("convert", source, f"{tmp_path}/no/", *flags)
+        assert (refused.code, "--dequantize" in refused.err) == (4, True)
+        flags = (*flags, "--dequantize")
+    assert ckconv("convert", source, f"{tmp_path}/out/", *flags).code == 0
+
+    found, wanted = load_file(tmp_path / "out/model.safetensors"), gguf.GGUFReader(source).tensors
+    assert found.keys() == {tensor.name for tensor in wanted}
+    for tensor in wanted:
+        with np.errstate(all="ignore"):
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        assert np.array_equal(found[tensor.name], values, equal_nan=True)
+    assert ckconv("verify", tmp_path / "out", source, *flags[2:]).code == 0
