@@ -100,6 +100,8 @@ def test_a_checkpoint_that_carries_some(kind: str, tmp_path: Path, ckconv: Ckcon
     check(ckconv, "inspect", document)
     assert document["hazards"] == [dict(zip(("kind", "where", "text"), KINDS[kind], strict=True))]
     assert "\t".join(("hazard", *KINDS[kind])) in ckconv("inspect", place).out.splitlines()
+    assert ckconv("inspect", place, "--html", tmp_path / "page.html").code == 0
+    assert said in (tmp_path / "page.html").read_text()
     done = ckconv("convert", place, f"{tmp_path}/out/", "--to", "mlx", "--json")
     assert [note for note in done.json["notes"] if said in note] != []
     for command in (("inspect", place), ("verify", place), ("convert", place, f"{tmp_path}/none/", "--to", "mlx")):

@@ -144,6 +144,7 @@ def _parts(found: Description) -> Iterator[str]:
         *as_rows(found.overview),
     ]
     facts += [("parameters", index.parameters), ("bytes", index.nbytes)]
+    facts += [("carries", hazard) for hazard in found.hazards]
     yield from table("What it is", ("fact", "value"), [row for row in facts if row[1] != ""], heading=True)
     if found.targets:
         rows = [
