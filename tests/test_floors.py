@@ -78,6 +78,7 @@ FORMATS: dict[str, str] = {
     "options": "gguf",
     "record/read": "bump",
     "record/schema": "bump",
+    "verification/statements": "gguf",
 }
 
 

@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import pkgutil
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -23,6 +24,8 @@ import pytest
 
 import ckconv
 from ckconv.__main__ import run
+from ckconv.core import typed
+from ckconv.verification.content import items_of
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -529,6 +532,100 @@ TENSORS = [
 ]
 
 
+def listed(key: str, change: Callable[[list[Any]], list[Any]]) -> Bug:
+    """An array of the metadata is another one."""
+
+    def wrong(keys: dict[str, Any]) -> dict[str, Any]:
+        return keys | {key: typed.array(keys[key].type[4:-1], change(items_of(keys[key])))}
+
+    return touched(wrong)
+
+
+def shifted_by_one(items: list[Any]) -> list[Any]:
+    return [*items[1:], items[0]]
+
+
+def keyed(key: str, *value: Any) -> Bug:
+    """A key of the metadata is another one, or none."""
+
+    def wrong(keys: dict[str, Any]) -> dict[str, Any]:
+        assert key in keys
+        return {
+            name: typed.scalar(old.type, value[0]) if name == key else old
+            for name, old in keys.items()
+            if value or name != key
+        }
+
+    return touched(wrong)
+
+
+def documented(key: str, *value: Any) -> Bug:
+    """A key of config.json is another one, or none."""
+
+    def wrong(data: bytes) -> bytes:
+        document = json.loads(data)
+        assert key in document
+        document.pop(key)
+        return json.dumps(document | ({key: value[0]} if value else {}), indent=2).encode()
+
+    return touched(wrong)
+
+
+def of_tokens(real: Callable[..., Any]) -> Callable[..., Any]:
+    """The words are shifted by one."""
+    return lambda vocabulary, tokens, *more: real(vocabulary, shifted_by_one(list(tokens)), *more)
+
+
+MADE, COPIED, CONFIG = "GgufPlanner._metadata", "GgufPlanner._copied", "checkpoint_config:config_json"
+GEMMA, AUTO = "gguf/gemma3-text-bf16.auto.gguf", "gguf/llama-tied-bf16.auto.gguf"
+
+CONTENT = [
+    *(
+        Case(f"{name}, {kind}", where, bug(), source, GGUF)
+        for kind, where, source in (("made", MADE, HF), ("copied", COPIED, AUTO))
+        for name, bug in {
+            "tokens shifted by one": lambda: listed("tokenizer.ggml.tokens", shifted_by_one),
+            "merges shifted by one": lambda: listed("tokenizer.ggml.merges", shifted_by_one),
+            "types of tokens shifted by one": lambda: listed("tokenizer.ggml.token_type", shifted_by_one),
+            "another context": lambda: keyed("llama.context_length", 77),
+            "no context": lambda: keyed("llama.context_length"),
+            "no size of RoPE": lambda: keyed("llama.rope.dimension_count"),
+            "another base of RoPE": lambda: keyed("llama.rope.freq_base", 10001.0),
+            "a norm's number rounded": lambda: keyed("llama.attention.layer_norm_rms_epsilon", 1.1e-6),
+            "no pre-tokenizer": lambda: keyed("tokenizer.ggml.pre"),
+            "no types of tokens": lambda: keyed("tokenizer.ggml.token_type"),
+            "no merges": lambda: keyed("tokenizer.ggml.merges"),
+            "no beginning": lambda: keyed("tokenizer.ggml.bos_token_id"),
+            "another end": lambda: keyed("tokenizer.ggml.eos_token_id", 7),
+            "no padding": lambda: keyed("tokenizer.ggml.padding_token_id"),
+            "no model of the tokenizer": lambda: keyed("tokenizer.ggml.model"),
+        }.items()
+    ),
+    Case("scores shifted by one", COPIED, listed("tokenizer.ggml.scores", shifted_by_one), GEMMA, GGUF),
+    Case("a beginning that is not added", COPIED, keyed("tokenizer.ggml.add_bos_token"), GEMMA, GGUF),
+    *(
+        Case(f"config.json without {key}, {source} {asked[1]}", CONFIG, documented(key), source, asked)
+        for source, asked in ((HF, PLAIN), (HF, MLX), (AUTO, PLAIN))
+        for key in ("architectures", "vocab_size", "max_position_embeddings", "eos_token_id", "pad_token_id")
+        if (source, key) != (AUTO, "eos_token_id")  # which the class takes to be 2, as it is
+    ),
+    *(
+        Case(f"config.json without {key}", CONFIG, documented(key), HF, PLAIN)
+        for key in ("hidden_act", "bos_token_id", "tie_word_embeddings", "rms_norm_eps", "num_key_value_heads")
+    ),
+    Case(
+        "config.json without a type",
+        CONFIG,
+        touched(lambda data: re.sub(rb'"(torch_)?dtype": "\w+",', b"", data)),
+        AUTO,
+        PLAIN,
+    ),
+    Case("config.json without a window", CONFIG, documented("sliding_window"), "hf/gemma3-text-bf16", PLAIN),
+    Case("config.json with another window", CONFIG, documented("sliding_window", 31), "hf/gemma3-text-bf16", PLAIN),
+    Case("tokenizer.json: tokens shifted by one", "tokenizer.huggingface:byte_level", of_tokens, AUTO, PLAIN),
+]
+
+
 def source_of(case: Case, place: Path) -> str:
     """What is converted."""
     source = FIXTURES / case.source
@@ -546,7 +643,7 @@ def flags_of(case: Case) -> list[str]:
     return [word for n, word in enumerate(case.asked) if n not in shown and n - 1 not in shown]
 
 
-@pytest.mark.parametrize("case", TENSORS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*TENSORS, *CONTENT], ids=lambda case: case.name)
 def test_no_bug_of_the_writer_is_published_and_verify_finds_each(case: Case, tmp_path: Path) -> None:
     source = source_of(case, tmp_path / "source")
     with broken(case.where, case.bug) as calls:
@@ -562,7 +659,7 @@ def test_no_bug_of_the_writer_is_published_and_verify_finds_each(case: Case, tmp
 
 
 @pytest.mark.parametrize(
-    "asked", sorted({(case.source, *case.asked) for case in TENSORS if not case.config}), ids=" ".join
+    "asked", sorted({(case.source, *case.asked) for case in [*TENSORS, *CONTENT] if not case.config}), ids=" ".join
 )
 def test_without_a_bug_each_is_published(asked: Sequence[str], tmp_path: Path) -> None:
     """What the bugs are put into is right without them."""

@@ -30,6 +30,7 @@ from ckconv.plan.steps import Plan
 from ckconv.publish.kept import Finished, Kept
 from ckconv.publish.staging import Outputs
 from ckconv.signals import check
+from ckconv.verification.statements import check_statements
 from ckconv.verification.tensors import compare_tensors, within
 
 
@@ -195,5 +196,6 @@ class Assembly:
                 only=lambda tensor: not seen(tensor),
             )
             found.check(plan.index.path, (), {})
+            check_statements(out, plan.index, plan.options, plan.index.path)
             files.check_unchanged()
         return found.tensors - sum(made.zero_filled for made in self._made.values())

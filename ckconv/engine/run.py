@@ -37,6 +37,7 @@ from ckconv.publish.files import failing, opened_regular
 from ckconv.publish.staging import Outputs, Room
 from ckconv.signals import noted
 from ckconv.system import write_at
+from ckconv.verification.statements import check_statements
 from ckconv.verification.tensors import Compared
 
 if TYPE_CHECKING:
@@ -285,6 +286,7 @@ class _Staged:
         known = {digested(file, frame, place): result.digest for result, file, frame, place in parts}
         found = {c.extent: known.get(c.extent) or _hashed(c.extent) for c in checksums}
         compared.check(plan.index.path, checksums, found)
+        check_statements(self._open(), plan.index, plan.options, self._target.name)
         return compared
 
     def _files(self, results: Sequence[FileResult], *, whole: bool) -> Iterator[Written]:

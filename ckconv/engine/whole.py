@@ -27,14 +27,13 @@ from ckconv.publish.files import holds, opened_regular
 from ckconv.record.conversion import ConversionRecord, recorded_options, records_of
 from ckconv.record.read import OpenRecord, record_beside
 from ckconv.verification.content import check_json, content_of_index, differences
+from ckconv.verification.statements import HINT, check_statements
 from ckconv.verification.tensors import Progress
 
 CODE = "verify.content"
 
 #: Differences that are looked for: more say nothing more.
 _ENOUGH = 1_000
-
-_HINT = "repeat the options of the conversion, or compare --weights only"
 
 
 class Request(NamedTuple):
@@ -199,11 +198,12 @@ def verify_whole(
     if reason is not None:
         message = f"metadata, tokenizer and side files cannot be compared: {reason.message}"
         raise VerifyError(CODE, message, path=out.path, details=reason.details, hint="--weights compares the tensors")
+    check_statements(out, source, options, out.path)
     assert plan is not None
     meant = content_of_plan(plan.contents())
     faults = [str(fact) for fact in islice(differences(content_of_index(out, asked.named), meant), _ENOUGH)]
     if faults:
-        raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=_HINT)
+        raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=HINT)
     return found
 
 

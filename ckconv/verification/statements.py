@@ -1,0 +1,380 @@
+"""What an output says besides its tensors, held against what its source says: each file as its own reader has it.
+
+Nothing is planned. Hyper-parameters are those of the two readers; words, merges, scores and roles of tokens are read
+here, out of the metadata of a GGUF or the documents of a checkpoint; what goes along as it is has to be the same; and
+what the target's loader cannot do without has to be there (``needed.toml``, and the rows of the family that it reads).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckconv.core.beside import beside
+from ckconv.core.config import shortest_float32
+from ckconv.core.config_keys import CONFIG_KEYS
+from ckconv.core.documents import CONFIG_NAME, QUANTIZATION_KEYS, document_of, text_key
+from ckconv.core.tensors import MetadataKind, TensorIndex
+from ckconv.errors import VerifyError, listed
+from ckconv.families.catalogue import FAMILIES
+from ckconv.families.huggingface_defaults import UNKNOWN, UNREAD, default_of
+from ckconv.io.bytesource import open_source
+from ckconv.options import Options
+from ckconv.verification.content import Fact, parameter_differences
+
+#: Keys that have to be there, by format, and by model of the tokenizer.
+NEEDED = Path(__file__).with_name("needed.toml")
+
+#: Keys of a GGUF that belong to its file, or say how values are stored.
+_OF_THE_FILE = re.compile(r"(split\.|general\.(file_type|quantization_version|alignment|size_label)$|quantize\.)")
+
+#: Keys of a configuration that say how values are stored, or who wrote it.
+_STORED = {*QUANTIZATION_KEYS, "dtype", "torch_dtype", "transformers_version", "tie_word_embeddings", "_name_or_path"}
+
+#: Keys whose words are others in other libraries: they are compared as hyper-parameters.
+_WORDED = {"layer_types", "sliding_window_pattern"}
+
+#: Keys that every class reads, or what chooses it.
+_OF_EVERY = ("architectures", "model_type", "dtype")
+
+#: What classes call the context length besides :data:`CONFIG_KEYS`.
+_LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length", "model_max_length")
+
+#: Files that go from one checkpoint to the next as they are.
+_CARRIED = re.compile(
+    r"(tokenizer\.json|tokenizer\.model.*|vocab\.(json|txt)|merges\.txt|added_tokens\.json|special_tokens_map\.json"
+    r"|tokenizer_config\.json|generation_config\.json|chat_template\.(json|jinja)|preprocessor_config\.json|tekken\.json)"
+)
+
+#: Roles of tokens -> what a GGUF calls them.
+_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+
+#: Words that stand for a number without one.
+_FILLS = re.compile(r"(\[?<?\|?(PAD|pad|unused|UNUSED|extra_id_|dummy)_?\d+\|?>?\]?)?")
+
+_TOKENS = "tokenizer.ggml.tokens"
+
+#: Differences that are looked for: more say nothing more.
+_ENOUGH = 1_000
+
+HINT = "repeat the options of the conversion, or compare --weights only"
+
+
+class Words(NamedTuple):
+    """What a model says of its tokenizer; ``None`` and empty where it says nothing.
+
+    Attributes:
+        tokens: number -> text.
+        merges: pairs, with a space between.
+        scores: number -> score of a piece.
+        special, plain: numbers of added tokens that are special, and of those that are not.
+        roles: ``bos``, ``eos``, ... -> number.
+        template: of chats.
+    """
+
+    tokens: Mapping[int, str]
+    merges: list[str] | None = None
+    scores: Mapping[int, float] = {}
+    types: Mapping[int, int] = {}
+    special: frozenset[int] = frozenset()
+    roles: Mapping[str, int] = {}
+    template: str | None = None
+
+
+def faults_of(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+    """Everything in which an output says something else than its source.
+
+    Args:
+        options: of the conversion: what somebody asked to be another is.
+    """
+    if out.adapter is not None or source.adapter is not None or out.tower is not None or source.tower is not None:
+        return
+    if out.config is None or source.config is None:
+        return
+    yield from _context(out, source, options)
+    if out.metadata_kind is MetadataKind.TYPED:
+        yield from _of_keys(out, source, options)
+    elif out.metadata_kind is MetadataKind.DOCUMENT:
+        yield from _of_documents(out, source, options)
+    ours, theirs = words_of(out), words_of(source)
+    if ours is not None and theirs is not None:
+        yield from _of_words(ours, theirs, options, typed=out.metadata_kind is MetadataKind.TYPED)
+
+
+@cache
+def _needed() -> Mapping[str, Mapping[str, list[str]]]:
+    return tomllib.loads(NEEDED.read_text())
+
+
+def check_statements(out: TensorIndex, source: TensorIndex, options: Options, path: Path | str) -> None:
+    """Hold everything that an output says besides its tensors against what its source says.
+
+    Args:
+        options, path: of the conversion; what errors call the output.
+
+    Raises:
+        VerifyError: ``verify.content``, with everything that is another.
+    """
+    faults = [str(fact) for fact in islice(faults_of(out, source, options), _ENOUGH)]
+    if faults:
+        raise VerifyError("verify.content", faults[0], path=path, details=listed(faults[1:]), hint=HINT)
+
+
+def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+    found = parameter_differences(out, source).get("context_length")
+    if found is None or options.set_meta or options.drop_meta:
+        return
+    wanted = options.context or found[1]
+    if found[0] != wanted and out.metadata_kind is not MetadataKind.OWN:
+        yield Fact("context_length", str(found[0]), str(wanted))
+
+
+def _is_asked(key: str, options: Options) -> bool:
+    """Somebody asked for another value, or for none."""
+    return key in dict(options.set_meta) or any(fnmatchcase(key, glob) for glob in options.drop_meta)
+
+
+# -- Metadata of a GGUF -----------------------------------------------------------------------------------------------
+
+
+def _value(index: TensorIndex, key: str) -> Any:
+    found = index.metadata.get(key)
+    found = getattr(found, "value", found)
+    decode = getattr(found, "decode", None)  # an array is decoded when it is asked for
+    return decode() if decode is not None else found
+
+
+def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+    for key in _needed_keys(out, source):
+        if key not in out.metadata and not _is_asked(key, options):
+            yield Fact(key, None, "one")
+    if source.metadata_kind is not MetadataKind.TYPED or source.format != out.format:
+        return
+    for key in source.metadata:
+        if _is_asked(key, options) or _OF_THE_FILE.match(key) or (options.context and key.endswith(".context_length")):
+            continue
+        ours, theirs = _value(out, key), _value(source, key)
+        if key not in out.metadata:
+            yield Fact(key, None, _shown(theirs))
+        elif ours != theirs:
+            yield _first(key, ours, theirs)
+
+
+def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
+    if source.metadata_kind is not MetadataKind.TYPED:
+        yield from _needed()["keys"].get(out.format, ())
+    architecture, config = out.architecture, source.config
+    assert config is not None
+    for row in FAMILIES[config.family].parameters.values() if config.family in FAMILIES else ():
+        cells = [cell for cell in row.key_cells("gguf") if not cell.alias and not cell.instead and cell.when is None]
+        value = config.scope.get(row.name)
+        if cells and value is not None and not isinstance(value, (list, tuple)) and not row.optional:
+            key = cells[0].key
+            yield key.removeprefix("/") if key.startswith("/") else f"{architecture}.{key}"
+    model = _value(out, "tokenizer.ggml.model")
+    if _TOKENS in out.metadata or words_of(source) is not None:
+        yield from ("tokenizer.ggml.model", _TOKENS)
+        yield from (f"tokenizer.ggml.{key}" for key in _needed()["tokenizer"].get(str(model), ()))
+
+
+# -- Documents of a checkpoint ----------------------------------------------------------------------------------------
+
+
+def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
+    mine, meant = document_of(out.metadata), document_of(source.metadata)
+    inner = mine.get(text_key(mine)) if not text_key(meant) else None
+    if isinstance(inner, dict):  # a class that wraps the text model's
+        mine = {**mine, **inner}
+    if source.metadata_kind is MetadataKind.TYPED:
+        yield from _of_typed(mine, source, out.format, options)
+    if out.shard_index is not None:
+        places = json.loads(_read(out.shard_index))["weight_map"]
+        for stored in out.stored:
+            if places.get(stored.name) != stored.extent.path.name:
+                place = _shown(places.get(stored.name))
+                yield Fact(f"weight_map.{stored.name}", place, repr(stored.extent.path.name), out.shard_index.name)
+    tied = "output.weight" not in out.tensors
+    said = mine.get("tie_word_embeddings", default_of(mine, "tie_word_embeddings"))
+    if tied and said is False and not _is_asked("tie_word_embeddings", options):
+        yield Fact("tie_word_embeddings", _shown(said), "true", CONFIG_NAME)
+    if source.metadata_kind is not MetadataKind.DOCUMENT:
+        return
+    for key, value in meant.items():
+        wrapped = key == "model_type" or (key == "architectures" and isinstance(inner, dict))
+        wrapped = wrapped and out.format != source.format
+        if key in _STORED or _is_asked(key, options) or wrapped or (out.format != source.format and key in _WORDED):
+            continue
+        if key not in mine:
+            yield Fact(key, None, _shown(value), CONFIG_NAME)
+        elif mine[key] != value:
+            yield Fact(key, _shown(mine[key]), _shown(value), CONFIG_NAME)
+    ours, theirs = beside(out), beside(source)
+    for name in theirs:
+        if not _CARRIED.fullmatch(name):
+            continue
+        if name not in ours:
+            yield Fact(name, None, "one")
+        elif (found := _read(ours[name])) != (wanted := _read(theirs[name])):
+            at = next((n for n, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1]), 0)
+            yield Fact(name, f"of {len(found):,} bytes, another from byte {at:,} on", f"one of {len(wanted):,}")
+
+
+def _of_typed(mine: Mapping[str, Any], source: TensorIndex, format: str, options: Options) -> Iterator[Fact]:
+    """What a document says that is made of the metadata of a GGUF: what a class reads, and the roles of tokens."""
+    for keys in _needed()["keys"].get(format, ()):
+        key, *others = keys.split("|")
+        words = {word for words in (*CONFIG_KEYS.values(), _LENGTHS) if key in words for word in words} | {key, *others}
+        asked = any(_is_asked(word, options) for word in words)
+        read = key in _OF_EVERY or default_of(mine, key) is not UNREAD
+        if words.isdisjoint(mine) and read and not asked:
+            yield Fact(key, None, "one", CONFIG_NAME)
+    theirs = words_of(source)
+    for role, number in (theirs.roles if theirs is not None else {}).items():
+        key = f"{role}_token_id"
+        said = mine.get(key, default_of(mine, key))
+        if role != "unk" and said not in (number, UNKNOWN, UNREAD) and not (isinstance(said, list) and number in said):
+            yield Fact(key, _shown(said), str(number), CONFIG_NAME)
+
+
+# -- Tokenizers -------------------------------------------------------------------------------------------------------
+
+
+def words_of(index: TensorIndex) -> Words | None:
+    """What a model says of its tokenizer, ``None`` where that is not read here."""
+    if index.metadata_kind is MetadataKind.TYPED:
+        return _words_of_keys(index) if _TOKENS in index.metadata else None
+    return _words_of_documents(index) if index.metadata_kind is MetadataKind.DOCUMENT else None
+
+
+def _words_of_keys(index: TensorIndex) -> Words:
+    tokens = dict(enumerate(_value(index, _TOKENS)))
+    types = dict(enumerate(_value(index, "tokenizer.ggml.token_type") or ()))
+    roles = {role: _value(index, f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
+    return Words(
+        tokens,
+        _value(index, "tokenizer.ggml.merges"),
+        dict(enumerate(_value(index, "tokenizer.ggml.scores") or ())),
+        types,
+        frozenset(number for number, kind in types.items() if kind == _CONTROL),
+        {role: number for role, number in roles.items() if isinstance(number, int)},
+        _value(index, "tokenizer.chat_template"),
+    )
+
+
+#: Types of tokens (``enum llama_token_type``).
+_NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3
+
+
+def _words_of_documents(index: TensorIndex) -> Words | None:
+    files = beside(index)
+    document = _json(files, "tokenizer.json")
+    model = document.get("model")
+    if not isinstance(model, dict):
+        return None
+    vocab, scores = model.get("vocab"), {}
+    if isinstance(vocab, list):
+        tokens = {number: str(pair[0]) for number, pair in enumerate(vocab)}
+        scores = {number: float(pair[1]) for number, pair in enumerate(vocab)}
+    elif isinstance(vocab, dict):
+        tokens = {number: text for text, number in vocab.items()}
+    else:
+        return None
+    special = set()
+    for added in document.get("added_tokens") or ():
+        tokens[added["id"]] = added["content"]
+        special |= {added["id"]} if added.get("special") else set()
+    merges = model.get("merges")
+    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges] if merges is not None else None
+    return Words(tokens, pairs, scores, {}, frozenset(special), _roles(index, files, tokens), None)
+
+
+def _roles(index: TensorIndex, files: Mapping[str, Any], tokens: Mapping[int, str]) -> dict[str, int]:
+    """Numbers of tokens with a role: of the tokenizer's own settings, where they name them, else of config.json."""
+    numbers = {text: number for number, text in tokens.items()}
+    settings = {**_json(files, "special_tokens_map.json"), **_json(files, "tokenizer_config.json")}
+    config, found = document_of(index.metadata), {}
+    for role in _ROLES:
+        said = settings.get(f"{role}_token")
+        text = said.get("content") if isinstance(said, dict) else said
+        number = numbers.get(text) if isinstance(text, str) else config.get(f"{role}_token_id")
+        if isinstance(number, int):
+            found[role] = number
+    return found
+
+
+def _of_words(ours: Words, theirs: Words, options: Options, *, typed: bool) -> Iterator[Fact]:
+    prefix = "tokenizer.ggml." if typed else "tokenizer.json: "
+    for number, text in theirs.tokens.items():
+        found = ours.tokens.get(number)
+        if found == text or (found is not None and not {*_spelled(found)}.isdisjoint(_spelled(text))):
+            continue
+        if not (_FILLS.fullmatch(text) and (found is None or _FILLS.fullmatch(found))):
+            yield Fact(f"{prefix}tokens[{number}]", _shown(found), _shown(text))
+            break
+    if ours.merges is not None and theirs.merges is not None and ours.merges != theirs.merges:
+        yield _first(f"{prefix}merges", ours.merges, theirs.merges)
+    if ours.scores and theirs.scores:
+        kinds = ours.types or theirs.types
+        both = (n for n in theirs.scores if n in ours.scores and kinds.get(n, _NORMAL) == _NORMAL)
+        wrong = (n for n in both if not _near(ours.scores[n], theirs.scores[n]))
+        if (at := next(wrong, None)) is not None:
+            yield Fact(f"{prefix}scores[{at}]", _shown(ours.scores[at]), _shown(theirs.scores[at]))
+    if ours.types and theirs.types and ours.types != theirs.types:
+        yield _first(f"{prefix}token_type", [*ours.types.values()], [*theirs.types.values()])
+    elif ours.special and theirs.special and (ours.types or theirs.types):
+        unknown = {number for words in (ours, theirs) for number, kind in words.types.items() if kind == _UNKNOWN}
+        for number in sorted((theirs.special ^ ours.special) - unknown)[:1]:
+            said = ["special" if number in words.special else "not special" for words in (ours, theirs)]
+            yield Fact(f"{prefix}token_type[{number}]", said[0], said[1])
+    for role, number in theirs.roles.items():
+        if ours.roles.get(role) != number:
+            yield Fact(f"{prefix}{_ROLES[role]}_token_id", _shown(ours.roles.get(role)), _shown(number))
+
+
+def _spelled(text: str) -> Iterator[str]:
+    """A word as it may be stored: one of BERT's begins with a space, or with none where others have ``##``."""
+    yield text
+    yield text.removeprefix("▁") if text.startswith("▁") else f"##{text}"
+
+
+def _near(one: float, other: float) -> bool:
+    return shortest_float32(one) == shortest_float32(other)
+
+
+def _first(key: str, mine: Any, meant: Any) -> Fact:
+    """Of two lists the first item that differs."""
+    if isinstance(mine, list) and isinstance(meant, list):
+        at = next((n for n, pair in enumerate(zip(mine, meant, strict=False)) if pair[0] != pair[1]), None)
+        if at is not None:
+            return Fact(f"{key}[{at}]", _shown(mine[at]), _shown(meant[at]))
+        return Fact(key, f"a list of {len(mine):,}", f"one of {len(meant):,}")
+    return Fact(key, _shown(mine), _shown(meant))
+
+
+def _shown(value: Any) -> str | None:
+    if value is None:
+        return None
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _json(files: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if name not in files:
+        return {}
+    try:
+        found = json.loads(_read(files[name]))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read(path: Any) -> bytes:
+    with open_source(path) as source:
+        return source.read_at(0, source.size or 0)
