@@ -237,3 +237,19 @@ def test_a_gguf_that_nothing_knows_goes_to_safetensors_under_its_own_names(
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         assert np.array_equal(found[tensor.name], values, equal_nan=True)
     assert ckconv("verify", tmp_path / "out", source, *flags[2:]).code == 0
+
+
+@pytest.mark.parametrize("start", ["_orig_mod.", "base_model.model.", "module."])
+@pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
+def test_names_within_another_module_are_one_reason(start: str, to: str, tmp_path: Path, ckconv: Run) -> None:
+    tensors = {start + name: array for name, array in MODEL.tensors().items()}
+    source = save(tmp_path / "hf", MODEL.config(), tensors)
+
+    refused = ckconv("convert", source, f"{tmp_path}/out/", "--to", to)
+
+    assert (refused.code, refused.err.count("\n")) == (4, 2)
+    assert f"every name starts with {start!r}: without it they are those of a llama" in refused.err
+    assert f"hint: save the model itself, or its tensors under name.removeprefix({start!r})" in refused.err
+    renamed = save(tmp_path / "renamed", MODEL.config(), {k.removeprefix(start): v for k, v in tensors.items()})
+    assert ckconv("convert", renamed, f"{tmp_path}/out/", "--to", to).code == 0
+    assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "safetensors").code == 0

@@ -293,6 +293,18 @@ def test_a_key_for_an_end_does_not_take_the_place_of_the_turns_end_that_llama_cp
     assert (value(made, "eot_token_id"), value(made, "eom_token_id")) == (None, scalar("u32", 2))
 
 
+def test_an_end_that_config_json_alone_names_is_noted() -> None:
+    config, said = (
+        {"eos_token_id": [4, 2]},
+        "config.json ends a text after token 2 too; generation_config.json does not",
+    )
+
+    made = keys(config=config, generation={"eos_token_id": 4})
+
+    assert [note.startswith(said) for note in made.notes] == [True]
+    assert keys(config=config, generation={"eos_token_id": [2, 4]}).notes == keys(config=config).notes == ()
+
+
 def test_chat_templates() -> None:
     one = keys(chat_template="{{ x }}").metadata
     several = keys(

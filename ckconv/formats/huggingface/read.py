@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ckconv.core.config import ModelConfig
 from ckconv.core.documents import joined_metadata, text_key, unquantised, without_stale
 from ckconv.core.tensors import MetadataKind, StoredTensor, TensorIndex
+from ckconv.errors import UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, Item, canonicalise, fitted, notes_on, plain_item
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family
 from ckconv.families.keys import CONSUMERS
@@ -61,17 +63,24 @@ def index_checkpoint(
         def made(globs: Sequence[str]) -> tuple[ModelConfig, Canonical]:
             consumer, stored = CONSUMERS["mlx" if mlx else "safetensors"], (*_named(found, checkpoint.tensors), *shared)
             model = huggingface_config(said_of_model, known, stored, path, consumer=consumer)
-            canonical = canonicalise(
-                [*(found.items or map(plain_item, checkpoint.tensors)), *map(plain_item, shared)],
+            items = [*(found.items or map(plain_item, checkpoint.tensors)), *map(plain_item, shared)]
+            read = partial(
+                canonicalise,
+                items,
                 known,
                 scheme_names(known, scheme),
                 model,
                 said_of(model),
                 path=path,
                 layers=f"the number of layers{said(model, 'num_layers')}",
-                nested=NESTED if text_key(said_of_model) or architecture.endswith(TEXT_PART) else (),
                 drop=globs,
             )
+            nested = NESTED if text_key(said_of_model) or architecture.endswith(TEXT_PART) else ()
+            canonical = read(nested=nested)
+            for start in _starts(items) if not canonical.tensors and canonical.unknown else ():
+                inner = read(nested=((start, ""),))
+                if inner.tensors and not inner.unknown:
+                    raise _prefixed(start, known.name, path)
             return model, _once(canonical, model, {tensor.name for tensor in shared})
 
         shared = [] if found.items else _shared(checkpoint)
@@ -110,6 +119,23 @@ def _named(found: Found, stored: tuple[StoredTensor, ...]) -> tuple[StoredTensor
         if item.tensor.packed or item.tensor.planes
     )
     return (*(tensor for tensor in stored if tensor.name not in found.packed), *whole)
+
+
+def _starts(items: Sequence[Item]) -> Iterator[str]:
+    """What all names begin with, up to a dot, the shortest first."""
+    names = [item.tensor.source for item in items]
+    for at, (letter, other) in enumerate(zip(min(names), max(names), strict=False)):
+        if letter != other:
+            return
+        if letter == ".":
+            yield names[0][: at + 1]
+
+
+def _prefixed(start: str, family: str, path: Path) -> UnsupportedError:
+    """torch.compile, DataParallel and PEFT store a model within another module; transformers takes random weights."""
+    message = f"every name starts with {quoted(start)}: without it they are those of a {family}"
+    hint = f"save the model itself, or its tensors under name.removeprefix({start!r})"
+    return UnsupportedError("model.config", message, path=path, hint=hint)
 
 
 def _shared(checkpoint: CheckpointFiles) -> list[StoredTensor]:
