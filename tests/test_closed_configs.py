@@ -268,3 +268,15 @@ def test_a_t5_out_of_a_gguf_does_not_scale_as_llama_cpp_does_not(tmp_path: Path)
     document = json.loads((tmp_path / "back" / "config.json").read_text())
     assert (document["scale_decoder_outputs"], document["tie_word_embeddings"]) == (False, False)
     assert any("scale_decoder_outputs is false" in note for note in report.plan.notes)
+
+
+def test_the_keys_of_the_first_nemotron_h_are_known(tmp_path: Path) -> None:
+    """Those of NVIDIA's own code, which ``auto_map`` names."""
+    case = json.loads(json.dumps(recording("nemotron_h")["eight_billion"]))
+    code = {"auto_map": {"AutoModelForCausalLM": "modeling_nemotron_h.NemotronHForCausalLM"}}
+    case["config"] |= {**code, "rms_norm_eps": 1e-05, "norm_eps": 1e-05, "time_step_rank": 512}
+    ckconv.convert(checkpoint(case, tmp_path / "hf"), tmp_path / "m.gguf")
+
+    case["config"]["norm_eps"] = 1e-06
+    with pytest.raises(InputError, match="layer_norm_epsilon is 1e-05, norm_eps is 1e-06"):
+        ckconv.convert(checkpoint(case, tmp_path / "other"), tmp_path / "m.gguf", force=True)
