@@ -40,8 +40,7 @@ def run(arguments: list[str]) -> int:
     from ckconv.cli import main as group
     from ckconv.cli.render import as_error, discard_stdout, print_error, printable, say
     from ckconv.cli.settings import Settings
-    from ckconv.errors import NO_RESOURCES, Interrupted, OutputError, UsageError
-    from ckconv.publish.journal import BROUGHT_BACK
+    from ckconv.errors import BROUGHT_BACK, NO_RESOURCES, Interrupted, OutputError, UsageError
 
     settings = Settings()
     BROUGHT_BACK.clear()

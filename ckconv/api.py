@@ -236,7 +236,7 @@ def edit(
             bytes, or it is no single file.
         InputError, UnsupportedError, OutputError, VerifyError: as :func:`convert`.
     """
-    from ckconv.engine.inplace import check_in_place
+    from ckconv.engine.leftovers import check_in_place
 
     if not set_meta and not drop_meta:
         raise UsageError("usage", "nothing would change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")

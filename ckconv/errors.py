@@ -16,6 +16,9 @@ from collections.abc import Iterable
 #: Directory of stand-ins -> the address of what they stand in for.
 ADDRESSES: dict[str, str] = {}
 
+#: What this process has to say of directories that it read: what was brought back there.
+BROUGHT_BACK: list[str] = []
+
 #: An address, of which :class:`~pathlib.Path` may have made one slash of several.
 _ADDRESS = re.compile(r"((?:https?|hf)(?=:)|[a-z][a-z0-9+.-]+(?=:/)):(/*)(.*)", re.DOTALL | re.IGNORECASE)
 

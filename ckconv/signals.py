@@ -28,10 +28,10 @@ LATE = "interrupted after the output was complete; it was kept"
 LEFT = "interrupted; not everything could be put back as it was"
 
 
-class _State:
+class State:
     """What the handler knows; changed by the main thread only, where Python runs handlers."""
 
-    #: The first signal that came.
+    #: The first signal that came; who reads a piece of a file looks at it before calling :func:`check`.
     number: int | None = None
     #: Blocks of :func:`noted` that are open, and whether the innermost one lets signals through (:func:`blocking`).
     depth = 0
@@ -44,9 +44,9 @@ class _State:
 
 def interrupted(number: int) -> BaseException:
     """The exception of a signal, with what is true now."""
-    if _State.library:
+    if State.library:
         return KeyboardInterrupt()
-    return Interrupted(number, _State.sentence) if _State.sentence else Interrupted(number)
+    return Interrupted(number, State.sentence) if State.sentence else Interrupted(number)
 
 
 def declare(sentence: str | None) -> None:
@@ -56,23 +56,23 @@ def declare(sentence: str | None) -> None:
         sentence: what is true of the output; ``None`` where nothing of it is left.
     """
     if threading.current_thread() is threading.main_thread():
-        _State.sentence = sentence
+        State.sentence = sentence
 
 
 def check() -> None:
     """Raise the exception of a signal that came; for whoever begins or carries on with work, in any thread."""
-    if _State.number is not None:
-        _State.raised_at = time.monotonic()
-        raise interrupted(_State.number)
+    if State.number is not None:
+        State.raised_at = time.monotonic()
+        raise interrupted(State.number)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    if _State.over:
+    if State.over:
         return
-    repeated = time.monotonic() - _State.raised_at <= GRACE
-    _State.number = number if _State.number is None else _State.number
-    if _State.blocking or not (_State.depth or repeated or _imports(frame)):
-        _State.blocking = False
+    repeated = time.monotonic() - State.raised_at <= GRACE
+    State.number = number if State.number is None else State.number
+    if State.blocking or not (State.depth or repeated or _imports(frame)):
+        State.blocking = False
         check()
 
 
@@ -104,7 +104,7 @@ def interruptible(*, last: bool = False) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _State.number, _State.sentence, _State.raised_at, _State.over = None, None, float("-inf"), False
+    State.number, State.sentence, State.raised_at, State.over = None, None, float("-inf"), False
     # None: a handler that C code installed, which Python could not put back.
     old = {number: signal.getsignal(number) for number in ENDING}
     old = {number: handler for number, handler in old.items() if handler not in (signal.SIG_IGN, None)}
@@ -119,15 +119,15 @@ def interruptible(*, last: bool = False) -> Iterator[None]:
         raise
     except BaseException as error:
         # What becomes of a signal's exception on its way is not always itself: C code may make a SystemError of it.
-        if _State.number is None:
+        if State.number is None:
             raise
-        raise interrupted(_State.number) from error
+        raise interrupted(State.number) from error
     finally:
         sys.unraisablehook = hook
-        _State.over = last
+        State.over = last
         for number, handler in {} if last else old.items():
             signal.signal(number, handler)
-        _State.number = _State.sentence = None
+        State.number = State.sentence = None
 
 
 @contextmanager
@@ -139,23 +139,23 @@ def noted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    library = not _State.depth and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    library = not State.depth and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if library:
-        _State.number, _State.library, _State.over = None, True, False
-    blocking, _State.blocking = _State.blocking, False
-    _State.depth += 1
+        State.number, State.library, State.over = None, True, False
+    blocking, State.blocking = State.blocking, False
+    State.depth += 1
     try:
         if library:
             signal.signal(signal.SIGINT, _handle)
         yield
-        if _State.depth == 1:
+        if State.depth == 1:
             check()
     finally:
         if library:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            _State.number, _State.library = None, False
-        _State.depth -= 1
-        _State.blocking = blocking
+            State.number, State.library = None, False
+        State.depth -= 1
+        State.blocking = blocking
 
 
 @contextmanager
@@ -165,11 +165,11 @@ def blocking() -> Iterator[None]:
         yield
         return
     try:
-        _State.blocking = True
+        State.blocking = True
         check()
         yield
     finally:
-        _State.blocking = False
+        State.blocking = False
 
 
 def ignore() -> None:

@@ -54,6 +54,7 @@ def parse(name: str) -> Name:
     return Name(".".join(parts), *numbers) if numbers else Name(name, None)
 
 
+@lru_cache(maxsize=_KEPT)
 def with_layer(pattern: str, layer: int | None) -> str:
     """The name that a pattern gives for one layer."""
     return pattern if layer is None else pattern.replace("{n}", str(layer))

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckconv.engine.dispatch import dispatched
-from ckconv.engine.frames import write_frames
 from ckconv.engine.losses import Losses
 from ckconv.engine.pieces import Made, Piece, as_output, make, write_piece
 from ckconv.engine.pipeline import phase
 from ckconv.engine.progress import Watcher
 from ckconv.engine.readback import check_frame
 from ckconv.engine.request import Request, fingerprint, requested
+from ckconv.engine.write import write_frames
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.formats.detect import open_index

@@ -17,10 +17,10 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from ckconv.core.tensors import TensorIndex, identity
-from ckconv.engine.frames import holes, write_frames
 from ckconv.engine.pipeline import Pipeline
 from ckconv.engine.readback import check_frame
 from ckconv.engine.request import Fingerprint, Request, fingerprint
+from ckconv.engine.write import holes, write_frames
 from ckconv.errors import InputError, OutputError, VerifyError
 from ckconv.families.catalogue import own_families
 from ckconv.formats.detect import open_index

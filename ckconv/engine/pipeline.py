@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.follow import Reader, compare, digest, flush
-from ckconv.engine.frames import digested, payload
 from ckconv.engine.losses import Losses
 from ckconv.engine.progress import LEAD, Growing, Progress, Stopped
-from ckconv.engine.write import chunks, write_file
+from ckconv.engine.write import chunks, digested, payload, write_file
 from ckconv.io.ahead import at_once, made_at_once, threads
 from ckconv.io.files import Files
 from ckconv.io.tiles import Tiles, tiles_for
@@ -41,7 +40,7 @@ class FileResult(NamedTuple):
 
     Attributes:
         number: in the plan.
-        digest: SHA-256 of :func:`ckconv.engine.frames.digested`.
+        digest: SHA-256 of :func:`ckconv.engine.write.digested`.
         compared: of the tensors that lie in it alone; ``None``: they are compared when all files are written.
         losses: what its steps could not keep.
     """

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from ckconv.core.beside import beside
 from ckconv.core.tensors import Extent, TensorIndex
 from ckconv.engine.follow import compare_restored, digest
-from ckconv.engine.frames import digested, holes, write_frames
 from ckconv.engine.leftovers import check_leftovers, gone_notes, left_documents, stale_lists
 from ckconv.engine.losses import Losses
 from ckconv.engine.pipeline import FileResult, Pipeline, phase
@@ -22,6 +21,7 @@ from ckconv.engine.readback import check_frame, check_kept
 from ckconv.engine.reread import Soundness
 from ckconv.engine.sidefiles import check_distinct, late_rooms, named_last, own_names, side_places, write_late, written
 from ckconv.engine.stdout import write_stdout
+from ckconv.engine.write import digested, holes, write_frames
 from ckconv.errors import InputError, UsageError, VerifyError
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination

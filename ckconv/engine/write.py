@@ -1,28 +1,38 @@
-"""The bytes of a plan's steps, in the order of the file: copied, rows in another order, or converted."""
+"""The bytes of a file: its frame first, then those of its steps, copied, rows in another order, or converted."""
 
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckconv.core.tensors import Extent
 from ckconv.engine.losses import Losses
 from ckconv.engine.progress import Progress, Stopped
-from ckconv.errors import CkconvError, OutputError, UnsupportedError
+from ckconv.errors import CkconvError, OutputError, UnsupportedError, VerifyError
 from ckconv.io.files import CHUNK, READ_AHEAD, Files
+from ckconv.plan.container import Frame
 from ckconv.plan.steps import OutputFile, Step
 from ckconv.publish.files import write_code
 from ckconv.quant.convert import Action, Conversion
 from ckconv.signals import check
-from ckconv.system import write_some
+from ckconv.system import read_at, write_at, write_some
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from ckconv.core.tensors import Extent, Tensor
+    from ckconv.core.tensors import Tensor
     from ckconv.io.tiles import Tiles
+
+#: What a digest is before anything is written.
+NO_DIGEST = bytes(32)
+
+#: A run of zeros shorter than this is written like any other bytes: holes are whole blocks of the file system.
+SMALLEST_HOLE = 64 << 10
 
 #: A head with more bytes is moved piece by piece, by what computes with rows.
 MAX_HEAD_BYTES = CHUNK
@@ -151,9 +161,8 @@ def _copied(extents: Iterable[Extent], files: Files) -> Iterator[memoryview]:
 def _convert(step: Step, files: Files, losses: Losses, tiles: Tiles | None) -> Iterator[Buffer]:
     """Rows that are put together or converted, several pieces at once."""
     from ckconv.io.ahead import SideBySide, is_light
-    from ckconv.io.joined import JoinedRows
+    from ckconv.io.joined import JoinedRows, reader_of
     from ckconv.io.stored import stored_pieces
-    from ckconv.io.together import reader_of
 
     assert step.conversion is not None
     assert step.source is not None
@@ -241,3 +250,44 @@ def in_one_run(
         if view.nbytes:
             yield view.cast("B"), name
         at = offset + view.nbytes
+
+
+def write_frames(files: Iterable[tuple[OutputFile, Frame, int]], path: Path) -> None:
+    """Give every file its size, and write what is around the tensors; the digests in headers are zeros.
+
+    Args:
+        files: each with its frame and a descriptor, which is used before the next is asked for.
+        path: what an error calls them.
+
+    Raises:
+        VerifyError: ``verify.file``.
+    """
+    for file, frame, fd in files:
+        if os.fstat(fd).st_size < file.nbytes:
+            os.ftruncate(fd, file.nbytes)
+        header = frame.header(NO_DIGEST) if frame.header else b""
+        write_at(fd, header, 0)
+        if read_at(fd, len(header), 0) != header:  # readers trust it until it is written again
+            raise VerifyError("verify.file", "the header differs from what should have been written", path=path)
+        write_at(fd, frame.prologue, frame.header_bytes)
+        write_at(fd, frame.epilogue, file.nbytes - len(frame.epilogue))
+        for step in file.steps:
+            if step.content is not None:
+                write_at(fd, step.content, step.offset)
+
+
+def payload(file: OutputFile, frame: Frame, path: Path) -> Extent:
+    """The part of a file that is tensors, and entries and padding between them, with the file at ``path``."""
+    begin = frame.header_bytes + len(frame.prologue)
+    return Extent(path, begin, file.nbytes - len(frame.epilogue) - begin)
+
+
+def digested(file: OutputFile, frame: Frame, path: Path) -> Extent:
+    """What is hashed while it is written: the part whose digest the header holds, or all of the file."""
+    behind = len(frame.epilogue) if frame.header else 0
+    return Extent(path, frame.header_bytes, file.nbytes - frame.header_bytes - behind)
+
+
+def holes(file: OutputFile) -> list[tuple[int, int]]:
+    """Offset and bytes of zeros that take no space in a file, in order."""
+    return [(step.offset, step.nbytes) for step in file.steps if step.zero_filled and step.nbytes >= SMALLEST_HOLE]

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from ckconv.core.beside import root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import CkconvError, UnsupportedError, listed
-from ckconv.formats.safetensors.files import names_in
 from ckconv.formats.safetensors.spec import is_pickle
 from ckconv.io.card import CARD_NAME, card_of
 from ckconv.tokenizer.source import settings_of, templates_of
@@ -113,6 +112,8 @@ def _of_files(index: TensorIndex) -> Iterator[Hazard]:
     """Python, and pickles, beside a checkpoint."""
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return
+    from ckconv.formats.safetensors.files import names_in
+
     try:
         settings = settings_of(index)
         names = names_in(root_of(index))

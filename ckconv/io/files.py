@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ckconv.core.tensors import Extent, Identity, cut, identity
 from ckconv.errors import InputError, OutputError, unreadable
 from ckconv.publish.files import open_regular
-from ckconv.signals import check
+from ckconv.signals import State, check
 from ckconv.system import MAX_OPEN, read_into, reads_in_order, reads_soon, reads_what_is_cached
 
 if TYPE_CHECKING:
@@ -152,7 +152,8 @@ class Files:
             InputError: ``input.unreadable``, the file cannot be read.
             OutputError: ``input.changed``, the file ends early; ``system``.
         """
-        check()
+        if State.number is not None:
+            check()
         view = memoryview(buffer).cast("B")
         if self._growing is not None:
             self._growing.wait_for(path, offset + len(view))
@@ -204,41 +205,28 @@ class Files:
         Args:
             told: hears of the bytes of each pair, counted once.
         """
-        return all(self._same(*one, *other, n, told) for one, other, n in parts)
+        theirs = self._buffers[1]
+        for (path, at), (other, other_at), left in parts:
+            while left:
+                mine = self.shown(path, at, left)
+                n = len(mine)
+                self.read_into(other, other_at, memoryview(theirs)[:n])
+                if told:
+                    told(n)
+                if not theirs.startswith(mine):  # two views would be compared byte by byte
+                    return False
+                at, other_at, left = at + n, other_at + n, left - n
+        return True
 
     def stores(self, extents: Iterable[Extent], start: int, data: Buffer) -> bool:
         """The bytes from ``start`` on, of a run that is stored as several, are these."""
-        meant = memoryview(data).cast("B")
-        at = 0
-        for path, offset, n in cut(extents, start, start + len(meant)):
-            if not self._same(path, offset, data, at, n):
-                return False
-            at += n
-        return True
-
-    def _same(
-        self,
-        path: Path,
-        at: int,
-        other: Path | Buffer,
-        other_at: int,
-        left: int,
-        told: Callable[[int], None] | None = None,
-    ) -> bool:
-        theirs = self._buffers[1]
-        while left:
-            mine = self.shown(path, at, left)
-            n = len(mine)
-            if isinstance(other, Path):
-                self.read_into(other, other_at, memoryview(theirs)[:n])
-            else:
-                theirs[:n] = memoryview(other).cast("B")[other_at : other_at + n]
-            same = theirs.startswith(mine)  # two views would be compared byte by byte
-            if told:
-                told(n)
-            if not same:
-                return False
-            at, other_at, left = at + n, other_at + n, left - n
+        meant, at, buffer = memoryview(data).cast("B"), 0, self._buffers[0]
+        for extent in cut(extents, start, start + len(meant)):
+            for path, offset, n in extent_pieces(extent):
+                self.read_into(path, offset, memoryview(buffer)[:n])
+                if not buffer.startswith(meant[at : at + n]):
+                    return False
+                at += n
         return True
 
     def shown(self, path: Path, offset: int, nbytes: int) -> memoryview:

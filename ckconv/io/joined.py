@@ -1,4 +1,4 @@
-"""Canonical rows of several tensors, or of a part of one, that a target stores as one tensor."""
+"""Canonical rows that a target stores as one: of several tensors or a part of one, or several rows as one row."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from ckconv.core.layouts import plain
 from ckconv.io.files import Files
-from ckconv.io.together import reader_of
+from ckconv.io.rows import RowReader
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ckconv.io.rows import RowReader
-    from ckconv.io.together import RowsTogether
+    from ckconv.core.tensors import Tensor
+    from ckconv.io.tiles import Tiles
     from ckconv.quant.codec import Rows
     from ckconv.quant.convert import Conversion, Run
 
@@ -88,3 +88,36 @@ class JoinedRows:
                 out[mine], changed = read(run, reader, wanted)
                 self._changed[number, int(wanted.min()), int(wanted.max()), low] = changed
         return out
+
+
+class RowsTogether:
+    """Rows of another reader, ``many`` of them side by side."""
+
+    max_change = 0.0
+
+    def __init__(self, reader: RowReader, many: int) -> None:
+        self._reader, self._many = reader, many
+        self.dtype, self.piece, self.left = reader.dtype, reader.piece, reader.left
+        self.layout = plain(reader.layout.rows // many, reader.layout.cols)
+        self.row_bytes = reader.row_bytes * many
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows ``start`` to ``stop``: ``[stop - start, row_bytes]``."""
+        return self.gather(np.arange(start, stop, dtype=np.int64))
+
+    def gather(self, canonical: Index) -> Rows:
+        """The rows at these indices: ``[len(canonical), row_bytes]``."""
+        each = canonical[:, None] * self._many + np.arange(self._many)
+        return self._reader.gather(each.reshape(-1)).reshape(len(canonical), self.row_bytes)
+
+    def columns(self, canonical: Index, low: int, high: int, conversion: Conversion) -> tuple[Rows, int]:
+        """All columns of the rows at these indices, converted: what stands side by side cannot be cut."""
+        return conversion.apply(self.gather(canonical))
+
+
+def reader_of(
+    tensor: Tensor, conversion: Conversion, files: Files, tiles: Tiles | None = None
+) -> RowReader | RowsTogether:
+    """What reads the rows of a tensor as a conversion takes them."""
+    reader = RowReader(tensor, files, tiles)
+    return reader if conversion.together == 1 else RowsTogether(reader, conversion.together)

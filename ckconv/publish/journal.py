@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from ckconv.errors import OutputError
+from ckconv.errors import BROUGHT_BACK, OutputError
 from ckconv.publish.directory import Directory
 from ckconv.publish.files import CUT, close_unwritten, close_written, made_meanwhile
 from ckconv.publish.locks import Locked
@@ -38,8 +38,6 @@ _FORMER = ".old"
 #: The directory of finished files, in one to which a later run goes back (``--resume``).
 FINISHED = ".ckconv.finished"
 
-#: What this process has to say of directories that it read: what was brought back there.
-BROUGHT_BACK: list[str] = []
 
 _TEMPORARY = re.compile(r"\..+\.ckconv-[0-9a-f]{8}\.tmp", re.DOTALL)
 

@@ -11,13 +11,7 @@ from ckconv.core.beside import root_of
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.errors import InputError
 from ckconv.io.json import Document, read_object
-from ckconv.tokenizer.added import added_tokens, words_of_document
-from ckconv.tokenizer.bump import gguf_entries, huggingface_entries
-from ckconv.tokenizer.documents import chat_template, tokenizer_files
 from ckconv.tokenizer.files import LeftOut
-from ckconv.tokenizer.gguf import keys_of_words
-from ckconv.tokenizer.gguf_words import equal_tokens
-from ckconv.tokenizer.made import as_read
 
 _DOCUMENT = Document("tokenizer", "tokenizer.json", "tokenizer.json", 64 << 20)
 _MODEL_KEY = "tokenizer.ggml.model"
@@ -52,6 +46,10 @@ def gguf_keys(index: TensorIndex, vocab_size: int) -> Mapping[str, Any]:
     """
     if index.metadata_kind is MetadataKind.TYPED:
         return index.metadata
+    from ckconv.tokenizer.documents import tokenizer_files
+    from ckconv.tokenizer.gguf import keys_of_words
+    from ckconv.tokenizer.made import as_read
+
     try:
         return as_read(keys_of_words(tokenizer_files(index), vocab_size).metadata)
     except LeftOut:
@@ -68,11 +66,16 @@ def tokenizer_of(index: TensorIndex, keys: Mapping[str, Any], vocab_size: int) -
         InputError: ``tokenizer.json``, the file is malformed.
         UnsupportedError: as :func:`ckconv.tokenizer.bump.tokenizer_entries`.
     """
+    from ckconv.tokenizer.bump import gguf_entries, huggingface_entries
+
     if _MODEL_KEY in keys:
         return gguf_entries(keys, vocab_size)
     document = _beside(index, _TOKENIZER_FILE)
     if document is None:
         return None
+    from ckconv.tokenizer.added import added_tokens, words_of_document
+    from ckconv.tokenizer.documents import tokenizer_files
+
     added = None
     with suppress(LeftOut):
         found = added_tokens(tokenizer_files(index), words_of_document(document))
@@ -138,6 +141,8 @@ def ids_beyond(index: TensorIndex) -> Iterator[str]:
 def equal_tokens_of(index: TensorIndex) -> str:
     """Why llama.cpp does not load the words of a GGUF: two are of one text; empty where none are."""
     tokens = _value(index.metadata, _TOKENS) if index.metadata_kind is MetadataKind.TYPED else None
+    from ckconv.tokenizer.gguf_words import equal_tokens
+
     same = equal_tokens(tokens.each()) if tokens is not None and getattr(tokens, "type", "") == "str" else None
     return f"tokens {same[0]:,} and {same[1]:,} are both {same[2]!r}: llama.cpp does not load the file" if same else ""
 
@@ -155,6 +160,8 @@ def _default_template(index: TensorIndex) -> object:
     """The chat template that transformers takes where nobody names one."""
     if index.metadata_kind is not MetadataKind.DOCUMENT:
         return None
+    from ckconv.tokenizer.documents import chat_template
+
     template = chat_template(root_of(index), settings_of(index))
     named = template if isinstance(template, list) else []
     default = (item.get("template") for item in named if isinstance(item, dict) and item.get("name") == "default")
@@ -172,6 +179,8 @@ def templates_of(index: TensorIndex) -> Iterator[tuple[str, str]]:
         if "chat_template" in key and isinstance(value, str):
             yield key, value
     if index.metadata_kind is MetadataKind.DOCUMENT:
+        from ckconv.tokenizer.documents import chat_template
+
         found = chat_template(root_of(index), settings_of(index))
         for item in found if isinstance(found, list) else [{"template": found}]:
             if isinstance(item, dict) and isinstance(item.get("template"), str):

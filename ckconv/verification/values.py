@@ -78,7 +78,7 @@ class Sample(NamedTuple):
 
 
 def sampled(rows: int, columns: int, *, packed: bool) -> Index:
-    """The numbers of the rows that are looked at: of a matrix in columns only the first, as all of it would be read."""
+    """The numbers of the rows that are looked at: where rows are in pieces only the first, as all would be read."""
     count = max(1, min(rows, _ELEMENTS // max(columns, 1)))
     first = np.arange(min(FIRST, count))
     if packed or count <= FIRST:
@@ -89,7 +89,7 @@ def sampled(rows: int, columns: int, *, packed: bool) -> Index:
 def disagreement(sample: Sample, files: Files) -> str:
     """What is wrong with the sampled rows, empty where nothing is, or where there is no second implementation."""
     out, source = sample.out, sample.source
-    rows = sampled(out.layout.rows, out.layout.cols, packed=bool(source.packed))
+    rows = sampled(out.layout.rows, out.layout.cols, packed=bool(source.packed) or not out.layout.whole_rows)
     settings, merged = _settings(sample.model), bool(sample.model.adapters)
     meant = _merged(source, sample.model, files, rows) if merged else values_of(source, files, rows, settings)
     if meant is None:
