@@ -42,7 +42,7 @@ def types() -> str:
 
 def mixes() -> str:
     """A row a rule: what does not stand beside each other, of which template, in which age."""
-    rows = [f"| {what} | {circuit or 'all'} | {ages()[age].title} |" for age, circuit, what in table_of_mixes()]
+    rows = [f"| {what} | {circuit or 'all others'} | {ages()[age].title} |" for age, circuit, what in table_of_mixes()]
     return "\n".join([f"{MIXES} template | refused for |", "|---|---|---|", *rows])
 
 

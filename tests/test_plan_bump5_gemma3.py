@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from conftest import FIXTURES
 from gemma3_checkpoint import ONE_BASE, gemma3
+from gguf import GGMLQuantizationType as Q
+from models import Model
 
 BASE = "RoPE's base is 10,000 in 5 of 6 layers; the engine rotates all layers of gemma3 by 1,000,000"
 WINDOW = "1 of 6 layers attend to all 256 tokens; the engine slides over 32 in every layer of gemma3"
@@ -55,6 +57,22 @@ def test_what_the_engine_computes_is_accepted(name: str, tmp_path: Path, ckconv)
     source = gemma3(tmp_path, changes)
     result = ckconv("convert", source, f"{tmp_path}/b/", "--to", "bump", "--bump-version", 5, *flags)
     assert result.code == (0 if accepted else 4), result.err
+
+
+MIXES = {"q8_0 q8_0 q6_k": True, "q4_k q4_k q8_0": True, "q8_0 q8_0 q5_0": True, "q4_k q8_0 q5_0": False}
+
+
+@pytest.mark.parametrize("words", MIXES)
+def test_q8_0_reads_floats_in_aprils_gemma3(words: str, tmp_path: Path, ckconv) -> None:
+    """Q5_0 and K-quants do not."""
+    model = Model(
+        "gemma3", hidden=256, ffn=256, head_dim=64, qk_norm=True, post_norms=True, matrix=Q.Q8_0, context=32,
+        types={f"attn_{part}.weight": Q[word.upper()] for part, word in zip("qkv", words.split(), strict=True)},
+        extra_keys={"gemma3.attention.sliding_window": 32, "gemma3.rope.freq_base": 10000.0},
+    )  # fmt: skip
+    result = ckconv("convert", model.write(tmp_path / "m.gguf"), tmp_path / "m.bump", "--engine", "april")
+    assert result.code == (0 if MIXES[words] else 4), result.err
+    assert ("does not compute layer.0.wv of Q5_0 beside layer.0.wq of Q4_K right" in result.err) == (not MIXES[words])
 
 
 @pytest.mark.parametrize(("quantize", "april"), [("q8_0", True), ("q5_1", True), ("q5_0", False), ("q4_k_m", False)])

@@ -127,7 +127,7 @@ def command(context: click.Context, family: str | None, schema: str | None) -> N
             f"  {t.name:<12}{t.block:>6}{t.size:>7}{ggml:>6}  {st:<12}{v3:>8}{v4:>8}           {words}".rstrip()
         )
     lines += ["", "bump 5, refused in one layer, by --engine"]
-    lines += [f"  {age:<8} {circuit or 'all':<12} {what}" for age, circuit, what in table_of_mixes()]
+    lines += [f"  {age:<8} {circuit or 'all others':<12} {what}" for age, circuit, what in table_of_mixes()]
     lines += ["", "bump 5 by family: the types of matrices that were run, by --engine"]
     for name, (template, said) in table_of_families().items():
         lines.append(f"  {name:<10} as {template}")

@@ -82,7 +82,7 @@ class Circuit(NamedTuple):
         wrong: why no file is right; empty where some are.
         right_if: what must hold of the model.
         types: the only ones of matrices that are right; empty for those of the age.
-        mixes: those that are wrong in a layer, besides the age's.
+        mixes: those that are wrong in a layer; none for those of the age.
         fragments: those that only its files need.
     """
 
@@ -109,7 +109,7 @@ class Age(NamedTuple):
         anywhere: types of bump 5 that are right in every matrix.
         layers: types that are right in the layers only.
         added_twice: matrix -> its bias: with a matrix of floats and a bias that is not zero it is wrong.
-        mixes: those that are wrong in a layer, whatever the template is.
+        mixes: those that are wrong in a layer, of templates that have none of their own.
         fragments: those that files of every template may need.
     """
 

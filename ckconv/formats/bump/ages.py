@@ -123,9 +123,9 @@ def _type_faults(age: Age, made: Made) -> Iterator[str]:
 
 
 def mixes_of(age: Age, circuit: str) -> tuple[Mix, ...]:
-    """Types that a template's files do not have beside each other in an age."""
+    """Types that a template's files do not have beside each other in an age: its own, else the age's."""
     found = age.circuits.get(circuit)
-    return (*age.mixes, *(found.mixes if found else ()))
+    return found.mixes if found and found.mixes else age.mixes
 
 
 def mixed(age: Age, made: Made) -> list[tuple[str, str]]:
@@ -261,7 +261,7 @@ def table_of_families() -> dict[str, tuple[str, dict[str, str]]]:
 
 
 def table_of_mixes() -> list[tuple[str, str, str]]:
-    """Age, template (empty for all), and which types its engine does not compute beside which, in words."""
+    """Age, template (empty for all others), and which types its engine does not compute beside which, in words."""
     return [
         (age.name, circuit, _mix_in_words(mix))
         for age in ages().values()
