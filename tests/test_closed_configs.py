@@ -266,7 +266,7 @@ def test_a_t5_out_of_a_gguf_does_not_scale_as_llama_cpp_does_not(tmp_path: Path)
     report = ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
 
     document = json.loads((tmp_path / "back" / "config.json").read_text())
-    assert (document["scale_decoder_outputs"], document["tie_word_embeddings"]) == (False, False)
+    assert document["scale_decoder_outputs"] is False
     assert any("scale_decoder_outputs is false" in note for note in report.plan.notes)
 
 
@@ -280,3 +280,25 @@ def test_the_keys_of_the_first_nemotron_h_are_known(tmp_path: Path) -> None:
     case["config"]["norm_eps"] = 1e-06
     with pytest.raises(InputError, match="layer_norm_epsilon is 1e-05, norm_eps is 1e-06"):
         ckconv.convert(checkpoint(case, tmp_path / "other"), tmp_path / "m.gguf", force=True)
+
+
+def test_a_t5_whose_gguf_has_no_head_is_still_its_embedding(tmp_path: Path) -> None:
+    case = recording("t5")["relu"]
+    stored = {name: array for name, array in tensors(case).items() if name != "lm_head.weight"}
+    ckconv.convert(save(tmp_path / "hf", case["config"], stored), tmp_path / "m.gguf")
+    read = gguf.GGUFReader(tmp_path / "m.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "headless.gguf", "t5")
+    for key, field in read.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            writer.add_key_value(key, field.contents(), field.types[0], field.types[-1] if field.types[1:] else None)
+    for tensor in read.tensors:
+        if tensor.name != "output.weight":
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    ckconv.convert(tmp_path / "headless.gguf", tmp_path / "back", to="safetensors")
+
+    document = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (document["scale_decoder_outputs"], document["tie_word_embeddings"]) == (False, True)
