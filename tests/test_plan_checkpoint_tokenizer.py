@@ -480,14 +480,14 @@ with open("/proc/self/status") as file:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc for its peak memory")
-def test_a_vocabulary_of_152_thousand_words_is_written_within_96_megabytes(tmp_path: Path) -> None:
+def test_a_vocabulary_of_152_thousand_words_is_written_within_160_megabytes(tmp_path: Path) -> None:
     source = big_vocabulary(tmp_path / "big.gguf", 152_000)
     command = [sys.executable, "-c", MEASURED, "convert", source, f"{tmp_path / 'hf'}/", "--to", "safetensors", "-q"]
     environment = {**os.environ, "PYTHONPATH": str(Path(ckconv.__file__).parent.parent)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
 
     assert len(json.loads((tmp_path / "hf" / "tokenizer.json").read_bytes())["model"]["vocab"]) == 152_000
-    assert int(done.stdout.split()[-1]) < 96 * 1024
+    assert int(done.stdout.split()[-1]) < 160 * 1024
 
 
 # Other programs

@@ -329,7 +329,8 @@ def test_checksums_that_lie_beside_a_model_are_read(tmp_path: Path, ckconv) -> N
     assert ckconv("verify", out).code == 5
     (tmp_path / "m.gguf.sha256").unlink()
     (tmp_path / "SHA256SUMS").write_text(f"{wrong}  another.gguf\n")
-    assert ckconv("verify", out).code == 0
+    result = ckconv("verify", out)
+    assert (result.code, "another.gguf is listed and missing" in result.err) == (5, True)
 
 
 def test_checksums_of_a_directory_cover_every_file(tmp_path: Path, ckconv) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ckconv.core.beside import beside
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.reread import FileHash
 from ckconv.errors import InputError, UsageError, VerifyError, listed, quoted
@@ -90,15 +89,14 @@ class FileDigests:
         return self._known[path]
 
 
-def check_sums(index: TensorIndex, opened: Path, digests: FileDigests, records: Collection[str] = ()) -> Path | None:
+def check_sums(index: TensorIndex, opened: Path, digests: FileDigests) -> Path | None:
     """Hold every file that a list of checksums beside the model names against it.
 
     Args:
         opened: what the user named.
-        records: names of the model's records, and of the files that they list.
 
     Returns:
-        the list; ``None`` where there is none that names a file of the model.
+        the list, of which every line is read; ``None`` where there is none.
 
     Raises:
         VerifyError: ``verify.checksum``, naming every file that has another digest or is missing.
@@ -107,9 +105,6 @@ def check_sums(index: TensorIndex, opened: Path, digests: FileDigests, records: 
     found = None
     for path in _lists(index, opened):
         pairs = list(_pairs(path))
-        if path.name == IN_DIRECTORY and not opened.is_dir():  # it may be about other models too
-            mine = {*records, *(file.name for file in index.files), *beside(index)}
-            pairs = [pair for pair in pairs if pair[0] in mine]
         if not pairs:
             continue
         faults = [text for name, digest in pairs if (text := _fault(path.parent / name, digest, digests))]

@@ -27,7 +27,7 @@ from ckconv.publish.files import holds, opened_regular
 from ckconv.record.conversion import ConversionRecord, recorded_options, records_of
 from ckconv.record.read import OpenRecord, record_beside
 from ckconv.verification.content import check_json, content_of_index, differences
-from ckconv.verification.statements import HINT, check_statements
+from ckconv.verification.statements import HINT, faults_of
 from ckconv.verification.tensors import Progress
 
 CODE = "verify.content"
@@ -123,8 +123,7 @@ def check_beside(opened: Path, out: TensorIndex, source: TensorIndex | None) -> 
     ages = str(out.facts.get("engines") or DEFAULT).split(", ")
     if not options.engine and DEFAULT not in ages:
         options = replace(options, engine=ages[0])  # the file says for which it is
-    names = {record.path.name for record in records} | {name for record in records for name, _ in record.outputs}
-    sums = check_sums(out, opened, digests, names | ({kept.path.name} if kept else set()))
+    sums = check_sums(out, opened, digests)
     return Beside(records[0] if records else None, sums, options)
 
 
@@ -198,10 +197,11 @@ def verify_whole(
     if reason is not None:
         message = f"metadata, tokenizer and side files cannot be compared: {reason.message}"
         raise VerifyError(CODE, message, path=out.path, details=reason.details, hint="--weights compares the tensors")
-    check_statements(out, source, options, out.path)
     assert plan is not None
     meant = content_of_plan(plan.contents())
-    faults = [str(fact) for fact in islice(differences(content_of_index(out, asked.named), meant), _ENOUGH)]
+    said = islice(faults_of(out, source, options), _ENOUGH)
+    planned = islice(differences(content_of_index(out, asked.named), meant), _ENOUGH)
+    faults = [*dict.fromkeys(str(fact) for fact in (*said, *planned))]
     if faults:
         raise VerifyError(CODE, faults[0], path=out.path, details=listed(faults[1:]), hint=HINT)
     return found

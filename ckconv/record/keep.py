@@ -70,8 +70,7 @@ def _prepare(plan: Plan) -> PendingRecord:
         contents: dict[str, Content] = {}
         sources = [_source_file(path, wanted[path], contents, files) for path in index.files]
         sources += [_source_file(path, None, contents, files) for path in _side_files(index)]
-        if not digested:
-            sources = [file._replace(sha256=_NO_DIGEST.hex()) if file.tensors else file for file in sources]
+        sources = [file._replace(sha256=_NO_DIGEST.hex()) if file.tensors else file for file in sources]
     record = Record(
         index.format,
         name,
@@ -83,7 +82,7 @@ def _prepare(plan: Plan) -> PendingRecord:
         returning.aliases,
         tuple(sources),
     )
-    pending = PendingRecord(record, contents, {} if digested else {path.name: path for path in index.files})
+    pending = PendingRecord(record, contents, {path.name: path for path in index.files})
     document = len(record.to_json())
     if document > MAX_DOCUMENT or not zipstore.fits(
         [*contents, *DOCUMENTS], document + sum(c.nbytes for c in contents.values())

@@ -266,7 +266,8 @@ class _Checks:
             raise self._fault(f"{quoted(name)} is listed with {shown(size)} bytes", "record.files")
         kept = tuple(self._kept(entry) for entry in self._of(item, "kept", list))
         tensors = self._of(item, "tensors", bool)
-        file = SourceFile(name, size, tensors, kept, self._digest(item, "sha256") if tensors and self._hashed else "")
+        digested = tensors and (self._hashed or "sha256" in item)  # records of bump files have it since 0.4
+        file = SourceFile(name, size, tensors, kept, self._digest(item, "sha256") if digested else "")
         end = 0
         for offset, nbytes in file.runs:
             if offset < end or nbytes < 1 or nbytes > size - offset:

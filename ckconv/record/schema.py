@@ -62,7 +62,7 @@ class SourceFile(NamedTuple):
     """One file of the source: ``tensors`` if it holds any, or could. ``kept`` runs do not overlap.
 
     Attributes:
-        sha256: of the whole file (hex), where that is what the record is held to.
+        sha256: of the whole file (hex), of one that holds tensors; empty in a bump file's record before 0.4.
     """
 
     name: str

@@ -169,7 +169,7 @@ def differences(mine: Content, meant: Content, *, people: bool = True, spelled: 
             if (read or people) and name not in (MAP_NAME, FOOTER_NAME):
                 yield Fact(name, None, "one")
         elif mine.files[name] != meant.files[name] and (read or people):
-            yield from _of_files(name, mine.files[name], meant.files[name], mine.paths.get(name, Path(name)), spelled)
+            yield from of_files(name, mine.files[name], meant.files[name], mine.paths.get(name, Path(name)), spelled)
 
 
 def check_json(content: Content) -> None:
@@ -191,7 +191,8 @@ def _parsed(name: str, data: bytes, path: Path) -> Any:
     return parse_object(data, _CONFIG if name == "config.json" else _JSON, path)
 
 
-def _of_files(name: str, mine: bytes, meant: bytes, path: Path, spelled: bool) -> Iterator[Fact]:
+def of_files(name: str, mine: bytes, meant: bytes, path: Path, spelled: bool = True) -> Iterator[Fact]:
+    """In what two files of one name differ: a document in its values, any other in its bytes."""
     if not (name.endswith(".json") or name == FOOTER_NAME):
         at = next((n for n, pair in enumerate(zip(mine, meant, strict=False)) if pair[0] != pair[1]), None)
         where = f" another from byte {at:,} on" if at is not None else ""

@@ -27,7 +27,7 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_defaults import UNKNOWN, UNREAD, default_of
 from ckconv.io.bytesource import open_source
 from ckconv.options import Options
-from ckconv.verification.content import Fact, parameter_differences
+from ckconv.verification.content import Fact, of_files, parameter_differences
 
 #: Keys that have to be there, by format, and by model of the tokenizer.
 NEEDED = Path(__file__).with_name("needed.toml")
@@ -103,9 +103,13 @@ def faults_of(out: TensorIndex, source: TensorIndex, options: Options) -> Iterat
         yield from _of_keys(out, source, options)
     elif out.metadata_kind is MetadataKind.DOCUMENT:
         yield from _of_documents(out, source, options)
+    if out.metadata_kind is source.metadata_kind:  # the very keys and files are the same
+        return
     ours, theirs = words_of(out), words_of(source)
     if ours is not None and theirs is not None:
-        yield from _of_words(ours, theirs, options, typed=out.metadata_kind is MetadataKind.TYPED)
+        for fact in _of_words(ours, theirs, typed=out.metadata_kind is MetadataKind.TYPED):
+            if not _is_asked(fact.key.partition("[")[0], options):
+                yield fact
 
 
 @cache
@@ -151,25 +155,32 @@ def _value(index: TensorIndex, key: str) -> Any:
     return decode() if decode is not None else found
 
 
+def _stored(index: TensorIndex, key: str) -> Any:
+    """A value, of an array its bytes: most are the same, and not worth decoding."""
+    found = getattr(index.metadata[key], "value", None)
+    raw = getattr(found, "raw", None)
+    return bytes(raw()) if raw is not None else found
+
+
 def _of_keys(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
-    for key in _needed_keys(out, source):
-        if key not in out.metadata and not _is_asked(key, options):
-            yield Fact(key, None, "one")
-    if source.metadata_kind is not MetadataKind.TYPED or source.format != out.format:
+    if source.metadata_kind is not MetadataKind.TYPED:
+        for key in _needed_keys(out, source):
+            if key not in out.metadata and not _is_asked(key, options):
+                yield Fact(key, None, "one")
         return
     for key in source.metadata:
         if _is_asked(key, options) or _OF_THE_FILE.match(key) or (options.context and key.endswith(".context_length")):
             continue
-        ours, theirs = _value(out, key), _value(source, key)
         if key not in out.metadata:
-            yield Fact(key, None, _shown(theirs))
-        elif ours != theirs:
-            yield _first(key, ours, theirs)
+            yield Fact(key, None, _shown(_value(source, key)))
+        elif _stored(out, key) != _stored(source, key):
+            ours, theirs = _value(out, key), _value(source, key)
+            if ours != theirs:
+                yield _first(key, ours, theirs)
 
 
 def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
-    if source.metadata_kind is not MetadataKind.TYPED:
-        yield from _needed()["keys"].get(out.format, ())
+    yield from _needed()["keys"].get(out.format, ())
     architecture, config = out.architecture, source.config
     assert config is not None
     for row in FAMILIES[config.family].parameters.values() if config.family in FAMILIES else ():
@@ -206,10 +217,19 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
         yield Fact("tie_word_embeddings", _shown(said), "true", CONFIG_NAME)
     if source.metadata_kind is not MetadataKind.DOCUMENT:
         return
+    if (text := text_key(meant)) and not text_key(mine):  # the text model alone
+        inner, meant = meant[text], dict(meant[text])
+    lengths = {*CONFIG_KEYS["context_length"], *_LENGTHS} if options.context else set()
     for key, value in meant.items():
         wrapped = key == "model_type" or (key == "architectures" and isinstance(inner, dict))
         wrapped = wrapped and out.format != source.format
-        if key in _STORED or _is_asked(key, options) or wrapped or (out.format != source.format and key in _WORDED):
+        if (
+            key in _STORED
+            or key in lengths
+            or _is_asked(key, options)
+            or wrapped
+            or (out.format != source.format and key in _WORDED)
+        ):
             continue
         if key not in mine:
             yield Fact(key, None, _shown(value), CONFIG_NAME)
@@ -222,8 +242,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
         if name not in ours:
             yield Fact(name, None, "one")
         elif (found := _read(ours[name])) != (wanted := _read(theirs[name])):
-            at = next((n for n, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1]), 0)
-            yield Fact(name, f"of {len(found):,} bytes, another from byte {at:,} on", f"one of {len(wanted):,}")
+            yield from of_files(name, found, wanted, ours[name])
 
 
 def _of_typed(mine: Mapping[str, Any], source: TensorIndex, format: str, options: Options) -> Iterator[Fact]:
@@ -309,7 +328,7 @@ def _roles(index: TensorIndex, files: Mapping[str, Any], tokens: Mapping[int, st
     return found
 
 
-def _of_words(ours: Words, theirs: Words, options: Options, *, typed: bool) -> Iterator[Fact]:
+def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
     prefix = "tokenizer.ggml." if typed else "tokenizer.json: "
     for number, text in theirs.tokens.items():
         found = ours.tokens.get(number)
