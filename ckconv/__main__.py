@@ -8,6 +8,9 @@ import os
 import sys
 import warnings
 
+#: Bytes that numpy takes when it is imported; OpenBLAS in it ends the process where there are fewer.
+_NUMPY = 96 << 20
+
 #: New objects between two searches for garbage. Imports and headers make many thousands that all stay, and looking
 #: through them every 700, the default up to Python 3.12, takes a tenth of the time until there is something to do.
 GARBAGE_THRESHOLD = 50_000
@@ -21,6 +24,7 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if not sys.warnoptions:  # what Python and numpy warn of names lines of this installation, and no user can mend them
         warnings.simplefilter("ignore")
+    sys.meta_path.insert(0, _Memory())
     try:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # before there was anything to clean up
@@ -30,6 +34,22 @@ def main() -> None:
     ignore()  # the status stands; the interpreter's own end would give the signals their defaults back
     gc.freeze()  # nobody needs garbage to be searched for once more
     sys.exit(status)
+
+
+class _Memory:
+    """Looks for nothing; where memory is limited, it asks whether there is enough before numpy is imported."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Find nothing.
+
+        Raises:
+            MemoryError: there is not enough.
+        """
+        if name == "numpy":
+            from ckconv.system import limits, require_memory
+
+            if limits().keys() & {"-v", "-d"}:
+                require_memory(_NUMPY)
 
 
 def run(arguments: list[str]) -> int:

@@ -212,6 +212,37 @@ else:
     from ckconv.portable import free_space
 
 
+# Limits
+
+
+def limits() -> dict[str, int]:
+    """What this process may have at most: bytes of memory, open files and processes, by flags of ``ulimit``."""
+    try:
+        import resource
+    except ImportError:
+        return {}
+    found = {}
+    for flag, name in (("-v", "RLIMIT_AS"), ("-d", "RLIMIT_DATA"), ("-n", "RLIMIT_NOFILE"), ("-u", "RLIMIT_NPROC")):
+        soft, _ = resource.getrlimit(getattr(resource, name)) if hasattr(resource, name) else (-1, -1)
+        if soft != resource.RLIM_INFINITY and soft >= 0:
+            found[flag] = soft
+    return found
+
+
+def require_memory(nbytes: int) -> None:
+    """Ask the system for memory and give it back: where there is none, some libraries end the process.
+
+    Raises:
+        MemoryError: there is none.
+    """
+    import mmap
+
+    try:
+        mmap.mmap(-1, nbytes).close()
+    except OSError as error:
+        raise MemoryError from error
+
+
 # The disk
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from ckconv.cli.settings import Settings
 from ckconv.core.undecoded import each_text, valid
 from ckconv.errors import CkconvError, OutputError, UnsupportedError
+from ckconv.system import limits
 
 #: The version of every JSON document's shape.
 SCHEMA = 1
@@ -79,11 +80,16 @@ def error_facts(error: CkconvError) -> dict[str, Any]:
 def as_error(error: Exception) -> CkconvError:
     """Whatever was raised as an error with a code: what has none of its own is the system's, or a bug."""
     if isinstance(error, CkconvError):
+        if error.code == "system" and error.hint is None:
+            error.hint = _limit(error.message)
         return error
     if isinstance(error, OSError):
-        return OutputError("system", error.strerror or str(error), path=error.filename)
-    if isinstance(error, MemoryError):
-        return OutputError("system", "there is not enough memory")
+        message = error.strerror or str(error)
+        return OutputError("system", message, path=error.filename, hint=_limit(message))
+    if isinstance(error, MemoryError) or (_lacks_memory(error) and _limit("memory")):
+        return OutputError("system", "there is not enough memory", hint=_limit("memory"))
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return OutputError("system", "no thread can be started", hint=_limit("thread") or _limit("memory"))
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "ckconv").partition(".")[0]) != "ckconv":
         return UnsupportedError("system.package", f"this needs the package {package}, which is not installed")
     return CkconvError(
@@ -91,6 +97,29 @@ def as_error(error: Exception) -> CkconvError:
         f"{type(error).__name__}: {error}",
         hint="this is a bug in ckconv; please report it with the output of the same command and --debug",
     )
+
+
+#: What the system says -> the flags of ``ulimit`` that may be at fault, what they limit, and the unit of their numbers.
+_LIMITS = (
+    ("memory", ("-v", "-d"), "memory", 1024, " kB"),
+    ("open files", ("-n",), "open files", 1, ""),
+    ("thread", ("-u",), "processes and threads", 1, ""),
+)
+
+
+def _limit(message: str) -> str | None:
+    """The limit that was met, where one is set."""
+    found = limits()
+    for word, flags, what, unit, name in _LIMITS:
+        for flag in flags:
+            if word in message.lower() and flag in found:
+                return f"the limit of {what} is {found[flag] // unit:,}{name} (ulimit {flag})"
+    return None
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """A library could not be loaded, or began and could not go on, for want of memory, as far as that can be told."""
+    return isinstance(error, (ImportError, SystemError)) and not isinstance(error, ModuleNotFoundError)
 
 
 def discard_stdout() -> None:
