@@ -207,12 +207,13 @@ def convert(
             raise UsageError("usage.target", "only the command line writes to standard output", hint="name a file")
         statement = Path(attest) if attest is not None else None
         late = late_files(plan, place, checksums=checksums, record=record, attest=statement, adapters=adapters)
-        apart = None
+        shared = None
         if lasting:
-            from ckconv.engine.apart import apart_of
+            from ckconv.engine.cluster import sharing
 
-            apart = apart_of(plan, source, source_format, adapters, executor, resume, jobs)
-        report = run(plan, place, force=force, verify=verify, late=late, watcher=progress, apart=apart)
+            made_of = (plan, place, source, source_format, adapters)
+            shared = sharing(*made_of, executor=executor, resume=resume, jobs=jobs, verify=verify, force=force)
+        report = run(plan, place, force=force, verify=verify, late=late, watcher=progress, shared=shared)
         return upload.publish(report, progress) if upload else report
 
 

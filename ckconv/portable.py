@@ -72,7 +72,7 @@ def become_directory(made: Path, place: Path) -> None:
     made.rename(place)
 
 
-def try_lock(fd: int) -> bool:
+def try_lock(fd: int, *, shared: bool = False) -> bool:
     """As :func:`ckconv.system.try_lock`, of the first byte of a file."""
     try:
         import msvcrt

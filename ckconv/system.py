@@ -316,8 +316,11 @@ if TYPE_CHECKING or MOVES_OPEN:
         """Put a directory where there is nothing, or an empty directory."""
         made.rename(place)
 
-    def try_lock(fd: int) -> bool:
+    def try_lock(fd: int, *, shared: bool = False) -> bool:
         """Lock an open file or directory (``flock``), until the descriptor is closed or the process ends.
+
+        Args:
+            shared: others may lock it so, too; a lock of the other kind that this descriptor has becomes one.
 
         Returns:
             ``False`` if somebody else has locked it.
@@ -328,7 +331,7 @@ if TYPE_CHECKING or MOVES_OPEN:
         import fcntl
 
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True

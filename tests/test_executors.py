@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,11 @@ from conftest import FIXTURES, Result
 
 import ckconv
 from ckconv.api import prepare
-from ckconv.engine import apart, cluster, pieces, pipeline
+from ckconv.engine import cluster, pipeline
 from ckconv.engine import write as writing
-from ckconv.engine.request import fingerprint, requested
-from ckconv.errors import Interrupted, OutputError, UnsupportedError, VerifyError
+from ckconv.engine.resume import fingerprint, requested
+from ckconv.errors import OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options
-from ckconv.signals import interruptible
 
 QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
 GGUF = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
@@ -59,9 +59,9 @@ def die_once(marks: str) -> None:
 
 
 def other_version() -> None:
-    from ckconv.engine import request
+    from ckconv.engine import resume
 
-    request.__version__ = "0.0.0"
+    resume.__version__ = "0.0.0"
 
 
 def flip() -> None:
@@ -174,10 +174,11 @@ class Elsewhere(Executor):
     """Does what it is told where the files are not."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        (piece,) = args
+        (job,) = args
         found: Future[Any] = Future()
         try:
-            found.set_result(fn(piece._replace(staging="/nowhere/at/all")))
+            place = job.request.target._replace(directory=Path("/nowhere/at/all/m"))
+            found.set_result(fn(job._replace(request=replace(job.request, target=place))))
         except OutputError as error:
             found.set_exception(error)
         return found
@@ -236,19 +237,11 @@ def test_what_a_reader_needs_of_other_files_is_compared_with_the_whole(tmp_path:
     one, two = tmp_path / "one", tmp_path / "two"
     for place in (one, two):
         place.mkdir()
-    seen: list[bool] = []
-
-    def make(piece: pieces.Piece) -> pieces.Made:
-        made = pieces.make(piece)
-        seen.append(made.compared)
-        return made
-
     done = ckconv.convert(source, one / "m.gguf", options=OPTIONS)
-    with ThreadPoolExecutor(1) as executor, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apart, "make", make)
-        apart_done = ckconv.convert(source, two / "m.gguf", options=OPTIONS, executor=executor)
-    assert (len(seen) > 2, all(seen)) == (True, False)
-    assert apart_done.verified == done.verified
+    with ThreadPoolExecutor(1) as executor:
+        shared = ckconv.convert(source, two / "m.gguf", options=OPTIONS, executor=executor)
+    assert len(done.files) > 2
+    assert shared.verified == done.verified
     assert contents(one) == contents(two)
 
 
@@ -302,27 +295,6 @@ def test_work_that_is_dropped_ends_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(OutputError) as again:
         ckconv.convert(QWEN2, f"{tmp_path}/m/", to="safetensors", options=OPTIONS, executor=Dropping())
     assert again.value is not refused.value, "each conversion has an error of its own"
-
-
-@pytest.mark.needs("posix")
-@pytest.mark.parametrize("call", ["create"])
-def test_a_signal_while_a_file_is_opened_or_closed_leaves_nothing(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def struck(*given: Any) -> Any:
-        found = real(*given)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return found
-
-    def opened() -> int:
-        return len([*Path("/proc/self/fd").iterdir()])
-
-    real, before = getattr(pieces, call), opened()
-    monkeypatch.setattr(pieces, call, struck)
-    with pytest.raises(Interrupted), interruptible():
-        ckconv.convert(QWEN2, f"{tmp_path}/m/", to="mlx", options=OPTIONS, resume=True)
-    assert opened() == before
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_signal_while_workers_work_leaves_nothing(tmp_path: Path, ckconv_run: Callable[..., Result]) -> None:
@@ -405,8 +377,8 @@ def test_a_source_that_was_named_from_here_is_the_one_that_another_process_opens
     monkeypatch.chdir((FIXTURES / name).parent)
     source = Path(name).name
     to = "safetensors" if target.endswith("/") else None
-    plan, _ = prepare(source, target, to=to, options=Options(max_shard_bytes=100_000))
-    request = requested(plan, source, None, [])
+    plan, place = prepare(source, target, to=to, options=Options(max_shard_bytes=100_000))
+    request = requested(plan, place, source, None, [], verify=True, force=False)
     there = request.planned()
-    found = [fingerprint(one, one.contents(), request, verify=True) for one in (plan, there)]
+    found = [fingerprint(one, one.contents(), request) for one in (plan, there)]
     assert found[0] == found[1]

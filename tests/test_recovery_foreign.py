@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,15 @@ from kills import HIT
 
 from ckconv.publish import locks
 from ckconv.publish.directory import Directory
-from ckconv.publish.journal import FINISHED, REPLACED, discard, recover
+from ckconv.publish.journal import CONVERSION, REPLACED, discard, lasting_name, recover
 from ckconv.publish.journal import NAME as JOURNAL
-from ckconv.publish.kept import Finished, Kept, lasting_name
-from ckconv.publish.staging import Outputs, Room, Small
 
 pytestmark = pytest.mark.needs("posix")
 
 Ckconv = Callable[..., Result]
 
 LLAMA = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
+QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
 #: Writes three files, each to another directory, and kills itself at the n-th call that changes a name.
 CHILD = (
     """
@@ -115,8 +113,8 @@ HOSTILE: dict[str, dict[str, str | None]] = {
     },
     "staged is a link": {JOURNAL: journal([], [["d"]]), "d": "HOME/thesis.tex"},
     "directory staged is a link": {JOURNAL: journal([], [["f", "inner"]]), "f": "HOME/folder"},
-    "finished": {".ckconv.finished": "HOME/folder", ".ckconv.unfinished": "HOME/folder"},
-    "finished is a link to a file": {".ckconv.finished": "HOME/id_rsa"},
+    "finished": {CONVERSION: "HOME/id_rsa", ".x.json": "HOME/id_rsa"},
+    "finished is a directory elsewhere": {CONVERSION: "HOME/folder"},
     "of a version before": {"d": "HOME", ".old/0000/x": "HOME/thesis.tex", ".old/0001": "HOME/folder"},
     "no document": {JOURNAL: "[" * 100_000, "d": None},
     "no list": {JOURNAL: json.dumps({"take": 5, "give": {}, "folders": None, "group": "x"}), "d": None},
@@ -226,7 +224,7 @@ def test_a_name_beside_it_that_is_a_link_to_a_directory_is_no_directory_of_the_o
     assert listing(home) == before
 
 
-@pytest.mark.parametrize("where", [FINISHED, REPLACED, f"{REPLACED}/0000", "f"])
+@pytest.mark.parametrize("where", [CONVERSION, REPLACED, f"{REPLACED}/0000", "f"])
 def test_what_is_removed_is_not_removed_through_links(where: str, home: Path, cloned: Path) -> None:
     put(cloned / NAME, {where: "HOME/folder"}, home)
     before = listing(home)
@@ -236,37 +234,20 @@ def test_what_is_removed_is_not_removed_through_links(where: str, home: Path, cl
     assert listing(cloned) == {}
 
 
-@pytest.mark.parametrize("where", [FINISHED, ".ckconv.unfinished", REPLACED])
-def test_whoever_goes_on_does_so_in_no_directory_that_a_link_leads_to(where: str, home: Path, cloned: Path) -> None:
-    put(cloned / lasting_name("m"), {where: "HOME/folder"}, home)
-    (home / "folder" / ".list").write_text("")
-    (cloned / "m").write_text("old")
+@pytest.mark.parametrize("where", [CONVERSION, ".publish", "FIRST", ".FIRST.json", ".FIRST.lock", ".FIRST.json.new"])
+@pytest.mark.parametrize("target", ["id_rsa", "folder", "nothing"])
+def test_whoever_goes_on_writes_nothing_where_a_link_leads(
+    where: str, target: str, ckconv: Ckconv, home: Path, cloned: Path
+) -> None:
+    name = where.replace("FIRST", "model-00001-of-00005.safetensors")
+    put(cloned / lasting_name("m"), {name: f"HOME/{target}"}, home)
     before = listing(home)
-    kept = Kept("the same", 1)
-    small = {cloned / "side": Small("side", b"side")}
-    kept.begin(cloned / "m")
-    with kept, Outputs({cloned / "m": Room(3, apart=True)}, small, force=True) as outputs:
-        made = outputs.unfinished() / "m"
-        made.write_bytes(b"new")
-        kept.add(made, Finished("m", 3, sha256(b"new").hexdigest(), {}))
-        outputs.take(cloned / "m", kept.place("m"))
-        outputs.sync()
-        outputs.publish()
+    done = ckconv("convert", QWEN2, f"{cloned}/m/", "--to", "mlx", "--max-shard-size", "50KB", "--resume")
+    assert done.code in (0, 6), done.err
     assert listing(home) == before
-    assert listing(cloned) == {"m": "new", "side": "side"}
-
-
-def test_a_list_of_finished_files_that_makes_no_sense_is_none(tmp_path: Path) -> None:
-    for content in (
-        b"[" * 100_000,
-        b'{"fingerprint": "the same"}\n{"name": 5, "nbytes": 1, "sha256": "", "facts": {}}',
-    ):
-        finished = tmp_path / lasting_name("m") / FINISHED
-        finished.mkdir(parents=True, exist_ok=True)
-        (finished / ".list").write_bytes(content)
-        with Kept("the same", 1) as kept:
-            kept.begin(tmp_path / "m")
-            assert kept.files == {}
+    if done.code == 0:
+        assert list(cloned.iterdir()) == [cloned / "m"]
+        assert not any(path.is_symlink() for path in (cloned / "m").iterdir())
 
 
 def test_a_conversion_in_a_cloned_directory(ckconv: Ckconv, home: Path, cloned: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import FIXTURES, Result
 
-from ckconv.publish.journal import FINISHED
+from ckconv.publish.journal import CONVERSION
 
 Ckconv = Callable[..., Result]
 
@@ -25,7 +25,7 @@ SHARDS = 5
 CHILD = """
 import os, sys
 from ckconv import __main__
-from ckconv.engine import apart, pipeline
+from ckconv.engine import pipeline
 number, at, arguments = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 real, count = pipeline.write_file, 0
 
@@ -58,9 +58,13 @@ def staging(place: Path) -> list[Path]:
     return [path for path in place.iterdir() if path.name.startswith(".")]
 
 
+def kept(place: Path) -> Path:
+    (found,) = (path for path in staging(place) if (path / CONVERSION).exists())
+    return found
+
+
 def finished(place: Path) -> list[str]:
-    (found,) = (path for path in staging(place) if (path / FINISHED).is_dir())
-    return sorted(path.name for path in (found / FINISHED).iterdir() if not path.name.startswith("."))
+    return sorted(path.name for path in kept(place).iterdir() if not path.name.startswith("."))
 
 
 @pytest.fixture
@@ -116,8 +120,7 @@ def test_an_interrupted_conversion_goes_on(name: str, output: str, source: Path,
 def begun(source: Path, place: Path) -> Path:
     """The staging directory of a conversion to ``m/`` of which three files are finished."""
     assert convert(source, f"{place}/m/", "--to", "mlx", "--resume", number=signal.SIGTERM, at=4).code == 143
-    (found,) = staging(place)
-    return found
+    return kept(place)
 
 
 def resumed(source: Path, place: Path, *flags: str) -> Result:
@@ -139,7 +142,7 @@ def cut_off(path: Path) -> None:
 def test_a_finished_file_that_does_not_fit_is_made_again(
     damage: Callable[[Path], None], begun: Path, source: Path, place: Path
 ) -> None:
-    damage(sorted((begun / FINISHED).glob("*.safetensors"))[1])
+    damage(sorted(begun.glob("*.safetensors"))[1])
     again = resumed(source, place)
     assert (again.code, again.out) == (0, "made 3\n")
     assert convert(source, f"{place}/n/", "--to", "mlx").code == 0
@@ -150,13 +153,12 @@ def test_a_finished_file_that_does_not_fit_is_made_again(
 def test_nothing_is_kept_of_another_conversion(begun: Path, source: Path, place: Path) -> None:
     saved = Path(shutil.copytree(begun, place.parent / "saved"))
     weights = source / "model.safetensors"
-    shards = [FINISHED, "model-00001-of-00005.safetensors"]
 
     def made(*flags: str) -> str:
         shutil.rmtree(begun, ignore_errors=True)
         shutil.rmtree(place / "m", ignore_errors=True)
         shutil.copytree(saved, begun)
-        assert begun.joinpath(*shards).is_file()
+        assert (begun / "model-00001-of-00005.safetensors").is_file()
         found = resumed(source, place, *flags)
         assert found.code == 0, found.err
         return found.out
@@ -169,15 +171,18 @@ def test_nothing_is_kept_of_another_conversion(begun: Path, source: Path, place:
     assert made() == "made 5\n"
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert made() == "made 2\n"
-    list_of = saved / FINISHED / ".list"
-    lines = list_of.read_bytes().splitlines(keepends=True)
-    list_of.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])  # cut off while it was written
+    facts = saved / ".model-00003-of-00005.safetensors.json"
+    whole = facts.read_bytes()
+    facts.write_bytes(whole[:40])  # cut off while it was written
     assert made() == "made 3\n"
-    first = json.loads(lines[0])
-    list_of.write_bytes(b"".join([json.dumps({**first, "fingerprint": "0"}).encode() + b"\n", *lines[1:]]))
+    facts.write_bytes(whole.replace(b'"sha256": "', b'"sha256": "00'))
+    assert made() == "made 3\n"
+    facts.write_bytes(whole)
+    (saved / CONVERSION).write_text(json.dumps(["0", "0"]))
     assert made() == "made 5\n"
-    list_of.write_bytes(b"\xff[]")
-    assert made() == "made 5\n"
+    for document in (b"\xff[]", b"[" * 100_000, b"{}", b"[1, 2, 3]"):
+        (saved / CONVERSION).write_bytes(document)
+        assert made() == "made 5\n"
 
 
 @pytest.mark.needs("posix")
@@ -218,3 +223,46 @@ def test_one_file_is_made_at_once(source: Path, place: Path, ckconv: Ckconv) -> 
     assert "the output is written in one piece" in " ".join(done.json["notes"])
     refused = ckconv("convert", source, "-", "--to", "gguf", "--resume")
     assert (refused.code, "error[usage.target]" in refused.err) == (2, True)
+
+
+@pytest.mark.needs("posix")
+@pytest.mark.parametrize("target", ["m/ --to mlx --checksums --record", "m.gguf"])
+def test_runs_of_the_same_command_share_the_work(target: str, source: Path, place: Path) -> None:
+    """Each file is made once, all of them end with 0, and one that is killed is done without."""
+    name, *flags = target.split()
+    command = [sys.executable, "-c", CHILD, "0", "0", "convert", str(source), f"{place}/{name}", "--max-shard-size"]
+    command += ["5KB", "-q", "--resume", *flags]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    command[3:5] = str(int(signal.SIGKILL)), "2"
+    killed = subprocess.run(command, capture_output=True, text=True)
+    found = [(*run.communicate(timeout=120), run.returncode) for run in runs]
+    late = [err for _, err, code in found if code == 6]
+    assert all("output.exists" in err for err in late), "a run may come when all is done"
+    assert {code for _, _, code in found} <= {0, 6}, found
+    made = sum(int(out.split()[1]) for out, _, code in found if code == 0)
+    assert killed.returncode in (-signal.SIGKILL, 0, 6)
+    whole_place = place.parent / "whole"
+    whole_place.mkdir()
+    again = [*command[:3], "0", "0", *command[5:]]
+    again[again.index(f"{place}/{name}")] = f"{whole_place}/{name}"
+    assert subprocess.run(again, capture_output=True).returncode == 0
+    shards = len([*whole_place.rglob("*.safetensors"), *whole_place.rglob("*.gguf")])
+    assert made >= shards - 2, "files that others had made are in the output"
+    one = {path.relative_to(whole_place): path.read_bytes() for path in whole_place.rglob("*") if path.is_file()}
+    all_of_them = {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    hidden = [path for path in all_of_them if path.parts[0].startswith(".")]
+    assert one == {path: data for path, data in all_of_them.items() if path not in hidden}
+    assert not hidden or killed.returncode == -signal.SIGKILL
+
+
+@pytest.mark.needs("posix")
+def test_another_conversion_waits_until_the_one_that_is_at_work_is_done(source: Path, place: Path) -> None:
+    command = [sys.executable, "-c", CHILD, str(int(signal.SIGSTOP)), "2", "convert", str(source), f"{place}/m/"]
+    command += ["--to", "mlx", "--max-shard-size", "50KB", "-q", "--resume"]
+    one = subprocess.Popen(command)
+    assert os.WIFSTOPPED(os.waitpid(one.pid, os.WUNTRACED)[1])
+    refused = resumed(source, place, "--dtype", "f32")
+    os.kill(one.pid, signal.SIGCONT)
+    assert (refused.code, "error[output.busy]" in refused.err) == (6, True)
+    assert one.wait(60) == 0
+    assert staging(place) == []

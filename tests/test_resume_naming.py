@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import errno
-import os
 import signal
 import subprocess
 import sys
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from conftest import FIXTURES, Result
 
-from ckconv.errors import OutputError
-from ckconv.publish import kept as kept_files
-from ckconv.publish.kept import Finished, Kept, lasting_name
-from ckconv.publish.staging import Outputs, Room, Small
+from ckconv.publish.journal import lasting_name
 
 QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
 
@@ -128,70 +123,6 @@ def test_what_ends_while_files_are_named_goes_on(
         if left == before and target != "m/ False":  # a directory gets its name without what is finished beside it
             assert again.out == "made 0\n", "nothing that was finished is made again"
     assert contents(tmp_path) == after
-
-
-SHARDS = {f"s-{number}.safetensors": f"weights {number}".encode() for number in (1, 2)}
-BESIDE = {"modules.json": b"[]", "1_Pooling/config.json": b"{}"}
-
-
-def goes_on(place: Path) -> tuple[Outputs, Kept]:
-    kept = Kept("the same", len(SHARDS))
-    small = {place / name: Small(name, data) for name, data in BESIDE.items()}
-    rooms = {place / name: Room(len(data), apart=True) for name, data in SHARDS.items()}
-    kept.begin(place)
-    return Outputs(rooms, small, directory=place, force=True), kept
-
-
-def finish(outputs: Outputs, kept: Kept, name: str) -> None:
-    made = outputs.unfinished() / name
-    made.write_bytes(SHARDS[name])
-    kept.add(made, Finished(name, len(SHARDS[name]), sha256(SHARDS[name]).hexdigest(), {}))
-
-
-def fail(place: Path, name: str) -> None:
-    """One file is finished when the disk is full."""
-    outputs, kept = goes_on(place)
-    with kept, outputs:
-        finish(outputs, kept, name)
-        raise OutputError("output.space", "full")
-
-
-@pytest.mark.parametrize("there", [False, True], ids=["new", "beside others"])
-def test_directories_inside_are_made_anew_when_it_goes_on(there: bool, tmp_path: Path) -> None:
-    place, (first, second) = tmp_path / "m", SHARDS
-    before = {"mine": b"mine"} if there else {}
-    if there:
-        place.mkdir()
-        (place / "mine").write_bytes(b"mine")
-    with pytest.raises(OutputError):
-        fail(place, first)
-    assert shown(tmp_path) == {f"m/{name}": data for name, data in before.items()}
-    assert not (place / "1_Pooling").exists()
-    outputs, kept = goes_on(place)
-    with kept, outputs:
-        assert [*kept.files] == [first]
-        finish(outputs, kept, second)
-        for name in SHARDS:
-            outputs.take(place / name, kept.place(name))
-        outputs.sync()
-        outputs.publish()
-    assert contents(tmp_path) == {f"m/{name}": data for name, data in (before | SHARDS | BESIDE).items()}
-
-
-def test_a_full_disk_takes_no_list_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, (first, _) = tmp_path / "m", SHARDS
-    with pytest.raises(OutputError):
-        fail(place, first)
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with monkeypatch.context() as patch:
-        patch.setattr(kept_files, "sync", lambda fd: (_ for _ in ()).throw(full))
-        kept = Kept("the same", len(SHARDS))
-        with pytest.raises(OSError, match="No space left"):
-            kept.begin(place)
-        kept._close()
-    outputs, kept = goes_on(place)
-    with kept, outputs:
-        assert [*kept.files] == [first]
 
 
 def test_a_split_model_grows_in_one_place() -> None:

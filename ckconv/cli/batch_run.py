@@ -96,8 +96,8 @@ class Batch:
         Raises:
             Interrupted, OutputError: as :meth:`run`; ``cluster.version`` or ``cluster.worker``.
         """
-        from ckconv.engine.dispatch import dispatched
-        from ckconv.engine.request import absolute, absolute_path
+        from ckconv.engine.cluster import dispatched
+        from ckconv.engine.resume import absolute, absolute_path
 
         known = {absolute_path(model.source): number for number, model in enumerate(models)}
         jobs = [
@@ -155,7 +155,7 @@ def converted(job: Job) -> tuple[Model, CkconvError | None]:
     Raises:
         OutputError: ``cluster.version``.
     """
-    from ckconv.engine.request import check_version
+    from ckconv.engine.resume import check_version
     from ckconv.families.catalogue import own_families
     from ckconv.io.ahead import at_once
 

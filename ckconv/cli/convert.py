@@ -162,14 +162,24 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
 
             outputs += outputs_of(*tower, places={}, on_request=(), late=late_of_tower) if tower else []
             check_place(flags["page"], outputs)
-        apart = None
+        shared = None
         if lasting:
             if dst == STDOUT:
                 raise UsageError("usage.target", "--resume and --cluster make files, and DST is stdout")
-            from ckconv.engine.apart import apart_of
+            from ckconv.engine.cluster import sharing
 
-            executor = _executor(context, flags["cluster"]) if flags["cluster"] else None
-            apart = apart_of(plan, src, flags["source_format"], adapters, executor, flags["resume"], flags["jobs"])
+            shared = sharing(
+                plan,
+                target,
+                src,
+                flags["source_format"],
+                adapters,
+                executor=_executor(context, flags["cluster"]) if flags["cluster"] else None,
+                resume=flags["resume"],
+                jobs=flags["jobs"],
+                verify=not flags["no_verify"],
+                force=force,
+            )
         with ProgressLine(settings, dst) as line:
             report = run(
                 plan,
@@ -182,7 +192,7 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
                 stdout=sys.stdout.fileno() if dst == STDOUT else None,
                 digests=settings.json or settings.verbose,
                 watcher=line,
-                apart=apart,
+                shared=shared,
             )
             made, report = report, upload.publish(report, line) if upload else report
         if flags["page"] is not None:

@@ -1,25 +1,46 @@
-"""Clusters by their addresses, as executors: ``dask://HOST:PORT``, ``ray://HOST:PORT``, and ``local://N`` processes."""
+"""Work for other processes, of a cluster by its address or of any executor; what a dead one was at is done again.
+
+Addresses are ``dask://HOST:PORT``, ``ray://HOST:PORT``, and ``local://N`` for N processes of this machine.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager, nullcontext, suppress
+from functools import lru_cache, partial
 from multiprocessing import get_context, parent_process
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+from ckconv.core.tensors import identity
+from ckconv.engine.resume import Request, SharedFiles, requested
+from ckconv.engine.run import run
 from ckconv.errors import CkconvError, OutputError, UsageError
-from ckconv.signals import ignore
+from ckconv.families.catalogue import own_families
+from ckconv.formats.destination import Destination
+from ckconv.io.ahead import at_once
+from ckconv.plan.container import Container
+from ckconv.plan.steps import Plan
+from ckconv.signals import check, ignore
 from ckconv.system import deaf_children
+
+W = TypeVar("W")
+R = TypeVar("R")
+
+#: So many deaths in a row, in which nothing was finished, are no accident.
+DEATHS = 4
 
 _ADDRESS = re.compile(r"(dask|ray)://([^/\s]+:\d+)|(local)://([1-9]\d?)")
 
 #: Seconds in which a cluster answers.
 _PATIENCE = 30
+
+#: Seconds after which a signal is looked for.
+_LOOK = 0.5
 
 
 @contextmanager
@@ -116,3 +137,193 @@ def _serve() -> None:
 
 
 _OPENING: dict[str, Callable[[str], _Opened]] = {"dask": _dask, "ray": _ray, "local": _local}
+
+
+#: What an engine raises for work whose worker died: names, as nobody imports an engine to see that it is not there.
+_DEATHS = frozenset(
+    {"KilledWorker", "WorkerCrashedError", "NodeDiedError", "RayActorError", "ActorDiedError", "OutOfMemoryError"}
+)
+
+#: What comes of a worker that has another ckconv, or none.
+_STRANGERS = (ImportError, AttributeError, pickle.UnpicklingError)
+
+
+def dispatched(executor: Executor, work: Callable[[W], R], pieces: Sequence[W]) -> Iterator[R]:
+    """What ``work`` gives for each piece, as it ends.
+
+    Raises:
+        OutputError: ``cluster.worker``, workers die over it; ``cluster.version``, one does not know the work.
+        Exception: what ``work`` raised.
+    """
+    crew = _Crew(executor, work)
+    try:
+        for piece in pieces:
+            crew.submit(piece)
+        while crew.waiting:
+            yield from crew.ended()
+    finally:
+        crew.dismiss()
+
+
+class _Crew:
+    def __init__(self, executor: Executor, work: Callable[[Any], Any]) -> None:
+        self._executor, self._work = executor, work
+        self._own: list[Executor] = []
+        self._deaths = 0
+        self.waiting: dict[Future[Any], Any] = {}
+
+    def submit(self, piece: object) -> None:
+        try:
+            future = self._executor.submit(self._work, piece)
+        except BrokenExecutor as error:
+            self._replace(error)
+            future = self._executor.submit(self._work, piece)
+        self.waiting[future] = piece
+
+    def ended(self) -> Iterator[Any]:
+        """What came of the work that ended next."""
+        done, _ = wait(self.waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
+        check()
+        again = []
+        for future in done:
+            piece = self.waiting.pop(future)
+            error = _gone() if future.cancelled() else future.exception()
+            if error is None:
+                self._deaths = 0
+                yield future.result()
+            elif _is_death(error):
+                again.append((piece, error))
+            else:
+                raise _known(error)
+        if again:
+            self._deaths += 1
+            if self._deaths > DEATHS:
+                message = f"workers died {DEATHS + 1} times in a row, and nothing was finished"
+                hint = "fewer processes leave more memory to each"
+                raise OutputError("cluster.worker", message, hint=hint) from again[0][1]
+        for piece, _ in again:
+            self.submit(piece)
+
+    def _replace(self, error: BrokenExecutor) -> None:
+        """Make a new pool like the old one, which takes no more work after one of its processes died."""
+        if not isinstance(self._executor, ProcessPoolExecutor):
+            raise OutputError("cluster.worker", f"the workers are gone: {error}") from error
+        old = self._executor
+        self._executor = type(old)(
+            getattr(old, "_max_workers", None),
+            getattr(old, "_mp_context", None),
+            getattr(old, "_initializer", None),
+            getattr(old, "_initargs", ()),
+        )
+        self._own.append(self._executor)
+
+    def dismiss(self) -> None:
+        """Cancel what is not done, without waiting for it."""
+        for future in self.waiting:
+            future.cancel()
+        for executor in self._own:
+            executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _gone() -> OutputError:
+    """What comes of work that is cancelled, and not by us: whoever gave it to workers is no more."""
+    return OutputError("cluster.worker", "the workers are gone: their scheduler has dropped the work")
+
+
+def _is_death(error: BaseException) -> bool:
+    return isinstance(error, BrokenExecutor) or any(kind.__name__ in _DEATHS for kind in type(error).__mro__)
+
+
+def _known(error: BaseException) -> BaseException:
+    """What a worker raised, as an error that can be shown."""
+    cause = getattr(error, "cause", None)  # Ray's wraps what the work raised
+    if isinstance(cause, CkconvError):
+        return cause
+    if isinstance(error, _STRANGERS):
+        message = f"a worker has another version of ckconv, or none: {error}"
+        return OutputError("cluster.version", message, hint="install the same version there")
+    return error
+
+
+def sharing(
+    plan: Plan,
+    target: Destination,
+    source: str | os.PathLike[str],
+    source_format: str | None,
+    adapters: Sequence[tuple[str | os.PathLike[str], float]],
+    *,
+    executor: Executor | None,
+    resume: bool,
+    jobs: int | None,
+    verify: bool,
+    force: bool,
+) -> Callable[[Plan, Container], SharedFiles]:
+    """How a run shares the files of its output: with runs of the same command, and with the workers of an executor."""
+    request = requested(plan, target, source, source_format, adapters, verify=verify, force=force)
+    hands = workers(executor, request, jobs) if executor is not None else None
+    return partial(SharedFiles, request=request, resume=resume, hands=hands)
+
+
+class Job(NamedTuple):
+    """One file of an output, for a process that knows nothing of it yet.
+
+    Attributes:
+        number: of the file in the plan.
+        jobs: how many pieces of a tensor are converted at once; ``None`` for one.
+    """
+
+    request: Request
+    number: int
+    jobs: int | None
+
+
+#: Held by the one thread that makes a file with what threads share.
+_ALONE = threading.Lock()
+
+
+def workers(executor: Executor, request: Request, jobs: int | None) -> Callable[[Sequence[int]], Iterator[int]]:
+    """What makes files of an output by the processes of an executor."""
+
+    def make(numbers: Sequence[int]) -> Iterator[int]:
+        yield from dispatched(executor, made, [Job(request, number, jobs) for number in numbers])
+
+    return make
+
+
+def made(job: Job) -> int:
+    """Make one file among those that are shared, in a process that knows nothing of it yet.
+
+    Raises:
+        CkconvError: as a conversion.
+        OutputError: ``cluster.version``; ``cluster.place``, the directory is not there.
+    """
+    request, options = job.request, job.request.options
+    # A worker of several threads (Dask's have as many as there are processors) has one plan, which counts errors of
+    # quantising, and one list of families.
+    with (
+        _ALONE if options.quantize or options.families else nullcontext(),
+        own_families(options.families),
+        at_once(job.jobs or 1),
+    ):
+        plan = _planned(request)
+        if not _is_current(plan):  # a file was saved again with its former size and time
+            _planned.cache_clear()
+            plan = _planned(request)
+        shared = partial(SharedFiles, request=request, resume=True, only=job.number)
+        run(plan, request.target, force=request.force, verify=request.verify, shared=shared)
+    return job.number
+
+
+@lru_cache(maxsize=1)
+def _planned(request: Request) -> Plan:
+    """The plan of a conversion, for all of its files; a source that changed is planned anew."""
+    plan = request.planned()
+    plan.check()
+    return plan
+
+
+def _is_current(plan: Plan) -> bool:
+    """Every file is the one whose header was read."""
+    with suppress(OSError):
+        return all(identity(path.stat()) == known for path, known in plan.index.identities.items())
+    return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,12 +36,12 @@ from ckconv.publish.checks import check_parent
 from ckconv.publish.files import failing, opened_regular
 from ckconv.publish.staging import Outputs, Room
 from ckconv.signals import noted
-from ckconv.system import write_at
+from ckconv.system import sync, write_at
 from ckconv.verification.statements import check_statements
 from ckconv.verification.tensors import Compared
 
 if TYPE_CHECKING:
-    from ckconv.engine.apart import Apart, Assembly
+    from ckconv.engine.resume import SharedFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def run(
     stdout: int | None = None,
     digests: bool = True,
     watcher: Watcher | None = None,
-    apart: Apart | None = None,
+    shared: Callable[[Plan, Container], SharedFiles] | None = None,
 ) -> Report:
     """Write the output of ``plan`` to ``target``.
 
@@ -105,7 +105,7 @@ def run(
         late: further files.
         stdout: the descriptor that ``-`` means.
         digests: of whole files are wanted, even where a header holds that of its payload, which is computed anyway.
-        apart: how each of several files is made apart from the others.
+        shared: how several runs make the files of one output.
 
     Raises:
         UsageError: a side file was asked for that the target does not have.
@@ -145,23 +145,19 @@ def run(
             return report([whole, *written(side)], None, losses)
         paths = [target.parent / file.name for file in plan.files]
         rooms = late_rooms(late, paths, plan, side)
-        assembly = _assembly(plan, container, apart, verify=verify) if apart is not None else None
-        if apart is not None and assembly is None and (apart.resume or apart.executor):
+        sharing = shared(plan, container) if shared is not None and is_shareable(plan) else None
+        if shared is not None and sharing is None:
             note = "--resume and --cluster change nothing here: the output is written in one piece"
             plan = replace(plan, notes=(*plan.notes, note))
         rooms |= {
-            path: Room(file.nbytes, tuple(holes(file)), apart=assembly is not None)
+            path: Room(file.nbytes, tuple(holes(file)), later=sharing is not None)
             for path, file in zip(paths, plan.files, strict=True)
         }
         check_distinct([*side, *(item.path for item in late)], paths)
         gone = left_documents(plan, target, [*rooms, *side]) if force else []
         plan = replace(plan, notes=(*plan.notes, *gone_notes(gone), *stale_lists(target, [*rooms, *side])))
-        kept = assembly.kept if assembly else None
-        if kept is not None:
-            with failing(Path(target.name)):
-                kept.begin(target.directory or paths[0])
         with (
-            kept or nullcontext(),
+            sharing.at(target.directory or paths[0]) if sharing is not None else nullcontext(),
             Outputs(
                 rooms,
                 side,
@@ -178,12 +174,14 @@ def run(
             look()
             source.begin()
             with failing(Path(target.name)):  # a reader raises its own error
-                if assembly is not None:
-                    losses, results, verified = assembly.run(outputs, paths, target, watcher)
-                else:
-                    whole_digests = digests or any(item.names_digests for item in late)
-                    staged = _Staged(plan, container, target, files, outputs, verify=verify)
-                    losses, results, verified = staged.write(watcher, whole=whole_digests)
+                staged = _Staged(plan, container, target, files, outputs, verify=verify)
+                written_files = staged.write(watcher, sharing)
+                if sharing is not None and not sharing.publishes:  # another run looks at all of it, and publishes
+                    losses, results = staged.written(written_files)
+                    others = [*written(side), *(Written(item.path, 0, "") for item in late)]
+                    return report([*results, *others], sharing.elsewhere, losses)
+                whole_digests = digests or any(item.names_digests for item in late)
+                losses, results, verified = staged.settle(written_files, whole=whole_digests)
             source.check()
             done = [*results, *written(side)]
             for item in late:
@@ -191,6 +189,8 @@ def run(
                     done.append(write_late(item, done, outputs.fds[item.path], verify=verify))
             files.check_unchanged()
             outputs.publish(look)
+            if sharing is not None:
+                sharing.published(verified)
         plan = replace(plan, notes=(*plan.notes, *outputs.notes))
     return report(done, verified, losses)
 
@@ -213,9 +213,43 @@ class _Staged:
         self._paths = [target.parent / file.name for file in plan.files]
         self._source, self._outputs, self._verify = source, outputs, verify
         self._places = [outputs.staged(path) for path in self._paths]
+        self._pipeline = Pipeline(plan, container, source, self._places, self._open, verify=verify)
 
-    def write(self, watcher: Watcher, *, whole: bool) -> tuple[Losses, list[Written], int | None]:
-        """Write everything, and look at all of it: what could not be kept, the files, and how many tensors are right.
+    def write(self, watcher: Watcher, shared: SharedFiles | None) -> list[FileResult]:
+        """Write everything: alone, or with others.
+
+        Raises:
+            CkconvError: as :func:`run`.
+        """
+        plan, fds = self._plan, self._outputs.fds
+        write_frames(((file, frame, fds[path]) for file, frame, path in self._parts()), Path(self._target.name))
+        watcher.begin(phase(plan), plan.nbytes)
+        with self._as_target():
+            if shared is None:
+                return self._pipeline.run(range(len(self._paths)), lambda number: fds[self._paths[number]], watcher)
+            return shared.run(lambda number: self._write_one(number, watcher), self._outputs, self._paths, watcher)
+
+    def _write_one(self, number: int, watcher: Watcher) -> FileResult:
+        """Write a file that others go on with: it is as it should be, and on the disk."""
+        fd = self._outputs.fds[self._paths[number]]
+        (result,) = self._pipeline.run([number], lambda _: fd, watcher)
+        self._source.check_unchanged()
+        result.losses.check()
+        if result.compared is not None:
+            result.compared.check(self._plan.index.path, (), {})
+        sync(fd)
+        return result
+
+    def written(self, results: Sequence[FileResult]) -> tuple[Losses, list[Written]]:
+        """What could not be kept, and the files, of which another run looks at the whole."""
+        losses = Losses(self._plan)
+        for result in results:
+            losses.join(result.losses)
+        files = zip(results, self._parts(), strict=False)
+        return losses, [Written(path, file.nbytes, result.digest.hex()) for result, (file, _, path) in files]
+
+    def settle(self, results: Sequence[FileResult], *, whole: bool) -> tuple[Losses, list[Written], int | None]:
+        """Look at everything that is written: what could not be kept, the files, and how many tensors are right.
 
         Args:
             whole: digests of whole files are wanted, also of those whose headers hold one of a part.
@@ -226,12 +260,7 @@ class _Staged:
                 reader does not open a file.
             OutputError: ``output.write`` or ``output.space``.
         """
-        plan, fds = self._plan, self._outputs.fds
-        write_frames(((file, frame, fds[path]) for file, frame, path in self._parts()), Path(self._target.name))
-        watcher.begin(phase(plan), plan.nbytes)
-        with self._as_target():
-            pipeline = Pipeline(plan, self._container, self._source, self._places, self._open, verify=self._verify)
-            results = pipeline.run(range(len(self._paths)), lambda number: fds[self._paths[number]], watcher)
+        plan, fds, pipeline = self._plan, self._outputs.fds, self._pipeline
         losses = Losses(plan)
         for result in results:
             losses.join(result.losses)
@@ -349,10 +378,9 @@ def _hashed(extent: Extent) -> bytes:
         return digest(fd, extent, whole)
 
 
-def _assembly(plan: Plan, container: Container, apart: Apart, *, verify: bool) -> Assembly | None:
-    from ckconv.engine.apart import Assembly, is_apart
-
-    return Assembly(plan, container, apart, verify=verify) if is_apart(plan) else None
+def is_shareable(plan: Plan) -> bool:
+    """There are several files of tensors, none of which says a digest, and they are compared with their source."""
+    return len(plan.files) > 1 and plan.restores is None and plan.record is None
 
 
 def outputs_of(

@@ -13,8 +13,7 @@ from ckconv.errors import ADDRESSES, CkconvError, OutputError, UsageError, shown
 from ckconv.formats import format_of
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.io.addresses import ADDRESS, as_path
-from ckconv.publish.files import opened_regular
-from ckconv.publish.kept import digest_of
+from ckconv.publish.files import opened_regular, sha256_of
 from ckconv.signals import check
 
 #: Addresses of this machine.
@@ -66,7 +65,7 @@ class Upload:
             for path in paths:
                 check()
                 with opened_regular(path) as fd:
-                    digests.append((path.name, digest_of(fd)))
+                    digests.append((path.name, sha256_of(fd)))
                 self._uploads.send(path, lambda n, name=path.name: watcher(n, name))  # type: ignore[misc]
             check()
             self._uploads.publish(digests)

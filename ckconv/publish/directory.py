@@ -69,8 +69,8 @@ class Directory:
         return os.open(self._name(name), flags, mode, dir_fd=self.fd)
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """A descriptor of a file that is no link."""
-        return os.open(self._name(name), flags | NOFOLLOW | CLOEXEC, dir_fd=self.fd)
+        """A descriptor of a file that is no link; of a new one, with ``O_CREAT``, where there is none."""
+        return os.open(self._name(name), flags | NOFOLLOW | CLOEXEC, 0o666, dir_fd=self.fd)
 
     def make(self, name: str) -> Directory:
         """Make a directory in it, unless it is there."""
@@ -111,8 +111,11 @@ class Directory:
         """Bring the names in it to the disk."""
         sync_directory(self.path, self.fd)
 
-    def is_free(self) -> bool:
+    def is_free(self, *, shared: bool = False) -> bool:
         """Lock it until it is closed.
+
+        Args:
+            shared: others may do so, too.
 
         Returns:
             ``False`` if it belongs to somebody else, or another process has locked it.
@@ -122,7 +125,7 @@ class Directory:
         """
         if self.fd is None:
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-        return is_own(os.fstat(self.fd)) and try_lock(self.fd)
+        return is_own(os.fstat(self.fd)) and try_lock(self.fd, shared=shared)
 
     def close(self) -> None:
         """Close the descriptor, with which its lock ends."""

@@ -35,11 +35,14 @@ REPLACED = ".replaced"
 #: What the directory of replaced files was called up to version 0.3, which wrote no journal.
 _FORMER = ".old"
 
-#: The directory of finished files, in one to which a later run goes back (``--resume``).
-FINISHED = ".ckconv.finished"
+#: What says of which conversion finished files are, in a directory to which a later run goes back (``--resume``).
+CONVERSION = ".conversion"
 
 
 _TEMPORARY = re.compile(r"\..+\.ckconv-[0-9a-f]{8}\.tmp", re.DOTALL)
+
+#: What the files of a split model have in their names beside its own (``llama_split_path`` of llama.cpp).
+_NUMBER = re.compile(r"-\d{5}-of-\d{5}(?=\.|$)")
 
 #: Bytes of a journal: some hundred names of shards take 50 kB.
 _MOST = 16 << 20
@@ -55,6 +58,18 @@ _DEEP = 3
 def temporary_name(name: str) -> str:
     """A name that nothing has, and that says what it is going to be; it is cut off where it is long."""
     return f".{os.fsdecode(os.fsencode(name)[:CUT])}.ckconv-{os.urandom(4).hex()}.tmp"
+
+
+def lasting_name(name: str) -> str:
+    """What the directory of finished files is called of an output: always the same.
+
+    It is the same for each file of a split model, into however many files that is split.
+    """
+    name = _NUMBER.sub("", name)
+    from hashlib import sha256
+
+    digest = sha256(os.fsencode(name)).hexdigest()[:8]
+    return f".{os.fsdecode(os.fsencode(name)[:CUT])}.ckconv-{digest}.tmp"
 
 
 def is_temporary(name: str) -> bool:
@@ -463,9 +478,7 @@ def _unreadable(staged: Directory) -> str | None:
 
 def is_lasting(staged: Directory) -> bool:
     """A later run may go on with finished files in this directory (``--resume``)."""
-    with suppress(FileNotFoundError, NotADirectoryError), Directory(Path(FINISHED), staged) as finished:
-        return any(not name.startswith(".") for name in finished.names())
-    return False
+    return staged.status(CONVERSION) is not None and any(not name.startswith(".") for name in staged.names())
 
 
 def discard(here: Directory, staged: Directory) -> list[str]:

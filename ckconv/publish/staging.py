@@ -45,12 +45,12 @@ from ckconv.publish.journal import (
     Place,
     discard,
     give,
+    lasting_name,
     recover,
     temporary_name,
     undo,
     within,
 )
-from ckconv.publish.kept import UNFINISHED, lasting_name
 from ckconv.publish.locks import NAME as LOCK
 from ckconv.publish.locks import Locked
 from ckconv.signals import LATE, LEFT, check, declare, noted
@@ -64,12 +64,12 @@ class Room:
     Attributes:
         nbytes: its exact size.
         holes: (offset, bytes) in it that are zeros and take no space, in order.
-        apart: its bytes are written to another file, which then takes its place.
+        later: its blocks are taken when it is written, if it is: another file may take its place.
     """
 
     nbytes: int
     holes: tuple[tuple[int, int], ...] = ()
-    apart: bool = False
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Staging:
         with within(self.directory, place) as (folder, name):
             fd = folder.create(name, 0o666 & allowed)
         try:
-            if not what.apart:
+            if not what.later:
                 allocate(fd, what.nbytes, what.holes)
         except BaseException:
             close_unwritten(fd)
@@ -387,7 +387,7 @@ class Outputs:
         try:
             check()
             self._describe()
-            self._recovered, self._left_by_others = recover(self._parents(), abandoned=self._abandoned())
+            self.recover()
             self._check()
             if (place := self._place()) is not None:
                 self._stage(place)
@@ -400,6 +400,11 @@ class Outputs:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._signals.__exit__(kind, error, trace)
+
+    def recover(self) -> None:
+        """Undo and remove what dead runs left."""
+        told, self._left_by_others = recover(self._parents(), abandoned=self._abandoned())
+        self._recovered += told
 
     def _describe(self) -> None:
         """Say of every file where it goes; what a user has named may be a link, and is followed with ``force``.
@@ -511,25 +516,42 @@ class Outputs:
             self._stagings[found := parent] = Staging(parent / place.name, is_locked=self._naming)
         return self._stagings[found]
 
-    def unfinished(self) -> Path:
-        """The directory for files that are made apart."""
-        place = self.staging / UNFINISHED
-        place.mkdir(exist_ok=True)
-        return place
+    def share(self, path: Path, directory: Directory, name: str) -> bool:
+        """Give a large file a second name in a directory.
 
-    def take(self, path: Path, made: Path) -> None:
-        """Put what was made apart in the place of a large file; it may keep its name.
+        Returns:
+            ``False`` where files have one name only: it is there now, and a file without content is here.
 
         Raises:
             OSError: the system refuses.
         """
-        file = self._files[path]
-        assert file.staged is not None
-        self.fds.forget(path)
-        staging, place = file.staged
-        with Directory(made.parent) as there, within(staging.directory, place) as (folder, name):
-            folder.remove(name)
-            give(there, made.name, folder, name)
+        staging, place = self._staged(path)
+        with within(staging.directory, place) as (folder, own):
+            give(folder, own, directory, name)
+            if folder.status(own) is not None:
+                return True
+            self.fds.forget(path)
+            close_written(folder.create(own, 0o666 & self._allowed))
+        return False
+
+    def take(self, path: Path, directory: Directory, name: str) -> None:
+        """Put a finished file in the place of a large one; it may keep its name.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        staging, place = self._staged(path)
+        with within(staging.directory, place) as (folder, own):
+            here, there = folder.status(own), directory.status(name)
+            if here is None or there is None or here.st_ino != there.st_ino:
+                self.fds.forget(path)
+                folder.remove(own)
+                give(directory, name, folder, own)
+
+    def _staged(self, path: Path) -> tuple[Staging, Place]:
+        staged = self._files[path].staged
+        assert staged is not None
+        return staged
 
     def sync(self) -> None:
         """Bring all files to the disk.
