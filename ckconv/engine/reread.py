@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ckconv.core.tensors import Extent, TensorIndex
 from ckconv.errors import UnsupportedError, VerifyError, unreadable
@@ -13,6 +15,9 @@ from ckconv.publish.files import opened_regular
 from ckconv.signals import check
 from ckconv.system import read_into
 from ckconv.verification.tensors import check_checksums
+
+if TYPE_CHECKING:
+    from typing import Self
 
 #: Bytes that are read and hashed before threads have to agree again who may run Python: few enough for a cache. To map
 #: a file takes longer than to read it: the system has to find every page of it as well, and forget it again.
@@ -60,40 +65,35 @@ class FileHash:
             self._hashed += got
 
 
-class Soundness:
-    """Whether a source that says its own checksum has it: hashed by a thread beside what is done with its tensors.
+class Digests:
+    """SHA-256 of parts of files, computed by a thread beside other work; where none can be started, when asked for."""
 
-    A source that is damaged is said to be so, whatever else is found to be wrong because of it.
-    """
-
-    def __init__(self, index: TensorIndex) -> None:
-        self._index = index
+    def __init__(self, extents: Iterable[Extent]) -> None:
+        """Compute nothing yet."""
+        self._extents = list(extents)
         self._pool: ThreadPoolExecutor | None = None
         self._hashing: Future[dict[Extent, bytes]] | None = None
         self._stopped = False
 
     def begin(self) -> None:
-        """Hash it beside what is done from now on; where no thread can be started, when it is checked."""
-        if self._index.checksums and self._hashing is None and (pool := threads(1)) is not None:
-            self._pool, self._hashing = pool, pool.submit(self._digests)
+        """Compute them beside what is done from now on."""
+        if self._extents and self._hashing is None and (pool := threads(1)) is not None:
+            self._pool, self._hashing = pool, pool.submit(self._compute)
 
-    def check(self) -> None:
-        """Wait for the result.
+    def all(self) -> dict[Extent, bytes]:
+        """Each, when all are computed.
 
         Raises:
-            VerifyError: ``bump.checksum``.
             InputError: ``input.unreadable``.
         """
-        self.begin()
         while self._hashing is not None and not self._hashing.done():
             check()
             wait((self._hashing,), _PATIENCE)
-        digests = self._hashing.result() if self._hashing is not None else self._digests()
-        check_checksums(self._index.checksums, digests.__getitem__, self._index.path)
+        return self._hashing.result() if self._hashing is not None else self._compute()
 
-    def _digests(self) -> dict[Extent, bytes]:
+    def _compute(self) -> dict[Extent, bytes]:
         found = {}
-        for extent in (checksum.extent for checksum in self._index.checksums):
+        for extent in self._extents:
             try:
                 with opened_regular(extent.path) as fd:
                     reading = FileHash(fd, extent.offset)
@@ -107,8 +107,35 @@ class Soundness:
             found[extent] = reading.digest
         return found
 
-    def __enter__(self) -> Soundness:
+    def __enter__(self) -> Self:
         return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped = True
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+class Soundness(Digests):
+    """Whether a source that says its own checksum has it.
+
+    A source that is damaged is said to be so, whatever else is found to be wrong because of it.
+    """
+
+    def __init__(self, index: TensorIndex) -> None:
+        super().__init__(checksum.extent for checksum in index.checksums)
+        self._index = index
+
+    def check(self) -> None:
+        """Wait for the result.
+
+        Raises:
+            VerifyError: ``bump.checksum``.
+            InputError: ``input.unreadable``.
+        """
+        check_checksums(self._index.checksums, self.all().__getitem__, self._index.path)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -117,6 +144,4 @@ class Soundness:
             if isinstance(error, (UnsupportedError, VerifyError)) and error.code != "bump.checksum":
                 self.check()
         finally:
-            self._stopped = True
-            if self._pool is not None:
-                self._pool.shutdown()
+            super().__exit__(kind, error, trace)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.tensors import Tensor, TensorIndex, require_described
-from ckconv.engine.readonce import ReadOnce
-from ckconv.engine.reread import Soundness
+from ckconv.engine.reread import Digests, Soundness
+from ckconv.io.files import Files
 from ckconv.verification.tensors import Progress, compare_tensors
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def verify_index(
     """
     require_described(out)
     known = {**(source.identities if source else {}), **out.identities}
-    with ReadOnce(known, hashed=[checksum.extent for checksum in out.checksums]) as files:
+    with Files(known) as files, Digests(checksum.extent for checksum in out.checksums) as digests:
+        digests.begin()
         found = compare_tensors(
             out,
             source,
@@ -67,9 +68,8 @@ def verify_index(
             importance=importance,
             decodes=decodes,
         )
-        digests = {checksum.extent: files.digest(checksum.extent) for checksum in out.checksums}
+        found.check(out.path, out.checksums, digests.all())
         files.check_unchanged()
-    found.check(out.path, out.checksums, digests)
     digest = out.checksums[0].stored.hex() if out.checksums else ""
     return Verified(found.tensors, found.zero_filled, digest, source is not None, found.rounded)
 
