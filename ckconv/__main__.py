@@ -91,23 +91,27 @@ def run(arguments: list[str]) -> int:
         return print_error(Interrupted(2), settings)
     except Exception as error:
         if settings.debug:
-            raise
+            import traceback
+
+            say(traceback.format_exc())
         # What works with files names them: else it was stdout.
         if isinstance(error, OSError) and error.filename is None and error.errno not in NO_RESOURCES:
             from ckconv.publish.files import write_code
 
             reason = error.strerror or str(error)
             error = OutputError(write_code(error), f"stdout cannot be written: {reason}")
+            discard_stdout()  # what is left in its buffer would fail once more when the interpreter ends
         if isinstance(error, Interrupted) and settings.over:
             error.details = (f"the {settings.over:g} s of --timeout are over", *error.details)
         return print_error(as_error(error), settings)
 
 
 def _settle_streams() -> None:
-    """Closed standard streams swallow what is written to them; a character that stdout cannot encode is escaped."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process lives
+    """A closed stdout fails as a full disk does, a closed stderr swallows; what stdout cannot encode is escaped."""
+    if sys.stdout is None:  # writing to what was opened for reading is EBADF, as of a closed descriptor
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process lives
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -119,6 +119,19 @@ class UnsupportedError(CkconvError):
     exit_code = 4
 
 
+#: Name of a module -> what pip calls the package that has it, where that is another name.
+_DISTRIBUTIONS = {"ray": "'ray[client]'", "yaml": "PyYAML"}
+
+
+def missing_package(what: str, *modules: str) -> UnsupportedError:
+    """``system.package``: ``what`` (a subject) needs modules that are not installed."""
+    packages = [_DISTRIBUTIONS.get(module, module) for module in modules]
+    names = " and ".join(package.strip("'") for package in packages)
+    lacks = "which is" if len(packages) == 1 else "which are"
+    message = f"{what} needs the {'package' if len(packages) == 1 else 'packages'} {names}, {lacks} not installed"
+    return UnsupportedError("system.package", message, hint=f"pip install {' '.join(packages)}")
+
+
 class VerifyError(CkconvError):
     """An output does not hold what its source holds, or its checksum does not fit."""
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import consumers
+import hints
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -112,8 +113,14 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 @pytest.fixture
-def ckconv(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """``ckconv("convert", a, b)`` -> exit status, stdout, stderr."""
+def ckconv(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Result]]:
+    """``ckconv("convert", a, b)`` -> exit status, stdout, stderr.
+
+    With ``CKCONV_HINTS`` in the environment, hints that name flags are followed when the test is through.
+    """
+    refused: list[list[str]] = []
 
     def call(*arguments: object) -> Result:
         capfd.readouterr()
@@ -124,10 +131,15 @@ def ckconv(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         out, err = capfd.readouterr()
-        assert "Traceback" not in err
+        assert "Traceback" not in err or "--debug" in arguments
+        if code and hints.said(hints.hint_in(err)):
+            refused.append([str(argument) for argument in arguments])
         return Result(code, out, err)
 
-    return call
+    yield call
+    if refused and os.environ.get("CKCONV_HINTS"):
+        monkeypatch.undo()
+        hints.follow_all(call, refused, tmp_path)
 
 
 @pytest.fixture(scope="session")

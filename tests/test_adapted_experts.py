@@ -126,7 +126,7 @@ def test_gate_and_up_are_one_parameter_of_transformers_with_one_lora_a(
     assert ckconv("convert", adapter(tmp_path, tensors), tmp_path / "a.gguf", "--base", base).code == 0
     result = ckconv("convert", tmp_path / "a.gguf", f"{tmp_path}/peft/", "--to", "peft", "--base", base)
     assert (result.code, "as one parameter with one lora_A, and these have two" in result.err) == (4, True)
-    assert "--adapter merges it into the base model" in result.err
+    assert "--adapter ADAPTER merges it into the base model" in result.err
 
 
 def test_of_one_lora_a_they_are_that_parameter(tensors, base: Path, tmp_path: Path, ckconv) -> None:

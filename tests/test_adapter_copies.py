@@ -86,7 +86,7 @@ def test_without_the_base_the_hint_names_it(tmp_path: Path) -> None:
 
     with pytest.raises(CkconvError) as caught:
         ckconv.convert(source, tmp_path / "a.gguf")
-    assert "--base names the base model" in (caught.value.hint or "")
+    assert "where --base names it" in (caught.value.hint or "")
 
 
 def test_the_head_of_a_tied_base_has_one_reason_and_a_way_out(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_a_gguf_that_nothing_knows_goes_to_safetensors_under_its_own_names(
     assert ckconv("verify", tmp_path / "out", source, *flags[2:]).code == 0
 
 
-@pytest.mark.parametrize("start", ["_orig_mod.", "base_model.model.", "module."])
+@pytest.mark.parametrize("start", ["_orig_mod.", "base_model.model.", "module.", "student."])
 @pytest.mark.parametrize("to", ["gguf", "mlx", "bump"])
 def test_names_within_another_module_are_one_reason(start: str, to: str, tmp_path: Path, ckconv: Run) -> None:
     tensors = {start + name: array for name, array in MODEL.tensors().items()}

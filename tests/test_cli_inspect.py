@@ -460,3 +460,18 @@ def test_quiet_prints_nothing_but_errors(ckconv) -> None:
     assert (found.code, found.out, found.err) == (0, "", "")
     assert ckconv("inspect", path, "-q", "--json").json["format"] == "gguf"
     assert ckconv("inspect", path.with_name("none"), "-q").err.startswith("ckconv: error[input.missing]")
+
+
+def test_a_file_has_one_version_in_every_document(ckconv: Any, tmp_path: Path) -> None:
+    source = FIXTURES / "hf" / "llama-bias-f32"
+    converted = ckconv("convert", source, tmp_path / "m.gguf", "--json").json
+    batch = ckconv("batch", source, "--to", "gguf", "--into", tmp_path / "all", "--json")
+    said = [
+        converted["version"],
+        json.loads(batch.out.splitlines()[0])["version"],
+        ckconv("inspect", tmp_path / "m.gguf", "--json").json["version"],
+        ckconv("verify", tmp_path / "m.gguf", "--json").json["version"],
+        ckconv("convert", tmp_path / "m.gguf", tmp_path / "hf/", "--to", "hf", "--json").json["source"]["version"],
+    ]
+
+    assert (said, converted["source"]["version"]) == ([3] * 5, None)

@@ -317,8 +317,9 @@ def test_a_type_that_takes_libgguf_is_refused_without_it(tmp_path: Path, monkeyp
     monkeypatch.setattr(quantise, "has_library", lambda: False)
     source = checkpoint(tmp_path / "hf", WIDE)
 
-    with pytest.raises(UnsupportedError, match=r"quantising to Q4_K takes the package libgguf: pip install"):
+    with pytest.raises(UnsupportedError, match="quantizing to Q4_K needs the package libgguf, which") as caught:
         ckconv.convert(source, tmp_path / "m.gguf", options=Options(quantize="q4_k"))
+    assert (caught.value.code, caught.value.hint) == ("system.package", "pip install libgguf")
 
 
 #: What is quantised already -> types that its groups could be packed into again; some of them would fit, others not.

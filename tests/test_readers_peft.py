@@ -380,7 +380,7 @@ def test_rows_of_a_llama_gguf_need_the_number_of_heads(ckconv: Any, tmp_path: Pa
     path = FIXTURES / "gguf-lora" / "llama-r4-attn-mlp.f32.gguf"
     result = ckconv("convert", path, tmp_path / "out", "--to", "peft")
     assert result.code == 4
-    assert "--base names the base model" in result.err
+    assert "--base BASE names the base model" in result.err
     assert ckconv("convert", path, tmp_path / "out", "--to", "peft", "--base", LLAMA).code == 0
     assert ckconv("diff", tmp_path / "out", LORA / "llama-r4-attn-mlp").code == 0
     other = ckconv("inspect", path, "--base", FIXTURES / "hf" / "qwen2-tied-bf16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -64,12 +65,26 @@ def test_a_model_that_nobody_takes_whole_is_not_written(model: Path, script: str
         "ckconv inspect $1 --json | head -c 10 >/dev/null",
         "ckconv --help | true",
         "ckconv inspect --help | true",
-        "ckconv inspect $1 >&-",
         "ckconv convert $1 - --to gguf 2>/dev/full >/dev/null",
     ],
 )
 def test_a_listing_that_nobody_reads_to_its_end_is_no_failure(model: Path, script: str) -> None:
     assert shell(script, model) == (0, [])
+
+
+@pytest.mark.parametrize("script", ["inspect $1", "inspect $1 --json", "--help", "formats", "diff $1 $1"])
+def test_a_listing_is_lost_to_a_closed_stdout(model: Path, script: str) -> None:
+    status, lines = shell(f"ckconv {script} >&-", model)
+    assert (status, len(lines), "stdout cannot be written: Bad file descriptor" in lines[0]) == (6, 1, True)
+
+
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_debug_adds_a_traceback_and_nothing_else_changes(debug: list[str], ckconv: Callable[..., Any]) -> None:
+    done = ckconv("inspect", "nothing", "--json", *debug)
+    assert (done.code, json.loads(done.err.splitlines()[-1])["error"]["code"]) == (3, "input.missing")
+    assert ("Traceback" in done.err) == bool(debug)
+    done = ckconv("convert", "nothing", "out", *debug)
+    assert (done.code, done.err.splitlines()[-1]) == (2, "hint: --to gguf or --to mlx names one")
 
 
 @pytest.mark.needs("posix")

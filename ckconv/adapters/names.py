@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ckconv.adapters.places import Outputs, outputs_of
+from ckconv.core.adapters import BY_BASE
 from ckconv.core.config import ModelConfig
 from ckconv.core.names import Name, parse, with_layer
 from ckconv.errors import quoted
@@ -64,7 +65,7 @@ def placed(path: str, families: Iterable[str], model: ModelConfig | None) -> tup
     rules = rules_at(path)
     if all(rules[family][1].in_order for family in families if family in rules):
         return None, ""
-    return None, f"rows of {quoted(path)} are in the order of the base's heads: --base names the base model"
+    return None, f"rows of {quoted(path)} are in the order of heads, {BY_BASE}"
 
 
 def families_of(paths: Iterable[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from ckconv.adapters.model import matrix_shape
 from ckconv.adapters.names import families_of, family_named, path_of, placed
 from ckconv.adapters.parted import parted
 from ckconv.adapters.places import Outputs
-from ckconv.core.adapters import Adapter, AdapterModule, Role
+from ckconv.core.adapters import BY_BASE, Adapter, AdapterModule, Role
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import Layout, plain, transposed
@@ -37,9 +37,9 @@ from ckconv.quant.convert import between, decodable, writable
 
 _ASKED = {"f32": F32, "f16": F16, "bf16": BF16}
 
-_BASE = "--base names the base model: copies of its matrices are left out; "
-_MERGED = "--adapter merges it into the base model"
-_LEFT_OUT = "--drop leaves tensors out"
+#: Way outs that several reasons of adapters have: what somebody runs who merges one, and who names its base.
+MERGED = "ckconv convert BASE DST --adapter ADAPTER merges it into the base model"
+NAME_BASE = "--base BASE names the base model"
 
 
 class Entry(NamedTuple):
@@ -76,10 +76,12 @@ class AdapterPlanner(Planner):
     def plan(self, *, only_reasons: bool = False) -> Plan:
         """The plan, or all reasons why there is none."""
         for text in self.adapter.unsupported:
-            self.refuse(text, MERGED_BY_PEFT if "peft_type" in self.adapter.document else "")
+            peft = MERGED_BY_PEFT if "peft_type" in self.adapter.document else ""
+            self.refuse(text, NAME_BASE if text.endswith(BY_BASE) else peft)
         if self.index.unknown and not self.adapter.unsupported:
             names = ", ".join(quoted(tensor.name) for tensor in self.index.unknown[:3])
-            self.refuse(f"no rule for {counted(len(self.index.unknown), 'tensor')} ({names})", _LEFT_OUT)
+            text = f"no rule for {counted(len(self.index.unknown), 'tensor')} ({names})"
+            self.refuse(text, "--drop GLOB leaves out what it names")
         self._refuse_roles()
         if not self.modules and not self.reasons:
             self.refuse("no module is left")
@@ -118,7 +120,7 @@ class AdapterPlanner(Planner):
         """Where the rows of the target's matrix at a path lie, ``None`` for in canonical order."""
         outputs, why = placed(path, families_in(self), self.adapter.base)
         if why:
-            self.refuse(why)
+            self.refuse(why, NAME_BASE if why.endswith(BY_BASE) else "")
         return outputs
 
     def made(self, files: Sequence[OutputFile], contents: Callable[[], Container], *, rope_layout: str = "") -> Plan:
@@ -160,15 +162,19 @@ class AdapterPlanner(Planner):
         for role, count in lacking.items():
             modules = "1 module" if count == 1 else f"{count} modules"
             whole = role in (Role.SAVED_WEIGHT, Role.SAVED_BIAS)
-            hint = _BASE if whole and self.adapter.base_index is None else ""
-            grown = self._grown() if whole else 0
-            way_out = RESIZED.format(rows=grown) + f"; then {_MERGED}" if grown else _MERGED
-            self.refuse(f"{self.what} has no place for {_SAID[role]} of {modules}", f"{hint}{way_out}; {_LEFT_OUT}")
+            hint = MERGED
+            if any(self.roles.intersection(m.roles) for m in self.modules):
+                hint += f", --drop '*.{role.value}' leaves them out"
+            if whole and (grown := self._grown()):
+                hint = f"{RESIZED.format(rows=grown)}; then {MERGED}"
+            elif role is Role.SAVED_WEIGHT and self.adapter.base_index is None:
+                hint += "; copies of the base's matrices are left out where --base names it"
+            self.refuse(f"{self.what} has no place for {_SAID[role]} of {modules}", hint)
         experts = [module for module in self.modules if ".experts." in module.name and not self.stacked(module)]
         if experts and self.index.format != self.format.removesuffix(" adapter"):
             one = f"{self.what}: {quoted(experts[0].path)} is one of many experts"
             if self.adapter.base is None:
-                self.refuse(f"{one}, whose number follows from the base", "--base names the base model")
+                self.refuse(f"{one}, whose number follows from the base", NAME_BASE)
             else:
                 self.refuse(f"{one}, and not all of its layer have a LoRA of one rank and scale")
 
@@ -282,7 +288,7 @@ def paths_in(
         if path is None and index.metadata_kind is MetadataKind.TYPED:
             planner.refuse(f"no name is known for {quoted(module.path)} of {index.architecture!r}")
         elif path is None and _is_of(module, planner.adapter.base):
-            planner.refuse(f"{planner.what} has no one matrix for {quoted(module.path)}", _MERGED)
+            planner.refuse(f"{planner.what} has no one matrix for {quoted(module.path)}", MERGED)
         paths[module.name] = path or module.path
     return paths
 

@@ -15,6 +15,7 @@ from ckconv.cli.render import Lines, as_error, error_facts, print_error
 from ckconv.cli.settings import Settings
 from ckconv.core.version import __version__
 from ckconv.errors import CkconvError, Interrupted, shown
+from ckconv.formats import format_of
 from ckconv.io.addresses import as_path
 
 if TYPE_CHECKING:
@@ -217,7 +218,8 @@ def convert(
     followed(Path(model.target), force=False, typed=False)
     facts = Facts(plan, adapters)
     late = late_files(plan, place, checksums=flags["checksums"], record=True, facts=facts)
-    model.format, model.version, model.bytes = plan.format, plan.version or None, plan.nbytes
+    model.format, model.version = plan.format, plan.version or format_of(plan.format).version or None
+    model.bytes = plan.nbytes
     model.notes = [*plan.notes]
     extra = [MAP_NAME] if flags["with_map"] else []
     needed = [*(item.path for item in late), *(Path(model.target, name) for name in extra)]

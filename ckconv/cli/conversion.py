@@ -191,7 +191,7 @@ def one_or_two(sources: Sequence[Path]) -> tuple[Path, Path | None]:
     """
     if len(sources) > 2:
         message = f"{len(sources)} sources: one model expected, or a text model and its tower (mmproj)"
-        raise UsageError("usage", message, hint="ckconv batch converts many models")
+        raise UsageError("usage", message, hint="ckconv batch SRC --into DIR converts many models")
     return sources[0], sources[1] if len(sources) == 2 else None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ckconv.cli.settings import Settings
 from ckconv.core.undecoded import each_text, valid
-from ckconv.errors import CkconvError, OutputError, UnsupportedError
+from ckconv.errors import CkconvError, OutputError, missing_package
 from ckconv.system import limits
 
 #: The version of every JSON document's shape.
@@ -91,7 +91,7 @@ def as_error(error: Exception) -> CkconvError:
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return OutputError("system", "no thread can be started", hint=_limit("thread") or _limit("memory"))
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "ckconv").partition(".")[0]) != "ckconv":
-        return UnsupportedError("system.package", f"this needs the package {package}, which is not installed")
+        return missing_package("this", package)
     return CkconvError(
         "internal",
         f"{type(error).__name__}: {error}",

@@ -13,6 +13,7 @@ from ckconv.core.dtypes import F32
 from ckconv.core.tensors import TensorIndex
 from ckconv.engine.run import Report
 from ckconv.errors import counted, shown
+from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
 from ckconv.plan.planner import HEAD
 from ckconv.plan.steps import Plan, Step
@@ -320,12 +321,12 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
     counts = _counts(plan)
     return {
         "format": plan.format,
-        "version": plan.version,
+        "version": plan.version or format_of(plan.format).version or None,
         "bytes": plan.nbytes,
         "source": {
             "path": shown(plan.index.path),
             "format": plan.index.format,
-            "version": plan.index.version,
+            "version": plan.index.version or None,
             "architecture": plan.index.architecture,
         },
         "tensors": {action.value: counts[action] for action in _VERBS},

@@ -42,6 +42,10 @@ class Role(enum.StrEnum):
     SAVED_BIAS = "saved_bias"
 
 
+#: The end of a sentence about a place that only the base model's numbers say: where no base is known, naming it helps.
+BY_BASE = "which follows from the base model"
+
+
 class AdapterModule(NamedTuple):
     """One module of the base model, and what changes it.
 

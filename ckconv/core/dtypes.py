@@ -125,6 +125,25 @@ RETIRED_GGML: dict[int, str] = {
     38: "IQ4_NL_8_8, removed in 2024",
 }
 
+#: Types that only ik_llama.cpp has, by its ``ggml.h``; from 200 on they are those of a row of 4, 8 or 16.
+_IK: dict[int, str] = {
+    97: "Q8_0_X4", 98: "Q8_1_X4", 99: "Q8_2_X4", 133: "Q6_0", 134: "IQ1_BN", 135: "IQ2_BN", 136: "Q8_K64",
+    137: "IQ2_K", 138: "IQ3_K", 139: "IQ4_K", 140: "IQ5_K", 141: "IQ6_K", 144: "IQ4_KS", 145: "IQ2_KS",
+    146: "IQ4_KSS", 147: "Q8_K16", 148: "Q8_K32", 149: "Q8_KR8", 150: "Q8_K128", 151: "Q8_KV", 152: "IQ5_KS",
+    153: "IQ2_KT", 154: "IQ3_KT", 155: "IQ4_KT", 156: "IQ3_KS", 157: "IQ2_KL", 158: "IQ1_KT",
+}  # fmt: skip
+
+#: Numbers of its types whose rows stand interleaved.
+_IK_INTERLEAVED = range(202, 400)
+
+
+def ik_type(number: int) -> str:
+    """What ik_llama.cpp means by a type that ggml does not have; empty for any other."""
+    if number in _IK_INTERLEAVED:
+        return "of ik_llama.cpp, its rows interleaved"
+    return f"{_IK[number]} of ik_llama.cpp" if number in _IK else ""
+
+
 #: The two numberings of the bump dtype table, by the name that ``--dtype-codes`` takes: code -> type.
 BUMP_CODES: dict[str, dict[int, DType]] = {
     "v3": {t.bump_v3: t for t in DTYPES.values() if t.bump_v3 is not None},

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from ckconv.core.tensors import identity
 from ckconv.engine.resume import Request, SharedFiles, requested
 from ckconv.engine.run import run
-from ckconv.errors import CkconvError, OutputError, UsageError
+from ckconv.errors import CkconvError, OutputError, UsageError, missing_package
 from ckconv.families.catalogue import own_families
 from ckconv.formats.destination import Destination
 from ckconv.io.ahead import at_once
@@ -48,7 +48,8 @@ def connected(address: str) -> Iterator[Executor]:
     """The workers of a cluster.
 
     Raises:
-        UsageError: ``usage.cluster``, it is not an address of one, or what speaks to it is not installed.
+        UsageError: ``usage.cluster``, it is not an address of one.
+        UnsupportedError: ``system.package``, what speaks to it is not installed.
         OutputError: ``cluster.worker``, nobody answers there.
     """
     found = _ADDRESS.fullmatch(address)
@@ -60,8 +61,7 @@ def connected(address: str) -> Iterator[Executor]:
         opened = _OPENING[scheme](place)
         executor, close = next(opened)
     except ImportError as error:
-        message = f"{scheme}: cannot be used here: {error}"
-        raise UsageError("usage.cluster", message, hint="pip install 'ckconv[cluster]'") from error
+        raise missing_package(f"{scheme}:", {"dask": "distributed"}.get(scheme, scheme)) from error
     except CkconvError:
         raise
     except Exception as error:

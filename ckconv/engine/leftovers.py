@@ -154,7 +154,7 @@ def check_in_place(index: TensorIndex, place: Destination) -> bool:
     Raises:
         UsageError: ``usage.in-place``, the model is no single file, or other files speak of its bytes, or may.
     """
-    hint = "name another place: ckconv edit SRC DST"
+    hint = "name a DST instead of --in-place"
     if place.file is None or len(index.files) != 1 or index.files[0].name != place.file.name:
         raise UsageError("usage.in-place", "only a model that is one file is edited in place", hint=hint)
     path = place.file

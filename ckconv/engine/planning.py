@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from ckconv.adapters.write import MERGED
 from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.tensors import MetadataKind, TensorIndex
 from ckconv.core.towers import of_tower
@@ -20,6 +21,7 @@ from ckconv.formats.applicable import check_options, check_version
 from ckconv.formats.detect import open_index
 from ckconv.io.addresses import as_path
 from ckconv.options import Options
+from ckconv.plan.foreign import foreign_names
 from ckconv.plan.planner import Planner, unknown_architecture
 from ckconv.plan.probe import SourceFacts, gather, gather_adapter
 from ckconv.plan.steps import Plan, Reason, Step
@@ -117,7 +119,7 @@ def _plan_adapter(index: TensorIndex, to: str, options: Options) -> Plan:
         return Plan(index, to, 0, options, refusals=(Reason("it holds adapters, and this is a model"),))
     outputs = adapter_outputs()
     if to not in outputs:
-        hint = f"--to {', '.join(outputs)} converts it; --adapter merges it while a base model is converted"
+        hint = f"{', '.join(f'--to {name}' for name in outputs)} converts it, {MERGED}"
         return Plan(index, to, 0, options, refusals=(Reason("it holds models, and this is an adapter", hint),))
     facts = SourceFacts() if format_of(to).read is None else gather_adapter(index)
     return _plan(index, outputs[to], options, facts)
@@ -161,7 +163,10 @@ def _plan(
         return Plan(index, name, output.version, options, refusals=(unknown_architecture(index),))
     own = load(output.apart)(index) if output.apart and index.adapter is None else None
     planner: Planner = (own or load(output.planner))(index, options, source)
-    plan = _noted(_parts_noted(planner.plan(only_reasons=only_reasons)))
+    plan = planner.plan(only_reasons=only_reasons)
+    if plan.refusals and (foreign := foreign_names(index)):
+        plan = replace(plan, refusals=(foreign,))
+    plan = _noted(_parts_noted(plan))
     beyond = ids_beyond(index) if not (options.set_meta or plan.refusals) else ()
     return replace(plan, notes=(*plan.notes, *beyond))
 

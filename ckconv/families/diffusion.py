@@ -42,6 +42,11 @@ def diffusion_of(names: Collection[str]) -> Diffusion | None:
     return None
 
 
+def is_of_diffusion(names: Collection[str]) -> bool:
+    """Tensors of these names are those of a model that diffuses, whether or not its architecture is known."""
+    return diffusion_of(names) is not None or any(name.startswith(tuple(_table()["parts"])) for name in names)
+
+
 def has_names_of_diffusers(names: Collection[str]) -> bool:
     """The tensors are called and fused as in diffusers, where GGUF has the original checkpoint's names."""
     return any(name in names for name in _table()["diffusers"])

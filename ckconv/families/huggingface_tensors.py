@@ -15,6 +15,8 @@ FOREIGN_QUANTIZERS: tuple[tuple[str, str], ...] = (
     (".qzeros", "GPTQ or AWQ"),
     (".g_idx", "GPTQ"),
     (".qweight", "GPTQ or AWQ"),
+    (".q_weight", "EXL2"),
+    (".trellis", "EXL3"),
     (".absmax", "bitsandbytes"),
     (".quant_map", "bitsandbytes"),
     (".nested_absmax", "bitsandbytes"),
@@ -31,15 +33,14 @@ FOREIGN_QUANTIZERS: tuple[tuple[str, str], ...] = (
 def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, Any]) -> str:
     """What another quantiser made of these tensors, for people; empty where none is recognised.
 
-    It is known by its names, or by its own word, ``quant_method``, beside numbers that are no floats: with that word
-    alone the loader quantises, and the checkpoint holds plain matrices.
+    It calls itself ``quant_method``, which counts beside names that are known or numbers that are no floats: with that
+    word alone the loader quantises, and the checkpoint holds plain matrices. Names alone only suggest who it was.
     """
     method = settings.get("quant_method")
     method = method if isinstance(method, str) else ""
     found = Counter(what for tensor in tensors for ending, what in FOREIGN_QUANTIZERS if tensor.name.endswith(ending))
-    if not found and method:
-        found["quantised numbers"] = sum(tensor.dtype.kind is not Kind.FLOAT for tensor in tensors)
     what, count = next(iter(found.most_common(1)), ("", 0))
-    if not count:
-        return ""
-    return f"{counted(count, 'tensor')} of {what}" + (f" (quant_method {quoted(method)})" if method else "")
+    if method:
+        count = sum(found.values()) or sum(tensor.dtype.kind is not Kind.FLOAT for tensor in tensors)
+        what = f"quant_method {quoted(method)}"
+    return f"{counted(count, 'tensor')} of {what}" if count else ""

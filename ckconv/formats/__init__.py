@@ -86,6 +86,7 @@ class Format(NamedTuple):
         single: a model is one file, or several of which each opens the set. Of another format, loaders open a
             directory or an index.
         file: what its file is called in a directory, where no ending is its own.
+        version: of the files that are written, where no output has a version of its own; 0 for a format without.
         blocks: names of the block types of its models that other formats may hold, too.
         choose: chooses among the versions where none is asked for.
         keeps_source: beside an output lies the record that makes its source again.
@@ -116,6 +117,7 @@ class Format(NamedTuple):
     told_beside: Place | None = None
     single: bool = False
     file: str = ""
+    version: int = 0
     blocks: Place | None = None
     choose: Place | None = None
     keeps_source: bool = False
@@ -165,6 +167,7 @@ FORMATS: tuple[Format, ...] = (
         head=re.compile(rb"GGUF"),
         suffix=".gguf",
         single=True,
+        version=3,
         blocks=("ckconv.core.dtypes", "GGML_BLOCKS"),
         shown=("ckconv.formats.gguf.content", "shown"),
         of_headers=("ckconv.formats.gguf.index", "index_of_headers"),

@@ -77,12 +77,14 @@ def destination(target: str, to: str | None, *, source: str = "") -> Destination
             raise UsageError(
                 "usage.target",
                 f"{target!r} does not say which format to write",
-                hint="--to names one, such as gguf or mlx",
+                hint="--to gguf or --to mlx names one",
             )
         if named is None:
             known = ", ".join(suffixes)
             raise UsageError(
-                "usage.target", f"{path.name!r} ends in no known format ({known})", hint="name the format with --to"
+                "usage.target",
+                f"{path.name!r} ends in no known format ({known})",
+                hint="--to gguf or --to mlx names one",
             )
     format = to or named
     assert format is not None

@@ -15,6 +15,8 @@ from ckconv.core.beside import beside
 from ckconv.core.tensors import Identity, TensorIndex, identity
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, quoted, shown
 from ckconv.formats import FORMATS, Reader, format_of, load, named, names
+from ckconv.formats.foreign import HEAD as FOREIGN_HEAD
+from ckconv.formats.foreign import POINTER, foreign_directory, foreign_file
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import ADAPTER_CONFIG, INDEX_SUFFIX, SUFFIX
 from ckconv.io.bytesource import ByteSource, open_source
@@ -31,6 +33,7 @@ def detect(path: Path, source: ByteSource) -> str:
 
     Raises:
         InputError: ``input.format``, if neither its content nor its name says.
+        UnsupportedError: ``input.foreign``, it is another program's.
     """
     head = source.read_at(0, 16)
     name = path.name.lower()
@@ -45,9 +48,12 @@ def detect(path: Path, source: ByteSource) -> str:
     for format in FORMATS:
         if format.head is not None and format.head.match(head):
             return format.name
-    for format in FORMATS:
-        if name.endswith(format.endings):
-            return format.name
+    own = next((format.name for format in FORMATS if name.endswith(format.endings)), None)
+    foreign = foreign_file(path, source.read_at(0, FOREIGN_HEAD), by_name=own is None)
+    if foreign is not None and not (foreign.code == POINTER and name.endswith((".gguf", SUFFIX))):  # own codes
+        raise foreign
+    if own is not None:
+        return own
     what = f"starts with {quoted(head[:8].decode('latin-1'))}, which" if head else "is empty, which"
     raise InputError(
         "input.format",
@@ -230,6 +236,8 @@ def _model_in(path: Path, format: str | None) -> Path | None:
             )
         if models:
             return path / models[0]
+        if not any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names) and (it := foreign_directory(path, names)):
+            raise it
         if format is not None:
             raise InputError("input.directory", f"is a directory without a {format} file", path=path)
     return None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from ckconv.errors import InputError, UsageError, quoted, shown
+from ckconv.errors import InputError, missing_package, quoted, shown
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX, MAX_JSON, shard_name
 from ckconv.formats.safetensors.spec import parse_shard_name as parse_part_name
@@ -48,7 +48,7 @@ def located(path: Path) -> Path:
 
     Raises:
         InputError: there is no such model.
-        UsageError: ``usage.remote``, what reads that address is not installed.
+        UnsupportedError: ``system.package``, what reads that address is not installed.
         OutputError: ``remote.read``.
     """
     text = os.fspath(path).replace(os.sep, "/")
@@ -128,8 +128,7 @@ def _hub(_: str, rest: str) -> Path:
     try:
         from ckconv.io.hub import offline, repository
     except ImportError as error:
-        hint = "pip install 'ckconv[remote]'; OWNER/NAME alone names what is in the cache"
-        raise UsageError("usage.remote", f"hf: is not read here: {error}", hint=hint) from error
+        raise missing_package("hf:", "huggingface_hub") from error
     owner, name, revision = found.groups()
     file = parts[2] if len(parts) > 2 else ""
     if offline():

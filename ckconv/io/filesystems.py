@@ -7,7 +7,16 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any
 
-from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError, UsageError, short, shown
+from ckconv.errors import (
+    CkconvError,
+    InputError,
+    OutputError,
+    UnsupportedError,
+    UsageError,
+    missing_package,
+    short,
+    shown,
+)
 from ckconv.io.http import retried
 
 #: What a file system says of one state of a file; the first that it has is taken.
@@ -15,6 +24,10 @@ _MARKS = (
     *("ETag", "etag", "md5Hash", "generation", "version_id", "sha", "hex", "CRC"),
     *("LastModified", "last_modified", "modified", "modify", "mtime", "created"),
 )
+
+
+#: Scheme of an address -> the package that fsspec reads it with, where that is another.
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 
 
 @contextmanager
@@ -74,7 +87,8 @@ def files_at(url: str) -> tuple[dict[str, FsspecFile], bool]:
     """The files at an address, by their paths below it; and whether it is one file alone, by its name.
 
     Raises:
-        UsageError: ``usage.remote``, fsspec or what it needs for this system is not installed.
+        UsageError: ``usage.remote``, fsspec knows no such system.
+        UnsupportedError: ``system.package``, fsspec or what it needs for this system is not installed.
         InputError: ``input.missing``, nothing is there; ``input.unreadable``.
         OutputError: ``remote.read``.
     """
@@ -89,16 +103,23 @@ def files_at(url: str) -> tuple[dict[str, FsspecFile], bool]:
         raise
 
 
+def missing_filesystem(url: str) -> UnsupportedError:
+    """``system.package``: what reads or writes at such an address is not installed."""
+    scheme = url.partition(":")[0]
+    return missing_package(f"{scheme}:", "fsspec", *filter(None, [_PACKAGES.get(scheme)]))
+
+
 def _found(url: str) -> tuple[dict[str, FsspecFile], bool]:
     with _asked(url):
         try:
             from fsspec.core import url_to_fs
 
             system, path = url_to_fs(url)
-        except (ImportError, ValueError) as error:
+        except ImportError as error:
+            raise missing_filesystem(url) from error
+        except ValueError as error:
             reason = short(str(error).replace(url, shown(url)))
-            message = f"{url.partition(':')[0]}: is not read here: {reason}"
-            raise UsageError("usage.remote", message, hint="pip install 'ckconv[remote]'") from error
+            raise UsageError("usage.remote", f"{url.partition(':')[0]}: is not read: {reason}") from error
         return _listed(system, path, url)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from ckconv.errors import InputError, listed, quoted
-from ckconv.io.bytesource import open_source
+from ckconv.io.bytesource import lfs_pointer, open_source
 
 MAX_DEPTH = 64
 #: Characters of one number. The longest that real files hold has 31 (a tokenizer's ``model_max_length`` of 10^30).
@@ -81,6 +81,8 @@ def parse_object(data: bytes, document: Document, path: Path, *, offset: int = 0
     def refuse(reason: str, at: int = 0, **facts: Any) -> NoReturn:
         raise InputError(code, f"{what} {reason}", path=path, offset=offset + at, **facts) from None
 
+    if pointer := lfs_pointer(data):
+        raise InputError(code, f"{what} {pointer}", path=path, offset=offset, hint="run `git lfs pull`")
     if len(data) > document.limit:
         refuse(f"is larger than {document.limit:,} bytes", found=len(data), allowed=document.limit)
     structure = sum(map(data.count, _STRUCTURE))

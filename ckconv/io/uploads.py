@@ -31,7 +31,8 @@ class Uploads:
         """Find what speaks to that system.
 
         Raises:
-            UsageError: ``usage.remote``, it is not installed.
+            UsageError: ``usage.remote``, fsspec knows no such system.
+            UnsupportedError: ``system.package``, what writes there is not installed.
         """
         self.url = url.rstrip("/")
         try:
@@ -40,9 +41,13 @@ class Uploads:
             self._system, self._place = url_to_fs(self.url)
         except CkconvError:
             raise
-        except (ImportError, ValueError) as error:
-            message = f"{url.partition(':')[0]}: is not written from here: {short(str(error).replace(url, shown(url)))}"
-            raise UsageError("usage.remote", message, hint="pip install 'ckconv[remote]'") from error
+        except ImportError as error:
+            from ckconv.io.filesystems import missing_filesystem
+
+            raise missing_filesystem(url) from error
+        except ValueError as error:
+            message = f"{url.partition(':')[0]}: is not written: {short(str(error).replace(url, shown(url)))}"
+            raise UsageError("usage.remote", message) from error
         except Exception as error:  # some connect, or look for credentials, at once
             message = f"cannot be written: {type(error).__name__}"
             raise OutputError("remote.write", message, path=self.url, hint="try again later") from error

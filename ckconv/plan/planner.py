@@ -12,7 +12,8 @@ from ckconv.core.names import parse
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import counted, quoted, shown
 from ckconv.families.catalogue import FAMILIES, families_of_gguf
-from ckconv.families.diffusion import diffuses, has_names_of_diffusers
+from ckconv.families.diffusion import diffuses, has_names_of_diffusers, is_of_diffusion
+from ckconv.families.elsewhere import known_by
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
 from ckconv.families.loaders import OF_FORMAT, Loader
 from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
@@ -69,8 +70,9 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     if index.facts.get("kind", "model") != "model":
         hint = _WITH_TEXT if index.facts["kind"] == "mmproj" else ""
         return Reason(f"it is not a model but {quoted(str(index.facts['kind']))}, which ckconv does not convert", hint)
-    if _DIFFUSERS in index.metadata or diffuses(index.architecture):
-        names = {stored.name for stored in index.stored}
+    names = {stored.name for stored in index.stored}
+    configured = any(path.name == _CONFIG for path in index.side_files)
+    if _DIFFUSERS in index.metadata or diffuses(index.architecture) or (not configured and is_of_diffusion(names)):
         why = "it is a diffusion model, not a language model"
         if has_names_of_diffusers(names):
             why += "; its tensors have the names of diffusers, and a GGUF has those of the original checkpoint"
@@ -84,7 +86,7 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         what += " (model_type)"
     if index.metadata_kind is MetadataKind.TYPED and families_of_gguf(index.architecture):
         what = f"no known {index.architecture} has that many experts ({index.architecture}.expert_count)"
-    if index.metadata_kind is MetadataKind.DOCUMENT and not any(path.name == _CONFIG for path in index.side_files):
+    if index.metadata_kind is MetadataKind.DOCUMENT and not configured:
         missing = shown(index.files[0].parent / _CONFIG)
         return Reason(
             f"there is no {missing}, which names the architecture",
@@ -92,10 +94,18 @@ def unknown_architecture(index: TensorIndex) -> Reason:
         )
     if index.metadata_kind is MetadataKind.OWN and not index.architecture:
         what = "no config.json beside it names an architecture"
+    elif index.architecture and "expert_count" not in what:
+        what += f"; {known_by(index.architecture, _classes(index))}"
     copied = _COPIED.get(index.metadata_kind, "")
     return Reason(
         what, f"{copied}--family FILE names a file that describes its family; ckconv formats lists those it knows"
     )
+
+
+def _classes(index: TensorIndex) -> list[str]:
+    """What config.json calls the model's classes."""
+    named = index.metadata.get("architectures")
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
 
 class Planner(ABC):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.core.dtypes import BF16, F16, F32, GGML_BLOCKS, DType, Kind
 from ckconv.core.tensors import Tensor
-from ckconv.errors import UsageError, counted
+from ckconv.errors import UsageError, counted, missing_package
 from ckconv.families.catalogue import FAMILIES
 from ckconv.plan import recipes
 from ckconv.plan.recipes import Matrix, Model
@@ -24,6 +24,7 @@ from ckconv.quant.quantise import (
     Quantising,
     has_library,
     missing_quantiser,
+    needs_library,
 )
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Quantised:
         if given and not self._importance:
             self._planner.refuse("the importance matrix names no tensor of the model")
         if given and not has_library():
-            self._planner.refuse("an importance matrix takes the package libgguf", "pip install 'ckconv[quantize]'")
+            raise missing_package("an importance matrix", "libgguf")
 
     def _check(self, asked: Asked, placed: Sequence[Placed], given: Mapping[str, DType]) -> None:
         planner = self._planner
@@ -253,5 +254,7 @@ def _reasons(planner: Planner, part: Tensor, dtype: DType) -> Iterable[tuple[str
         yield f"no decoder for {part.dtype}", ""
     elif part.dtype.kind not in (Kind.BLOCK, Kind.FLOAT):
         yield f"--quantize rounds F32, F16 and BF16, not {part.dtype}", ""
+    if needs_library(dtype):
+        raise missing_package(f"quantizing to {dtype}", "libgguf")
     if missing := missing_quantiser(dtype):
         yield missing, ""

@@ -234,6 +234,12 @@ class Plan:
         """``bump 3``."""
         return f"{self.format} {self.version}" if self.version else self.format
 
+    @property
+    def ways_out(self) -> list[str]:
+        """The hints of all reasons; none where a reason has none, because following the others changes nothing."""
+        hints = [reason.hint for reason in self.refusals]
+        return joined(hints) if all(hints) else []
+
     def check(self) -> None:
         """Raise ``plan.refused`` with every reason, if there is one.
 
@@ -242,8 +248,7 @@ class Plan:
         """
         if not self.refusals:
             return
-        hints = joined(reason.hint for reason in self.refusals if reason.hint)
-        hints += [self.alternative] if self.alternative else []
+        hints = [self.alternative] if self.alternative else self.ways_out
         texts = [reason.text for reason in self.refusals]
         one = len(texts) == 1
         code, what = ("adapter.unsupported", "adapter") if self.index.adapter else ("plan.refused", "model")

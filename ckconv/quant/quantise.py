@@ -44,8 +44,6 @@ GGML_TYPES: dict[str, DType] = {
     if dtype.ggml is not None and dtype.kind is Kind.BLOCK and name not in _NO_QUANTISER
 }
 
-_EXTRA = "pip install 'ckconv[quantize]'"
-
 
 #: Million weights a second that libgguf quantises on one core, where that is slow enough to be said.
 SPEED = {"Q2_K": 8.0, "Q4_K": 7.0, "Q5_K": 8.0, "Q6_K": 10.0, "IQ4_XS": 3.0, "IQ4_NL": 3.0}
@@ -147,9 +145,12 @@ def missing_quantiser(dtype: DType) -> str:
         return ""
     if dtype.name.lower() not in GGML_TYPES:
         return f"there is no quantiser for {dtype}"
-    if dtype.name in IN_NUMPY or has_library():
-        return ""
-    return f"quantising to {dtype} takes the package libgguf: {_EXTRA}"
+    return f"quantizing to {dtype} needs the package libgguf" if needs_library(dtype) else ""
+
+
+def needs_library(dtype: DType) -> bool:
+    """The type's only quantiser is in the package libgguf, which is not installed."""
+    return dtype.name.lower() in GGML_TYPES and dtype.name not in IN_NUMPY and not has_library()
 
 
 @cache

@@ -64,7 +64,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 #: Differences that are looked for: more say nothing more.
 _ENOUGH = 1_000
 
-HINT = "repeat the options of the conversion, or compare --weights only"
+HINT = "repeat the options of the conversion, or --weights compares the tensors alone"
 
 
 class Words(NamedTuple):

@@ -166,5 +166,5 @@ def without_config(path: Path) -> InputError:
         "without a config.json its tensors cannot be found:"
         " only that file has the number of key/value heads and the feed-forward size",
         path=path,
-        hint="put config.json beside it, or name one with --config",
+        hint="put config.json beside it",
     )

@@ -65,4 +65,5 @@ def _refused(index: TensorIndex, options: Options, plans: Sequence[Plan]) -> Pla
     reasons = list(shared)
     for plan in plans:
         reasons += [r._replace(text=f"{plan.target_name}: {r.text}") for r in plan.refusals if r not in shared]
-    return Plan(index, plans[0].format, 0, options, refusals=tuple(reasons))
+    ways = next((plan.ways_out for plan in plans if plan.ways_out), [])
+    return Plan(index, plans[0].format, 0, options, refusals=tuple(reasons), alternative="; ".join(ways))

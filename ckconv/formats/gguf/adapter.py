@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ckconv.adapters.names import family_named, gguf_module_of, placed_in_gguf, weight_pattern
 from ckconv.adapters.read import Collected, Collector, Part, Shape
-from ckconv.core.adapters import Adapter, Role, effective_scale
+from ckconv.core.adapters import BY_BASE, Adapter, Role, effective_scale
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.layouts import headed
 from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex
@@ -60,20 +60,14 @@ def gguf_adapter(file: GgufFile, path: Path, *, opener: Opener, base: Path | Non
     scope = model.scope if model else None
     regrouped = [name for name in collected.modules if family and is_regrouped(family, name, scope)]
     if regrouped and model is None:
-        unsupported.append(
-            f"rows or columns of {regrouped[0]} are in an order of GGUF's own, which follows from the base: --base "
-            "names the base model"
-        )
+        unsupported.append(f"rows or columns of {regrouped[0]} are in an order of GGUF's own, {BY_BASE}")
     elif regrouped and family and model:
         collected, odd = _regrouped(collected, regrouped, family, model)
         unsupported += [f"{name} is in an order of GGUF's own that no adapter can be in" for name in odd]
     if family and interleaves(family):
         collected, lost = _in_order(collected, file, model, family, path)
         if lost:
-            unsupported.append(
-                f"rows of {len(lost)} lora_b ({lost[0]}, ...) are in the order of the base's heads, and nothing here "
-                "says how many those are: --base names the base model"
-            )
+            unsupported.append(f"rows of {len(lost)} lora_b ({lost[0]}, ...) are in the order of heads, {BY_BASE}")
             unknown += tuple(tensor for tensor in file.tensors if tensor.name in lost)
     if model is not None:
         check_fits(collected.modules, collected.tensors, model, path)

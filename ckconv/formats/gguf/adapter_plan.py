@@ -10,7 +10,7 @@ from functools import partial
 
 from ckconv.adapters.model import family_of
 from ckconv.adapters.names import family_named, gguf_name_of, placed_in_gguf, weight_pattern
-from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, power_of_two
+from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, power_of_two
 from ckconv.core.adapters import AdapterModule, Role, effective_scale, float32
 from ckconv.core.config import FIELD_OF, ModelConfig
 from ckconv.core.layouts import headed, plain
@@ -42,12 +42,6 @@ from ckconv.plan.steps import OutputFile, Plan
 _FILE_NAME = "adapter.gguf"
 _EMBEDDING, _POSITIONS, _HEAD = "token_embedding", "position_embedding", "output"
 
-_MERGED_HINT = "--adapter merges it into the model"
-_BASE_HINT = "--base names the base model"
-_UNTIED_HINT = (
-    "convert the base to a GGUF with --untie, and name that one with --base; --adapter merges it into the model"
-)
-
 
 class GgufAdapterPlanner(AdapterPlanner):
     """Plans one GGUF."""
@@ -71,7 +65,7 @@ class GgufAdapterPlanner(AdapterPlanner):
                 self._check_module(module, self.family)
         rotated = [m for m in self.modules if _heads_field(m, self.family)]
         if rotated and self.adapter.base is None and self.index.format != "gguf":
-            self.refuse(f"the rows of {quoted(rotated[0].path)} are stored by heads of the base model", _BASE_HINT)
+            self.refuse(f"the rows of {quoted(rotated[0].path)} are stored by heads of the base model", NAME_BASE)
 
     def _family(self) -> Family | None:
         family = family_of(self.adapter)
@@ -81,7 +75,7 @@ class GgufAdapterPlanner(AdapterPlanner):
             return family
         if self.index.format == "gguf":
             return family_named(self.index.architecture)
-        self.refuse("the architecture, which a GGUF names, follows from the base model", _BASE_HINT)
+        self.refuse("the architecture, which a GGUF names, follows from the base model", NAME_BASE)
         return None
 
     def _check_module(self, module: AdapterModule, family: Family) -> None:
@@ -90,16 +84,19 @@ class GgufAdapterPlanner(AdapterPlanner):
         if module.name == _POSITIONS:
             self.refuse("llama.cpp does not change position embeddings")
         elif _unadapted(module, family) and self.index.format != "gguf":
-            self.refuse(f"llama.cpp computes {module.name} of a {family.gguf} without its adapter", _MERGED_HINT)
+            self.refuse(f"llama.cpp computes {module.name} of a {family.gguf} without its adapter", MERGED)
         elif gguf_name_of(module.name, family) is None and self.index.format != "gguf":
             several = ", which is several matrices there" if parse(module.name).pattern in PARTS else ""
-            self.refuse(f"GGUF has no name for {quoted(module.path)}{several}", _MERGED_HINT)
+            self.refuse(f"GGUF has no name for {quoted(module.path)}{several}", MERGED)
         elif self.index.format != "gguf" and base is None and is_regrouped(family, module.name, scope):
-            self.refuse(f"GGUF has rows or columns of {module.name} in another order than the adapter", _BASE_HINT)
+            self.refuse(f"GGUF has rows or columns of {module.name} in another order than the adapter", NAME_BASE)
         elif module.name == _EMBEDDING and base is not None and base.tied:
             self.refuse("the base is tied, so llama.cpp would take the change of its embedding for one of its head")
         elif module.name == _HEAD and base is not None and base.tied:
-            self.refuse("the base is tied: its GGUF has no output head that could change", _UNTIED_HINT)
+            self.refuse(
+                "the base is tied: its GGUF has no output head that could change",
+                f"{MERGED}, ckconv convert BASE DST --untie makes a base that has one",
+            )
 
     def entries(self) -> list[Entry]:
         """A pair of tensors for each module."""
@@ -124,7 +121,7 @@ class GgufAdapterPlanner(AdapterPlanner):
             return entries
         outputs = placed_in_gguf(name, family, base)
         if outputs is None or len(b.shape) != 2:
-            self.refuse(f"{module.name} is in an order of GGUF's own that no adapter can be in", _MERGED_HINT)
+            self.refuse(f"{module.name} is in an order of GGUF's own that no adapter can be in", MERGED)
             return entries
         places = replace(outputs.layout(module.rank), scale=scale)
         return [entries[0]._replace(layout=outputs.layout_of_a(*a.shape)), entries[1]._replace(layout=places)]

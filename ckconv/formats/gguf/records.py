@@ -9,7 +9,7 @@ from pathlib import Path
 from struct import Struct, error
 from typing import NamedTuple
 
-from ckconv.core.dtypes import BY_GGML, RETIRED_GGML, DType
+from ckconv.core.dtypes import BY_GGML, RETIRED_GGML, DType, ik_type
 from ckconv.core.tensors import Extent, StoredTensor
 from ckconv.core.typed import U32, U64
 from ckconv.core.undecoded import is_text
@@ -183,9 +183,10 @@ def _check_names(records: Records, faults: Faults) -> None:
 
 def _type_fault(type_id: int) -> _Fault:
     newest = max(BY_GGML)
-    known = RETIRED_GGML.get(type_id, f"ckconv knows 0 to {newest}")
+    known = RETIRED_GGML.get(type_id) or ik_type(type_id) or f"ckconv knows 0 to {newest}"
     # Ids are given out one by one: a far higher one is no type of the future.
     hint = "a newer ckconv may know it" if newest < type_id < 2 * newest else None
+    hint = "ik_llama.cpp reads it; take a GGUF of the model with types of ggml" if ik_type(type_id) else hint
     return _Fault("gguf.type", f"has type {type_id} ({known})", type_id, newest, hint)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ckconv.adapters.names import local_path, path_of
-from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
+from ckconv.adapters.write import NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, best_scale, paths_in
 from ckconv.core.adapters import Role
 from ckconv.core.config import ModelConfig
 from ckconv.core.layouts import plain, transposed
@@ -69,7 +69,7 @@ class MlxAdapterPlanner(AdapterPlanner):
         if embeddings and base is None:
             self.refuse(
                 f"MLX changes the output head with {quoted(embeddings[0].path)} where the base ties them",
-                "--base names the base model",
+                NAME_BASE,
             )
         elif embeddings and base is not None and base.tied:
             self.refuse(f"the base is tied, so MLX would change the output head with {quoted(embeddings[0].path)}")

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ckconv.adapters.experts import NUMBER, one_by_one
-from ckconv.adapters.write import AdapterPlanner, Entry, as_columns, as_rows, families_in, paths_in
+from ckconv.adapters.write import MERGED, NAME_BASE, AdapterPlanner, Entry, as_columns, as_rows, families_in, paths_in
 from ckconv.core.adapters import AdapterModule, Role, effective_scale
 from ckconv.errors import counted, quoted
 from ckconv.families.modules import transposing
@@ -22,9 +22,6 @@ from ckconv.io.files import Files
 from ckconv.io.rows import same_values
 from ckconv.plan.pieces import Piece
 from ckconv.plan.steps import Plan
-
-_BASE_HINT = "--base names the base model"
-_MERGED_HINT = "--adapter merges it into the base model"
 
 
 class PeftPlanner(AdapterPlanner):
@@ -45,7 +42,7 @@ class PeftPlanner(AdapterPlanner):
             if whole:
                 self.refuse(
                     f"peft has no place for whole tensors of {counted(len(whole), 'module')}",
-                    "--drop leaves tensors out",
+                    f"{MERGED}, --drop '*.saved_*' leaves them out",
                 )
             if any(Role.MAGNITUDE in m.roles and m.embedding for m in self.modules):
                 self.refuse("peft keeps the DoRA magnitudes of an embedding by columns, MLX by rows")
@@ -56,7 +53,7 @@ class PeftPlanner(AdapterPlanner):
         """The parameters that hold stacks of experts; why peft cannot hold some of them."""
         model = self.adapter.base
         if model is None:
-            self.refuse(f"the parameters of {quoted(stacked[0].path)} follow from the base", _BASE_HINT)
+            self.refuse(f"the parameters of {quoted(stacked[0].path)} follow from the base", NAME_BASE)
             return
         there = {module.name: module for module in stacked}
         for module in stacked:
@@ -64,7 +61,7 @@ class PeftPlanner(AdapterPlanner):
                 continue
             parameter = parameter_with(module.name, model)
             if parameter is None:
-                self.refuse(f"transformers has {module.name} as no parameter of experts", _MERGED_HINT)
+                self.refuse(f"transformers has {module.name} as no parameter of experts", MERGED)
                 return
             beside = [there[name] for name in parameter.modules if name in there]
             if len(beside) < len(parameter.modules):
@@ -72,9 +69,7 @@ class PeftPlanner(AdapterPlanner):
                 return
             if not self._one_change(beside):
                 names = " and ".join(parameter.modules)
-                self.refuse(
-                    f"transformers has {names} as one parameter with one lora_A, and these have two", _MERGED_HINT
-                )
+                self.refuse(f"transformers has {names} as one parameter with one lora_A, and these have two", MERGED)
                 return
             self.parameters |= dict.fromkeys(parameter.modules, parameter)
 

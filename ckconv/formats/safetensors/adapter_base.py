@@ -85,7 +85,7 @@ def check_fits(
             continue  # one of many experts has no matrix of its own; a norm is none
         if shape is None:
             message = f"no base tensor for {quoted(module.path)}"
-            faults.add("adapter.base", message, tensor=module.path, hint="--base names the model it was made for")
+            faults.add("adapter.base", message, tensor=module.path, hint="--base BASE names the model it was made for")
             continue
         if Role.B not in module.roles:
             continue

@@ -1,0 +1,174 @@
+"""What is another program's is named, with what reads it, whatever it is called."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import FIXTURES, Result
+from safetensors.numpy import save_file
+
+from ckconv.core.dtypes import BY_GGML, ik_type
+from ckconv.families.elsewhere import known_by
+from ckconv.formats.foreign import FOREIGN
+
+
+def _npz() -> bytes:
+    made = io.BytesIO()
+    np.savez(made, weight=np.zeros(3))
+    return made.getvalue()
+
+
+#: Name and first bytes -> what it is, and what reads it.
+FILES = {
+    ("ggml-model-q4_0.bin", b"tjgg\3\0\0\0" + bytes(64)): ("GGML file of version ggjt", "llama.cpp up to August 2023"),
+    ("model.gguf", b"tjgg\3\0\0\0" + bytes(64)): ("GGML file of version ggjt", "llama.cpp up to August 2023"),
+    ("x.bin", b"fmgg\1\0\0\0" + bytes(64)): ("GGML file of version ggmf", "llama.cpp"),
+    ("m.llamafile", b"MZqFpD='\n" + bytes(64)): ("llamafile", "llamafile"),
+    ("m", b"\x1c\0\0\0TFL3" + bytes(64)): ("TFLite model", "LiteRT"),
+    ("m.pte", b"\x1c\0\0\0ET12" + bytes(64)): ("ExecuTorch program", "ExecuTorch"),
+    ("tf_model.h5", b"\x89HDF\r\n\x1a\n" + bytes(64)): ("HDF5 file", "Keras"),
+    ("a.npy", b"\x93NUMPY\1\0" + bytes(64)): ("NumPy array", "NumPy"),
+    ("a.npz", _npz()): ("NumPy archive", "NumPy"),
+    ("a.bin", _npz()): ("NumPy archive", "NumPy"),
+    ("rank0.engine", b"ptrt" + bytes(64)): ("TensorRT engine", "TensorRT"),
+    ("m.nemo", bytes(600)): ("NeMo archive", "NeMo"),
+    ("m", b"\x08\x08\x12\x07pytorch" + bytes(64)): ("ONNX model", "ONNX Runtime"),
+    ("openvino_model.xml", b'<?xml version="1.0"?>\n<net name="m">'): ("OpenVINO model", "OpenVINO"),
+    ("m.mlmodel", b"\x08\x07" + bytes(64)): ("Core ML model", "Core ML"),
+    ("m.keras", b"PK\3\4" + bytes(64)): ("Keras archive", "Keras"),
+    ("flax_model.msgpack", b"\x84" + bytes(64)): ("Flax checkpoint", "Flax"),
+}
+
+
+@pytest.mark.parametrize(("name", "content"), FILES, ids=lambda it: it if isinstance(it, str) else "")
+def test_files_of_other_programs(name: str, content: bytes, tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    (tmp_path / name).write_bytes(content)
+    what, reader = FILES[name, content]
+
+    done = ckconv("inspect", tmp_path / name)
+
+    assert (done.code, "error[input.foreign]" in done.err) == (4, True)
+    assert what in done.err
+    assert reader in done.err
+    assert "hint: " in done.err
+
+
+DIRECTORIES = {
+    (".metadata", "__0_0.distcp"): "torch.distributed",
+    ("_CHECKPOINT_METADATA", "manifest.ocdbt"): "Orbax",
+    ("mp_rank_00/model_optim_rng.pt",): "Megatron",
+    ("latest_checkpointed_iteration.txt", "iter_0000010/x"): "Megatron",
+    ("openvino_model.xml", "openvino_model.bin", "config.json"): "OpenVINO",
+    ("zero_to_fp32.py", "latest"): "DeepSpeed",
+    ("onnx/model.onnx", "config.json"): "ONNX",
+    ("model.onnx", "config.json"): "ONNX",
+    ("flax_model.msgpack", "config.json"): "Flax",
+    ("saved_model.pb", "variables/x"): "TensorFlow",
+    ("tf_model.h5", "config.json"): "HDF5",
+    ("m.mlpackage/Manifest.json",): "Core ML",
+    ("coremldata.bin",): "Core ML",
+    ("rank0.engine", "config.json"): "TensorRT",
+}
+
+
+@pytest.mark.parametrize("files", DIRECTORIES, ids=" ".join)
+def test_directories_of_other_programs(files: tuple[str, ...], tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("{}")
+
+    done = ckconv("inspect", tmp_path)
+
+    assert (done.code, "error[input.foreign]" in done.err) == (4, True)
+    assert f"{DIRECTORIES[files]}" in done.err
+
+
+def test_a_checkpoint_with_exports_beside_it_is_a_checkpoint(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    for file in (FIXTURES / "hf" / "llama-bias-f32").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "onnx").mkdir()
+    for file in ("flax_model.msgpack", "tf_model.h5", "zero_to_fp32.py", "openvino_model.xml"):
+        (tmp_path / file).write_text("x")
+
+    assert ckconv("inspect", tmp_path).code == 0
+
+
+def test_pointers_of_git_lfs(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 5000\n"
+    for name in ("pytorch_model.bin", "m.gguf", "m.safetensors", "m.onnx", "m"):
+        (tmp_path / name).write_text(pointer)
+        done = ckconv("inspect", tmp_path / name)
+        assert (done.code, "lfs-pointer]" in done.err, "hint: run `git lfs pull`" in done.err) == (3, True, True)
+    for file in (FIXTURES / "hf" / "llama-bias-f32").iterdir():
+        (tmp_path / "hf").mkdir(exist_ok=True)
+        (tmp_path / "hf" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "hf" / "config.json").write_text(pointer)
+    done = ckconv("inspect", tmp_path / "hf")
+    assert (done.code, "git-lfs pointer" in done.err, "hint: run `git lfs pull`" in done.err) == (3, True, True)
+
+
+def test_types_of_ik_llama_cpp_are_named() -> None:
+    assert [ik_type(number) for number in (139, 152, 339)] == [
+        "IQ4_K of ik_llama.cpp", "IQ5_KS of ik_llama.cpp", "of ik_llama.cpp, its rows interleaved",
+    ]  # fmt: skip
+    assert not any(ik_type(number) for number in BY_GGML)
+
+
+def test_every_row_has_a_way_out() -> None:
+    assert all(row.hint and (row.head or row.names) for row in FOREIGN)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "classes", "said"),
+    [
+        ("afmoe", ["AfmoeForCausalLM"], "llama.cpp, mlx-lm and transformers know it"),
+        ("bart", ["BartModel"], "no engine here knows it, transformers does"),
+        ("rwkv6", [], "llama.cpp knows it"),
+        ("unheard_of", [], "no engine here knows it, nor does transformers"),
+        ("unheard_of", ["ChatGLMModel"], "llama.cpp knows it"),
+    ],
+)
+def test_who_knows_an_architecture(architecture: str, classes: list[str], said: str) -> None:
+    assert known_by(architecture, classes) == said
+
+
+@pytest.mark.parametrize(("model_type", "said"), [("afmoe", "llama.cpp, mlx-lm and"), ("bart", "no engine here knows")])
+def test_refusals_and_inspect_say_who_knows_it(
+    model_type: str, said: str, tmp_path: Path, ckconv: Callable[..., Result]
+) -> None:
+    save_file({"model.shared.weight": np.zeros((4, 4), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+
+    assert said in ckconv("convert", tmp_path, tmp_path / "m.gguf").err
+    reasons = [
+        reason for target in ckconv("inspect", tmp_path, "--json").json["targets"] for reason in target["reasons"]
+    ]
+    assert any(said in reason["text"] for reason in reasons)
+
+
+NAMES = [
+    *("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"),
+    *(f"model.layers.0.{name}_layernorm.weight" for name in ("input", "post_attention")),
+    *(f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+]
+
+
+@pytest.mark.parametrize("method", ["quanto", "fp_quant", "exl2", "hqq"])
+def test_another_quantizer_is_called_as_it_calls_itself(
+    method: str, tmp_path: Path, ckconv: Callable[..., Result]
+) -> None:
+    names = [*NAMES, "model.layers.0.mlp.up_proj.input_scale", "model.layers.0.mlp.up_proj.qweight"]
+    save_file({name: np.zeros((4, 4), np.int32) for name in names}, tmp_path / "model.safetensors")
+    config = json.loads((FIXTURES / "hf" / "llama-bias-f32" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": method}}))
+
+    done = ckconv("convert", tmp_path, tmp_path / "m.gguf")
+
+    assert f"quant_method '{method}'" in done.err
+    assert not any(word in done.err for word in ("of FP8", "of GPTQ"))

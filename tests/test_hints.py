@@ -1,0 +1,205 @@
+"""Every hint is run on the input that produced it: what it says succeeds, or leads on to what does."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hints
+import numpy as np
+import pytest
+from conftest import FIXTURES, Result
+from hint_texts import hint_texts
+from hints import Misleading, Refusal, follow
+from safetensors.numpy import save_file
+
+sys.path.insert(0, str(FIXTURES.parent / "scripts"))
+import golden
+
+LLAMA = FIXTURES / "hf" / "llama-bias-f32"
+TIED = FIXTURES / "hf" / "qwen2-tied-bf16"
+GGUF = FIXTURES / "gguf" / "llama-bias-f32.f32.gguf"
+LORA = FIXTURES / "lora" / "llama-r4-attn-mlp"
+
+
+#: What is quantised again after --dequantize: verification decodes MLX's groups with another rounding than what writes,
+#: and a value between two codes is refused there.
+ROUNDED_OTHERWISE = {
+    ("mlx/llama-tied-bf16.q4g64", "gguf quantised"), ("mlx/llama-tied-bf16.q4g64", "bump 5 quantised"),
+    ("mlx/llama-tied-bf16.q4g64", "mlx quantised"), ("mlx/llama-untied-f32.q4g32", "gguf quantised"),
+    ("mlx/llama-untied-f32.q4g32", "bump 5 quantised"), ("mlx/qwen3-tied-bf16.q4g64", "gguf quantised"),
+    ("mlx/qwen3-tied-bf16.q4g64", "bump 5 quantised"), ("mlx/qwen3-tied-bf16.q4g64", "mlx quantised"),
+}  # fmt: skip
+
+
+def refused_lines() -> list[Any]:
+    """Source and run of every line of the golden file whose hint names a flag."""
+    lines = [line.split("\t") for line in golden.GOLDEN.read_text().splitlines()]
+    found = [(line[0], line[1]) for line in lines if hints.said(line[-1].partition("hint: ")[2])]
+    wrong = pytest.mark.xfail(reason="verified with another rounding", raises=Misleading, strict=True)
+    return [pytest.param(*it, marks=[wrong] if it in ROUNDED_OTHERWISE else []) for it in found]
+
+
+@pytest.fixture
+def runner(ckconv: Callable[..., Result], tmp_path: Path) -> Callable[[list[str]], Refusal]:
+    """Runs a command whose ``DST`` is a new place each time."""
+    count = iter(range(1000))
+
+    def call(arguments: list[str]) -> Refusal:
+        place = tmp_path / f"out-{next(count)}"
+        made = [it.replace("DST", str(place / "m")) if it.startswith("DST") else it for it in arguments]
+        place.mkdir()
+        done = ckconv(*made, "--json")
+        if done.code == 0:
+            return Refusal(0)
+        return hints.refusal(done.code, json.loads(done.err.splitlines()[-1])["error"])
+
+    return call
+
+
+@pytest.mark.parametrize(("source", "name"), refused_lines(), ids=lambda it: it.replace("/", "-"))
+def test_hints_of_the_golden_file_lead_on(source: str, name: str, runner: Any) -> None:
+    path = FIXTURES / source
+    base = golden._base(path)
+    arguments = ["convert", str(path), "DST/", *golden.QUANTISED.get(path.parent.name, golden.RUNS)[name], *base]
+    known = {"GLOB": "*", "N": "64", "DST": "DST.gguf", "ADAPTER": str(path)}
+    if path.parent.name in ("lora", "gguf-lora"):
+        known["BASE"] = str(_base_of(path))
+
+    assert follow(runner, arguments, known)
+
+
+def _base_of(path: Path) -> Path:
+    """A base with tensors for an adapter of the fixtures."""
+    family = path.name.partition("-")[0].replace("mlx", "llama")
+    return sorted((FIXTURES / "hf").glob(f"{family}-*/*.safetensors"))[0].parent
+
+
+def _llama(folder: Path, *, drop: tuple[str, ...] = (), **changes: Any) -> Path:
+    """A Llama whose config.json is changed."""
+    copy = folder / "hf"
+    copy.mkdir()
+    for file in LLAMA.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    config = {**json.loads((copy / "config.json").read_text()), **changes}
+    (copy / "config.json").write_text(json.dumps({key: item for key, item in config.items() if key not in drop}))
+    return copy
+
+
+def _tensors(folder: Path, config: dict[str, Any] | None, *names: str) -> Path:
+    """A checkpoint of small matrices with these names."""
+    folder.joinpath("hf").mkdir()
+    save_file({name: np.ones((4, 4), np.float32) for name in names}, folder / "hf" / "model.safetensors")
+    if config is not None:
+        (folder / "hf" / "config.json").write_text(json.dumps(config))
+    return folder / "hf"
+
+
+def _large(folder: Path) -> Path:
+    """A Llama with a value beyond those of F16."""
+    from safetensors.numpy import load_file
+
+    copy = _llama(folder)
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e30
+    save_file(tensors, copy / "model.safetensors")
+    return copy
+
+
+def _linked(folder: Path) -> Path:
+    copy = _llama(folder)
+    (copy / "model.safetensors").rename(folder / "elsewhere.safetensors")
+    (copy / "model.safetensors").symlink_to(folder / "elsewhere.safetensors")
+    return copy
+
+
+#: What is refused -> what makes its input, the command behind that, and what its hint says.
+CASES: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
+    "no format": (lambda _: LLAMA, ["convert", "SRC", "DST"], "--to gguf or --to mlx names one"),
+    "no known ending": (lambda _: LLAMA, ["convert", "SRC", "DST.xyz"], "--to gguf or --to mlx names one"),
+    "a base for a model's rows": (
+        lambda _: FIXTURES / "gguf-lora" / "llama-r4-attn-mlp.f32.gguf", ["convert", "SRC", "DST/", "--to", "peft"],
+        "--base BASE names the base model",
+    ),
+    "nothing to edit": (lambda _: GGUF, ["edit", "SRC", "DST.gguf"], "--set-meta KEY=VALUE, --drop-meta GLOB"),
+    "F16 is too small": (_large, ["convert", "SRC", "DST.gguf", "--dtype", "f16", "--allow-lossy"],
+        "--dtype f32 or bf16 holds it"),
+    "a link out of the directory": (_linked, ["convert", "SRC", "DST.gguf"], "--follow-links reads what it links to"),
+    "an architecture of no engine": (
+        lambda folder: _tensors(folder, {"model_type": "bart"}, "model.shared.weight"),
+        ["convert", "SRC", "DST/", "--to", "gguf"], "--to safetensors copies it as it is",
+    ),
+    "no config.json": (
+        lambda folder: _tensors(folder, None, "model.norm.weight"), ["convert", "SRC", "DST/", "--to", "gguf"],
+        "--to safetensors copies the tensors as they are",
+    ),
+    "a diffusion model": (
+        lambda folder: _tensors(folder, None, "model.diffusion_model.out.2.weight"),
+        ["convert", "SRC", "DST/", "--to", "mlx"], "--to safetensors copies its values",
+    ),
+    "another quantizer": (
+        lambda folder: _tensors(folder, {"model_type": "llama"}, "model.layers.0.mlp.up_proj.weight._data"),
+        ["convert", "SRC", "DST/", "--to", "gguf"], "--to safetensors copies this one as it is",
+    ),
+    "a text part of an unknown whole": (
+        lambda folder: _tensors(
+            folder,
+            {"model_type": "unheard_of", "text_config": json.loads((LLAMA / "config.json").read_text())},
+            "model.text_model.layers.0.mlp.up_proj.weight", "model.connector.weight",
+        ),
+        ["convert", "SRC", "DST/", "--to", "gguf"], "--to safetensors copies it as it is",
+    ),
+}  # fmt: skip
+
+#: What the placeholders of those hints stand for.
+KNOWN = {
+    "GLOB": "general.name", "N": "64", "KEY=VALUE": "general.name=x", "BASE": str(LLAMA), "DST": "DST.gguf",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hints_of_refusals_lead_on(name: str, tmp_path: Path, runner: Any) -> None:
+    make, arguments, said = CASES[name]
+    command = [str(make(tmp_path)) if it == "SRC" else it for it in arguments]
+    first = runner(command)
+
+    assert first.status
+    assert said in first.hint
+    assert follow(runner, command, KNOWN, without="FILE")  # a family's file: test_own_families.py
+
+
+def test_a_hint_that_leads_nowhere_is_noticed() -> None:
+    """The reason stays, the flag is none of the command, the way ends, or goes round in a circle."""
+
+    def says(*hint: str) -> Any:
+        answers = dict(enumerate(hint))
+        return lambda arguments: Refusal(4, "x", frozenset({f"r{len(arguments)}"}), answers.get(len(arguments), ""))
+
+    with pytest.raises(Misleading, match="convert has no --config"):
+        follow(says("", "--config FILE names it"), ["convert"], {"FILE": "f"})
+    with pytest.raises(Misleading, match="for good"):
+        follow(says("", "--dequantize decodes it"), ["convert"])
+    with pytest.raises(Misleading, match="same reasons"):
+        follow(lambda _: Refusal(4, "x", frozenset({"r"}), "--dequantize decodes it"), ["convert"])
+    with pytest.raises(Misleading, match="no other command"):
+        follow(says("", "", "--dequantize decodes it"), ["convert", "--dequantize"])
+    with pytest.raises(Misleading, match="nobody says what BASE is"):
+        follow(says("", "--base BASE names it"), ["convert"])
+
+
+#: Hints that no case above produces, by their patterns' beginnings: each is pinned where its refusal is tested.
+UNPRODUCED = frozenset((Path(__file__).parent / "hints_unproduced.txt").read_text().splitlines())
+
+
+def test_every_hint_of_the_package_is_produced_or_listed() -> None:
+    """A new hint needs a line of the golden file or a case; the list may only shrink."""
+    produced = [line.rpartition("hint: ")[2] for line in golden.GOLDEN.read_text().splitlines() if "hint: " in line]
+    produced += [said for _, _, said in CASES.values() if said]
+    missing = {pattern for pattern in hint_texts() if not any(re.search(pattern, text) for text in produced)}
+
+    assert sorted(missing - UNPRODUCED) == []
+    assert sorted(UNPRODUCED - missing) == []
