@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from checkpoints import Decoder, Tensors, save, save_file
 
 import ckconv
 from ckconv import Options
+from ckconv.engine.hash import hash_index
 from ckconv.errors import CkconvError
+from ckconv.formats.detect import open_index
 
 BASE = Decoder()
 HEAD, TABLE, Q = "lm_head", "model.embed_tokens", "model.layers.0.self_attn.q_proj"
@@ -108,11 +111,103 @@ def test_the_head_of_a_tied_base_has_one_reason_and_a_way_out(tmp_path: Path) ->
     assert "output.weight.lora_b" in tensors(tmp_path / "a.gguf")
 
 
-def test_single_rows_are_refused_with_what_merges_them(tmp_path: Path) -> None:
-    rows = {f"{TABLE}.token_adapter.trainable_tokens_delta": np.ones((2, BASE.hidden), np.float32)}
-    source = adapter(tmp_path, rows, trainable_token_indices=[5, 17])
+def rows_of(module: str, count: int = 2) -> dict[str, np.ndarray]:
+    new = np.random.default_rng(count).standard_normal((count, BASE.hidden)).astype(np.float32)
+    return {f"{module}.token_adapter.trainable_tokens_delta": new}
 
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_of_tokens_replace_those_of_the_base(tmp_path: Path, tied: bool) -> None:
+    """``TrainableTokensLayer.merge``; what is tied stays so."""
+    rows, model = rows_of(TABLE), base(tmp_path, tied=tied)
+    source = adapter(tmp_path, rows, trainable_token_indices=[17, 5])
+    report = ckconv.convert(model, tmp_path / "m.gguf", adapters=[(source, 1.0)])
+    ckconv.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
+
+    found, old = tensors(tmp_path / "m.gguf"), BASE.tensors()
+    wanted = old[f"{TABLE}.weight"].copy()
+    wanted[[17, 5]] = next(iter(rows.values()))
+    assert np.array_equal(found["token_embd.weight"], wanted)
+    assert ("output.weight" in found) is not tied
+    assert tied or np.array_equal(found["output.weight"], old["lm_head.weight"])
+    assert report.verified
+
+
+def test_rows_of_the_embedding_and_of_the_head(tmp_path: Path) -> None:
+    named = {"embed_tokens": [5, 17], "lm_head": [3]}
+    source = adapter(tmp_path, rows_of(TABLE) | rows_of(HEAD, 1), trainable_token_indices=named)
+    ckconv.convert(base(tmp_path), tmp_path / "m.gguf", adapters=[(source, 1.0)])
+
+    changed = tensors(tmp_path / "m.gguf")["output.weight"] != BASE.tensors()["lm_head.weight"]
+    assert np.flatnonzero(changed.any(axis=1)).tolist() == [3]
+
+
+def test_rows_of_a_tied_head_alone_take_a_base_with_a_head(tmp_path: Path) -> None:
+    """peft computes with a head of its own until it merges, which changes the embedding too."""
+    source, model = adapter(tmp_path, rows_of(HEAD, 1), trainable_token_indices={"lm_head": [3]}), None
+    model = base(tmp_path, tied=True)
+    with pytest.raises(CkconvError) as caught:
+        ckconv.convert(model, tmp_path / "m.gguf", adapters=[(source, 1.0)])
+    assert "--untie" in (caught.value.hint or "")
+
+    ckconv.convert(model, tmp_path / "untied", to="safetensors", options=Options(tie="untie"))
+    ckconv.convert(tmp_path / "untied", tmp_path / "m.gguf", adapters=[(source, 1.0)])
+    found, old = tensors(tmp_path / "m.gguf"), BASE.tensors()[f"{TABLE}.weight"]
+    assert np.array_equal(found["token_embd.weight"], old)
+    assert np.array_equal(found["output.weight"][3], next(iter(rows_of(HEAD, 1).values()))[0])
+
+
+def test_an_adapter_of_rows_is_merged_only(tmp_path: Path) -> None:
+    source = adapter(tmp_path, rows_of(TABLE), trainable_token_indices=[5, 17])
+    with pytest.raises(CkconvError) as caught:
+        ckconv.convert(source, tmp_path / "a.gguf", options=Options(base=base(tmp_path)))
+    assert "rows of single tokens" in caught.value.message
+    assert "--adapter merges it" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ([5], "names 1 rows"),
+        ([5, 5], "none of them twice"),
+        ([5, -1], "none of them twice"),
+        ([5, BASE.vocab], f"[{BASE.vocab + 1}, {BASE.hidden}]"),
+        ({"lm_head": [5, 17]}, "names 0 rows"),
+    ],
+)
+def test_rows_that_have_no_place_are_refused(tmp_path: Path, named: object, said: str) -> None:
+    source = adapter(tmp_path, rows_of(TABLE), trainable_token_indices=named)
     with pytest.raises(CkconvError) as caught:
         ckconv.convert(base(tmp_path), tmp_path / "m.gguf", adapters=[(source, 1.0)])
-    assert "trainable_token_indices" in caught.value.message
-    assert "merge_and_unload()" in (caught.value.hint or "")
+    assert said in caught.value.message
+
+
+def test_the_same_rows_elsewhere_are_another_adapter(tmp_path: Path) -> None:
+    one = adapter(tmp_path, rows_of(TABLE), trainable_token_indices=[5, 17])
+    (tmp_path / "more").mkdir()
+    other = adapter(tmp_path / "more", rows_of(TABLE), trainable_token_indices=[5, 18])
+    assert hash_index(open_index(one)).model != hash_index(open_index(other)).model
+    assert not ckconv.diff(one, other).same
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of the two libraries about each other
+def test_as_peft_merges(tmp_path: Path) -> None:
+    peft, torch, transformers = (pytest.importorskip(name) for name in ("peft", "torch", "transformers"))
+    model = base(tmp_path, tied=True)
+    load = partial(transformers.AutoModelForCausalLM.from_pretrained, model, dtype=torch.float32)
+    wrapped = peft.get_peft_model(
+        load(),
+        peft.LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices=[17, 5], task_type="CAUSAL_LM"),
+    )
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    merged = peft.PeftModel.from_pretrained(load(), tmp_path / "adapter").merge_and_unload()
+
+    ckconv.convert(model, tmp_path / "m.gguf", adapters=[(tmp_path / "adapter", 1.0)])
+    table = merged.get_input_embeddings().weight
+    assert np.array_equal(tensors(tmp_path / "m.gguf")["token_embd.weight"], table.detach().numpy())
+    assert merged.get_output_embeddings().weight is table

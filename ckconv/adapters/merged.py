@@ -14,7 +14,7 @@ from ckconv.core.adapters import AdapterModule, Role
 from ckconv.core.config import ModelConfig
 from ckconv.core.dtypes import F32, WIDENS_TO_F32, DType
 from ckconv.core.layouts import plain
-from ckconv.core.tensors import Delta, Merge, Rescale, Tensor, TensorIndex, matrix_of
+from ckconv.core.tensors import Delta, Merge, Replacement, Rescale, Tensor, TensorIndex, matrix_of
 from ckconv.errors import InputError, UnsupportedError, counted, listed, quoted
 
 
@@ -190,7 +190,7 @@ def _check_bias(base: TensorIndex, adapter: Adapting, module: AdapterModule) -> 
 def _changed(tensor: Tensor, adapters: Sequence[Adapting], config: ModelConfig) -> Tensor | None:
     """The tensor as the adapters make it, ``None`` where they leave it alone."""
     start = tensor
-    changes: list[Delta | Rescale] = []
+    changes: list[Delta | Rescale | Replacement] = []
     for adapter in adapters:
         for change in changes_of(adapter.index, tensor.name, config):
             saved = change.tensors.get(Role.SAVED_BIAS if _is_bias(tensor) else Role.SAVED_WEIGHT)
@@ -218,8 +218,10 @@ def _is_bias(tensor: Tensor) -> bool:
     return tensor.name.endswith(".bias")
 
 
-def _of_weight(change: Change, adapter: Adapting) -> list[Delta | Rescale]:
+def _of_weight(change: Change, adapter: Adapting) -> list[Delta | Rescale | Replacement]:
     tensors = change.tensors
+    if Role.ROWS in tensors:
+        return [Replacement(tensors[Role.ROWS], change.module.replaced)]
     if Role.IA3 in tensors:
         return [Rescale(_column(tensors[Role.IA3]), change.module.feedforward)]
     if Role.B not in tensors:
@@ -235,7 +237,7 @@ def _of_weight(change: Change, adapter: Adapting) -> list[Delta | Rescale]:
     ]
 
 
-def _of_bias(change: Change, adapter: Adapting) -> list[Delta | Rescale]:
+def _of_bias(change: Change, adapter: Adapting) -> list[Delta | Rescale | Replacement]:
     tensors = change.tensors
     if Role.IA3 in tensors and not change.module.feedforward:
         return [Rescale(_column(tensors[Role.IA3]), of_columns=False)]
@@ -249,8 +251,13 @@ def _column(tensor: Tensor) -> Tensor:
     return replace(tensor, layout=plain(tensor.elements, 1))
 
 
-def _check_change(change: Delta | Rescale, tensor: Tensor, adapter: Adapting, found: Change) -> None:
+def _check_change(change: Delta | Rescale | Replacement, tensor: Tensor, adapter: Adapting, found: Change) -> None:
     rows, cols = matrix_of(tensor.shape, F32)
+    if isinstance(change, Replacement):
+        wanted_rows = max(rows, max(change.at) + 1)
+        if (wanted_rows, change.rows.layout.cols) != (rows, cols):
+            _check_shape((wanted_rows, change.rows.layout.cols), tensor, adapter, found)
+        return
     if isinstance(change, Rescale):
         wanted, got = (cols if change.of_columns else rows), change.factors.layout.rows
         if wanted != got:

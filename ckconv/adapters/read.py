@@ -61,12 +61,14 @@ class Collector:
         *,
         embedding: bool = False,
         feedforward: bool = False,
+        replaced: tuple[int, ...] = (),
         outputs: Outputs | None = None,
     ) -> None:
         """Add one module.
 
         Args:
             name: canonical, or the file's own where there is no rule.
+            replaced: which rows of the base its own replace.
             outputs: where the rows of ``lora_b`` are, if not in canonical order.
             shape: of its LoRA; not looked at where it has none.
         """
@@ -102,6 +104,7 @@ class Collector:
             shape.scale if rank else 1.0,
             embedding,
             feedforward,
+            replaced,
         )
 
     def add_made(self, module: AdapterModule, tensors: Mapping[Role, Tensor]) -> None:

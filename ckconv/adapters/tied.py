@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ckconv.core.adapters import Role
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UnsupportedError
@@ -21,19 +22,28 @@ def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConf
     Raises:
         UnsupportedError: ``adapter.unsupported``, of several adapters only some change both together.
     """
-    apart, together = False, False
+    apart, together, rows_of_head = False, False, False
     for index in adapters:
         known = index.adapter
         assert known is not None
-        if not known.ties:
-            apart |= not {_EMBEDDING_MODULE, _HEAD_MODULE}.isdisjoint(known.modules)
-        together |= known.ties and _EMBEDDING_MODULE in known.modules
-    if not (apart or together) or not _is_tied(base, config):
+        for name in known.modules.keys() & {_EMBEDDING_MODULE, _HEAD_MODULE}:
+            rows = Role.ROWS in known.modules[name].roles  # of the embedding, peft replaces those of a tied head too
+            apart |= not known.ties and not rows
+            together |= (known.ties or rows) and name == _EMBEDDING_MODULE
+            rows_of_head |= rows and name == _HEAD_MODULE
+    if not (apart or together or rows_of_head) or not _is_tied(base, config):
         return base
+    if rows_of_head:
+        raise UnsupportedError(
+            "adapter.unsupported",
+            "the base is tied, and trainable_token_indices names rows of its output head that are not its embedding's",
+            path=base.path,
+            hint="--untie gives the base a head of its own; merge the adapter into what that writes",
+        )
     if apart and together:
         raise UnsupportedError(
             "adapter.unsupported",
-            "the base is tied; some of the adapters change its embedding together with its output head, others do not",
+            "the base is tied; of the changes some are of its embedding and its output head together, others of one",
             path=base.path,
         )
     tensors = dict(base.tensors)

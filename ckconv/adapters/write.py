@@ -225,6 +225,7 @@ _SAID = {
     Role.BIAS: "LoRA biases",
     Role.MAGNITUDE: "DoRA magnitudes",
     Role.IA3: "IA3 factors",
+    Role.ROWS: "rows of single tokens",
     Role.SAVED_WEIGHT: "whole weights",
     Role.SAVED_BIAS: "whole biases",
 }

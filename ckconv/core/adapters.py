@@ -29,8 +29,8 @@ class Role(enum.StrEnum):
 
     ``lora_a`` ``[rank, in]`` and ``lora_b`` ``[out, rank]``; ``lora_bias`` ``[out]``, which the scale multiplies too;
     ``magnitude``, what DoRA makes the norms of the merged rows (of an embedding: columns); ``ia3``, what the module's
-    outputs, or in a feed-forward its inputs, are multiplied by; ``saved_weight`` and ``saved_bias``, whole tensors
-    that replace the base's.
+    outputs, or in a feed-forward its inputs, are multiplied by; ``rows``, what replaces single rows of a table;
+    ``saved_weight`` and ``saved_bias``, whole tensors that replace the base's.
     """
 
     A = "lora_a"
@@ -38,6 +38,7 @@ class Role(enum.StrEnum):
     BIAS = "lora_bias"
     MAGNITUDE = "magnitude"
     IA3 = "ia3"
+    ROWS = "rows"
     SAVED_WEIGHT = "saved_weight"
     SAVED_BIAS = "saved_bias"
 
@@ -58,6 +59,7 @@ class AdapterModule(NamedTuple):
         scale: the effective one, a float32 number; 1 without LoRA.
         embedding: the module is a table that is looked up, not a matrix that is multiplied.
         feedforward: ``ia3`` multiplies the module's inputs.
+        replaced: which rows of the base's matrix those of ``rows`` replace.
     """
 
     name: str
@@ -68,12 +70,15 @@ class AdapterModule(NamedTuple):
     scale: float = 1.0
     embedding: bool = False
     feedforward: bool = False
+    replaced: tuple[int, ...] = ()
 
     @property
     def kind(self) -> str:
-        """The method, for people: ``lora``, ``dora``, ``ia3`` or ``full``."""
+        """The method, for people: ``lora``, ``dora``, ``ia3``, ``rows`` or ``full``."""
         if Role.IA3 in self.roles:
             return "ia3"
+        if Role.ROWS in self.roles:
+            return "rows"
         if Role.B not in self.roles:
             return "full"
         return "dora" if Role.MAGNITUDE in self.roles else "lora"
@@ -102,6 +107,11 @@ class Adapter:
     document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     ties: bool = True
     base_index: TensorIndex | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def replaced(self) -> dict[str, tuple[int, ...]]:
+        """Module -> the rows of it that others replace, of each that has such."""
+        return {name: module.replaced for name, module in self.modules.items() if module.replaced}
 
 
 def float32(value: float) -> float:

@@ -93,11 +93,23 @@ class Rescale(NamedTuple):
     of_columns: bool
 
 
+class Replacement(NamedTuple):
+    """A change of single rows of a matrix ``[out, in]``, which others replace.
+
+    Attributes:
+        rows: ``[len(at), in]``.
+        at: which row of the matrix each of them replaces; none twice.
+    """
+
+    rows: Tensor
+    at: tuple[int, ...]
+
+
 class Merge(NamedTuple):
     """How the rows of a tensor are computed: those of ``base``, changed in order, in float32, rounded once."""
 
     base: Tensor
-    changes: tuple[Delta | Rescale, ...]
+    changes: tuple[Delta | Rescale | Replacement, ...]
 
 
 class Array(NamedTuple):

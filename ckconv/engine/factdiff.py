@@ -58,7 +58,8 @@ def compare_facts(a: TensorIndex, b: TensorIndex) -> Facts:
         InputError: ``side.json``, a file beside one of them is malformed.
     """
     if a.adapter is not None or b.adapter is not None:  # their scales are in their tensors
-        return Facts()
+        rows = [str(index.adapter.replaced) if index.adapter is not None else "" for index in (a, b)]
+        return Facts((Fact("trainable_token_indices", rows[0], rows[1]),) if rows[0] != rows[1] else ())
     towers = a.tower is not None and b.tower is not None
     if (a.config is None or b.config is None) and a.architecture != b.architecture and not towers:
         return Facts((Fact("architecture", a.architecture, b.architecture),))

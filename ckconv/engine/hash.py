@@ -70,6 +70,10 @@ def _hash_tensor(
     conversion = Conversion(reader.dtype, F32 if exact else reader.dtype, shift if exact else 0, factor=factor)
     shape = "x".join(map(str, tensor.shape))
     digest = hashlib.sha256(f"{tensor.name}\n{shape}\n{conversion.target}\n".encode("utf-8", "surrogateescape"))
+    if index.adapter is not None:  # what an adapter's rows are depends on where they go
+        digest.update(
+            "".join(f"{row}\n" for row in index.adapter.replaced.get(tensor.name.rpartition(".")[0], ())).encode()
+        )
     zero_filled = True
     for _, rows in canonical_pieces(reader):
         data, _ = conversion.apply(rows)

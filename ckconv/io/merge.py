@@ -4,7 +4,7 @@ Everything is computed in float32, element by element and in a fixed order: a ma
 order that depends on the processor, and the same input is to give the same bytes everywhere.
 
 Sources: ``merge`` and ``get_delta_weight`` of the layers of peft 0.21 (tuners/lora/layer.py, tuners/lora/dora.py,
-tuners/ia3/layer.py).
+tuners/ia3/layer.py, tuners/trainable_tokens/layer.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from ckconv.core.adapters import float32
 from ckconv.core.dtypes import DType
-from ckconv.core.tensors import Delta, Merge, Rescale, Tensor
+from ckconv.core.tensors import Delta, Merge, Replacement, Rescale, Tensor
 from ckconv.errors import UnsupportedError
 from ckconv.io.rows import RowReader
 from ckconv.quant.codec import from_float32
@@ -39,9 +39,7 @@ class MergedRows:
         self._name = merge.base.name
         self._path = next((extent.path for extent in merge.base.extents), None)
         self._base = RowReader(merge.base, files)
-        self._changes = [
-            _Added(change, files) if isinstance(change, Delta) else _Rescaled(change, files) for change in merge.changes
-        ]
+        self._changes = [_change(change, files) for change in merge.changes]
         #: The largest absolute difference to the base's own value, of all rows made so far.
         self.max_change = 0.0
 
@@ -81,6 +79,12 @@ class MergedRows:
                 path=self._path,
                 tensor=self._name,
             )
+
+
+def _change(change: Delta | Rescale | Replacement, files: Files) -> _Added | _Rescaled | _Replaced:
+    if isinstance(change, Delta):
+        return _Added(change, files)
+    return _Rescaled(change, files) if isinstance(change, Rescale) else _Replaced(change, files)
 
 
 class _Added:
@@ -132,6 +136,23 @@ class _Rescaled:
             values *= self._factors.of(np.arange(values.shape[1], dtype=np.int64))
         else:
             values *= self._factors.of(canonical)[:, None]
+        return values
+
+
+class _Replaced:
+    """Rows of trainable tokens."""
+
+    def __init__(self, change: Replacement, files: Files) -> None:
+        self._type, self._reader = change.rows.dtype, RowReader(change.rows, files)
+        order = np.argsort(change.at)
+        self._at, self._order = np.array(change.at, np.int64)[order], order.astype(np.int64)
+
+    def apply(self, values: Floats, canonical: Index) -> Floats:
+        """As :meth:`_Added.apply`."""
+        place = np.searchsorted(self._at, canonical).clip(max=len(self._at) - 1)
+        found = self._at[place] == canonical
+        if found.any():
+            values[found] = decode(self._reader.gather(self._order[place[found]]), self._type)
         return values
 
 

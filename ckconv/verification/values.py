@@ -356,6 +356,8 @@ def _changed(values: Doubles, change: Change, weight: float, name: str, files: F
         values = values * (factors if along else factors[:, None])
     if vector:
         return values + scale * _vector(of[Role.BIAS], files, rows)[:, None] if Role.BIAS in of else values
+    if Role.ROWS in of:
+        return _with_rows(values, of[Role.ROWS], change.module.replaced, files, rows)
     if Role.B not in of:
         return values
     product = _product(of[Role.A], of[Role.B], files, rows)
@@ -365,6 +367,16 @@ def _changed(values: Doubles, change: Change, weight: float, name: str, files: F
     if Role.MAGNITUDE in of:
         lengths = np.sqrt((values * values).sum(axis=1))
         values = values * (_vector(of[Role.MAGNITUDE], files, rows) / lengths)[:, None]
+    return values
+
+
+def _with_rows(values: Doubles, by: Tensor, at: tuple[int, ...], files: Files, rows: Index) -> Doubles | None:
+    places = {row: place for place, row in enumerate(at)}
+    replaced = [number for number, row in enumerate(rows.tolist()) if row in places]
+    found = values_of(by, files, np.array([places[rows[number]] for number in replaced], np.int64), {})
+    if found is None:
+        return None
+    values[replaced] = found
     return values
 
 

@@ -27,7 +27,6 @@ _VARIANTS: dict[str, str] = {
     "monteclora_config": "its scales are sampled",
     "kasa_config": "it truncates the base's singular values",
     "velora_config": "it has parts of its own",
-    "trainable_token_indices": "it replaces single rows of the embedding",
 }
 
 #: Starts of ``init_lora_weights`` with which peft changes the base model before the adapter is added to it.
@@ -44,6 +43,7 @@ class PeftConfig:
         method: ``LORA`` or ``IA3``.
         dora: rows of the merged matrix get norms of their own.
         ties: the embedding and the head of a tied base change together.
+        rows: end of a module's path -> the rows of it that are replaced; of the embedding where it is empty.
         unsupported: settings that change the computation and have no rule here.
     """
 
@@ -60,12 +60,17 @@ class PeftConfig:
     dora: bool
     ties: bool
     base_name: str
+    rows: Mapping[str, tuple[int, ...]]
     unsupported: tuple[str, ...]
 
     def rank_of(self, module: str) -> int:
         """The rank of a module by its path in the base model."""
         number = self.rank_keys.first(module)
         return self.rank if number is None else self.ranks[number]
+
+    def rows_of(self, module: str) -> tuple[int, ...]:
+        """Which rows of a module are replaced, by its path in the base model."""
+        return next((rows for end, rows in self.rows.items() if f".{module}".endswith(f".{end}" if end else "")), ())
 
     def alpha_of(self, module: str) -> float:
         """The alpha of a module by its path in the base model."""
@@ -108,6 +113,7 @@ def read_peft_config(path: Path) -> PeftConfig:
         dora=config.flag("use_dora"),
         ties=config.flag("ensure_weight_tying"),
         base_name=config.base_name(),
+        rows=config.rows(),
         unsupported=_unsupported(document),
     )
 
@@ -148,6 +154,16 @@ class _Fields:
     def base_name(self) -> str:
         value = self._document.get("base_model_name_or_path")
         return value if isinstance(value, str) else ""
+
+    def rows(self) -> dict[str, tuple[int, ...]]:
+        value = self._document.get("trainable_token_indices") or {}
+        rows = value if isinstance(value, dict) else {"": value}
+        for found in rows.values():
+            whole = isinstance(found, list) and all(type(row) is int and row >= 0 for row in found)
+            if not whole or len(set(found)) < len(found):
+                message = f"trainable_token_indices has {shown(found)}; it must be a list of rows, none of them twice"
+                raise self._fault("adapter.config", message)
+        return {module: tuple(found) for module, found in rows.items()}
 
     def _names(self, key: str, value: object) -> None:
         if value is None:

@@ -38,6 +38,7 @@ _ENDINGS: tuple[tuple[str, Role, bool], ...] = (
     (".lora_magnitude_vector", Role.MAGNITUDE, False),
     (".lora_magnitude_vector.weight", Role.MAGNITUDE, False),
     (".ia3_l", Role.IA3, False),
+    (".token_adapter.trainable_tokens_delta", Role.ROWS, False),
     (".base_layer.weight", Role.SAVED_WEIGHT, False),
     (".base_layer.bias", Role.SAVED_BIAS, False),
     (".weight", Role.SAVED_WEIGHT, False),
@@ -174,12 +175,18 @@ def _add(
     unsupported += [why] if why else _moved(module, parts, outputs)
     if not (Role.A in parts or Role.B in parts):
         beside = {Role.MAGNITUDE, Role.BIAS} & parts.keys()
-        if beside or (Role.IA3 in parts and config.method != "IA3"):
+        replaced = config.rows_of(module)
+        if Role.ROWS in parts:
+            unsupported += _rows(module, parts, len(replaced))
+        elif beside or (Role.IA3 in parts and config.method != "IA3"):
             unsupported.append(f"{quoted(module)} has tensors of another method than its configuration's")
         elif Role.IA3 in parts and not config.selection.holds(module):
             unsupported.append(_ignored(module))
-        collector.add(name, module, parts, Shape(1.0), feedforward=config.selection.feedforward(module))
+        feedforward = config.selection.feedforward(module)
+        collector.add(name, module, parts, Shape(1.0), feedforward=feedforward, replaced=replaced)
         return
+    if Role.ROWS in parts:
+        unsupported += _rows(module, parts, 0)
     if config.method != "LORA" or config.dora != (Role.MAGNITUDE in parts):
         unsupported.append(f"{quoted(module)} has tensors of another method than its configuration's")
     bare = bool(config.document.get("target_parameters"))
@@ -202,6 +209,16 @@ def _moved(module: str, parts: Mapping[Role, Part], outputs: Outputs | None) -> 
     """What of a matrix whose rows lie in another order has no rule."""
     odd = parts.keys() - {Role.A, Role.B}
     return [f"{quoted(module)} is stored head by head, and only LoRA of it has rules"] if odd and outputs else []
+
+
+def _rows(module: str, parts: Mapping[Role, Part], named: int) -> list[str]:
+    """Why single rows of a module cannot replace the base's; peft wraps a module in nothing else then."""
+    stored = parts[Role.ROWS].stored
+    if len(parts) > 1:
+        return [f"{quoted(module)} has rows of its own (trainable_token_indices) beside other changes"]
+    if len(stored.shape) != 2 or stored.shape[0] != named:
+        return [f"{quoted(stored.name)} is {list(stored.shape)}, trainable_token_indices names {named} rows of it"]
+    return []
 
 
 def _ignored(module: str) -> str:
