@@ -116,7 +116,7 @@ def test_a_checkpoint_keeps_what_lies_beside_it(tmp_path: Path, ckconv) -> None:
         (["--in-place"], 2, "nothing would change"),
         (["--set-meta", "a=b"], 2, "give either DST or --in-place"),
         (["new.gguf", "--in-place", "--set-meta", "a=b"], 2, "give either DST or --in-place"),
-        (["--in-place", "--set-meta", "general.architecture=x"], 2, "the tensors decide it"),
+        (["--in-place", "--set-meta", "general.alignment=64"], 2, "the tensors decide it"),
         (["--in-place", "--drop-meta", "nope*"], 2, "matches no key"),
     ],
 )

@@ -439,7 +439,6 @@ def test_keys_are_dropped_by_glob(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pair", "reason"),
     [
-        (("general.architecture", "qwen2"), "the tensors decide it"),
         (("general.alignment", "64"), "the tensors decide it"),
         (("llama.block_count", "3"), "the tensors decide it"),
         (("split.count", "3"), "the tensors decide it"),

@@ -334,6 +334,11 @@ class TensorIndex:
         return {tensor.name: tensor for tensor in found}
 
     @property
+    def as_container(self) -> TensorIndex:
+        """The same files without the rules of a family: every tensor is what the file calls it."""
+        return replace(self, config=None, tensors={}, canonical_of={}, dropped=(), unknown=self.stored)
+
+    @property
     def parameters(self) -> int:
         """Elements of all tensors, but what follows from others: codes of a matrix unpacked, without padding."""
         canonical = sum(tensor.elements for tensor in self.tensors.values())

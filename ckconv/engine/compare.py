@@ -82,6 +82,8 @@ def diff(
         spread: count how far values are apart, power of two by power of two.
     """
     tell = progress or (lambda nbytes, name: None)
+    if a.format == b.format and (a.config is None) != (b.config is None):
+        a, b = a.as_container, b.as_container  # one of them contradicts its family's rules, or names no known one
     with Files({**a.identities, **b.identities}) as files:
         ours, theirs = _tensors(a, files), _tensors(b, files)
         if a.format == b.format:  # what rules leave out for others has the same names in both
@@ -182,7 +184,7 @@ def _way() -> Callable[..., Difference | None]:
 
 
 def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
-    """Refuse a file without tensors, and two of which only one follows the rules of a known architecture.
+    """Refuse a file without tensors, and two formats of which only one follows the rules of a known architecture.
 
     In the first there is nothing to compare, and of the others no name would match.
 
@@ -193,7 +195,7 @@ def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
     for index in (a, b):
         require_tensors(index)
     for one, other in ((a, b), (b, a)):
-        if one.config is None and other.config is not None:
+        if one.config is None and other.config is not None and one.format != other.format:
             if one.misfit is not None:
                 raise one.misfit
             raise UnsupportedError(

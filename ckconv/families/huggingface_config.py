@@ -218,7 +218,8 @@ def unknown_keys(config: Mapping[str, Any], family: Family, consumer: str) -> tu
     known = family.path.parent == FOLDER and _model_type(own, family) == own.get("model_type")
     if known and not code and not foreign:
         return unknown, []
-    refused = [f"{key} = {own[key]!r}, {NOT_KNOWN} {family.name}" for key in unknown if own[key] is not None]
+    whose = family.name if own.get("model_type") is None else f"{family.name} (model_type, architectures)"
+    refused = [f"{key} = {own[key]!r}, {NOT_KNOWN} {whose}" for key in unknown if own[key] is not None]
     if code and foreign:
         refused.append(f"auto_map names {foreign}, {NO_CLASS} {family.name} (architectures, model_type)")
     return [key for key in unknown if own[key] is None], refused

@@ -46,6 +46,9 @@ _BESIDE = frozenset(
     }
 )  # fmt: skip
 
+#: What they are called in a GGUF that has all of a model in one file, as ollama's: the names of llama.cpp's mmproj.
+_BESIDE_IN_GGUF = frozenset({"a", "mm", "resampler", "v"})
+
 #: Why the tensors of those parts are left out where a target holds text models.
 BESIDE_TEXT = "not part of the text model"
 
@@ -57,10 +60,11 @@ def is_beside_text(config: Mapping[str, Any], name: str) -> bool:
 
 def beside_text(config: Mapping[str, Any], name: str) -> str:
     """A glob of the part of a model of several modalities that a tensor belongs to; "" for one of the text part."""
-    nested = any(isinstance(config.get(key), dict) for key in ("text_config", "vision_config"))
-    if not nested or name.startswith(tuple(prefix for prefix, _ in NESTED)):
-        return ""
     head, _, rest = name.partition(".")
+    if not any(isinstance(config.get(key), dict) for key in ("text_config", "vision_config")):
+        return f"{head}.*" if rest and head in _BESIDE_IN_GGUF else ""
+    if name.startswith(tuple(prefix for prefix, _ in NESTED)):
+        return ""
     part = f"{head}.{rest.partition('.')[0]}" if head == "model" else head
     return f"{part}.*" if name.startswith(f"{part}.") else ""
 

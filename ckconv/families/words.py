@@ -81,13 +81,25 @@ def of_class(config: ModelConfig | None) -> str:
 
 
 def of_source(config: ModelConfig | None, format: str, pattern: str) -> str:
-    """:func:`of_class`; of a GGUF the keys that tell families apart, where another one has such a tensor."""
-    if config is None or format != "gguf":
-        return of_class(config)
+    """:func:`of_class`, with what says which layers have such a tensor; of a GGUF what tells families apart by it."""
+    if config is None:
+        return ""
+    if format != "gguf":
+        family = family_of(config) if config.raw else None
+        keys = _of_layers(family, format, pattern) if family else []
+        return of_class(config).replace("(model_type", ", ".join(["(model_type", *keys]))
     family = FAMILIES[config.family]
     others = [other for other in families_of_gguf(family.gguf) if pattern in names_of(other, "gguf").stored]
     keys = [key for other in others if other.in_gguf.condition for key in other.in_gguf.condition.asked]
     return f" of a {family.name} ({', '.join(f'{family.gguf}.{key}' for key in dict.fromkeys(keys))})" if keys else ""
+
+
+def _of_layers(family: Family, format: str, pattern: str) -> list[str]:
+    """Keys that say which layers have a tensor, where not all have it."""
+    held = names_of(family, "mlx" if format == "mlx" else "hf").stored.get(pattern)
+    layers = held.parts[0].row.layers if held else None
+    fields = sorted({name for kind in layers.names for name in family.layers[kind].names}) if layers else []
+    return [key for name in fields for key in document_words(family, name)]
 
 
 def tensors_said(config: ModelConfig, *, format: str) -> str:

@@ -125,6 +125,8 @@ def compare_tensors(
         only: which tensors of ``out`` are looked at; all of them.
         absent: look at the configuration too, and for what is in the source alone.
     """
+    if source is not None and out.format == source.format and _family(out) != _family(source):
+        out, source = out.as_container, source.as_container  # an edited header says that it is another model
     comparison = _Comparison(out, source, files, left_out, progress or (lambda n, name: None))
     comparison.configuration = configuration
     comparison.importance, comparison.tiles = importance or {}, tiles
@@ -363,6 +365,10 @@ def _within_text(index: TensorIndex) -> Collection[str]:
         return ()
     embedded = tower_family(index.tower.family).in_huggingface.embeddings
     return {f"{PREFIX}{name}" for name in embedded} & index.tensors.keys()
+
+
+def _family(index: TensorIndex) -> str:
+    return index.config.family if index.config else ""
 
 
 def _every_tensor(index: TensorIndex) -> Mapping[str, Tensor]:

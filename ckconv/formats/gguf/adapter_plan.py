@@ -161,7 +161,8 @@ class GgufAdapterPlanner(AdapterPlanner):
         found = copied(self.index.metadata) if self.index.format == "gguf" else self._made_metadata(architecture)
         if self.family and interleaves(self.family):
             found |= self._head_counts(architecture)
-        return edited(found, self.options, architecture)
+        ruled, own = self.family is not None, self.index.format == "gguf"
+        return edited(found, self.options, architecture, ruled=ruled, own=own)
 
     def _made_metadata(self, architecture: str) -> dict[str, Value]:
         found = {

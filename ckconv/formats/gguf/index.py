@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckconv.core.config import ModelConfig
-from ckconv.core.tensors import MetadataKind, TensorIndex
+from ckconv.core.tensors import Dropped, MetadataKind, TensorIndex
 from ckconv.core.towers import Tower
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.families.canonical import Canonical, Fitted, canonicalise, fitted, notes_on
 from ckconv.families.catalogue import family_of_gguf
 from ckconv.families.names import names_of
+from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
 from ckconv.families.schema import Family
 from ckconv.families.words import said_of
 from ckconv.formats.gguf.config import KeySource, gguf_config, keys_of, value_of
@@ -68,7 +69,8 @@ def index_gguf(path: Path, file: GgufFile, drop: Sequence[str] = ()) -> TensorIn
     architecture = str(value_of(file.metadata, "general.architecture") or "")
     kind = str(value_of(file.metadata, "general.type") or "model")
     family = _family(file, architecture) if kind == "model" else None
-    beside = of_activations(file.tensors)
+    towers = [tensor for tensor in file.tensors if beside_text({}, tensor.name)] if family else []
+    beside = (*of_activations(file.tensors), *(Dropped(tensor, BESIDE_TEXT, copied=True) for tensor in towers))
     left = {dropped.stored.name for dropped in beside}
     config, canonical, misfit = Fitted(None, Canonical({}, {}, (), file.tensors))
     if family:

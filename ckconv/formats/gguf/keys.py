@@ -50,25 +50,38 @@ def _value(value: MetaValue) -> Value:
     return Value(value.type, value.raw or string(str(found)))
 
 
-def edited(metadata: Mapping[str, Value], options: Options, architecture: str) -> dict[str, Value]:
+def edited(
+    metadata: Mapping[str, Value], options: Options, architecture: str, *, ruled: bool, own: bool
+) -> dict[str, Value]:
     """The metadata as ``--drop-meta`` and ``--set-meta`` want it; without them no family is read for it.
+
+    Args:
+        ruled: the tensors fit the rules of the architecture; otherwise any of its keys may be what has to be mended.
+        own: the metadata are the source's, which may name any architecture.
 
     Raises:
         UsageError: ``usage.meta``.
     """
     if not options.drop_meta and not options.set_meta:
         return dict(metadata)
-    kept = _dropped(metadata, options.drop_meta, architecture)
-    return _with_set(kept, options.set_meta, architecture)
+    parameters = hyperparameters(architecture) if ruled else []
+    kept = _dropped(metadata, options.drop_meta, _keys_of(architecture, parameters))
+    decided = _keys_of(architecture, [row for row in parameters if row[0] in _SHAPES])
+    return _with_set(kept, options.set_meta, decided | {ALIGNMENT_KEY, *([] if own else [ARCHITECTURE_KEY])})
 
 
-def _dropped(metadata: Mapping[str, Value], globs: Sequence[str], architecture: str) -> dict[str, Value]:
+def _keys_of(architecture: str, parameters: Iterable[tuple[str, str]]) -> set[str]:
+    """Keys of hyper-parameters."""
+    return {f"{prefix}{key}" for _, key in parameters for prefix in (f"{architecture}.", "")}
+
+
+def _dropped(metadata: Mapping[str, Value], globs: Sequence[str], computing: Iterable[str]) -> dict[str, Value]:
     """The metadata without the keys that a flag names.
 
     Raises:
         UsageError: a glob matches nothing, or a key without which no file is a model.
     """
-    needed = {ARCHITECTURE_KEY, ALIGNMENT_KEY, *_TOKENS, *_computing(architecture)}
+    needed = {ARCHITECTURE_KEY, ALIGNMENT_KEY, *_TOKENS, *computing}
     going: set[str] = set()
     for glob in globs:
         matched = {key for key in metadata if fnmatchcase(key, glob)}
@@ -80,19 +93,12 @@ def _dropped(metadata: Mapping[str, Value], globs: Sequence[str], architecture: 
     return {key: value for key, value in metadata.items() if key not in going}
 
 
-def _computing(architecture: str) -> Iterable[str]:
-    """Keys of hyper-parameters."""
-    return (f"{prefix}{name}" for _, name in hyperparameters(architecture) for prefix in (f"{architecture}.", ""))
-
-
-def _with_set(metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], architecture: str) -> dict[str, Value]:
+def _with_set(metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], decided: set[str]) -> dict[str, Value]:
     """The metadata with what a flag sets: in the type that the key has, or that the text names, or looks like.
 
     Raises:
         UsageError: the key is one that the tensors decide, or the text is no value of the type.
     """
-    names = [key for name, key in hyperparameters(architecture) if name in _SHAPES]
-    decided = {ARCHITECTURE_KEY, ALIGNMENT_KEY, *(f"{prefix}{n}" for n in names for prefix in (f"{architecture}.", ""))}
     made = dict(metadata)
     for key, text in pairs:
         if key in decided or key.startswith(SPLIT_KEYS):
@@ -100,7 +106,8 @@ def _with_set(metadata: Mapping[str, Value], pairs: Iterable[tuple[str, str]], a
         if not key.isprintable() or not key or text != text.encode("utf-8", "replace").decode():
             raise UsageError("usage.meta", f"--set-meta: {quoted(key)}={quoted(text)} is not text")
         there = made.get(key)
-        made[key] = _parsed(key, there.type, text) if there else _new(key, text)
+        kind = STRING.name if key == ARCHITECTURE_KEY else there and there.type
+        made[key] = _parsed(key, kind, text) if kind else _new(key, text)
     return made
 
 

@@ -32,7 +32,7 @@ from ckconv.formats.gguf.entries import (
     number_entries,
     stored_entries,
 )
-from ckconv.formats.gguf.keys import card_keys, copied, edited
+from ckconv.formats.gguf.keys import ARCHITECTURE_KEY, card_keys, copied, edited
 from ckconv.formats.gguf.layer_keys import keys_of_tensors
 from ckconv.formats.gguf.pooling import gives_embeddings, module_reasons, pooling_keys
 from ckconv.formats.gguf.rules import ABORTS, engine_reasons
@@ -284,10 +284,14 @@ class GgufPlanner(Planner):
         return file_type(entries, types) if self.quantised.file_type is None else self.quantised.file_type
 
     def _edited(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
-        architecture = self.index.architecture if self._same_format else ""
-        if not self._same_format and self._config:
-            architecture = FAMILIES[self._config.family].gguf
-        return edited(metadata, self.options, architecture)
+        own, config = self._same_format, self._config
+        architecture = self.index.architecture if own or config is None else FAMILIES[config.family].gguf
+        made = edited(metadata, self.options, architecture, ruled=config is not None, own=own)
+        left = [key for key in made if key.startswith(f"{architecture}.")]
+        if own and left and made[ARCHITECTURE_KEY] != metadata.get(ARCHITECTURE_KEY):
+            them = f"{left[0]} and {len(left) - 1} more" if len(left) > 1 else left[0]
+            self.notes.append(f"{ARCHITECTURE_KEY} is another; keys of {architecture} stay as they are: {them}")
+        return made
 
     def _name(self, tokenizer: TokenizerKeys) -> str:
         """What the source calls itself, or the directory that it is in."""

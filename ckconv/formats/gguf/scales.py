@@ -39,7 +39,8 @@ _UNSEEN = [math.nan]
 #: Modules whose scale is looked for; a bias beside those of ``ffn`` ends llama.cpp (``build_ffn``).
 _SCALED = frozenset(
     {"attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_exps",
-     "ffn_up_exps", "ffn_down_exps", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "output"}
+     "ffn_up_exps", "ffn_down_exps", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "output", "attn_gate",
+     "ssm_in", "ssm_out", "ssm_alpha", "ssm_beta"}
 )  # fmt: skip
 
 

@@ -1,0 +1,33 @@
+"""A refusal names the key of config.json that was edited: an edit -> words of the message."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FIXTURES
+
+SPARSE = " of a qwen3_moe (model_type, mlp_only_layers, decoder_sparse_step)"
+
+
+@pytest.mark.parametrize(
+    ("source", "edit", "to", "words"),
+    [
+        ("experts/qwen3_moe", {"mlp_only_layers": [0]}, "mlx", SPARSE),
+        ("experts/qwen3_moe", {"decoder_sparse_step": 1000}, "mlx", SPARSE),
+        ("hf/phi3-bf16", {"partial_rotary_factor": 0.5}, "bump", "of 16 (partial_rotary_factor) elements of a head"),
+        ("hf/phi3-bf16", {"model_type": "llama"}, "gguf", "does not know of llama (model_type, architectures)"),
+    ],
+)
+def test_a_refusal_names_the_key(
+    source: str, edit: dict[str, Any], to: str, words: str, tmp_path: Path, ckconv
+) -> None:
+    model = Path(shutil.copytree(FIXTURES / source, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, **edit}))
+    found = ckconv("convert", model, tmp_path / "out", "--to", to)
+    assert found.code == 4
+    assert words in found.err

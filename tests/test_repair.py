@@ -1,0 +1,117 @@
+"""A GGUF whose header is broken or names another architecture is still a container; towers in it are no text model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from conftest import FIXTURES
+
+LLAMA = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
+GEMMA3 = FIXTURES / "gguf" / "gemma3-text-bf16.auto.gguf"
+TOWER = {
+    name: np.full((32, 32), 0.5, np.float32) for name in ("v.patch_embd.weight", "v.blk.0.attn_q.weight", "mm.0.w")
+}
+
+
+def rewritten(
+    source: Path, target: Path, without: Sequence[str] = (), more: dict[str, np.ndarray] | None = None
+) -> Path:
+    """A copy by the gguf package, without some keys and with more tensors."""
+    made = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, made.fields["general.architecture"].contents())
+    for key, field in made.fields.items():
+        if not key.startswith("GGUF.") and key not in ("general.architecture", *without):
+            writer.add_key_value(key, field.contents(), field.types[0], field.types[-1])
+    for tensor in made.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    for name, values in (more or {}).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def names(path: Path) -> list[str]:
+    return [tensor.name for tensor in gguf.GGUFReader(path).tensors]
+
+
+@pytest.mark.parametrize(("to", "suffix"), [("hf", "/"), ("mlx", "/")])
+def test_of_a_file_with_towers_the_text_part_converts_and_a_note_names_the_rest(
+    to: str, suffix: str, tmp_path: Path, ckconv
+) -> None:
+    both = rewritten(GEMMA3, tmp_path / "both.gguf", more=TOWER)
+    found = ckconv("convert", both, f"{tmp_path}/text{suffix}", "--to", to)
+    assert found.code == 0, found.err
+    note = "only the text part is written, without v.* (2 tensors), mm.* (1 tensor); --to gguf keeps everything"
+    assert note in found.out
+    alone = ckconv("convert", GEMMA3, f"{tmp_path}/alone{suffix}", "--to", to)
+    assert alone.code == 0, alone.err
+    same = [tmp_path / which / "model.safetensors" for which in ("text", "alone")]
+    assert same[0].read_bytes() == same[1].read_bytes()
+    assert ckconv("verify", f"{tmp_path}/text", both).code == 0
+
+
+def test_a_copy_keeps_towers_and_drop_leaves_them_out(tmp_path: Path, ckconv) -> None:
+    both = rewritten(GEMMA3, tmp_path / "both.gguf", more=TOWER)
+    assert ckconv("convert", both, tmp_path / "copy.gguf").code == 0
+    assert names(tmp_path / "copy.gguf") == names(both)
+    found = ckconv("convert", both, tmp_path / "text.gguf", "--drop", "v.*", "--drop", "mm.*")
+    assert (found.code, names(tmp_path / "text.gguf")) == (0, names(GEMMA3))
+    assert ckconv("diff", tmp_path / "text.gguf", GEMMA3).code == 0
+    assert "3 only in" in ckconv("diff", both, GEMMA3).out
+
+
+@pytest.mark.parametrize("architecture", ["nobody", "qwen2", "bert"])
+def test_the_architecture_is_set_and_set_back(architecture: str, tmp_path: Path, ckconv) -> None:
+    """Of one that nothing knows, and of one whose rules the tensors do not fit."""
+    other, back = tmp_path / "other.gguf", tmp_path / "back.gguf"
+    found = ckconv("edit", LLAMA, other, "--set-meta", f"general.architecture={architecture}")
+    assert found.code == 0, found.err
+    assert "verified 20/20" in found.out
+    assert "keys of llama stay as they are: llama.block_count and 11 more" in found.out
+    assert gguf.GGUFReader(other).fields["general.architecture"].contents() == architecture
+    assert ckconv("verify", other).code == 0
+    assert ckconv("verify", other, LLAMA, "--set-meta", f"general.architecture={architecture}").code == 0
+    assert f"architecture: {architecture} | llama" in ckconv("diff", other, LLAMA).out
+    assert ckconv("edit", other, back, "--set-meta", "general.architecture=llama").code == 0
+    assert back.read_bytes() == LLAMA.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("llama.block_count", "2"), ("llama.embedding_length", "64"), ("general.architecture", "llama")]
+)
+def test_a_key_that_is_missing_is_set(key: str, value: str, tmp_path: Path, ckconv) -> None:
+    if key == "general.architecture":
+        broken = tmp_path / "broken.gguf"
+        assert ckconv("edit", LLAMA, broken, "--set-meta", f"{key}=").code == 0
+    else:
+        broken = rewritten(LLAMA, tmp_path / "broken.gguf", [key])
+    assert ckconv("convert", broken, f"{tmp_path}/no/", "--to", "hf").code in (3, 4)
+    mended = tmp_path / "mended.gguf"
+    found = ckconv("edit", broken, mended, "--set-meta", f"{key}={value}")
+    assert (found.code, "verified 20/20" in found.out) == (0, True), found.err
+    assert ckconv("diff", broken, mended, "--weights").code == 0
+    assert ckconv("diff", mended, LLAMA).code == 0
+    assert ckconv("convert", mended, f"{tmp_path}/hf/", "--to", "hf").code == 0
+
+
+def test_a_key_that_is_wrong_is_set_right_and_one_that_is_right_is_kept(tmp_path: Path, ckconv) -> None:
+    found = ckconv("edit", LLAMA, tmp_path / "m.gguf", "--set-meta", "llama.block_count=3")
+    assert (found.code, "llama.block_count: the tensors decide it" in found.err) == (2, True)
+    broken = rewritten(LLAMA, tmp_path / "broken.gguf", ["llama.embedding_length"])
+    wrong = tmp_path / "wrong.gguf"
+    assert ckconv("edit", broken, wrong, "--set-meta", "llama.embedding_length=48").code == 0
+    assert ckconv("edit", wrong, tmp_path / "right.gguf", "--set-meta", "llama.embedding_length=64").code == 0
+    assert ckconv("diff", tmp_path / "right.gguf", LLAMA).code == 0
+
+
+def test_a_gguf_that_is_made_is_of_its_own_architecture(tmp_path: Path, ckconv) -> None:
+    source = FIXTURES / "hf" / "llama-tied-bf16"
+    found = ckconv("convert", source, tmp_path / "m.gguf", "--set-meta", "general.architecture=qwen2")
+    assert (found.code, "general.architecture: the tensors decide it" in found.err) == (2, True)
