@@ -74,6 +74,13 @@ edits:
 faults:
 	$(PYTHON) scripts/faults.py --sample 8000
 
+# What SECURITY.md promises: hostile servers, planted links, another user, limits; kill -9 at every call of --force,
+# and losses of power: nothing that was there is lost.
+attack:
+	$(PYTHON) -m pytest -n $(JOBS) $(ATTACKS)
+	$(PYTHON) scripts/faults.py --all --force --kinds KILL
+	$(PYTHON) scripts/powerloss.py --runs 500
+
 # Bits of outputs, one at a time: verify finds each.
 flips:
 	$(PYTHON) scripts/bitflips.py --flips 5000
