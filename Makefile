@@ -62,9 +62,12 @@ bench:
 fuzz:
 	$(PYTHON) scripts/fuzz.py --mutations 100000
 
-# Servers that lie, models that carry code, repositories that want to be run: what SECURITY.md promises.
+# Servers that lie, models that carry code, repositories that want to be run, planted links, another user and limits: what
+# SECURITY.md promises. Then kill -9 at every call of --force, and losses of power: nothing that was there is lost.
 attack:
 	$(PYTHON) -m pytest -n $(JOBS) -m attack
+	$(PYTHON) scripts/faults.py --all --force --kinds KILL
+	$(PYTHON) scripts/powerloss.py --runs 500
 
 # Edited configurations: refused, or right in the target's own program. Needs what `make oracles` needs, and mlx-lm.
 edits:
@@ -73,13 +76,6 @@ edits:
 # Faults at every system call of a conversion; nothing may be mixed, and what is said must be true.
 faults:
 	$(PYTHON) scripts/faults.py --sample 8000
-
-# What SECURITY.md promises: hostile servers, planted links, another user, limits; kill -9 at every call of --force,
-# and losses of power: nothing that was there is lost.
-attack:
-	$(PYTHON) -m pytest -n $(JOBS) $(ATTACKS)
-	$(PYTHON) scripts/faults.py --all --force --kinds KILL
-	$(PYTHON) scripts/powerloss.py --runs 500
 
 # Bits of outputs, one at a time: verify finds each.
 flips:

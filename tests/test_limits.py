@@ -15,6 +15,8 @@ from conftest import FIXTURES, Result
 
 resource = pytest.importorskip("resource")  # of POSIX
 
+pytestmark = pytest.mark.attack
+
 Ckconv = Callable[..., Result]
 
 LLAMA = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"

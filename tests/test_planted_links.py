@@ -22,7 +22,7 @@ from tower_cases import checkpoint, recordings
 import ckconv
 from ckconv.errors import OutputError
 
-pytestmark = pytest.mark.needs("posix")
+pytestmark = [pytest.mark.attack, pytest.mark.needs("posix")]
 
 Ckconv = Callable[..., Result]
 

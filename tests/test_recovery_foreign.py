@@ -18,7 +18,7 @@ from ckconv.publish.directory import Directory
 from ckconv.publish.journal import CONVERSION, REPLACED, discard, lasting_name, recover
 from ckconv.publish.journal import NAME as JOURNAL
 
-pytestmark = pytest.mark.needs("posix")
+pytestmark = [pytest.mark.attack, pytest.mark.needs("posix")]
 
 Ckconv = Callable[..., Result]
 
