@@ -355,12 +355,12 @@ def _preloaded(arguments: Sequence[str]) -> int:
 
 
 def run(
-    names: Sequence[str], kinds: Sequence[str], sample: int, seed: int, place: Path, *, over: Sequence[bool] = (False, True)
+    names: Sequence[str], kinds: Sequence[str], sample: int, seed: int, place: Path, *, older: Sequence[bool]
 ) -> int:
     """Try the faults, print what is wrong and a table; the number of faults that had wrong ends."""
     shim = ctypes.CDLL(os.environ[SHIM])
     _warm_up(names, place)
-    benches = [Bench(name, place, shim, force=force) for name in names for force in over]
+    benches = [Bench(name, place, shim, force=force) for name in names for force in older]
     faults = [(bench, fault) for bench in benches for fault in bench.faults() if fault.kind in kinds]
     chosen = random.Random(seed).sample(faults, min(sample, len(faults))) if sample else faults
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -416,8 +416,9 @@ def main() -> int:
         prefix="ckconv-faults-", dir=shared if os.access(shared, os.W_OK) else None
     ) as place:
         sample = 0 if options.all else options.sample
-        names, kinds, over = options.only.split(","), options.kinds.split(","), (True,) if options.force else (False, True)
-        wrong = run(names, kinds, sample, options.seed, Path(place), over=over)
+        older = [True] if options.force else [False, True]
+        names, kinds = options.only.split(","), options.kinds.split(",")
+        wrong = run(names, kinds, sample, options.seed, Path(place), older=older)
     return 1 if wrong else 0
 
 

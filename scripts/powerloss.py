@@ -139,7 +139,7 @@ class Recorder:
 
             return sync
 
-        os.fsync, os.fdatasync = synced(os.fsync), synced(os.fdatasync)
+        os.fsync, os.fdatasync = synced(os.fsync), synced(os.fdatasync)  # type: ignore[assignment]
         os.open, os.mkdir, os.link = opened, made, linked  # type: ignore[assignment]
         os.rename, os.replace = moved("rename"), moved("replace")
         os.unlink, os.rmdir = removed("unlink"), removed("rmdir")
@@ -253,9 +253,10 @@ class Bench(faults.Bench):
         return []
 
     def _child(self, command: Sequence[str], fault: Any, printed: int, log: int) -> None:
-        recorded = getattr(self, "_recorded", None)
+        recorded: Path | None = getattr(self, "_recorded", None)
         if recorded is None:
             super()._child(command, fault, printed, log)
+            return
         os.dup2(printed, 1)
         os.dup2(printed, 2)
         from ckconv.__main__ import run
