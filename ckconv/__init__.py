@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from ckconv.api import edit as edit
     from ckconv.api import open_model as open_model
     from ckconv.api import verify as verify
-    from ckconv.engine.compare import Comparison as Comparison
-    from ckconv.engine.model import Model as Model
-    from ckconv.engine.model import ModelTensor as ModelTensor
-    from ckconv.engine.run import Report as Report
-    from ckconv.engine.towers import convert_tower as convert_tower
-    from ckconv.engine.verify import Verified as Verified
+    from ckconv.comparison.compare import Comparison as Comparison
+    from ckconv.comparison.verify import Verified as Verified
+    from ckconv.conversion.run import Report as Report
+    from ckconv.conversion.towers import convert_tower as convert_tower
     from ckconv.errors import CkconvError as CkconvError
+    from ckconv.formats.model import Model as Model
+    from ckconv.formats.model import ModelTensor as ModelTensor
     from ckconv.options import Options as Options
 
 _HOMES = {
     "CkconvError": "ckconv.errors",
-    "Comparison": "ckconv.engine.compare",
-    "Model": "ckconv.engine.model",
-    "ModelTensor": "ckconv.engine.model",
+    "Comparison": "ckconv.comparison.compare",
+    "Model": "ckconv.formats.model",
+    "ModelTensor": "ckconv.formats.model",
     "Options": "ckconv.options",
-    "Report": "ckconv.engine.run",
-    "Verified": "ckconv.engine.verify",
+    "Report": "ckconv.conversion.run",
+    "Verified": "ckconv.comparison.verify",
     "convert": "ckconv.api",
-    "convert_tower": "ckconv.engine.towers",
+    "convert_tower": "ckconv.conversion.towers",
     "diff": "ckconv.api",
     "edit": "ckconv.api",
     "open_model": "ckconv.api",

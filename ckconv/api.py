@@ -9,18 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckconv.conversion.planning import make_plan, merged
+from ckconv.conversion.run import Report, run
+from ckconv.conversion.sidefiles import late_files
+from ckconv.conversion.upload import uploading
 from ckconv.core.tensors import TensorIndex, require_tensors
-from ckconv.engine.model import Model
-from ckconv.engine.planning import make_plan, merged
-from ckconv.engine.run import Report, run
-from ckconv.engine.sidefiles import late_files
-from ckconv.engine.upload import uploading
 from ckconv.errors import UsageError, counted, quoted
 from ckconv.families.catalogue import own_families
 from ckconv.formats import format_of, named, names, whole_format
 from ckconv.formats.destination import Destination, destination, says_nothing
 from ckconv.formats.detect import open_index
 from ckconv.formats.hazards import noted
+from ckconv.formats.model import Model
 from ckconv.formats.sides import check_alone, seen_as, with_mmproj
 from ckconv.io.addresses import as_path
 from ckconv.io.ahead import at_once
@@ -33,9 +33,9 @@ from ckconv.record.schema import record_path
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ckconv.engine.compare import Comparison
-    from ckconv.engine.progress import Watcher
-    from ckconv.engine.verify import Verified
+    from ckconv.comparison.compare import Comparison
+    from ckconv.comparison.verify import Verified
+    from ckconv.conversion.progress import Watcher
     from ckconv.record.read import OpenRecord
     from ckconv.verification.tensors import Progress
 
@@ -209,7 +209,7 @@ def convert(
         late = late_files(plan, place, checksums=checksums, record=record, attest=statement, adapters=adapters)
         shared = None
         if lasting:
-            from ckconv.engine.cluster import sharing
+            from ckconv.conversion.cluster import sharing
 
             made_of = (plan, place, source, source_format, adapters)
             shared = sharing(*made_of, executor=executor, resume=resume, jobs=jobs, verify=verify, force=force)
@@ -237,7 +237,7 @@ def edit(
             bytes, or it is no single file.
         InputError, UnsupportedError, OutputError, VerifyError: as :func:`convert`.
     """
-    from ckconv.engine.leftovers import check_in_place
+    from ckconv.conversion.leftovers import check_in_place
 
     if not set_meta and not drop_meta:
         raise UsageError("usage", "nothing would change", hint="--set-meta KEY=VALUE, --drop-meta GLOB")
@@ -325,7 +325,7 @@ def check_output(
         path: what the user named.
         named: side file -> where it is, if not beside the model.
     """
-    from ckconv.engine.whole import Request, check_beside, check_source_record, verify_alone, verify_whole
+    from ckconv.comparison.whole import Request, check_beside, check_source_record, verify_alone, verify_whole
 
     if source is not None:
         out, source = seen_as(source, out), seen_as(out, source)
@@ -361,8 +361,8 @@ def diff(
         InputError: one of the two is malformed.
         UnsupportedError: the two cannot be compared.
     """
-    from ckconv.engine.compare import diff as compare
-    from ckconv.engine.compare import require_comparable
+    from ckconv.comparison.compare import diff as compare
+    from ckconv.comparison.compare import require_comparable
 
     with own_families([Path(file) for file in families]):
         one, other = (open_index(as_path(path), follow_links=follow_links) for path in (a, b))

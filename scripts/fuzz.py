@@ -146,7 +146,7 @@ def attempt(folder: Path, files: Files) -> tuple[str, str]:
 
 def _describe(folder: Path, files: Files) -> None:
     from ckconv.cli.describe import describe
-    from ckconv.engine.planning import make_plan
+    from ckconv.conversion.planning import make_plan
     from ckconv.formats.detect import open_index
     from ckconv.formats.safetensors.files import read_checkpoint_files
     from ckconv.options import Options

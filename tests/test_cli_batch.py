@@ -286,7 +286,7 @@ def test_a_reader_that_goes_away_stops_nothing(tmp_path: Path) -> None:
 def test_an_interrupted_batch_goes_on_where_it_was(
     number: int, status: int, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckconv.engine import run as engine
+    from ckconv.conversion import run as engine
 
     really, calls = engine.run, []
 
@@ -329,7 +329,7 @@ def test_a_signal_before_a_model_is_planned_says_nothing_of_the_one_before(
 def test_a_bug_counts_more_than_anything_else_and_stops_nothing(
     tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckconv.engine import run as engine
+    from ckconv.conversion import run as engine
 
     really = engine.run
 

@@ -777,7 +777,7 @@ def test_dequantize_to_half_counts_what_does_not_fit(tmp_path: Path, ckconv) -> 
 
 
 def test_input_that_changes_meanwhile(source: Path, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckconv.engine.pipeline import Pipeline
+    from ckconv.conversion.pipeline import Pipeline
 
     real = Pipeline.compared
 

@@ -26,7 +26,7 @@ LLAMA = FIXTURES / "gguf" / "llama-tied-bf16.auto.gguf"
 #: What a worker runs before all else: while it writes a file and another one is there, it takes that away and dies.
 DYING = """
 import os, signal
-from ckconv.engine import pipeline
+from ckconv.conversion import pipeline
 real = pipeline.write_file
 
 def write(*given):
@@ -145,7 +145,7 @@ def test_files_and_models_by_a_cluster_of_which_one_dies(
 
 def test_where_nobody_answers(tmp_path: Path, ckconv: Ckconv, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
-    from ckconv.engine import cluster
+    from ckconv.conversion import cluster
 
     monkeypatch.setattr(cluster, "_PATIENCE", 1)
     address = f"dask://127.0.0.1:{free_port()}"

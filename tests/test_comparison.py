@@ -15,11 +15,11 @@ from gguf_builder import Tensor
 from gguf_builder import gguf as gguf_file
 from packing import packed
 
+from ckconv.comparison import compare, pairs, plainpairs
+from ckconv.comparison.compare import Comparison, diff, require_comparable
+from ckconv.comparison.difference import Difference
 from ckconv.core.dtypes import BF16, F16
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine import compare, pairs, plainpairs
-from ckconv.engine.compare import Comparison, diff, require_comparable
-from ckconv.engine.difference import Difference
 from ckconv.errors import UnsupportedError
 from ckconv.formats.detect import open_index
 from ckconv.quant.codec import to_float32

@@ -22,9 +22,9 @@ from conftest import FIXTURES, Result
 
 import ckconv
 from ckconv.api import prepare
-from ckconv.engine import cluster, pipeline
-from ckconv.engine import write as writing
-from ckconv.engine.resume import fingerprint, requested
+from ckconv.conversion import cluster, pipeline
+from ckconv.conversion import write as writing
+from ckconv.conversion.resume import fingerprint, requested
 from ckconv.errors import OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options
 
@@ -59,7 +59,7 @@ def die_once(marks: str) -> None:
 
 
 def other_version() -> None:
-    from ckconv.engine import resume
+    from ckconv.conversion import resume
 
     resume.__version__ = "0.0.0"
 

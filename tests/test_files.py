@@ -12,12 +12,12 @@ import pytest
 from conftest import FIXTURES, Result
 
 import ckconv
+from ckconv.comparison.compare import diff
+from ckconv.comparison.hash import hash_index
+from ckconv.comparison.verify import verify_index
+from ckconv.conversion.planning import make_plan
+from ckconv.conversion.run import run
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine.compare import diff
-from ckconv.engine.hash import hash_index
-from ckconv.engine.planning import make_plan
-from ckconv.engine.run import run
-from ckconv.engine.verify import verify_index
 from ckconv.errors import OutputError
 from ckconv.formats import detect
 from ckconv.formats.destination import destination

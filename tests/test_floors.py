@@ -41,7 +41,8 @@ FLOORS = (
     ("formats",),
     ("record",),
     ("verification",),
-    ("engine",),
+    ("conversion",),
+    ("comparison",),
     ("api",),
     ("cli",),
     ("__init__",),
@@ -50,7 +51,7 @@ FLOORS = (
 FLOOR_OF = {box: floor for floor, boxes in enumerate(FLOORS) for box in boxes}
 
 #: Boxes and arrows are counted at the top of the package, where ``formats`` is one.
-MOST_BOXES, MOST_ARROWS = 22, 120
+MOST_BOXES, MOST_ARROWS = 23, 131
 MOST_LINES = 900
 
 #: What differs between operating systems.

@@ -12,8 +12,8 @@ import pytest
 from checkpoints import Decoder, Tensors, bf16, save, save_gguf
 from conftest import FIXTURES
 
+from ckconv.comparison.hash import Hashes, hash_index
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine.hash import Hashes, hash_index
 from ckconv.formats.detect import open_index
 
 SMALL = Decoder(layers=1)

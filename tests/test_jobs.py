@@ -19,7 +19,7 @@ from conftest import FIXTURES
 from test_quantize import WIDE, checkpoint
 
 import ckconv
-from ckconv.engine import write
+from ckconv.conversion import write
 from ckconv.errors import InputError, Interrupted, OutputError, UsageError, VerifyError
 from ckconv.io import rows, stored
 from ckconv.io.ahead import BEHIND, SideBySide, at_once, made_at_once

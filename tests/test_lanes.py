@@ -21,7 +21,7 @@ from test_jobs import left_of
 from test_quantize import WIDE, checkpoint
 
 import ckconv
-from ckconv.engine import follow, pipeline, write
+from ckconv.conversion import follow, pipeline, write
 from ckconv.errors import CkconvError, Interrupted, OutputError, UnsupportedError, VerifyError
 from ckconv.options import Options
 from ckconv.publish import staging

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import errno
 import os
 import subprocess
@@ -206,17 +205,6 @@ def test_a_file_that_the_system_does_not_write(
         ckconv.convert(source, tmp_path / "o" / "out.bump", options=ckconv.Options(bump_version=5))
     assert info.value.code == code
     assert list((tmp_path / "o").iterdir()) == []
-
-
-def test_threads_that_the_system_does_not_give(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusing(*arguments: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(_thread, "start_new_thread", refusing)
-    with pytest.raises(OutputError, match="a thread cannot be started") as info:
-        ckconv.convert(source, tmp_path / "out.bump")
-    assert info.value.code == "system"
-    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
 
 
 def test_a_directory_that_may_not_be_searched(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from test_towers_back import seen
 from tower_cases import MLX_VLM, recordings, with_tokens
 
 from ckconv.api import convert, diff
-from ckconv.engine.towers import convert_tower
+from ckconv.conversion.towers import convert_tower
 from ckconv.errors import CkconvError
 
 RECORDED = recordings()

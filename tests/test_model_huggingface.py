@@ -16,8 +16,8 @@ from checkpoints import Array, Decoder, Raw, Tensors, as_mixtral, bf16, dequanti
 from conftest import FIXTURES, Result
 
 import ckconv as package
+from ckconv.comparison.compare import diff
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine.compare import diff
 from ckconv.errors import InputError, UnsupportedError
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.huggingface_config import huggingface_config, huggingface_family

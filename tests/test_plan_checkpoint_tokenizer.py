@@ -21,7 +21,7 @@ from conftest import FIXTURES
 
 import ckconv
 from ckconv import Options
-from ckconv.engine.planning import make_plan
+from ckconv.conversion.planning import make_plan
 from ckconv.formats.detect import open_index
 from ckconv.formats.gguf.values import ArrayRef
 from ckconv.formats.safetensors.checkpoint_tokenizer import TokenizerPlan

@@ -19,8 +19,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import Model
 
+from ckconv.comparison.verify import verify_index
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine.verify import verify_index
 from ckconv.errors import CkconvError, InputError, OutputError, UnsupportedError
 from ckconv.formats.bump.read import open_bump
 from ckconv.io.bytesource import FileSource, PipeSource

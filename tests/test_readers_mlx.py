@@ -14,10 +14,10 @@ from checkpoints import Decoder, Raw, Tensors, bf16, quantised, save
 from mlx_vectors import CASES, COLUMNS, Case, stored
 from packing import packed
 
+from ckconv.comparison.compare import diff
+from ckconv.comparison.hash import hash_index
 from ckconv.core.dtypes import BF16, F16, F32, DType
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine.compare import diff
-from ckconv.engine.hash import hash_index
 from ckconv.errors import InputError
 from ckconv.formats.detect import open_index
 from ckconv.io.files import Files

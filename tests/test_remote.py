@@ -120,7 +120,7 @@ def test_a_cut_connection_and_a_busy_server_are_asked_again(
 def test_a_source_that_changes_under_the_reader(
     server: Server, tmp_path: Path, ckconv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckconv.engine import pipeline
+    from ckconv.conversion import pipeline
 
     really = pipeline.write_file
 

@@ -25,7 +25,7 @@ SHARDS = 5
 CHILD = """
 import os, sys
 from ckconv import __main__
-from ckconv.engine import pipeline
+from ckconv.conversion import pipeline
 number, at, arguments = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 real, count = pipeline.write_file, 0
 

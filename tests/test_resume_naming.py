@@ -19,7 +19,7 @@ QWEN2 = FIXTURES / "hf" / "qwen2-tied-bf16"
 CHILD = """
 import os, sys
 from ckconv import __main__
-from ckconv.engine import pipeline
+from ckconv.conversion import pipeline
 from ckconv.publish.staging import Outputs
 number, at, arguments = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 write, publish, made, count = pipeline.write_file, Outputs.publish, 0, 0

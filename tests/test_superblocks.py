@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from models import Model
 
 import ckconv
+from ckconv.comparison.compare import diff
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, DType
-from ckconv.engine.compare import diff
 from ckconv.errors import InputError
 from ckconv.formats.detect import open_index
 from ckconv.options import Options

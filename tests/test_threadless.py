@@ -10,7 +10,7 @@ import pytest
 from conftest import FIXTURES
 
 import ckconv
-from ckconv.engine import write
+from ckconv.conversion import write
 from ckconv.errors import VerifyError
 from ckconv.options import Options
 

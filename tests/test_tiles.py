@@ -11,7 +11,7 @@ from conftest import FIXTURES
 from test_quantize import WIDE, checkpoint
 
 import ckconv
-from ckconv.engine import write
+from ckconv.conversion import write
 from ckconv.errors import VerifyError
 from ckconv.io import rows, stored, tiles
 from ckconv.options import Options

@@ -17,7 +17,7 @@ from safetensors import deserialize
 from tower_cases import recordings, with_tokens
 
 from ckconv.api import convert, diff, verify
-from ckconv.engine.towers import convert_tower
+from ckconv.conversion.towers import convert_tower
 from ckconv.errors import CkconvError
 
 RECORDED = recordings()

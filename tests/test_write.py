@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rows import stored
 
+from ckconv.conversion import write
+from ckconv.conversion.progress import Progress, Stopped
+from ckconv.conversion.write import Chunk, moved_rows, row_order, write_file
 from ckconv.core.dtypes import DTYPES, F16, F32, DType
 from ckconv.core.layouts import Layout, headed, plain, shifted, transposed
 from ckconv.core.tensors import Tensor
-from ckconv.engine import write
-from ckconv.engine.progress import Progress, Stopped
-from ckconv.engine.write import Chunk, moved_rows, row_order, write_file
 from ckconv.errors import OutputError
 from ckconv.io.files import Files
 

@@ -77,7 +77,7 @@ def command(
         try:
             batch = Batch(flags, options, adapters, settings)
             if flags["cluster"]:
-                from ckconv.engine.cluster import connected
+                from ckconv.conversion.cluster import connected
 
                 with connected(flags["cluster"]) as executor:
                     batch.run_on(executor, models)

@@ -97,8 +97,8 @@ class Batch:
         Raises:
             Interrupted, OutputError: as :meth:`run`; ``cluster.version`` or ``cluster.worker``.
         """
-        from ckconv.engine.cluster import dispatched
-        from ckconv.engine.resume import absolute, absolute_path
+        from ckconv.conversion.cluster import dispatched
+        from ckconv.conversion.resume import absolute, absolute_path
 
         known = {absolute_path(model.source): number for number, model in enumerate(models)}
         jobs = [
@@ -156,7 +156,7 @@ def converted(job: Job) -> tuple[Model, CkconvError | None]:
     Raises:
         OutputError: ``cluster.version``.
     """
-    from ckconv.engine.resume import check_version
+    from ckconv.conversion.resume import check_version
     from ckconv.families.catalogue import own_families
     from ckconv.io.ahead import at_once
 
@@ -195,10 +195,10 @@ def convert(
         CkconvError: as ``convert``.
     """
     from ckconv.api import prepare
-    from ckconv.engine.conversion_record import Facts, recorded
-    from ckconv.engine.fitting import found_there
-    from ckconv.engine.run import run
-    from ckconv.engine.sidefiles import late_files
+    from ckconv.comparison.fitting import found_there
+    from ckconv.conversion.conversion_record import Facts, recorded
+    from ckconv.conversion.run import run
+    from ckconv.conversion.sidefiles import late_files
     from ckconv.errors import OutputError
     from ckconv.publish.checks import followed
     from ckconv.publish.journal import bring_back

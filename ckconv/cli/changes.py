@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ckconv.cli.settings import Settings
-from ckconv.engine.run import Report
+from ckconv.conversion.run import Report
 from ckconv.errors import MAX_LISTED, counted
 from ckconv.plan.steps import Plan
 

@@ -26,7 +26,7 @@ from ckconv.errors import CkconvError, OutputError, UsageError
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from ckconv.engine.run import Report
+    from ckconv.conversion.run import Report
     from ckconv.options import Options
 
 #: Side file -> the flag that says where it goes.
@@ -96,9 +96,9 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
     """
     from ckconv.api import prepare
     from ckconv.cli.report import print_plan
-    from ckconv.engine.run import outputs_of, run
-    from ckconv.engine.sidefiles import late_files
-    from ckconv.engine.upload import uploading
+    from ckconv.conversion.run import outputs_of, run
+    from ckconv.conversion.sidefiles import late_files
+    from ckconv.conversion.upload import uploading
     from ckconv.families.catalogue import own_families
     from ckconv.formats.destination import STDOUT
     from ckconv.formats.sides import check_alone
@@ -139,7 +139,7 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
         beside, force = flags["mmproj"], flags["force"]
         tower = None
         if beside:
-            from ckconv.engine.towers import check_beside, prepare_tower, without_hint
+            from ckconv.conversion.towers import check_beside, prepare_tower, without_hint
 
             tower, plan = prepare_tower(src, beside, options=options), without_hint(plan)
             tower = tower[0], tower[1]._replace(typed=False)  # beside DST no link is followed
@@ -166,7 +166,7 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
         if lasting:
             if dst == STDOUT:
                 raise UsageError("usage.target", "--resume and --cluster make files, and DST is stdout")
-            from ckconv.engine.cluster import sharing
+            from ckconv.conversion.cluster import sharing
 
             shared = sharing(
                 plan,
@@ -216,7 +216,7 @@ def command(context: click.Context, /, sources: tuple[Path, ...], dst: str, **fl
 
 
 def _executor(context: click.Context, address: str) -> Executor:
-    from ckconv.engine.cluster import connected
+    from ckconv.conversion.cluster import connected
 
     return context.with_resource(connected(address))
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckconv.cli.overview import Overview, as_document, as_rows, overview
 from ckconv.cli.render import container, cut
+from ckconv.conversion.planning import judged
 from ckconv.core.config import SHARED_FIELDS
 from ckconv.core.tensors import StoredTensor, TensorIndex
-from ckconv.engine.planning import judged
 from ckconv.errors import CkconvError, shown
 from ckconv.formats import Output, adapter_outputs, format_of, model_outputs
 from ckconv.formats.bump.spec import HeaderV3, HeaderV4
@@ -23,7 +23,7 @@ from ckconv.plan.probe import SourceFacts
 from ckconv.plan.steps import Reason
 
 if TYPE_CHECKING:
-    from ckconv.engine.hash import Hashes
+    from ckconv.comparison.hash import Hashes
 
 #: Elements of an array that are shown before it is cut.
 SHOWN_ELEMENTS = 5

@@ -15,8 +15,8 @@ from ckconv.cli.settings import CONTEXT, PATH, Settings, common_options, page_op
 from ckconv.errors import counted, shown
 
 if TYPE_CHECKING:
-    from ckconv.engine.compare import Comparison
-    from ckconv.engine.difference import Difference
+    from ckconv.comparison.compare import Comparison
+    from ckconv.comparison.difference import Difference
 
 _NOT_TRANSITIVE = (
     "an MLX triple is equal to the block that holds the same numbers and to the values that MLX rounds it to, "
@@ -53,7 +53,7 @@ def command(
     Permuted, packed, fused, transposed and widened tensors are compared as what they stand for; tensors that only
     changed their type without changing a value are equal.
     """
-    from ckconv.engine.compare import diff, require_comparable
+    from ckconv.comparison.compare import diff, require_comparable
     from ckconv.families.catalogue import own_families
     from ckconv.formats.detect import open_index
     from ckconv.formats.sides import seen_as

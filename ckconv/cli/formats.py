@@ -30,8 +30,8 @@ def command(context: click.Context, family: str | None, schema: str | None) -> N
     if schema is not None:
         print_lines((_SCHEMAS / f"{schema}.json").read_text("utf-8").splitlines())
         return
+    from ckconv.comparison.directions import kept_types, model_sources
     from ckconv.core.dtypes import DTYPES, Kind
-    from ckconv.engine.directions import kept_types, model_sources
     from ckconv.errors import UsageError, quoted
     from ckconv.families.catalogue import FAMILIES, own_families, text_of
     from ckconv.families.names import interleaves

@@ -97,7 +97,7 @@ def command(
     index = replace(index, facts={**index.facts, "tokens": tokens}) if tokens else index
     found = None
     if hashes:
-        from ckconv.engine.hash import hash_index
+        from ckconv.comparison.hash import hash_index
         from ckconv.plan.probe import numberless
 
         with ProgressLine(settings, str(path)) as line:

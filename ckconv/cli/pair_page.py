@@ -18,10 +18,10 @@ from ckconv.errors import CkconvError, counted, shown
 
 if TYPE_CHECKING:
     from ckconv.api import Checked
+    from ckconv.comparison.compare import Comparison
+    from ckconv.comparison.difference import Difference
+    from ckconv.conversion.run import Report
     from ckconv.core.tensors import TensorIndex
-    from ckconv.engine.compare import Comparison
-    from ckconv.engine.difference import Difference
-    from ckconv.engine.run import Report
     from ckconv.errors import VerifyError
 
 #: Rows of a long table that are open: the rest opens when it is asked for.
@@ -40,7 +40,7 @@ class Side(NamedTuple):
 
 def compared(one: TensorIndex, other: TensorIndex, *, weights: bool = False) -> tuple[Comparison | None, str]:
     """The comparison with the sizes of all differences; or why there is none."""
-    from ckconv.engine.compare import diff, require_comparable
+    from ckconv.comparison.compare import diff, require_comparable
 
     if one.adapter is not None or other.adapter is not None or not one.tensors:
         return None, "only whole models are compared value by value"

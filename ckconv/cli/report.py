@@ -9,9 +9,9 @@ from ckconv.cli.changes import errors_of, merged_lines, names_beside, quantised_
 from ckconv.cli.render import SCHEMA, count, print_json, print_report_lines, size
 from ckconv.cli.settings import Settings
 from ckconv.cli.steps import step_facts, step_lines
+from ckconv.conversion.run import Report
 from ckconv.core.dtypes import F32
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine.run import Report
 from ckconv.errors import counted, shown
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination

@@ -19,8 +19,8 @@ from ckconv.signals import interruptible
 
 if TYPE_CHECKING:
     from ckconv.cli.settings import Settings
+    from ckconv.comparison.rebuild import Rebuilt
     from ckconv.core.tensors import TensorIndex
-    from ckconv.engine.rebuild import Rebuilt
     from ckconv.formats.destination import Destination
     from ckconv.options import Options
     from ckconv.plan.steps import Plan
@@ -171,9 +171,9 @@ def _rebuilt(
 ) -> Rebuilt:
     """Every byte of the output, and what it is made of."""
     from ckconv.api import prepare
-    from ckconv.engine.rebuild import rebuild
-    from ckconv.engine.towers import prepare_tower
-    from ckconv.engine.whole import Beside
+    from ckconv.comparison.rebuild import rebuild
+    from ckconv.comparison.whole import Beside
+    from ckconv.conversion.towers import prepare_tower
 
     if src is None:
         raise UsageError("usage.flag", "--rebuild makes the output again: name SRC")

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ckconv.engine.progress import Unwatched, Watcher
-from ckconv.engine.run import Report
+from ckconv.conversion.progress import Unwatched, Watcher
+from ckconv.conversion.run import Report
 from ckconv.errors import ADDRESSES, CkconvError, OutputError, UsageError, shown
 from ckconv.formats import format_of
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX

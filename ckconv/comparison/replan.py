@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ckconv.conversion.planning import make_plan
 from ckconv.core.dtypes import Kind
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine.planning import make_plan
 from ckconv.formats import format_of, load
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX

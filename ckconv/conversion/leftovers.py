@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from ckconv.conversion import checksums
 from ckconv.core.beside import root_of
 from ckconv.core.documents import CONFIG_NAME
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine import checksums
 from ckconv.errors import InputError, OutputError, UsageError, listed
 from ckconv.formats import FORMATS, format_of, load
 from ckconv.formats.destination import Destination

@@ -10,9 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckconv.conversion.losses import Losses
+from ckconv.conversion.progress import Progress, Stopped
 from ckconv.core.tensors import Extent
-from ckconv.engine.losses import Losses
-from ckconv.engine.progress import Progress, Stopped
 from ckconv.errors import CkconvError, OutputError, UnsupportedError, VerifyError
 from ckconv.io.files import CHUNK, READ_AHEAD, Files
 from ckconv.plan.container import Frame

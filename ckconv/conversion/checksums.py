@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ckconv.conversion.reread import FileHash
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine.reread import FileHash
 from ckconv.errors import InputError, UsageError, VerifyError, listed, quoted
 from ckconv.formats.destination import Destination
 from ckconv.formats.gguf.spec import parse_shard_name

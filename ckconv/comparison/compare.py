@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ckconv.comparison.difference import Difference, incomparable
+from ckconv.comparison.factdiff import Facts, compare_facts
 from ckconv.core.dtypes import F32
 from ckconv.core.names import is_bias
 from ckconv.core.rope import llama3_factors, same_factors
 from ckconv.core.tensors import Tensor, TensorIndex, plain_tensor, require_tensors
 from ckconv.core.towers import PREFIX
-from ckconv.engine.difference import Difference, incomparable
-from ckconv.engine.factdiff import Facts, compare_facts
 from ckconv.errors import UnsupportedError
 from ckconv.families.catalogue import FAMILIES
 from ckconv.families.names import shift_of
@@ -175,11 +175,11 @@ def _compare(
 def _way() -> Callable[..., Difference | None]:
     """What compares two tensors: numpy, or where there is none plain Python what it can."""
     try:
-        from ckconv.engine.pairs import difference
+        from ckconv.comparison.pairs import difference
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
-        from ckconv.engine.plainpairs import difference
+        from ckconv.comparison.plainpairs import difference
     return difference
 
 

@@ -10,13 +10,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckconv.comparison.replan import file_name_of
+from ckconv.conversion.losses import Losses
+from ckconv.conversion.progress import Unwatched, Watcher
+from ckconv.conversion.sidefiles import side_places
+from ckconv.conversion.write import in_one_run
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.version import __version__
-from ckconv.engine.losses import Losses
-from ckconv.engine.progress import Unwatched, Watcher
-from ckconv.engine.replan import file_name_of
-from ckconv.engine.sidefiles import side_places
-from ckconv.engine.write import in_one_run
 from ckconv.errors import UsageError, VerifyError
 from ckconv.formats import format_of
 from ckconv.io.files import CHUNK, Files

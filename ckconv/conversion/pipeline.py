@@ -10,11 +10,11 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ckconv.conversion.follow import Reader, compare, digest, flush
+from ckconv.conversion.losses import Losses
+from ckconv.conversion.progress import LEAD, Growing, Progress, Stopped
+from ckconv.conversion.write import chunks, digested, payload, write_file
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine.follow import Reader, compare, digest, flush
-from ckconv.engine.losses import Losses
-from ckconv.engine.progress import LEAD, Growing, Progress, Stopped
-from ckconv.engine.write import chunks, digested, payload, write_file
 from ckconv.io.ahead import at_once, made_at_once, threads
 from ckconv.io.files import Files
 from ckconv.io.tiles import Tiles, tiles_for
@@ -40,7 +40,7 @@ class FileResult(NamedTuple):
 
     Attributes:
         number: in the plan.
-        digest: SHA-256 of :func:`ckconv.engine.write.digested`.
+        digest: SHA-256 of :func:`ckconv.conversion.write.digested`.
         compared: of the tensors that lie in it alone; ``None``: they are compared when all files are written.
         losses: what its steps could not keep.
     """
@@ -55,7 +55,7 @@ class Pipeline:
     """The files of tensors of one output, which are there with their frames.
 
     A thread each writes, hashes, compares and flushes a file; they communicate by the file, behind
-    :class:`ckconv.engine.progress.Progress`. Where no thread can be started, one follows the other.
+    :class:`ckconv.conversion.progress.Progress`. Where no thread can be started, one follows the other.
     """
 
     def __init__(

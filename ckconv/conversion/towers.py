@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckconv.engine.planning import TOWER_HINT, make_plan
-from ckconv.engine.run import Report, run
-from ckconv.engine.sidefiles import late_files
+from ckconv.conversion.planning import TOWER_HINT, make_plan
+from ckconv.conversion.run import Report, run
+from ckconv.conversion.sidefiles import late_files
 from ckconv.errors import UsageError
 from ckconv.formats import FORMATS, format_of, tower_format
 from ckconv.formats.destination import Destination, destination, says_nothing
@@ -26,7 +26,7 @@ from ckconv.plan.steps import Plan
 from ckconv.publish.checks import check_target
 
 if TYPE_CHECKING:
-    from ckconv.engine.progress import Watcher
+    from ckconv.conversion.progress import Watcher
 
 
 def prepare_tower(

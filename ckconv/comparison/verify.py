@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckconv.conversion.reread import Digests, Soundness
 from ckconv.core.tensors import Tensor, TensorIndex, require_described
-from ckconv.engine.reread import Digests, Soundness
 from ckconv.io.files import Files
 from ckconv.verification.tensors import Progress, compare_tensors
 

@@ -8,8 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckconv.conversion.write import NO_DIGEST
 from ckconv.core.documents import CONFIG_NAME
-from ckconv.engine.write import NO_DIGEST
 from ckconv.errors import UsageError, VerifyError
 from ckconv.formats import format_of, load
 from ckconv.formats.destination import Destination
@@ -23,7 +23,7 @@ from ckconv.record.schema import record_path
 from ckconv.system import read_at, sync, write_at
 
 if TYPE_CHECKING:
-    from ckconv.engine.conversion_record import Facts, Recorded
+    from ckconv.conversion.conversion_record import Facts, Recorded
     from ckconv.plan.steps import Beside
 
 
@@ -161,12 +161,12 @@ def late_files(
         attest: where the statement for in-toto goes.
         facts: what the record and the statement say, if somebody has gathered that already.
     """
-    from ckconv.engine.checksums import checksum_file
+    from ckconv.conversion.checksums import checksum_file
 
     plan.check()
     content: Recorded | None = None
     if record or attest:
-        from ckconv.engine.conversion_record import Facts, attested, record_file, recorded
+        from ckconv.conversion.conversion_record import Facts, attested, record_file, recorded
 
         facts = facts or Facts(plan, [(Path(path), weight) for path, weight in adapters])
         content = recorded(facts, place) if record else None

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ckconv.comparison.difference import Difference, incomparable, ratio, undecoded
 from ckconv.core.dtypes import BF16, F16, F32, WIDENS_TO_F32, DType
 from ckconv.core.layouts import ADD_ONE
 from ckconv.core.tensors import blocks_apart
-from ckconv.engine.difference import Difference, incomparable, ratio, undecoded
 from ckconv.io.files import CHUNK, Files, paired_runs
 from ckconv.quant.convert import convertible
 
@@ -30,7 +30,7 @@ _FEW = 4096
 def difference(
     one: Tensor, other: Tensor, shifts: tuple[int, int], files: Files, tell: Callable[[int], None], *, spread: bool
 ) -> Difference | None:
-    """As :func:`ckconv.engine.pairs.difference`.
+    """As :func:`ckconv.comparison.pairs.difference`.
 
     Raises:
         ModuleNotFoundError: numpy is needed.

@@ -16,9 +16,9 @@ from functools import lru_cache, partial
 from multiprocessing import get_context, parent_process
 from typing import Any, NamedTuple, TypeVar
 
+from ckconv.conversion.resume import Request, SharedFiles, requested
+from ckconv.conversion.run import run
 from ckconv.core.tensors import identity
-from ckconv.engine.resume import Request, SharedFiles, requested
-from ckconv.engine.run import run
 from ckconv.errors import CkconvError, OutputError, UsageError, missing_package
 from ckconv.families.catalogue import own_families
 from ckconv.formats.destination import Destination

@@ -10,18 +10,26 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckconv.conversion.follow import compare_restored, digest
+from ckconv.conversion.leftovers import check_leftovers, gone_notes, left_documents, stale_lists
+from ckconv.conversion.losses import Losses
+from ckconv.conversion.pipeline import FileResult, Pipeline, phase
+from ckconv.conversion.progress import Progress, Unwatched, Watcher
+from ckconv.conversion.readback import check_frame, check_kept
+from ckconv.conversion.reread import Soundness
+from ckconv.conversion.sidefiles import (
+    check_distinct,
+    late_rooms,
+    named_last,
+    own_names,
+    side_places,
+    write_late,
+    written,
+)
+from ckconv.conversion.stdout import write_stdout
+from ckconv.conversion.write import digested, holes, write_frames
 from ckconv.core.beside import beside
 from ckconv.core.tensors import Extent, TensorIndex
-from ckconv.engine.follow import compare_restored, digest
-from ckconv.engine.leftovers import check_leftovers, gone_notes, left_documents, stale_lists
-from ckconv.engine.losses import Losses
-from ckconv.engine.pipeline import FileResult, Pipeline, phase
-from ckconv.engine.progress import Progress, Unwatched, Watcher
-from ckconv.engine.readback import check_frame, check_kept
-from ckconv.engine.reread import Soundness
-from ckconv.engine.sidefiles import check_distinct, late_rooms, named_last, own_names, side_places, write_late, written
-from ckconv.engine.stdout import write_stdout
-from ckconv.engine.write import digested, holes, write_frames
 from ckconv.errors import InputError, UsageError, VerifyError
 from ckconv.formats import format_of
 from ckconv.formats.destination import Destination
@@ -41,7 +49,7 @@ from ckconv.verification.statements import check_statements
 from ckconv.verification.tensors import Compared
 
 if TYPE_CHECKING:
-    from ckconv.engine.resume import SharedFiles
+    from ckconv.conversion.resume import SharedFiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from ckconv.comparison.replan import content_of_plan, plan_again, restoring_again
+from ckconv.comparison.verify import Verified, verify_soundly
+from ckconv.conversion.checksums import FileDigests, check_listed, check_sums
+from ckconv.conversion.readback import check_frame, check_kept
 from ckconv.core.beside import beside
 from ckconv.core.tensors import TensorIndex
-from ckconv.engine.checksums import FileDigests, check_listed, check_sums
-from ckconv.engine.readback import check_frame, check_kept
-from ckconv.engine.replan import content_of_plan, plan_again, restoring_again
-from ckconv.engine.verify import Verified, verify_soundly
 from ckconv.errors import CkconvError, InputError, UnsupportedError, UsageError, VerifyError, listed
 from ckconv.families.ages import DEFAULT
 from ckconv.families.own import own_files

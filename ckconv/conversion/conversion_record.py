@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckconv.conversion.checksums import FileDigests
 from ckconv.core.beside import beside
 from ckconv.core.tensors import TensorIndex
 from ckconv.core.undecoded import each_text, valid
 from ckconv.core.version import __version__
-from ckconv.engine.checksums import FileDigests
 from ckconv.errors import UsageError
 from ckconv.families.own import own_files
 from ckconv.formats.destination import Destination

@@ -17,13 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from ckconv.conversion.losses import Losses
+from ckconv.conversion.pipeline import FileResult
+from ckconv.conversion.planning import make_plan, merged
+from ckconv.conversion.progress import Watcher
+from ckconv.conversion.write import holes, write_frames
 from ckconv.core.tensors import Tensor
 from ckconv.core.version import __version__
-from ckconv.engine.losses import Losses
-from ckconv.engine.pipeline import FileResult
-from ckconv.engine.planning import make_plan, merged
-from ckconv.engine.progress import Watcher
-from ckconv.engine.write import holes, write_frames
 from ckconv.errors import CkconvError, InputError, Interrupted, OutputError, counted
 from ckconv.families.own import own_files
 from ckconv.formats.destination import Destination

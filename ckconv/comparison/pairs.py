@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ckconv.comparison.difference import Difference, incomparable, ratio, undecoded
 from ckconv.core.dtypes import F32, F64
-from ckconv.engine.difference import Difference, incomparable, ratio, undecoded
 from ckconv.io.rows import RowReader, canonical_pieces
 from ckconv.quant.convert import Conversion, convertible, decode, way_between
 from ckconv.quant.shifts import shifted

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 
-from ckconv.engine.losses import Losses
-from ckconv.engine.progress import Watcher
-from ckconv.engine.write import in_one_run
+from ckconv.conversion.losses import Losses
+from ckconv.conversion.progress import Watcher
+from ckconv.conversion.write import in_one_run
 from ckconv.errors import OutputError, UsageError
 from ckconv.io.files import Files
 from ckconv.plan.container import Container

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 
+from ckconv.conversion.progress import Growing, Progress, Stopped
 from ckconv.core.tensors import Extent, TensorIndex
-from ckconv.engine.progress import Growing, Progress, Stopped
 from ckconv.errors import OutputError, unreadable
 from ckconv.io.files import Files
 from ckconv.io.tiles import Tiles

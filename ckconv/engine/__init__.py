@@ -1,1 +1,0 @@
-"""Plans carried out, and what they wrote compared with its source."""
