@@ -318,12 +318,13 @@ class _Staged:
         compared = pipeline.compared(results)
         assert compared is not None
         framed = any(frame.header for frame in self._container.frames)
-        checksums = self._open().checksums if framed else ()  # the header holds the digest now
+        out = self._open()  # a header holds the digest now
+        checksums = out.checksums if framed else ()
         parts = zip(results, self._plan.files, self._container.frames, self._places, strict=True)
         known = {digested(file, frame, place): result.digest for result, file, frame, place in parts}
         found = {c.extent: known.get(c.extent) or _hashed(c.extent) for c in checksums}
         compared.check(plan.index.path, checksums, found)
-        check_statements(self._open(), plan.index, plan.options, self._target.name)
+        check_statements(out, plan.index, plan.options, self._target.name)
         return compared
 
     def _files(self, results: Sequence[FileResult], *, whole: bool) -> Iterator[Written]:
