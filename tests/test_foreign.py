@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import FIXTURES, Result
+from gguf_builder import Tensor, gguf
 from safetensors.numpy import save_file
 
-from ckconv.core.dtypes import BY_GGML, ik_type
+from ckconv.core.dtypes import BY_GGML, DTYPES, ik_type
 from ckconv.families.elsewhere import known_by
 from ckconv.formats.foreign import FOREIGN
+from ckconv.plan.decoding import DECODE, decode_hint
 
 
 def _npz() -> bytes:
@@ -172,3 +174,19 @@ def test_another_quantizer_is_called_as_it_calls_itself(
 
     assert f"quant_method '{method}'" in done.err
     assert not any(word in done.err for word in ("of FP8", "of GPTQ"))
+
+
+@pytest.mark.parametrize(("dtype", "hint"), [("Q1_0", ""), ("Q2_0", ""), ("Q4_K", DECODE), ("IQ4_XS", DECODE)])
+def test_blocks_without_a_decoder_have_no_hint_to_decode_them(dtype: str, hint: str) -> None:
+    assert decode_hint(DTYPES[dtype]) == hint
+
+
+def test_a_tower_of_another_type_is_a_tower(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
+    fields = [("general.architecture", "string", "clip"), ("clip.projector_type", "string", "kimivl")]
+    (tmp_path / "mm.gguf").write_bytes(gguf(fields, [Tensor("mm.0.weight", (4, 4))]))
+    text = FIXTURES / "gguf" / "llama-bias-f32.f32.gguf"
+
+    done = ckconv("convert", text, tmp_path / "mm.gguf", f"{tmp_path}/out/", "--to", "hf")
+
+    assert "mm.gguf is a tower that is not known" in done.err
+    assert "ckconv does not know clip.projector_type 'kimivl'; llama.cpp does" in done.err

@@ -363,8 +363,8 @@ def test_tensors_without_a_place_or_that_are_missing_are_refused(tmp_path: Path)
         ckconv.convert(root, tmp_path / "m.gguf")
 
     assert info.value.details == (
-        "llama.cpp's llama has no place for model.layers.{n}.self_attn.q_norm.weight of a llama (model_type)",
-        "llama.cpp's llama has no place for extra.weight of a llama (model_type)",
+        "ckconv has no rule of llama for model.layers.{n}.self_attn.q_norm.weight of a llama (model_type)",
+        "ckconv has no rule of llama for extra.weight of a llama (model_type)",
         "no tensor for layers.{n}.ffn.up.weight in 1 layer (num_hidden_layers, model_type)",
     )
     assert "--drop 'model.layers.*.self_attn.q_norm.weight' leaves out what llama does not have" in str(info.value.hint)

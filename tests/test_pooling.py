@@ -85,7 +85,7 @@ def test_modules_with_weights_are_refused_for_a_gguf_and_copied_for_a_checkpoint
     for name, content in files.items():
         (root / "2_Dense" / name).write_bytes(content)
 
-    with pytest.raises(UnsupportedError, match="no Dense after pooling") as refused:
+    with pytest.raises(UnsupportedError, match="names a Dense after pooling") as refused:
         ckconv.convert(root, tmp_path / "m.gguf")
     report = ckconv.convert(root, f"{tmp_path / 'copy'}/", to="safetensors", checksums=True, record=True)
 

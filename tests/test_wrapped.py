@@ -87,7 +87,7 @@ def test_a_part_of_the_text_model_that_no_rule_has_is_a_reason(tmp_path: Path) -
     with pytest.raises(UnsupportedError) as caught:
         ckconv.convert(save(tmp_path / "other", config, named), tmp_path / "made.gguf")
 
-    assert "llama.cpp's gemma4 has no place for model.something.* of a gemma4_text (model_type)" in str(caught.value)
+    assert "ckconv has no rule of gemma4 for model.something.* of a gemma4_text (model_type)" in str(caught.value)
     assert caught.value.hint == "--drop 'model.something.*' leaves out what gemma4_text does not have"
 
 

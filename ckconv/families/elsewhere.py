@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import Any
 
 from ckconv.families.merge import FOLDER
 
@@ -36,6 +37,17 @@ def known_by(architecture: str, classes: Iterable[str] = ()) -> str:
     return f"{', '.join(others)} and {last} know it" if others else f"{last} knows it"
 
 
-def is_projector(name: str) -> bool:
-    """llama.cpp has towers of this ``clip.projector_type``."""
-    return name in _names()["projectors"]
+def classes_of(document: Mapping[str, Any]) -> list[str]:
+    """What ``config.json`` calls the model's classes."""
+    named = document.get("architectures")
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+
+
+def tower_known_by(classes: Iterable[str]) -> str:
+    """Whether llama.cpp's converter has the tower of a model of these classes, as the end of a sentence."""
+    return "; llama.cpp does" if not _names()["towers"].isdisjoint(classes) else ""
+
+
+def projector_known_by(name: str) -> str:
+    """Whether llama.cpp has towers of this ``clip.projector_type``, as the end of a sentence."""
+    return "; llama.cpp does" if name in _names()["projectors"] else ""

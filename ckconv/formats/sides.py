@@ -43,7 +43,7 @@ def with_mmproj(index: TensorIndex, mmproj: str | os.PathLike[str]) -> TensorInd
     tower = open_index(as_path(mmproj))
     if tower.tower is None or tower.config is not None:
         known, why = "no tower", ""
-        if tower.facts.get("kind") == "mmproj":
+        if tower.facts.get("kind") == "mmproj" or tower.architecture == "clip":
             from ckconv.formats.gguf.index import unknown_tower
 
             known, why = "a tower that is not known", unknown_tower(tower.path)

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 
+from ckconv.core.dtypes import DType
 from ckconv.core.names import parse
+from ckconv.quant.convert import decodable
 
 #: Globs that a hint names at most.
 _SHOWN = 3
 
 #: The flags, where nothing is said of the tensors that are refused.
 DECODE = "--dequantize decodes them to FP32, --decode GLOB only the ones it names"
+
+
+def decode_hint(dtype: DType) -> str:
+    """:data:`DECODE`, for blocks that have a decoder."""
+    return DECODE if decodable(dtype) else ""
+
 
 _IT, _THEM, _ALL = " decodes it to FP32", " decodes them to FP32", "--dequantize"
 

@@ -9,7 +9,7 @@ from ckconv.core.config import ModelConfig
 from ckconv.core.names import parse
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import counted, quoted
-from ckconv.families.elsewhere import known_by
+from ckconv.families.elsewhere import classes_of, known_by
 from ckconv.families.naming_schemes import is_beside_text
 from ckconv.plan.steps import Reason
 
@@ -40,10 +40,8 @@ def _wrapper(raw: Mapping[str, Any], config: ModelConfig) -> Reason | None:
     outer = raw.get("model_type")
     if not isinstance(raw.get("text_config"), dict) or not isinstance(outer, str) or outer == config.model_type:
         return None
-    classes = raw.get("architectures")
-    named = [name for name in classes if isinstance(name, str)] if isinstance(classes, list) else []
     return Reason(
         f"ckconv does not know the architecture {outer!r} (model_type), whose text part is a {config.family}; "
-        f"{known_by(outer, named)}",
+        f"{known_by(outer, classes_of(raw))}",
         "--to safetensors copies it as it is",
     )

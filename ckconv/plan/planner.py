@@ -13,7 +13,7 @@ from ckconv.core.tensors import MetadataKind, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import counted, quoted, shown
 from ckconv.families.catalogue import FAMILIES, families_of_gguf
 from ckconv.families.diffusion import diffuses, has_names_of_diffusers, is_of_diffusion
-from ckconv.families.elsewhere import known_by
+from ckconv.families.elsewhere import classes_of, known_by
 from ckconv.families.keys import CONSUMERS, TRANSFORMERS
 from ckconv.families.loaders import OF_FORMAT, Loader
 from ckconv.families.naming_schemes import BESIDE_TEXT, is_beside_text
@@ -95,17 +95,11 @@ def unknown_architecture(index: TensorIndex) -> Reason:
     if index.metadata_kind is MetadataKind.OWN and not index.architecture:
         what = "no config.json beside it names an architecture"
     elif index.architecture and "expert_count" not in what:
-        what += f"; {known_by(index.architecture, _classes(index))}"
+        what += f"; {known_by(index.architecture, classes_of(index.metadata))}"
     copied = _COPIED.get(index.metadata_kind, "")
     return Reason(
         what, f"{copied}--family FILE names a file that describes its family; ckconv formats lists those it knows"
     )
-
-
-def _classes(index: TensorIndex) -> list[str]:
-    """What config.json calls the model's classes."""
-    named = index.metadata.get("architectures")
-    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
 
 class Planner(ABC):

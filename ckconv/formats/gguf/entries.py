@@ -149,6 +149,9 @@ def canonical_entries(
     return found
 
 
+_NO_PLACE = "llama.cpp's {} has no place for"
+
+
 def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]) -> dict[str, Tensor]:
     """Canonical tensors that have a place and are not left out."""
     index, family, known = planner.index, FAMILIES[config.family], known_patterns(config)
@@ -182,7 +185,9 @@ def _selected(planner: Planner, config: ModelConfig, zero_filled: frozenset[str]
         more = f" ({count} tensors)" if count > 1 else ""
         glob = pattern.replace("{n}", "*").replace("{e}", "*")
         hint = f"--drop '{glob}' leaves out what {family.name} does not have" if pattern in unmapped else ""
-        planner.refuse(f"llama.cpp's {family.gguf} has no place for {pattern}{more}{of_class(index.config)}", hint)
+        # Of what ckconv has no rule for, it does not know what llama.cpp has.
+        who = f"ckconv has no rule of {family.gguf} for" if pattern in unmapped else _NO_PLACE.format(family.gguf)
+        planner.refuse(f"{who} {pattern}{more}{of_class(index.config)}", hint)
     return tensors
 
 

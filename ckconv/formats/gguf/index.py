@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ckconv.core.config import ModelConfig
 from ckconv.core.tensors import Dropped, MetadataKind, TensorIndex
 from ckconv.core.towers import Tower
-from ckconv.errors import InputError, UnsupportedError
+from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import Canonical, Fitted, canonicalise, fitted, notes_on
 from ckconv.families.catalogue import family_of_gguf
+from ckconv.families.elsewhere import projector_known_by
 from ckconv.families.names import names_of
 from ckconv.families.naming_schemes import BESIDE_TEXT, beside_text
 from ckconv.families.schema import Family
@@ -123,11 +124,13 @@ def _tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:
 
 def unknown_tower(path: Path) -> str:
     """Why the tower of an mmproj is none that is known; empty where no tower has its projector."""
+    file = read_gguf(path)
     try:
-        _known_tower(path, read_gguf(path))
+        found, _ = _known_tower(path, file)
     except (InputError, UnsupportedError) as error:
         return error.message
-    return ""
+    name = str(value_of(file.metadata, "clip.projector_type") or "")
+    return "" if found else f"ckconv does not know clip.projector_type {quoted(name)}{projector_known_by(name)}"
 
 
 def _known_tower(path: Path, file: GgufFile) -> tuple[Tower | None, Canonical | None]:

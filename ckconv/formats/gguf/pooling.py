@@ -80,7 +80,7 @@ def module_reasons(index: TensorIndex) -> list[Reason]:
     """
     modules = modules_of(root_of(index)) if index.metadata_kind is MetadataKind.DOCUMENT else []
     return [
-        Reason(f"llama.cpp has no {module.kind} after pooling ({module.path}/ in modules.json)", _HINT)
+        Reason(f"modules.json names a {module.kind} after pooling ({module.path}/), which ckconv does not write", _HINT)
         for module in modules
         if module.kind not in PLAIN
     ]

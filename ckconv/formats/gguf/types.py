@@ -12,7 +12,7 @@ from ckconv.families.catalogue import FAMILIES
 from ckconv.families.gguf_metadata import FILE_TYPES
 from ckconv.families.loaders import LLAMA_CPP
 from ckconv.formats.gguf.entries import Entry
-from ckconv.plan.decoding import DECODE
+from ckconv.plan.decoding import DECODE, decode_hint
 from ckconv.plan.pieces import apart
 from ckconv.plan.planner import Planner
 from ckconv.quant.convert import decodable, side_by_side, writable
@@ -80,7 +80,7 @@ def _choice(planner: Planner, entry: Entry, tensor: Tensor, same_format: bool) -
         return _repacked(planner, entry, source)
     if source.block > 1:
         useless = not same_format and (source.ggml is None or source.name in _NO_MATRIX)
-        return _Choice(source, f"llama.cpp computes nothing with {source}" if useless else "", DECODE)
+        return _Choice(source, f"llama.cpp computes nothing with {source}" if useless else "", decode_hint(source))
     if entry.fp32:
         return _floats(source, F64 if source is F64 and asked == "engine" else F32, same_format)
     return _floats(source, DTYPES[asked.upper()] if asked != "engine" else source, same_format)

@@ -26,7 +26,7 @@ from ckconv.formats.huggingface.packing import (
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.checkpoint_names import Entry
 from ckconv.formats.safetensors.checkpoint_pieces import BLOCKS, module_of, places_of, planes
-from ckconv.plan.decoding import DECODE
+from ckconv.plan.decoding import DECODE, decode_hint
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.planner import EMBEDDING, HEAD
 from ckconv.quant.integers import with_zeros
@@ -129,7 +129,7 @@ class HuggingFacePlanner(CheckpointPlanner):
         if dtype is None:
             elsewhere = layout != COMPRESSED and packed_as(COMPRESSED, tensor, _MXFP4) is not None
             elsewhere = elsewhere and not (with_zeros(tensor.dtype) and self.source.zeros.get(tensor.name, (0,))[0])
-            hint = f"--pack {COMPRESSED} keeps it; {DECODE}" if elsewhere else DECODE
+            hint = f"--pack {COMPRESSED} keeps it; {DECODE}" if elsewhere else decode_hint(tensor.dtype)
             return f"{layout} has no type for the numbers of {tensor.dtype}", hint
         if tensor.name == EMBEDDING:
             return f"{layout} packs linear layers, and this is the embedding", DECODE

@@ -15,6 +15,7 @@ from ckconv.core.towers import joined
 from ckconv.errors import InputError, UnsupportedError, quoted
 from ckconv.families.canonical import plain_item
 from ckconv.families.config_source import ConfigSource
+from ckconv.families.elsewhere import classes_of, tower_known_by
 from ckconv.families.naming_schemes import is_beside_text
 from ckconv.families.towers import tower_of_document, tower_parameters, tower_tensors
 from ckconv.formats.safetensors.spec import MAX_JSON
@@ -57,7 +58,7 @@ def tower_index(index: TensorIndex, documents: Mapping[str, bytes] | None = None
     family = tower_of_document(document) if index.format in _NAMES else None
     if family is None:
         what = quoted(str(document.get("model_type") or index.architecture))
-        message = f"ckconv knows no tower of a {what} that llama.cpp has a file for"
+        message = f"ckconv knows no tower of a {what}{tower_known_by(classes_of(document))}"
         raise UnsupportedError("tower.unknown", message, path=index.path)
     source = ConfigSource({**document, "preprocessor": _settings(index, documents)})
     tower = tower_parameters(family, source, index.path)

@@ -16,11 +16,11 @@ from ckconv.formats.mlx.rope import rope_reasons
 from ckconv.formats.safetensors.checkpoint import CheckpointPlanner
 from ckconv.formats.safetensors.checkpoint_names import Entry
 from ckconv.plan.checks import engine_of
-from ckconv.plan.decoding import DECODE
+from ckconv.plan.decoding import DECODE, decode_hint
 from ckconv.plan.pieces import Module, Piece
 from ckconv.plan.quantising import FLOATS, names
 from ckconv.plan.steps import Plan
-from ckconv.quant.convert import Action, Conversion, of_values
+from ckconv.quant.convert import Action, Conversion, decodable, of_values
 from ckconv.quant.mlx import Quantization
 from ckconv.quant.nvfp4 import is_scaled
 from ckconv.quant.quantise import Errors, Quantising
@@ -69,7 +69,9 @@ class MlxPlanner(CheckpointPlanner):
         triple = triple_for(tensor.dtype, F32 if asked in ("engine", "keep") else DTYPES[asked.upper()])
         if triple is None or asked == "keep":
             why = f"{tensor.dtype} {'has no exact form in MLX' if triple is None else 'is another type in MLX'}"
-            self._fault(SCATTERED if scattered(tensor.dtype) else why, DECODE, tensor.source)
+            if not decodable(tensor.dtype):
+                why = f"ckconv neither decodes {tensor.dtype} nor packs it for MLX"
+            self._fault(SCATTERED if scattered(tensor.dtype) else why, decode_hint(tensor.dtype), tensor.source)
             return tensor.dtype
         if is_fp8(tensor.dtype) and (count := self.source.unfit.get(tensor.name, {}).get(triple_type(triple), 0)):
             self._fault("scales are not powers of two, as MLX's mxfp8 wants them", DECODE, tensor.source, count)

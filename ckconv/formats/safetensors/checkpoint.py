@@ -38,7 +38,7 @@ from ckconv.formats.safetensors.write import Checkpoint, container
 from ckconv.io.card import card_of
 from ckconv.options import Options
 from ckconv.plan.checks import modifier_reason, row_notes
-from ckconv.plan.decoding import DECODE
+from ckconv.plan.decoding import DECODE, decode_hint
 from ckconv.plan.pieces import Module, Piece, apart
 from ckconv.plan.planner import EMBEDDING, HEAD, ROPE_FREQUENCIES, Planner, unknown_architecture
 from ckconv.plan.probe import PLACEHOLDER, SourceFacts, placeholders
@@ -251,7 +251,7 @@ class CheckpointPlanner(Planner):
 
     def _block_type(self, tensor: Tensor) -> DType:
         what = f"matrices of {tensor.dtype}" if triple_of(tensor.dtype) else f"{tensor.dtype} type"
-        self._fault(f"{self.format} has no {what}", DECODE, tensor.source)
+        self._fault(f"{self.format} has no {what}", decode_hint(tensor.dtype), tensor.source)
         return tensor.dtype
 
     def in_blocks(self, tensor: Tensor) -> bool:
