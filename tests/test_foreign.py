@@ -182,7 +182,7 @@ def test_blocks_without_a_decoder_have_no_hint_to_decode_them(dtype: str, hint: 
 
 
 def test_a_tower_of_another_type_is_a_tower(tmp_path: Path, ckconv: Callable[..., Result]) -> None:
-    fields = [("general.architecture", "string", "clip"), ("clip.projector_type", "string", "kimivl")]
+    fields = [("general.architecture", "str", "clip"), ("clip.projector_type", "str", "kimivl")]
     (tmp_path / "mm.gguf").write_bytes(gguf(fields, [Tensor("mm.0.weight", (4, 4))]))
     text = FIXTURES / "gguf" / "llama-bias-f32.f32.gguf"
 

@@ -367,6 +367,11 @@ def test_tensors_without_a_place_or_that_are_missing_are_refused(tmp_path: Path)
         "ckconv has no rule of llama for extra.weight of a llama (model_type)",
         "no tensor for layers.{n}.ffn.up.weight in 1 layer (num_hidden_layers, model_type)",
     )
+    assert info.value.hint is None  # --drop of the first two would not bring the third
+
+    stored["model.layers.1.mlp.up_proj.weight"] = stored["model.layers.0.mlp.up_proj.weight"]
+    with pytest.raises(UnsupportedError) as info:
+        ckconv.convert(save(tmp_path / "whole", Decoder().config(), stored), tmp_path / "m.gguf")
     assert "--drop 'model.layers.*.self_attn.q_norm.weight' leaves out what llama does not have" in str(info.value.hint)
 
 

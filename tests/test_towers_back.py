@@ -269,7 +269,7 @@ def test_what_the_class_computes_otherwise_is_refused(
         ("clip.vision.feature_layer", [1, 2], "the configuration makes it [24, 32]"),
         ("clip.vision.block_count", None, "block_count"),
         ("clip.vision.embedding_length", 7, "7"),
-        ("clip.projector_type", "nobody's", ""),
+        ("clip.projector_type", "nobody's", "ckconv does not know clip.projector_type"),
     ],
 )
 def test_an_mmproj_that_is_not_known_says_why(key: str, value: object, why: str, tmp_path: Path) -> None:
