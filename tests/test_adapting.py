@@ -160,7 +160,7 @@ def test_an_adapter_that_keeps_weights_tied_changes_both(tmp_path: Path, ckconv)
         "convert", QWEN2, f"{tmp_path}/x/", "--to", "safetensors", "--adapter", adapter, "--adapter", folder
     )
     assert result.code == 4
-    assert "some of the adapters change its embedding together with its output head, others do not" in result.err
+    assert "of the changes some are of its embedding and its output head together, others of one" in result.err
 
 
 @pytest.mark.parametrize("kind", ["embed", "saved embed"])

@@ -312,7 +312,6 @@ UNSUPPORTED = [
     ({"init_lora_weights": "olora"}, "it belongs to a base that peft changes first"),
     ({"use_qalora": True}, "use_qalora is true"),
     ({"alora_invocation_tokens": [1, 2]}, "only after certain tokens"),
-    ({"trainable_token_indices": [1]}, "single rows of the embedding"),
     ({"use_dora": True}, "tensors of another method"),
 ]
 
