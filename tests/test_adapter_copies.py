@@ -17,6 +17,7 @@ from ckconv import Options
 from ckconv.comparison.hash import hash_index
 from ckconv.errors import CkconvError
 from ckconv.formats.detect import open_index
+from ckconv.io import merge
 
 BASE = Decoder()
 HEAD, TABLE, Q = "lm_head", "model.embed_tokens", "model.layers.0.self_attn.q_proj"
@@ -162,7 +163,10 @@ def test_an_adapter_of_rows_is_merged_only(tmp_path: Path) -> None:
     with pytest.raises(CkconvError) as caught:
         ckconv.convert(source, tmp_path / "a.gguf", options=Options(base=base(tmp_path)))
     assert "rows of single tokens" in caught.value.message
-    assert "--adapter merges it" in (caught.value.hint or "")
+    assert "--adapter ADAPTER merges it" in (caught.value.hint or "")
+
+    ckconv.convert(source, tmp_path / "a.gguf", options=Options(base=tmp_path / "base", drop=("*.rows",)))
+    assert set(tensors(tmp_path / "a.gguf")) == {"blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b"}
 
 
 @pytest.mark.parametrize(
@@ -180,6 +184,19 @@ def test_rows_that_have_no_place_are_refused(tmp_path: Path, named: object, said
     with pytest.raises(CkconvError) as caught:
         ckconv.convert(base(tmp_path), tmp_path / "m.gguf", adapters=[(source, 1.0)])
     assert said in caught.value.message
+
+
+def test_a_row_in_the_place_of_another_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = adapter(tmp_path, rows_of(TABLE), trainable_token_indices=[5, 17])
+    right = merge._Replaced.apply
+
+    def swapped(self: merge._Replaced, values: np.ndarray, canonical: np.ndarray) -> np.ndarray:
+        self._order = np.array([1, 0])
+        return right(self, values, canonical)
+
+    monkeypatch.setattr(merge._Replaced, "apply", swapped)
+    with pytest.raises(CkconvError, match=r"token_embd\.weight"):
+        ckconv.convert(base(tmp_path), tmp_path / "m.gguf", adapters=[(source, 1.0)])
 
 
 def test_the_same_rows_elsewhere_are_another_adapter(tmp_path: Path) -> None:

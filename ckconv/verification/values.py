@@ -91,6 +91,8 @@ def disagreement(sample: Sample, files: Files) -> str:
     out, source = sample.out, sample.source
     rows = sampled(out.layout.rows, out.layout.cols, packed=bool(source.packed) or not out.layout.whole_rows)
     settings, merged = _settings(sample.model), bool(sample.model.adapters)
+    if merged:
+        rows = np.union1d(rows, _replaced(source, sample.model))
     meant = _merged(source, sample.model, files, rows) if merged else values_of(source, files, rows, settings)
     if meant is None:
         return ""
@@ -368,6 +370,14 @@ def _changed(values: Doubles, change: Change, weight: float, name: str, files: F
         lengths = np.sqrt((values * values).sum(axis=1))
         values = values * (_vector(of[Role.MAGNITUDE], files, rows) / lengths)[:, None]
     return values
+
+
+def _replaced(tensor: Tensor, source: TensorIndex) -> Index:
+    """Which rows adapters put others in the place of: few, so that a sample would miss them."""
+    config, adapters = source.config, source.adapters
+    changes = [one for adapter, _ in adapters if config for one in changes_of(adapter, tensor.name, config)]
+    rows = np.array([row for change in changes for row in change.module.replaced], np.int64)
+    return rows[:: 1 + len(rows) // 1000]
 
 
 def _with_rows(values: Doubles, by: Tensor, at: tuple[int, ...], files: Files, rows: Index) -> Doubles | None:
