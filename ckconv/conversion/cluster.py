@@ -155,74 +155,52 @@ def dispatched(executor: Executor, work: Callable[[W], R], pieces: Sequence[W]) 
         OutputError: ``cluster.worker``, workers die over it; ``cluster.version``, one does not know the work.
         Exception: what ``work`` raised.
     """
-    crew = _Crew(executor, work)
+    executors, waiting, deaths = [executor], dict[Future[R], W](), 0
+
+    def submit(piece: W) -> None:
+        try:
+            future = executors[-1].submit(work, piece)
+        except BrokenExecutor as error:
+            executors.append(_renewed(executors[-1], error))
+            future = executors[-1].submit(work, piece)
+        waiting[future] = piece
+
     try:
         for piece in pieces:
-            crew.submit(piece)
-        while crew.waiting:
-            yield from crew.ended()
-    finally:
-        crew.dismiss()
-
-
-class _Crew:
-    def __init__(self, executor: Executor, work: Callable[[Any], Any]) -> None:
-        self._executor, self._work = executor, work
-        self._own: list[Executor] = []
-        self._deaths = 0
-        self.waiting: dict[Future[Any], Any] = {}
-
-    def submit(self, piece: object) -> None:
-        try:
-            future = self._executor.submit(self._work, piece)
-        except BrokenExecutor as error:
-            self._replace(error)
-            future = self._executor.submit(self._work, piece)
-        self.waiting[future] = piece
-
-    def ended(self) -> Iterator[Any]:
-        """What came of the work that ended next."""
-        done, _ = wait(self.waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
-        check()
-        again = []
-        for future in done:
-            piece = self.waiting.pop(future)
-            error = _gone() if future.cancelled() else future.exception()
-            if error is None:
-                self._deaths = 0
-                yield future.result()
-            elif _is_death(error):
-                again.append((piece, error))
-            else:
-                raise _known(error)
-        if again:
-            self._deaths += 1
-            if self._deaths > DEATHS:
+            submit(piece)
+        while waiting:
+            done, _ = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
+            check()
+            died: list[tuple[W, BaseException]] = []
+            for future in done:
+                piece = waiting.pop(future)
+                error = _gone() if future.cancelled() else future.exception()
+                if error is None:
+                    deaths = 0
+                    yield future.result()
+                elif _is_death(error):
+                    died.append((piece, error))
+                else:
+                    raise _known(error)
+            if died and (deaths := deaths + 1) > DEATHS:
                 message = f"workers died {DEATHS + 1} times in a row, and nothing was finished"
                 hint = "fewer processes leave more memory to each"
-                raise OutputError("cluster.worker", message, hint=hint) from again[0][1]
-        for piece, _ in again:
-            self.submit(piece)
-
-    def _replace(self, error: BrokenExecutor) -> None:
-        """Make a new pool like the old one, which takes no more work after one of its processes died."""
-        if not isinstance(self._executor, ProcessPoolExecutor):
-            raise OutputError("cluster.worker", f"the workers are gone: {error}") from error
-        old = self._executor
-        self._executor = type(old)(
-            getattr(old, "_max_workers", None),
-            getattr(old, "_mp_context", None),
-            getattr(old, "_initializer", None),
-            getattr(old, "_initargs", ()),
-        )
-        self._own.append(self._executor)
-
-    def dismiss(self) -> None:
-        """Cancel what is not done, without waiting for it."""
-        for future in self.waiting:
+                raise OutputError("cluster.worker", message, hint=hint) from died[0][1]
+            for piece, _ in died:
+                submit(piece)
+    finally:
+        for future in waiting:
             future.cancel()
-        for executor in self._own:
-            executor.shutdown(wait=False, cancel_futures=True)
+        for own in executors[1:]:
+            own.shutdown(wait=False, cancel_futures=True)
+
+
+def _renewed(old: Executor, error: BrokenExecutor) -> Executor:
+    """A new pool like the old one, which takes no more work after one of its processes died."""
+    if not isinstance(old, ProcessPoolExecutor):
+        raise OutputError("cluster.worker", f"the workers are gone: {error}") from error
+    given = ("_max_workers", "_mp_context", "_initializer", "_initargs")
+    return type(old)(*(getattr(old, name) for name in given))
 
 
 def _gone() -> OutputError:
@@ -260,7 +238,11 @@ def sharing(
 ) -> Callable[[Plan, Container], SharedFiles]:
     """How a run shares the files of its output: with runs of the same command, and with the workers of an executor."""
     request = requested(plan, target, source, source_format, adapters, verify=verify, force=force)
-    hands = workers(executor, request, jobs) if executor is not None else None
+
+    def made_by(executor: Executor, numbers: Sequence[int]) -> Iterator[int]:
+        yield from dispatched(executor, made, [Job(request, number, jobs) for number in numbers])
+
+    hands = partial(made_by, executor) if executor is not None else None
     return partial(SharedFiles, request=request, resume=resume, hands=hands)
 
 
@@ -279,15 +261,6 @@ class Job(NamedTuple):
 
 #: Held by the one thread that makes a file with what threads share.
 _ALONE = threading.Lock()
-
-
-def workers(executor: Executor, request: Request, jobs: int | None) -> Callable[[Sequence[int]], Iterator[int]]:
-    """What makes files of an output by the processes of an executor."""
-
-    def make(numbers: Sequence[int]) -> Iterator[int]:
-        yield from dispatched(executor, made, [Job(request, number, jobs) for number in numbers])
-
-    return make
 
 
 def made(job: Job) -> int:

@@ -309,7 +309,7 @@ class SharedFiles:
                     (found or Fingerprint("", "")).check(self._fingerprint)
                 if not alone:
                     raise self._busy
-                self._clear()
+                self._remove(*self._made.names())
                 self._write(CONVERSION, self._fingerprint)
             if alone:
                 self._remove(_TURN)
@@ -338,9 +338,6 @@ class SharedFiles:
 
     def _name(self, number: int) -> str:
         return self._plan.files[number].name
-
-    def _clear(self) -> None:
-        self._remove(*self._made.names())
 
     def _forget(self, number: int) -> None:
         self._remove(self._name(number), _facts_of(self._name(number)))
@@ -455,7 +452,7 @@ class SharedFiles:
             raise OutputError("output.write", "another run of this command has failed", path=self._made.path)
         if self._plan.errors is not None:
             for facts in found:
-                self._plan.errors.join(facts["errors"])
+                self._plan.errors.join(facts.get("errors", {}))
         self._facts = found
         return results
 

@@ -45,6 +45,7 @@ from ckconv.publish.journal import (
     Place,
     discard,
     give,
+    is_temporary,
     lasting_name,
     recover,
     temporary_name,
@@ -143,9 +144,8 @@ class Staging:
         """
         self.here = Directory(place.parent)
         try:
-            with Locked(
-                [] if is_locked else [place.parent]
-            ) as locked:  # no other run may find it before it is locked itself
+            # No other run may find it before it is locked itself.
+            with Locked([] if is_locked else [place.parent]) as locked:
                 self.directory = self.here.make(temporary_name(place.name))
                 with suppress(OSError):  # no locks here, then no run takes it for a dead one's
                     self.directory.is_free()
@@ -600,9 +600,8 @@ class Outputs:
             OutputError: ``output.exists``.
         """
         if self._alone and not self._force and self._directory is not None:
-            own = {LOCK, *(staging.path.name for staging in self._stagings.values())}
             with failing(self._directory):
-                if any(path.name not in own for path in self._directory.iterdir()):
+                if any(path.name != LOCK and not is_temporary(path.name) for path in self._directory.iterdir()):
                     raise made_meanwhile(self._directory)
 
     def _in_order(self) -> list[_File]:
