@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -293,12 +293,13 @@ class SharedFiles:
         return self
 
     def _begin(self, output: Path) -> None:
-        if self.only is not None and not (output.parent / lasting_name(output.name)).is_dir():
-            message = "is not there for a worker: workers need the files under the same path"
-            raise OutputError("cluster.place", message, path=output.parent)
-        with Locked([output.parent]):  # nobody else comes, and nobody removes it
+        name, elsewhere = lasting_name(output.name), self.only is not None and not output.parent.is_dir()
+        with nullcontext() if elsewhere else Locked([output.parent]):  # nobody else comes, and nobody removes it
+            if elsewhere or (self.only is not None and not (output.parent / name).is_dir()):
+                message = "is not there for a worker: workers need the files under the same path"
+                raise OutputError("cluster.place", message, path=output.parent)
             self._here = Directory(output.parent)
-            self._directory = directory = self._here.make(lasting_name(output.name))
+            self._directory = directory = self._here.make(name)
             alone = self._is_free(shared=False) and self.only is None
             if not alone and not self._is_free(shared=True):
                 raise self._busy
