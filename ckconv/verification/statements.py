@@ -38,10 +38,16 @@ _OF_THE_FILE = re.compile(r"(split\.|general\.(file_type|quantization_version|al
 #: Keys of a configuration that say how values are stored, or who wrote it.
 _STORED = {*QUANTIZATION_KEYS, "dtype", "torch_dtype", "transformers_version", "tie_word_embeddings", "_name_or_path"}
 
-#: Keys whose words are others in other libraries: they are compared as hyper-parameters.
-_WORDED = {"layer_types", "sliding_window_pattern"}
+#: Keys of a configuration that mean the same to every library. What computes is compared as hyper-parameters: a class
+#: may be told in other words, or of fewer biases.
+_SAID_ALIKE = {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "vocab_size"),
+}
 
-#: Keys that every class reads, or what chooses it.
+#: Keys that classes of one library have to be told alike.
+_SAID_THERE = _SAID_ALIKE | {"architectures", "hidden_act", "hidden_activation", "activation_function"}
+
+#: Keys that every class reads, or that choose it.
 _OF_EVERY = ("architectures", "model_type", "dtype")
 
 #: What classes call the context length besides :data:`CONFIG_KEYS`.
@@ -52,6 +58,9 @@ _CARRIED = re.compile(
     r"(tokenizer\.json|tokenizer\.model.*|vocab\.(json|txt)|merges\.txt|added_tokens\.json|special_tokens_map\.json"
     r"|tokenizer_config\.json|generation_config\.json|chat_template\.(json|jinja)|preprocessor_config\.json|tekken\.json)"
 )
+
+#: Of these, those without which a copy of a directory generates otherwise.
+_REQUIRED = ("tokenizer.json", "tokenizer.model", "generation_config.json")
 
 #: Roles of tokens -> what a GGUF calls them.
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -135,6 +144,8 @@ def _context(out: TensorIndex, source: TensorIndex, options: Options) -> Iterato
     found = parameter_differences(out, source).get("context_length")
     if found is None or options.set_meta or options.drop_meta:
         return
+    if out.config is None or out.config.rope_theta is None:  # a table of positions says it, or nothing asks for it
+        return
     wanted = options.context or found[1]
     if found[0] != wanted and out.metadata_kind is not MetadataKind.OWN:
         yield Fact("context_length", str(found[0]), str(wanted))
@@ -190,7 +201,7 @@ def _needed_keys(out: TensorIndex, source: TensorIndex) -> Iterator[str]:
             key = cells[0].key
             yield key.removeprefix("/") if key.startswith("/") else f"{architecture}.{key}"
     model = _value(out, "tokenizer.ggml.model")
-    if _TOKENS in out.metadata or words_of(source) is not None:
+    if model not in (None, "none", "no_vocab") or _TOKENS in out.metadata:
         yield from ("tokenizer.ggml.model", _TOKENS)
         yield from (f"tokenizer.ggml.{key}" for key in _needed()["tokenizer"].get(str(model), ()))
 
@@ -203,8 +214,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     inner = mine.get(text_key(mine)) if not text_key(meant) else None
     if isinstance(inner, dict):  # a class that wraps the text model's
         mine = {**mine, **inner}
-    if source.metadata_kind is MetadataKind.TYPED:
-        yield from _of_typed(mine, source, out.format, options)
+    yield from _of_needed(mine, source, out.format, options)
     if out.shard_index is not None:
         places = json.loads(_read(out.shard_index))["weight_map"]
         for stored in out.stored:
@@ -219,46 +229,54 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
         return
     if (text := text_key(meant)) and not text_key(mine):  # the text model alone
         inner, meant = meant[text], dict(meant[text])
-    lengths = {*CONFIG_KEYS["context_length"], *_LENGTHS} if options.context else set()
+    alike = out.format == source.format
+    free = _STORED | ({*CONFIG_KEYS["context_length"], *_LENGTHS} if options.context else set())
+    said = _SAID_THERE if alike else _SAID_ALIKE
     for key, value in meant.items():
-        wrapped = key == "model_type" or (key == "architectures" and isinstance(inner, dict))
-        wrapped = wrapped and out.format != source.format
-        if (
-            key in _STORED
-            or key in lengths
-            or _is_asked(key, options)
-            or wrapped
-            or (out.format != source.format and key in _WORDED)
-        ):
+        if key in free or _is_asked(key, options) or not (alike or key in said) or _is_no_token(key, value, meant):
             continue
         if key not in mine:
             yield Fact(key, None, _shown(value), CONFIG_NAME)
-        elif mine[key] != value:
+        elif mine[key] != value and key in said and not (key == "architectures" and isinstance(inner, dict)):
             yield Fact(key, _shown(mine[key]), _shown(value), CONFIG_NAME)
     ours, theirs = beside(out), beside(source)
     for name in theirs:
         if not _CARRIED.fullmatch(name):
             continue
         if name not in ours:
-            yield Fact(name, None, "one")
+            if alike and name in _REQUIRED and out.path.is_dir():
+                yield Fact(name, None, "one")
         elif (found := _read(ours[name])) != (wanted := _read(theirs[name])):
             yield from of_files(name, found, wanted, ours[name])
 
 
-def _of_typed(mine: Mapping[str, Any], source: TensorIndex, format: str, options: Options) -> Iterator[Fact]:
-    """What a document says that is made of the metadata of a GGUF: what a class reads, and the roles of tokens."""
+def _is_no_token(key: str, value: Any, document: Mapping[str, Any]) -> bool:
+    """The number of a token that there is not: no class takes it."""
+    if not key.endswith("_token_id"):
+        return False
+    numbers, most = value if isinstance(value, list) else [value], document.get("vocab_size")
+    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+    return value is not None and not (whole and all(0 <= number < (most or number + 1) for number in numbers))
+
+
+def _of_needed(mine: Mapping[str, Any], source: TensorIndex, format: str, options: Options) -> Iterator[Fact]:
+    """What a class reads, and the roles of tokens where a GGUF says them."""
+    meant = document_of(source.metadata)
+    typed = source.metadata_kind is MetadataKind.TYPED
     for keys in _needed()["keys"].get(format, ()):
         key, *others = keys.split("|")
         words = {word for words in (*CONFIG_KEYS.values(), _LENGTHS) if key in words for word in words} | {key, *others}
         asked = any(_is_asked(word, options) for word in words)
         read = key in _OF_EVERY or default_of(mine, key) is not UNREAD
-        if words.isdisjoint(mine) and read and not asked:
+        if words.isdisjoint(mine) and read and not asked and (typed or not words.isdisjoint(meant)):
             yield Fact(key, None, "one", CONFIG_NAME)
-    theirs = words_of(source)
+    theirs = words_of(source) if typed else None
     for role, number in (theirs.roles if theirs is not None else {}).items():
         key = f"{role}_token_id"
         said = mine.get(key, default_of(mine, key))
-        if role != "unk" and said not in (number, UNKNOWN, UNREAD) and not (isinstance(said, list) and number in said):
+        if role == "unk" or _is_no_token(key, number, mine):
+            continue
+        if said not in (number, UNKNOWN, UNREAD) and not (isinstance(said, list) and number in said):
             yield Fact(key, _shown(said), str(number), CONFIG_NAME)
 
 
@@ -305,13 +323,24 @@ def _words_of_documents(index: TensorIndex) -> Words | None:
         tokens = {number: text for text, number in vocab.items()}
     else:
         return None
-    special = set()
-    for added in document.get("added_tokens") or ():
-        tokens[added["id"]] = added["content"]
-        special |= {added["id"]} if added.get("special") else set()
+    special, words = set(), {text: number for number, text in tokens.items()}
+    free = max(tokens, default=-1) + 1
+    doubted = {str(token.get("content")) for token in _decoder(files).values() if not token.get("special")}
+    for added in document.get("added_tokens") or ():  # a word keeps its number, any other token gets the next one
+        text = added["content"]
+        number = words.setdefault(text, free)
+        free = max(free, number + 1)
+        tokens[number] = text
+        special |= {number} if added.get("special") and text not in doubted else set()
     merges = model.get("merges")
     pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges] if merges is not None else None
     return Words(tokens, pairs, scores, {}, frozenset(special), _roles(index, files, tokens), None)
+
+
+def _decoder(files: Mapping[str, Any]) -> dict[str, Any]:
+    """Added tokens of ``tokenizer_config.json``, which may say others than ``tokenizer.json``."""
+    found = _json(files, "tokenizer_config.json").get("added_tokens_decoder")
+    return {key: token for key, token in found.items() if isinstance(token, dict)} if isinstance(found, dict) else {}
 
 
 def _roles(index: TensorIndex, files: Mapping[str, Any], tokens: Mapping[int, str]) -> dict[str, int]:
@@ -349,9 +378,8 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
         yield _first(f"{prefix}token_type", [*ours.types.values()], [*theirs.types.values()])
     elif ours.special and theirs.special and (ours.types or theirs.types):
         unknown = {number for words in (ours, theirs) for number, kind in words.types.items() if kind == _UNKNOWN}
-        for number in sorted((theirs.special ^ ours.special) - unknown)[:1]:
-            said = ["special" if number in words.special else "not special" for words in (ours, theirs)]
-            yield Fact(f"{prefix}token_type[{number}]", said[0], said[1])
+        for number in sorted(theirs.special - ours.special - unknown)[:1]:  # other documents may add to them
+            yield Fact(f"{prefix}token_type[{number}]", "not special", "special")
     for role, number in theirs.roles.items():
         if ours.roles.get(role) != number:
             yield Fact(f"{prefix}{_ROLES[role]}_token_id", _shown(ours.roles.get(role)), _shown(number))

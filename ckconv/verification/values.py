@@ -112,7 +112,9 @@ def disagreement(sample: Sample, files: Files) -> str:
         meant = _moved(meant, sample.shift)
     scheme = scheme_of(source.dtype)
     loose = sample.shift == -NEG_EXP or merged or (scheme is not None and scheme.factor)
-    wrong = ~_same(found, meant, target or F32, loose=loose or sample.factor != 1.0)
+    wrong = ~_same(
+        found, meant, target or F32, loose=loose or sample.factor != 1.0, least=0.25 * (sample.shift == -NEG_EXP)
+    )
     if not wrong.any():
         return ""
     row, column = (int(n) for n in np.argwhere(wrong)[0])
@@ -427,7 +429,7 @@ def _moved(values: Doubles, shift: int) -> Doubles:
         return -np.exp(values) if shift == NEG_EXP else values + shift
 
 
-def _same(found: Doubles, meant: Doubles, dtype: DType, *, loose: bool) -> NDArray[np.bool_]:
+def _same(found: Doubles, meant: Doubles, dtype: DType, *, loose: bool, least: float = 0.0) -> NDArray[np.bool_]:
     """The stored value is the meant one, rounded; as a sum of float32 in another order, nearly."""
     want = rounded(meant, dtype)
     same: NDArray[np.bool_] = (found == want) | (np.isnan(found) & np.isnan(want))
@@ -436,7 +438,7 @@ def _same(found: Doubles, meant: Doubles, dtype: DType, *, loose: bool) -> NDArr
     mantissa = 23 - _DROPPED.get(dtype, 0)
     with np.errstate(all="ignore"):
         step = np.exp2(np.floor(np.log2(np.maximum(np.abs(meant), 2.0**-126))) - mantissa)
-        slack = np.abs(meant).max(axis=1, keepdims=True) * 2.0**-20
+        slack = np.maximum(np.abs(meant).max(axis=1, keepdims=True), least) * 2.0**-20
         near: NDArray[np.bool_] = np.abs(found - meant) <= step * 0.5 + slack
         near |= same
     return near
