@@ -219,7 +219,9 @@ def test_of_an_unknown_family_nobody_knows_how_experts_lie_without_blocks(
 ) -> None:
     shutil.copytree(released, tmp_path / "other")
     config = json.loads((released / "config.json").read_text())
-    (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "model_type": "unheard-of"}))
+    (tmp_path / "other" / "config.json").write_text(
+        json.dumps({**config, "model_type": "unheard-of", "architectures": ["UnheardOfModel"]})
+    )
     assert ckconv("convert", tmp_path / "other", f"{tmp_path}/copy/", "--to", "safetensors").code == 0
     result = ckconv("convert", tmp_path / "other", f"{tmp_path}/dense/", "--to", "safetensors", "--dequantize")
     assert result.code == 4

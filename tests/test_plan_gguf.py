@@ -292,11 +292,6 @@ def test_linear_and_yarn_scaling_are_keys(tmp_path: Path) -> None:
     ("model_type", "changes", "reason"),
     [
         ("qwen2", {"rope_scaling": LLAMA3}, "rope_type llama3 .*, which llama.cpp does not do for qwen2"),
-        (
-            "llama",
-            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 0.7, "mscale_all_dim": 1}},
-            "mscale = 0.7",
-        ),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 2}}, "beta_slow = 2, .* llama 1"),
         (
             "qwen2",

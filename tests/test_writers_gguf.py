@@ -15,6 +15,7 @@ from conftest import FIXTURES
 import ckconv
 from ckconv import Options
 from ckconv.core.typed import array, raw_array, scalar
+from ckconv.errors import UnsupportedError
 from ckconv.formats.gguf.spec import Record, header, header_bytes
 
 VALUES = [
@@ -83,9 +84,11 @@ def test_an_older_version_becomes_the_third(version: int, tmp_path: Path) -> Non
 def test_a_file_of_metadata_only(tmp_path: Path) -> None:
     (tmp_path / "s.gguf").write_bytes(hand.gguf([("general.architecture", "str", "other")]))
 
-    ckconv.convert(tmp_path / "s.gguf", tmp_path / "m.gguf")
+    with pytest.raises(UnsupportedError) as caught:
+        ckconv.convert(tmp_path / "s.gguf", tmp_path / "m.gguf")
 
-    assert (tmp_path / "m.gguf").read_bytes() == (tmp_path / "s.gguf").read_bytes()
+    assert caught.value.code == "model.no-tensors"
+    assert not (tmp_path / "m.gguf").exists()
 
 
 # Split sets.

@@ -23,9 +23,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "The run": (
         "--from-file", "--into", "--resume", "--cluster", "--jobs", "--weights", "--rebuild", "--html", "--no-verify",
-        "--dry-run", "--force",
+        "--strict", "--dry-run", "--force",
     ),
-    "Every command": ("--quiet", "--verbose", "--json", "--no-color", "--progress", "--debug", "--help"),
+    "Every command": ("--quiet", "--verbose", "--json", "--no-color", "--progress", "--timeout", "--debug", "--help"),
 }  # fmt: skip
 
 
