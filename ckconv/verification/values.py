@@ -96,9 +96,10 @@ def disagreement(sample: Sample, files: Files) -> str:
     meant = _merged(source, sample.model, files, rows) if merged else values_of(source, files, rows, settings)
     if meant is None:
         return ""
-    if sample.quantised:
-        return _quantised(sample, files, rows, meant)
     number = _float_of(source)
+    if sample.quantised:
+        meant = _mlx(source, files, rows, number) if number is not None and not merged else meant
+        return _quantised(sample, files, rows, meant)
     target = out.dtype if out.dtype in WIDENS_TO_F32 else None
     if target is not None and number is not None and not merged:
         meant = _mlx(source, files, rows, number)  # products and sums are rounded to the model's type there
@@ -432,7 +433,7 @@ def _moved(values: Doubles, shift: int) -> Doubles:
 def _same(found: Doubles, meant: Doubles, dtype: DType, *, loose: bool, least: float = 0.0) -> NDArray[np.bool_]:
     """The stored value is the meant one, rounded; as a sum of float32 in another order, nearly."""
     want = rounded(meant, dtype)
-    same: NDArray[np.bool_] = (found == want) | (np.isnan(found) & np.isnan(want))
+    same: NDArray[np.bool_] = (found == want) | (rounded(found, F32) == want) | (np.isnan(found) & np.isnan(want))
     if same.all() or not loose:
         return same
     mantissa = 23 - _DROPPED.get(dtype, 0)
@@ -470,7 +471,9 @@ def _quantised(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
         return ""
     naive, error = _linearly(meant, *linear), float(np.sqrt(np.mean((found - meant) ** 2)))
     least = float(np.sqrt(np.mean(meant**2))) * 2.0**-12  # scales are float16 and less
-    if error <= _WORSE * (1.5 if sample.importance else 1.0) * naive + least:
+    # Values that stand on a grid already are met better by the naive codes than by those of a quantizer.
+    on_grid = bool(sample.source.planes or sample.source.packed or sample.source.dtype.kind is Kind.BLOCK)
+    if error <= _WORSE * (1.5 if sample.importance or on_grid else 1.0) * naive + least:
         return ""
     return f"values are {error:.3g} away from the source's, {naive:.3g} when each is rounded to the next code"
 
