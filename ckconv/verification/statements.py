@@ -105,7 +105,11 @@ def faults_of(out: TensorIndex, source: TensorIndex, options: Options) -> Iterat
     """
     if out.adapter is not None or source.adapter is not None or out.tower is not None or source.tower is not None:
         return
-    if out.config is None or source.config is None:
+    if source.config is None:
+        return
+    if out.config is None:
+        if out.metadata_kind is not MetadataKind.OWN:
+            yield Fact("the architecture", "not known", repr(source.config.family))
         return
     yield from _context(out, source, options)
     if out.metadata_kind is MetadataKind.TYPED:
@@ -232,8 +236,9 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     alike = out.format == source.format
     free = _STORED | ({*CONFIG_KEYS["context_length"], *_LENGTHS} if options.context else set())
     said = _SAID_THERE if alike else _SAID_ALIKE
+    there = said if isinstance(inner, dict) else said | {"architectures"}
     for key, value in meant.items():
-        if key in free or _is_asked(key, options) or not (alike or key in said) or _is_no_token(key, value, meant):
+        if key in free or _is_asked(key, options) or not (alike or key in there) or _is_no_token(key, value, meant):
             continue
         if key not in mine:
             yield Fact(key, None, _shown(value), CONFIG_NAME)

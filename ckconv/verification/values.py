@@ -420,7 +420,8 @@ def llama3_factors(theta: float, dimensions: int, scaling: Mapping[str, Any]) ->
         for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     )
     turns = context * theta ** (-np.arange(0, dimensions, 2) / dimensions) / (2 * np.pi)
-    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):  # two equal factors make a step
+        smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
     made: Doubles = 1.0 / (smooth + (1.0 - smooth) / factor)
     return made
 
