@@ -297,7 +297,9 @@ class _Comparison:
         decoded = self.decodes is None and conversion.action is Action.REPACK and not missing_quantiser(tensor.dtype)
         if wrong and decoded:
             again, count = wrong_rows(tensor, twin, of_values(conversion), self.files, lambda _: None, importance)
-            wrong, rounded = (wrong, rounded) if again else (again, count)
+            wrong, rounded, conversion = (
+                (wrong, rounded, conversion) if again else (again, count, of_values(conversion))
+            )
         if not wrong:
             self.rounded += rounded > 0
             return self._sampled(tensor, twin, conversion)

@@ -453,7 +453,9 @@ def _quantised(sample: Sample, files: Files, rows: Index, meant: Doubles) -> str
     found = values_of(out, files, rows, {})
     if found is None:
         return ""
-    if out.dtype.name in _QUANTISED_BY_GGUF and not sample.importance and out.dtype.ggml is not None:
+    # A sum of an adapter's products is rounded in another order here, and its code may be the next one.
+    alone = not sample.importance and not sample.model.adapters
+    if out.dtype.name in _QUANTISED_BY_GGUF and alone and out.dtype.ggml is not None:
         from gguf import GGMLQuantizationType, quants
 
         kind = GGMLQuantizationType(out.dtype.ggml)
