@@ -337,7 +337,9 @@ def _in_words(raw: Rows, rows: Index, places: Index, bits: int) -> Index:
 
 def _merged(tensor: Tensor, source: TensorIndex, files: Files, rows: Index) -> Doubles | None:
     """What the adapters make of these rows, each read from its own file: ``values + weight * scale * (B @ A)``."""
-    values = values_of(tensor.merge.base if tensor.merge is not None else tensor, files, rows, _settings(source))
+    base = tensor.merge.base if tensor.merge is not None else tensor
+    number = _float_of(base)
+    values = values_of(base, files, rows, _settings(source)) if number is None else _mlx(base, files, rows, number)
     for adapter, weight in source.adapters:
         for change in changes_of(adapter, tensor.name, source.config) if source.config is not None else ():
             if values is None:
