@@ -79,11 +79,7 @@ def is_temporary(name: str) -> bool:
 
 @contextmanager
 def within(directory: Directory, place: Place) -> Iterator[tuple[Directory, str]]:
-    """The directory that a place is in, and its name there.
-
-    Raises:
-        OSError: the system refuses; there is no such directory, or it is a link.
-    """
+    """The directory that a place is in, which may be no link, and its name there."""
     if len(place) == 1:
         yield directory, place[0]
     else:
@@ -93,6 +89,8 @@ def within(directory: Directory, place: Place) -> Iterator[tuple[Directory, str]
 
 class Journal:
     """The steps in one directory.
+
+    Methods raise what the system says, as :class:`OSError`.
 
     Attributes:
         here: where names are taken and given.
@@ -113,9 +111,6 @@ class Journal:
 
         Args:
             group: the staging directories of the same output, each by its path; the first one's journal counts.
-
-        Raises:
-            OSError: the system refuses.
         """
         self.take, self.folders = [*take], [*folders]
         for place in give:
@@ -145,11 +140,7 @@ class Journal:
     # Steps
 
     def take_away(self, place: Place) -> None:
-        """Move what is here to the staging directory, if something is.
-
-        Raises:
-            OSError: the system refuses, or it is a directory.
-        """
+        """Move what is here to the staging directory, if something is, and no directory."""
         assert self._replaced is not None
         with suppress(FileNotFoundError), within(self.here, place) as (here, name):
             status = here.status(name)
@@ -163,26 +154,17 @@ class Journal:
 
         Raises:
             OutputError: ``output.exists``, the name is taken, possibly only just now.
-            OSError: the system refuses.
         """
         with within(self.staged, place) as (staged, name), within(self.here, place) as (here, _):
             give(staged, name, here, name)
 
     def sync(self) -> None:
-        """Bring every step to the disk.
-
-        Raises:
-            OSError: the system refuses.
-        """
+        """Bring every step to the disk."""
         for directory in filter(None, (self.here, self._replaced)):
             directory.sync()
-            for folder in sorted({place[0] for place in self._places() if len(place) > 1}):
+            for folder in sorted({place[0] for place in (*self.take, *dict(self.give)) if len(place) > 1}):
                 with suppress(FileNotFoundError, NotADirectoryError), Directory(Path(folder), directory) as inside:
                     inside.sync()
-
-    def _places(self) -> Iterator[Place]:
-        yield from self.take
-        yield from (place for place, _ in self.give)
 
     # The way back
 
@@ -202,9 +184,9 @@ class Journal:
         return [place for place in self.take if replaced and _status(replaced, place) is not None]
 
     def _is_given(self, place: Place, inode: int) -> bool:
-        """What is here is the file that was staged, or what :func:`give` claims a name with."""
-        here, staged = _status(self.here, place), _status(self.staged, place)
-        return here is not None and (here.st_ino == inode or (staged is not None and _is_claim(here)))
+        """What is here is the file that was staged."""
+        here = _status(self.here, place)
+        return here is not None and here.st_ino == inode
 
     def in_the_way(self) -> list[Place]:
         """Places of files that were here before and have others in them by now, which are not of this output."""
@@ -267,7 +249,6 @@ def give(staged: Directory, name: str, here: Directory, other: str) -> None:
 
     Raises:
         OutputError: ``output.exists``, the name is taken, possibly only just now.
-        OSError: the system refuses.
     """
     try:
         try:
@@ -285,10 +266,6 @@ def give(staged: Directory, name: str, here: Directory, other: str) -> None:
     except OSError:
         here.remove(other)
         raise
-
-
-def _is_claim(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) and not status.st_size
 
 
 def _status(directory: Directory, place: Place) -> os.stat_result | None:

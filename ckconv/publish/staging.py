@@ -131,28 +131,30 @@ class _File:
 
 
 class Staging:
-    """A staging directory, locked as long as the process lives, so that others can tell what a dead one left behind."""
+    """A staging directory, locked as long as the process lives, so that others can tell what a dead one left behind.
+
+    Methods raise what the system says, as :class:`OSError`.
+    """
 
     def __init__(self, place: Path, *, is_locked: bool) -> None:
         """Make it beside ``place``.
 
         Args:
             is_locked: this run is naming files there already.
-
-        Raises:
-            OSError: the system refuses.
         """
-        self.here = Directory(place.parent)
+        self.here, name = Directory(place.parent), temporary_name(place.name)
         try:
             # No other run may find it before it is locked itself.
             with Locked([] if is_locked else [place.parent]) as locked:
-                self.directory = self.here.make(temporary_name(place.name))
+                self.directory = self.here.make(name)
                 with suppress(OSError):  # no locks here, then no run takes it for a dead one's
                     self.directory.is_free()
             status = self.directory.status()
             if status is not None and stat.S_IMODE(status.st_mode) & stat.S_IRWXU != stat.S_IRWXU:
                 self.directory.chmod(".", stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
         except BaseException:
+            with suppress(OSError):
+                self.here.remove_directory(name)
             self.here.close()
             raise
         self.left = locked.left
@@ -165,40 +167,24 @@ class Staging:
         """Where it is."""
         return self.directory.path
 
-    def free_place(self, reader: Place) -> Place:
-        """The place that readers look for, or another one where that is taken."""
+    def create(self, reader: Place, allowed: int) -> tuple[Place, int]:
+        """A new file at the place that readers look for, or at another one where that is taken; its descriptor."""
         if len(reader) > 1:
             self.directory.make(reader[0]).close()
         with within(self.directory, reader) as (folder, name):
-            return (*reader[:-1], temporary_name(name)) if folder.status(name) is not None else reader
+            name = name if folder.status(name) is None else temporary_name(name)
+            return (*reader[:-1], name), folder.create(name, 0o666 & allowed)
 
     def add(self, what: Small, reader: Place, allowed: int) -> Place:
         """Write a side file, and say where.
 
         Raises:
-            VerifyError, OSError: see :func:`write_file`.
+            VerifyError: see :func:`write_file`.
         """
-        place = self.free_place(reader)
-        with within(self.directory, place) as (folder, name):
-            write_file(folder.create(name, 0o666 & allowed), what.content, folder.path / name)
+        place, fd = self.create(reader, allowed)
+        write_file(fd, what.content, self.path.joinpath(*place))
         self._unsynced.append(place)
         return place
-
-    def create(self, place: Place, what: Room, allowed: int) -> int:
-        """A descriptor of a large file with room for all of it.
-
-        Raises:
-            OSError: the system refuses.
-        """
-        with within(self.directory, place) as (folder, name):
-            fd = folder.create(name, 0o666 & allowed)
-        try:
-            if not what.later:
-                allocate(fd, what.nbytes, what.holes)
-        except BaseException:
-            close_unwritten(fd)
-            raise
-        return fd
 
     def become(self, place: Path, allowed: int) -> None:
         """Take the permissions of the empty directory that it is going to replace, or those of a new one."""
@@ -212,9 +198,6 @@ class Staging:
 
         Args:
             places: where each of them is -> where it is to be.
-
-        Raises:
-            OSError: the system refuses.
         """
         for place in self._places():
             if place not in places:
@@ -259,11 +242,7 @@ class Staging:
                     os.truncate(folder.path / name, 0)
 
     def sync(self) -> None:
-        """Bring the side files to the disk, each once.
-
-        Raises:
-            OSError: the system refuses.
-        """
+        """Bring the side files to the disk, each once."""
         while self._unsynced:
             with suppress(FileNotFoundError), within(self.directory, self._unsynced[-1]) as (folder, name):
                 fd = folder.open(name, os.O_RDWR)
@@ -274,23 +253,11 @@ class Staging:
             self._unsynced.pop()
 
     def sync_names(self) -> None:
-        """Bring its names to the disk.
-
-        Raises:
-            OSError: the system refuses.
-        """
+        """Bring its names to the disk."""
         for name in sorted({place[0] for place in self._places() if len(place) > 1}):
             with Directory(Path(name), self.directory) as folder:
                 folder.sync()
         self.directory.sync()
-
-    def remove(self) -> list[str]:
-        """Remove it with what is in it.
-
-        Returns:
-            sentences about what is still there.
-        """
-        return discard(self.here, self.directory)
 
     def close(self) -> None:
         """Let go of it."""
@@ -489,8 +456,10 @@ class Outputs:
         near = file.inside or file.parent.samefile(main.here.path)
         if isinstance(what, Room):
             home = main if near else self._staging(file.target, file.parent)
-            place = home.free_place(file.reader)
-            self.fds.add(path, home.create(place, what, self._allowed_of(file)), home.directory, place)
+            place, fd = home.create(file.reader, self._allowed_of(file))
+            self.fds.add(path, fd, home.directory, place)
+            if not what.later:
+                allocate(fd, what.nbytes, what.holes)
             file.staged = home, place
         else:
             home, place = main, main.add(what, file.reader, self._allowed_of(file))
@@ -521,9 +490,6 @@ class Outputs:
 
         Returns:
             ``False`` where files have one name only: it is there now, and a file without content is here.
-
-        Raises:
-            OSError: the system refuses.
         """
         staging, place = self._staged(path)
         with within(staging.directory, place) as (folder, own):
@@ -535,11 +501,7 @@ class Outputs:
         return False
 
     def take(self, path: Path, directory: Directory, name: str) -> None:
-        """Put a finished file in the place of a large one; it may keep its name.
-
-        Raises:
-            OSError: the system refuses.
-        """
+        """Put a finished file in the place of a large one; it may keep its name."""
         staging, place = self._staged(path)
         with within(staging.directory, place) as (folder, own):
             here, there = folder.status(own), directory.status(name)
@@ -756,7 +718,7 @@ class Outputs:
         self.fds.close()
         left = []
         for parent, staging in [*self._stagings.items()]:
-            left += [*staging.left, *([] if self._stuck else staging.remove())]
+            left += [*staging.left, *([] if self._stuck else discard(staging.here, staging.directory))]
             staging.close()
             del self._stagings[parent]
         return left
