@@ -119,7 +119,7 @@ def test_without_configuration_the_header_is_described_and_verify_says_what_is_m
     found = ckconv("verify", path)
     assert found.code == 3
     assert "error[bump.config]" in found.err
-    assert "--config" in found.err
+    assert "hint: put config.json beside it" in found.err
     assert ckconv("verify", path, "--config", tmp_path / "elsewhere.json").code == 0
     assert ckconv("verify", path, "--config", tmp_path / "nowhere.json").code == 3
     result = ckconv("convert", path, tmp_path / "out.bump")

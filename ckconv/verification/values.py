@@ -8,6 +8,7 @@ blocks by the gguf package, and held against each other. What is sampled is said
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -126,6 +127,9 @@ def disagreement(sample: Sample, files: Files) -> str:
 def _settings(index: TensorIndex) -> Mapping[str, Any]:
     """How a model says that its matrices are quantised."""
     said = document_of(index.metadata).get("quantization_config")
+    for name in ("quantize_config.json", "quant_config.json"):  # AutoGPTQ's and AutoAWQ's own files
+        if said is None and index.path.is_dir() and (index.path / name).is_file():
+            said = json.loads((index.path / name).read_bytes())
     return said if isinstance(said, dict) else {}
 
 
