@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckconv.conversion.reread import Digests, Soundness
+from ckconv.conversion.reread import Soundness
 from ckconv.core.tensors import Tensor, TensorIndex, require_described
+from ckconv.io.digests import Digests
 from ckconv.io.files import Files
 from ckconv.verification.tensors import Progress, compare_tensors
 

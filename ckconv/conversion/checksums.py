@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ckconv.conversion.reread import FileHash
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import InputError, UsageError, VerifyError, listed, quoted
 from ckconv.formats.destination import Destination
 from ckconv.formats.gguf.spec import parse_shard_name
 from ckconv.io.bytesource import open_source
+from ckconv.io.digests import FileHash
 from ckconv.io.files import readable
 from ckconv.plan.container import Late, Written
 from ckconv.publish.files import opened_regular, there

@@ -1,121 +1,13 @@
-"""What is in a file, hashed, and held against what the file says of itself."""
+"""Whether a source is what it says of itself."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import TYPE_CHECKING
 
-from ckconv.core.tensors import Extent, TensorIndex
-from ckconv.errors import UnsupportedError, VerifyError, unreadable
-from ckconv.io.ahead import threads
-from ckconv.publish.files import opened_regular
-from ckconv.signals import check
-from ckconv.system import read_into
+from ckconv.core.tensors import TensorIndex
+from ckconv.errors import UnsupportedError, VerifyError
+from ckconv.io.digests import Digests
 from ckconv.verification.tensors import check_checksums
-
-if TYPE_CHECKING:
-    from typing import Self
-
-#: Bytes that are read and hashed before threads have to agree again who may run Python: few enough for a cache. To map
-#: a file takes longer than to read it: the system has to find every page of it as well, and forget it again.
-HASHED_AT_ONCE = 4 << 20
-
-#: Seconds between two looks whether a signal came.
-_PATIENCE = 0.1
-
-
-class FileHash:
-    """Hashes the bytes of ``fd`` from ``offset`` on, as far as it is told to."""
-
-    def __init__(self, fd: int, offset: int) -> None:
-        """Hash nothing yet."""
-        self._fd, self.offset = fd, offset
-        self._hash = hashlib.sha256()
-        self._buffer = memoryview(b"")
-        self._hashed = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are hashed."""
-        return self._hashed
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 of :attr:`nbytes` bytes."""
-        return self._hash.digest()
-
-    def read_to(self, until: int) -> None:
-        """Hash up to ``until`` bytes, or as far as the file goes.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
-        while self._hashed < until:
-            check()
-            if not self._buffer:
-                self._buffer = memoryview(bytearray(HASHED_AT_ONCE))
-            part = self._buffer[: until - self._hashed]
-            got = read_into(self._fd, part, self.offset + self._hashed)
-            if not got:
-                return
-            self._hash.update(part[:got])
-            self._hashed += got
-
-
-class Digests:
-    """SHA-256 of parts of files, computed by a thread beside other work; where none can be started, when asked for."""
-
-    def __init__(self, extents: Iterable[Extent]) -> None:
-        """Compute nothing yet."""
-        self._extents = list(extents)
-        self._pool: ThreadPoolExecutor | None = None
-        self._hashing: Future[dict[Extent, bytes]] | None = None
-        self._stopped = False
-
-    def begin(self) -> None:
-        """Compute them beside what is done from now on."""
-        if self._extents and self._hashing is None and (pool := threads(1)) is not None:
-            self._pool, self._hashing = pool, pool.submit(self._compute)
-
-    def all(self) -> dict[Extent, bytes]:
-        """Each, when all are computed.
-
-        Raises:
-            InputError: ``input.unreadable``.
-        """
-        while self._hashing is not None and not self._hashing.done():
-            check()
-            wait((self._hashing,), _PATIENCE)
-        return self._hashing.result() if self._hashing is not None else self._compute()
-
-    def _compute(self) -> dict[Extent, bytes]:
-        found = {}
-        for extent in self._extents:
-            try:
-                with opened_regular(extent.path) as fd:
-                    reading = FileHash(fd, extent.offset)
-                    while not self._stopped and reading.nbytes < extent.nbytes:
-                        before = reading.nbytes
-                        reading.read_to(min(extent.nbytes, before + HASHED_AT_ONCE))
-                        if reading.nbytes == before:
-                            break
-            except OSError as error:
-                raise unreadable(error, extent.path) from error
-            found[extent] = reading.digest
-        return found
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopped = True
-        if self._pool is not None:
-            self._pool.shutdown()
 
 
 class Soundness(Digests):

@@ -177,6 +177,7 @@ def run(
                 last=named_last(plan, paths, side),
                 gone=gone,
             ) as outputs,
+            plan.record.hashing() if plan.record else nullcontext(),
         ):
             look = partial(check_leftovers, plan, target, rooms, side, gone)
             look()

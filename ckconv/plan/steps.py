@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -168,6 +169,9 @@ class Beside(Protocol):
 
     def chunks(self, payload: bytes, conversion: bytes | None) -> Iterator[bytes]:
         """The file in pieces, once the SHA-256 of the payload is known."""
+
+    def hashing(self) -> AbstractContextManager[object]:
+        """Within the block, files of the source are hashed for it beside other work."""
 
 
 class Restored(NamedTuple):

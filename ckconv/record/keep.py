@@ -10,6 +10,7 @@ from pathlib import Path
 from ckconv.core.tensors import Extent, StoredTensor, Tensor, TensorIndex
 from ckconv.errors import quoted
 from ckconv.formats import format_of, recorded
+from ckconv.io.digests import Digests
 from ckconv.io.files import Files, extent_pieces
 from ckconv.io.tied import head_is_embedding
 from ckconv.options import Options, Records, asked
@@ -82,7 +83,8 @@ def _prepare(plan: Plan) -> PendingRecord:
         returning.aliases,
         tuple(sources),
     )
-    pending = PendingRecord(record, contents, {path.name: path for path in index.files})
+    whole = {file.name: Extent(path, 0, file.size) for path, file in zip(index.files, sources, strict=False)}
+    pending = PendingRecord(record, contents, whole, Digests(whole.values()))
     document = len(record.to_json())
     if document > MAX_DOCUMENT or not zipstore.fits(
         [*contents, *DOCUMENTS], document + sum(c.nbytes for c in contents.values())

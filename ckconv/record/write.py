@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
-from pathlib import Path
 from typing import NamedTuple
 
 from ckconv.core.tensors import Extent
 from ckconv.errors import OutputError
+from ckconv.io.digests import Digests
 from ckconv.io.files import Files, extent_pieces
 from ckconv.record import zip as zipstore
 from ckconv.record.schema import CONVERSION_NAME, DOCUMENT_NAME, Record, SourceFile
@@ -34,12 +35,14 @@ class PendingRecord(NamedTuple):
     Attributes:
         record: with any digest.
         contents: the members that hold bytes of the source, by name.
-        hashed: file of the source -> where it is, of those that are read once more for their digests.
+        hashed: file of the source -> all of it, of those that are read once more for their digests.
+        digests: what reads them.
     """
 
     record: Record
     contents: Mapping[str, Content]
-    hashed: Mapping[str, Path] = {}
+    hashed: Mapping[str, Extent] = {}
+    digests: Digests = Digests(())
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +63,7 @@ class PendingRecord(NamedTuple):
             OutputError: ``input.changed``, a source file is not what it was.
         """
         with Files() as files:
-            documents = self._documents(self.record._replace(payload=payload, files=self._files(files)), conversion)
+            documents = self._documents(self.record._replace(payload=payload, files=self._files()), conversion)
             archive = self._archive(documents)
             for header, member in zip(archive.headers, archive.members, strict=True):
                 yield header
@@ -70,12 +73,18 @@ class PendingRecord(NamedTuple):
                     yield from _again(self.contents[member.name], files)
         yield archive.directory
 
-    def _files(self, files: Files) -> tuple[SourceFile, ...]:
+    @contextmanager
+    def hashing(self) -> Iterator[None]:
+        """Within the block, files of the source are hashed beside other work."""
+        with self.digests:
+            self.digests.begin()
+            yield
+
+    def _files(self) -> tuple[SourceFile, ...]:
         """With their digests."""
+        found = self.digests.all()
         return tuple(
-            file._replace(sha256=content_of([Extent(self.hashed[file.name], 0, file.size)], files).sha256)
-            if file.name in self.hashed
-            else file
+            file._replace(sha256=found[self.hashed[file.name]].hex()) if file.name in self.hashed else file
             for file in self.record.files
         )
 
