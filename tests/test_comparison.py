@@ -15,25 +15,13 @@ from gguf_builder import Tensor
 from gguf_builder import gguf as gguf_file
 from packing import packed
 
-from ckconv.comparison import compare, pairs, plainpairs
 from ckconv.comparison.compare import Comparison, diff, require_comparable
 from ckconv.comparison.difference import Difference
-from ckconv.core.dtypes import BF16, F16
 from ckconv.core.tensors import TensorIndex
 from ckconv.errors import UnsupportedError
 from ckconv.formats.detect import open_index
-from ckconv.quant.codec import to_float32
 
 SMALL = Decoder(layers=1)
-
-#: What has to be decoded is not compared without numpy.
-numpy_alone = pytest.mark.parametrize("way", [pairs], ids=["numpy"], indirect=True)
-
-
-@pytest.fixture(params=[pairs, plainpairs], ids=["numpy", "plain"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With numpy, and as where there is none: the same answers."""
-    monkeypatch.setattr(compare, "_way", lambda: request.param.difference)
 
 
 def bare(folder: Path, **tensors: Array) -> TensorIndex:
@@ -168,7 +156,6 @@ def test_blocks_without_a_decoder_are_compared_as_bytes(tmp_path: Path) -> None:
     assert only_difference(diff(one, other)).reason == "1 row differs, and there is no decoder for Q8_K"
 
 
-@numpy_alone
 def test_a_block_of_nan_is_equal_to_decoded_nan(tmp_path: Path) -> None:
     block = np.array([np.nan], np.float16).tobytes() + bytes(range(1, 33))
     files = {"q.gguf": (8, block), "f.gguf": (0, np.full(32, np.nan, np.float32).tobytes())}
@@ -342,7 +329,6 @@ def q4_1(codes: np.ndarray, scales: np.ndarray, biases: np.ndarray) -> np.ndarra
     return blocks.reshape(rows, -1)
 
 
-@numpy_alone
 def test_a_triple_and_the_blocks_that_hold_the_same_numbers_are_equal(tmp_path: Path) -> None:
     """MLX rounds twice in float16 where ggml keeps float32: the decoded values differ, the model does not."""
     rng = np.random.default_rng(5)
@@ -392,32 +378,3 @@ def test_progress_adds_up_to_the_bytes_read(tmp_path: Path) -> None:
 
     assert sum(nbytes for nbytes, _ in calls) == one.nbytes
     assert {name for _, name in calls} == set(one.tensors)
-
-
-def test_every_float16_and_bfloat16_is_the_same_number_either_way() -> None:
-    codes = np.arange(1 << 16, dtype=np.uint16).tobytes()
-    for dtype in (F16, BF16):
-        values = to_float32(np.frombuffer(codes, np.uint8).reshape(1, -1), dtype)
-        assert plainpairs._widened(codes, dtype, 0) == values.astype("<f4").tobytes()
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("gguf/llama-tied-bf16.auto.gguf", "hf/qwen2-tied-bf16"),  # Q and K in another order of rows
-        ("gguf/gemma3-text-bf16.auto.gguf", "hf/gemma3-text-bf16"),  # norms as 1 + w, BF16 as F32
-        ("hf/llama-untied-f16-sharded", "gguf/llama-bias-f32.f32.gguf"),
-    ],
-)
-def test_models_differ_by_the_same_numbers_either_way(
-    monkeypatch: pytest.MonkeyPatch, fixtures: Path, one: str, other: str
-) -> None:
-    found = []
-    for module in (pairs, plainpairs):
-        monkeypatch.setattr(compare, "_way", lambda module=module: module.difference)
-        result = diff(open_index(fixtures / one), open_index(fixtures / other), weights=True, spread=True)
-        relative = [item.relative_error for item in result.different]
-        exact = [item._replace(relative_error=0.0) for item in result.different]
-        found.append((relative, [repr(item) for item in exact], result.equal, result.retyped, result.only))
-    assert found[0][1:] == found[1][1:]
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-12, nan_ok=True)

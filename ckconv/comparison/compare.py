@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING
 
 from ckconv.comparison.difference import Difference, incomparable
@@ -168,19 +167,9 @@ def _compare(
         one, other = same_rank(one, other, files)
     if one.shape != other.shape:
         return incomparable(one, other, f"shape {list(one.shape)} and {list(other.shape)}")
-    return _way()(one, other, shifts, files, lambda nbytes: progress(nbytes, one.name), spread=spread)
+    from ckconv.comparison.pairs import difference
 
-
-@cache
-def _way() -> Callable[..., Difference | None]:
-    """What compares two tensors: numpy, or where there is none plain Python what it can."""
-    try:
-        from ckconv.comparison.pairs import difference
-    except ModuleNotFoundError as error:
-        if error.name != "numpy":
-            raise
-        from ckconv.comparison.plainpairs import difference
-    return difference
+    return difference(one, other, shifts, files, lambda nbytes: progress(nbytes, one.name), spread=spread)
 
 
 def require_comparable(a: TensorIndex, b: TensorIndex) -> None:

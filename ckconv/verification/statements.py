@@ -275,8 +275,7 @@ def _of_needed(mine: Mapping[str, Any], source: TensorIndex, format: str, option
         read = key in _OF_EVERY or default_of(mine, key) is not UNREAD
         if words.isdisjoint(mine) and read and not asked and (typed or not words.isdisjoint(meant)):
             yield Fact(key, None, "one", CONFIG_NAME)
-    theirs = words_of(source) if typed else None
-    for role, number in (theirs.roles if theirs is not None else {}).items():
+    for role, number in (_roles_of_keys(source) if typed else {}).items():
         key = f"{role}_token_id"
         said = mine.get(key, default_of(mine, key))
         if role == "unk" or _is_no_token(key, number, mine):
@@ -295,17 +294,21 @@ def words_of(index: TensorIndex) -> Words | None:
     return _words_of_documents(index) if index.metadata_kind is MetadataKind.DOCUMENT else None
 
 
+def _roles_of_keys(index: TensorIndex) -> dict[str, int]:
+    found = {role: _value(index, f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
+    return {role: number for role, number in found.items() if isinstance(number, int)}
+
+
 def _words_of_keys(index: TensorIndex) -> Words:
     tokens = dict(enumerate(_value(index, _TOKENS)))
     types = dict(enumerate(_value(index, "tokenizer.ggml.token_type") or ()))
-    roles = {role: _value(index, f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
     return Words(
         tokens,
         _value(index, "tokenizer.ggml.merges"),
         dict(enumerate(_value(index, "tokenizer.ggml.scores") or ())),
         types,
         frozenset(number for number, kind in types.items() if kind == _CONTROL),
-        {role: number for role, number in roles.items() if isinstance(number, int)},
+        _roles_of_keys(index),
         _value(index, "tokenizer.chat_template"),
     )
 
