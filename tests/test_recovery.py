@@ -186,6 +186,7 @@ def test_whoever_waits_too_long_says_so_and_leaves_nothing(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.needs("posix")
 def test_what_can_neither_be_named_nor_undone_is_said_with_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
