@@ -31,6 +31,12 @@ def main() -> None:
         status = 130
     from ckconv.signals import ignore
 
+    try:
+        sys.stdout.flush()
+    except OSError:  # what is left in its buffer would fail once more when the interpreter ends, with status 120
+        from ckconv.cli.render import discard_stdout
+
+        discard_stdout()
     ignore()  # the status stands; the interpreter's own end would give the signals their defaults back
     gc.freeze()  # nobody needs garbage to be searched for once more
     sys.exit(status)
@@ -100,7 +106,6 @@ def run(arguments: list[str]) -> int:
 
             reason = error.strerror or str(error)
             error = OutputError(write_code(error), f"stdout cannot be written: {reason}")
-            discard_stdout()  # what is left in its buffer would fail once more when the interpreter ends
         if isinstance(error, Interrupted) and settings.over:
             error.details = (f"the {settings.over:g} s of --timeout are over", *error.details)
         return print_error(as_error(error), settings)

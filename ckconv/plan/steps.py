@@ -252,7 +252,7 @@ class Plan:
         """
         if not self.refusals:
             return
-        hints = [self.alternative] if self.alternative else self.ways_out
+        hints = [*self.ways_out, *([self.alternative] if self.alternative else [])]
         texts = [reason.text for reason in self.refusals]
         one = len(texts) == 1
         code, what = ("adapter.unsupported", "adapter") if self.index.adapter else ("plan.refused", "model")
