@@ -50,7 +50,8 @@ def of_class(transformers: Any, name: str) -> dict[str, Any]:
         other = own(**{heads: _HEADS, width: _WIDTH})
     except Exception:
         other = plain
-    found: dict[str, Any] = {}
+    # Of a table of RoPE that is there and has no base.
+    found: dict[str, Any] = {"default_theta": own.default_theta} if hasattr(own, "default_theta") else {}
     names = {field.name for field in dataclasses.fields(own)} - {"transformers_version", "architectures", "dtype"}
     for key in sorted({*names, *own.attribute_map}):
         values = [vars(config).get(own.attribute_map.get(key, key)) for config in (plain, other)]

@@ -48,6 +48,15 @@ def missing(name: str, mine: Mapping[str, Any], meant: Mapping[str, Any]) -> lis
         ("config.json", LLAMA | {"rope_parameters": {}}, LLAMA | {"rope_parameters": {"rope_theta": 10000.0}}, []),
         (
             "config.json",
+            {"model_type": "ministral3", "rope_parameters": {}},
+            {
+                "model_type": "ministral3",
+                "rope_parameters": {"rope_theta": 1000000.0},
+            },  # its own table's, not the class's
+            ["rope_parameters.rope_theta"],
+        ),
+        (
+            "config.json",
             LLAMA | {"rope_parameters": {}},
             LLAMA | {"rope_parameters": {"rope_theta": 3}},
             ["rope_parameters.rope_theta"],

@@ -238,7 +238,8 @@ def _is_read_without(
     rope = where.rpartition(".")[2]
     if rope in _ROPE:
         default = default_of(document, rope)
-        return bool(value == ({"rope_type": "default"} | (default if isinstance(default, dict) else {})).get(key))
+        taken = {"rope_type": "default"} | (default if isinstance(default, dict) else {})
+        return bool(value == (taken | {"rope_theta": default_of(document, "default_theta")}).get(key))
     words = {word for keys in _SPELLINGS if key in keys for word in keys} - (other or {}).keys()
     if not words.isdisjoint(document):
         return True  # in another word, and compared as a hyper-parameter
