@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckconv.conversion.reread import Soundness
@@ -44,6 +45,8 @@ def verify_index(
 ) -> Verified:
     """Verify ``out``: checksums, padding and placeholders; with ``source``, configuration and every tensor against it.
 
+    The source's own checksum comes first: nothing is right beside a damaged one.
+
     Args:
         left_out: names or globs of source tensors that are not in the output on purpose.
         configuration: hyper-parameters are to be the source's; not where somebody asked for others.
@@ -57,7 +60,13 @@ def verify_index(
     """
     require_described(out)
     known = {**(source.identities if source else {}), **out.identities}
-    with Files(known) as files, Digests(checksum.extent for checksum in out.checksums) as digests:
+    with (
+        Soundness(source) if source is not None else nullcontext() as sound,
+        Files(known) as files,
+        Digests(checksum.extent for checksum in out.checksums) as digests,
+    ):
+        if sound is not None:
+            sound.begin()
         digests.begin()
         found = compare_tensors(
             out,
@@ -71,37 +80,7 @@ def verify_index(
         )
         found.check(out.path, out.checksums, digests.all())
         files.check_unchanged()
+        if sound is not None:
+            sound.check()
     digest = out.checksums[0].stored.hex() if out.checksums else ""
     return Verified(found.tensors, found.zero_filled, digest, source is not None, found.rounded)
-
-
-def verify_soundly(
-    out: TensorIndex,
-    source: TensorIndex | None,
-    *,
-    left_out: Collection[str] = (),
-    configuration: bool = True,
-    progress: Progress | None = None,
-    importance: Mapping[str, Floats] | None = None,
-    decodes: Callable[[Tensor], bool] | None = None,
-) -> Verified:
-    """:func:`verify_index`, and the source's own checksum: nothing is right beside a damaged one.
-
-    Raises:
-        VerifyError, InputError: see there.
-    """
-    if source is None:
-        return verify_index(out, left_out=left_out, progress=progress)
-    with Soundness(source) as sound:
-        sound.begin()
-        found = verify_index(
-            out,
-            source,
-            left_out=left_out,
-            configuration=configuration,
-            progress=progress,
-            importance=importance,
-            decodes=decodes,
-        )
-        sound.check()
-    return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckconv.comparison.replan import content_of_plan, plan_again, restoring_again
-from ckconv.comparison.verify import Verified, verify_soundly
+from ckconv.comparison.verify import Verified, verify_index
 from ckconv.conversion.checksums import FileDigests, check_listed, check_sums
 from ckconv.conversion.readback import check_frame, check_kept
 from ckconv.core.beside import beside
@@ -158,7 +158,7 @@ def verify_alone(
         InputError: ``side.json``, a file beside it is malformed.
     """
     check_json(content_of_index(out, named))
-    found = verify_soundly(out, None, progress=progress)
+    found = verify_index(out, None, progress=progress)
     check_documents(out, named)
     return found
 
@@ -181,7 +181,7 @@ def verify_whole(
         except UnsupportedError as error:
             reason = error
     left_out = [*options.drop, *(left.name for left in plan.left_out)] if plan else options.drop
-    found = verify_soundly(
+    found = verify_index(
         out,
         source,
         left_out=left_out,

@@ -109,7 +109,6 @@ def compare(
     only: Sequence[Path] | None = None,
     but: Sequence[Path] = (),
     tiles: Tiles | None = None,
-    moved: dict[Path, Path] | None = None,
     most: int = MAX_OPEN,
 ) -> Compared:
     """Hold the tensors of an output, as the reader of its format finds them, against the source.
@@ -118,11 +117,10 @@ def compare(
         growing: files that are being written.
         only: compare the tensors that lie in one of these files alone, and nothing else.
         but: leave those out that do.
-        moved: where the bytes of a file are, if not there.
         most: files that may be open at once.
     """
     alone = within(only or but)
-    with Files(plan.index.identities, growing, moved, most) as files:
+    with Files(plan.index.identities, growing, most) as files:
         found = compare_tensors(
             out,
             plan.index,

@@ -67,7 +67,6 @@ class Pipeline:
         read: Callable[[], TensorIndex],
         *,
         verify: bool = True,
-        moved: dict[Path, Path] | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -76,10 +75,9 @@ class Pipeline:
             paths: where each file of the plan is, as a reader finds it.
             read: opens the output with the reader of its format.
             verify: compare tensors with the source.
-            moved: where the bytes of a file are, if not there.
         """
         self._plan, self._source, self._paths = plan, source, list(paths)
-        self._verify, self._moved = verify and not plan.restores, moved or {}
+        self._verify = verify and not plan.restores
         self._parts = list(zip(plan.files, container.frames, paths, strict=True))
         self._reader = Reader(read)
 
@@ -144,7 +142,7 @@ class Pipeline:
         done = {self._paths[each.number]: each.compared for each in found if each.compared is not None}
         if len(self._paths) == len(done) == 1:
             return done[self._paths[0]]
-        rest = compare(self._reader.late(), self._plan, but=list(done), moved=self._moved)
+        rest = compare(self._reader.late(), self._plan, but=list(done))
         return rest.join(done.values())
 
     def _side_by_side(self, files: int) -> int:
@@ -205,7 +203,7 @@ class Pipeline:
             if out is None:
                 return None
             only = [path] if len(self._paths) > 1 else None
-            return compare(out, self._plan, growing, only=only, tiles=tiles, moved=self._moved, most=self._most)
+            return compare(out, self._plan, growing, only=only, tiles=tiles, most=self._most)
         except Stopped:
             if progress.stopped:
                 raise

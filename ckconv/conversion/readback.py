@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from hashlib import sha256
 from pathlib import Path
 
 from ckconv.errors import VerifyError
@@ -80,34 +79,3 @@ def check_kept(plan: Plan, staged: Iterable[Path], path: Path) -> None:
                 if not files.are_same([((record, kept.offset), (place, step.offset), kept.nbytes)]):
                     message = f"{step.slot} differs from what the record keeps, from byte {step.offset:,} on"
                     raise VerifyError(CODE, message, path=path, offset=step.offset)
-
-
-class Meant:
-    """Counts and hashes what is about to be written, to be held against what then is in the file."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._digest = sha256()
-
-    def add(self, data: bytes) -> None:
-        """These bytes come next."""
-        self._digest.update(data)
-        self.nbytes += len(data)
-
-    @property
-    def sha256(self) -> str:
-        """Of all of it, as hex."""
-        return self._digest.hexdigest()
-
-    def check(self, fd: int, path: Path) -> None:
-        """The file holds this and nothing else.
-
-        Raises:
-            VerifyError: ``verify.file``.
-        """
-        stored, at = sha256(), 0
-        while data := read_at(fd, CHUNK, at):
-            stored.update(data)
-            at += len(data)
-        if at != self.nbytes or stored.hexdigest() != self.sha256:
-            raise VerifyError(CODE, "differs from what should have been written", path=path)

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckconv.conversion.follow import compare_restored, digest
+from ckconv.conversion.follow import compare_restored
 from ckconv.conversion.leftovers import check_leftovers, gone_notes, left_documents, stale_lists
 from ckconv.conversion.losses import Losses
 from ckconv.conversion.pipeline import FileResult, Pipeline, phase
-from ckconv.conversion.progress import Progress, Unwatched, Watcher
+from ckconv.conversion.progress import Unwatched, Watcher
 from ckconv.conversion.readback import check_frame, check_kept
 from ckconv.conversion.reread import Soundness
 from ckconv.conversion.sidefiles import (
@@ -37,11 +37,12 @@ from ckconv.formats.detect import open_index
 from ckconv.formats.safetensors.spec import INDEX_SUFFIX
 from ckconv.formats.sides import seen_as
 from ckconv.io.ahead import threads
+from ckconv.io.digests import Digests
 from ckconv.io.files import Files
 from ckconv.plan.container import Container, Frame, Late, Written
 from ckconv.plan.steps import OutputFile, Plan
 from ckconv.publish.checks import check_parent
-from ckconv.publish.files import failing, opened_regular
+from ckconv.publish.files import failing
 from ckconv.publish.staging import Outputs, Room
 from ckconv.signals import noted
 from ckconv.system import sync, write_at
@@ -323,7 +324,7 @@ class _Staged:
         checksums = out.checksums if framed else ()
         parts = zip(results, self._plan.files, self._container.frames, self._places, strict=True)
         known = {digested(file, frame, place): result.digest for result, file, frame, place in parts}
-        found = {c.extent: known.get(c.extent) or _hashed(c.extent) for c in checksums}
+        found = known | Digests(c.extent for c in checksums if c.extent not in known).all()
         compared.check(plan.index.path, checksums, found)
         check_statements(out, plan.index, plan.options, self._target.name)
         return compared
@@ -334,7 +335,8 @@ class _Staged:
             if not frame.header:
                 yield Written(path, file.nbytes, found)
             else:
-                of_whole = _hashed(Extent(place, 0, file.nbytes)).hex() if whole else ""
+                everything = Extent(place, 0, file.nbytes)
+                of_whole = Digests([everything]).all()[everything].hex() if whole else ""
                 yield Written(path, file.nbytes, of_whole, found)
 
     def _check_restored(self, files: Sequence[Written]) -> None:
@@ -378,14 +380,6 @@ class _Staged:
                 offset=error.offset,
                 details=error.details,
             ) from error
-
-
-def _hashed(extent: Extent) -> bytes:
-    """SHA-256 of a part of a file that is complete."""
-    whole = Progress({})
-    whole.written = extent.offset + extent.nbytes
-    with opened_regular(extent.path) as fd:
-        return digest(fd, extent, whole)
 
 
 def is_shareable(plan: Plan) -> bool:

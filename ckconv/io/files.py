@@ -84,7 +84,6 @@ class Files:
         self,
         known: Mapping[Path, Identity] | None = None,
         growing: Growing | None = None,
-        moved: Mapping[Path, Path] | None = None,
         most: int = MAX_OPEN,
     ) -> None:
         """Open nothing yet.
@@ -92,11 +91,9 @@ class Files:
         Args:
             known: what the files were when their headers were read.
             growing: files that this process writes meanwhile.
-            moved: where the bytes of a file are, if not there.
             most: how many may be open.
         """
         self._most = most
-        self._moved = moved or {}
         self._known = dict(known or {})
         self._growing = growing
         #: Path -> descriptor, the one used longest ago first.
@@ -132,7 +129,7 @@ class Files:
 
     def _opened(self, path: Path) -> tuple[int, os.stat_result]:
         try:
-            return open_regular(self._moved.get(path, path))
+            return open_regular(path)
         except InputError as error:
             if path not in self._known or error.code == "input.unreadable":
                 raise
@@ -256,7 +253,7 @@ class Files:
         That no file of either changed says :meth:`check_unchanged` of both.
         """
         growing = _There(self._growing.paths) if self._growing is not None else None
-        twin = Files(self._known, growing, self._moved, most or self._most)
+        twin = Files(self._known, growing, most or self._most)
         twin._seen = self._seen
         return twin
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from ckconv.adapters.model import changes_of
 from ckconv.core.adapters import Role
+from ckconv.core.beside import beside
 from ckconv.core.documents import document_of
 from ckconv.core.dtypes import BF16, DTYPES, F16, F32, F64, WIDENS_TO_F32, DType, Kind
 from ckconv.core.layouts import NEG_EXP, plain
@@ -127,9 +128,10 @@ def disagreement(sample: Sample, files: Files) -> str:
 def _settings(index: TensorIndex) -> Mapping[str, Any]:
     """How a model says that its matrices are quantised."""
     said = document_of(index.metadata).get("quantization_config")
+    files = beside(index) if said is None else {}
     for name in ("quantize_config.json", "quant_config.json"):  # AutoGPTQ's and AutoAWQ's own files
-        if said is None and index.path.is_dir() and (index.path / name).is_file():
-            said = json.loads((index.path / name).read_bytes())
+        if name in files:
+            said = json.loads(files[name].read_bytes())
     return said if isinstance(said, dict) else {}
 
 
