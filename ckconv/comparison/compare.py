@@ -81,7 +81,7 @@ def diff(
         spread: count how far values are apart, power of two by power of two.
     """
     tell = progress or (lambda nbytes, name: None)
-    if a.format == b.format and (a.config is None) != (b.config is None):
+    if _are_named_alike(a, b) and (a.config is None) != (b.config is None):
         a, b = a.as_container, b.as_container  # one of them contradicts its family's rules, or names no known one
     with Files({**a.identities, **b.identities}) as files:
         ours, theirs = _tensors(a, files), _tensors(b, files)
@@ -112,6 +112,11 @@ def diff(
         facts.unknown,
         weights,
     )
+
+
+def _are_named_alike(a: TensorIndex, b: TensorIndex) -> bool:
+    """Tensors can be matched by what the two files call them: their format is the same, and some name is."""
+    return a.format == b.format and not {s.name for s in a.stored}.isdisjoint(s.name for s in b.stored)
 
 
 def _tensors(index: TensorIndex, files: Files) -> dict[str, Tensor]:
@@ -173,7 +178,7 @@ def _compare(
 
 
 def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
-    """Refuse a file without tensors, and two formats of which only one follows the rules of a known architecture.
+    """Refuse a file without tensors, and two without a common name of which only one follows a family's rules.
 
     In the first there is nothing to compare, and of the others no name would match.
 
@@ -184,7 +189,7 @@ def require_comparable(a: TensorIndex, b: TensorIndex) -> None:
     for index in (a, b):
         require_tensors(index)
     for one, other in ((a, b), (b, a)):
-        if one.config is None and other.config is not None and one.format != other.format:
+        if one.config is None and other.config is not None and not _are_named_alike(one, other):
             if one.misfit is not None:
                 raise one.misfit
             raise UnsupportedError(

@@ -40,7 +40,9 @@ def foreign_quantizer(tensors: Sequence[StoredTensor], settings: Mapping[str, An
     method = method if isinstance(method, str) else ""
     found = Counter(what for tensor in tensors for ending, what in FOREIGN_QUANTIZERS if tensor.name.endswith(ending))
     what, count = next(iter(found.most_common(1)), ("", 0))
-    if method:
+    if method and method.lower() not in what.lower():
         count = sum(found.values()) or sum(tensor.dtype.kind is not Kind.FLOAT for tensor in tensors)
-        what = f"quant_method {quoted(method)}"
-    return f"{counted(count, 'tensor')} of {what}" if count else ""
+        what = "quantised numbers"
+    if not count:
+        return ""
+    return f"{counted(count, 'tensor')} of {what}" + (f" (quant_method {quoted(method)})" if method else "")

@@ -69,6 +69,7 @@ _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _FILLS = re.compile(r"(\[?<?\|?(PAD|pad|unused|UNUSED|extra_id_|dummy)_?\d+\|?>?\]?)?")
 
 _TOKENS = "tokenizer.ggml.tokens"
+_ARCHITECTURE = "general.architecture"
 
 #: Differences that are looked for: more say nothing more.
 _ENOUGH = 1_000
@@ -108,7 +109,9 @@ def faults_of(out: TensorIndex, source: TensorIndex, options: Options) -> Iterat
     if source.config is None:
         return
     if out.config is None:
-        if out.metadata_kind is not MetadataKind.OWN:
+        if out.metadata_kind is source.metadata_kind is MetadataKind.TYPED and _is_asked(_ARCHITECTURE, options):
+            yield from _of_keys(out, source, options)  # a copy under another name: every other key is the same
+        elif out.metadata_kind is not MetadataKind.OWN:
             yield Fact("the architecture", "not known", repr(source.config.family))
         return
     yield from _context(out, source, options)

@@ -217,8 +217,8 @@ class BumpPlanner(Planner):
             self.refuse(f"heads of {c.head_dim} elements cannot form RoPE pairs{keys}")
         part = self.family.parameters.get("rope_dim")
         if part and c.rotary_dim != c.head_dim and not part.cells.get("bump"):
-            turned = f"{c.rotary_dim} of {c.head_dim}{said(c, 'rotary_dim', format=self.index.format)}"
-            self.refuse(f"RoPE rotates {turned} elements of a head; the engine rotates all")
+            what = f"RoPE rotates {c.rotary_dim} of {c.head_dim} elements of a head; the engine rotates all"
+            self.refuse(what + said(c, "rotary_dim", format=self.index.format))
         scaled_by = c.rope_scaling if c.rope_scaling and not scales_by_one(c.rope_scaling) else None
         if scaled_by and ROPE_FREQUENCIES not in self.index.tensors:
             if self.dropped(ROPE_FREQUENCIES):

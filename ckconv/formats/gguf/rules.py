@@ -67,8 +67,8 @@ def engine_reasons(config: ModelConfig, context: int, *, rope_dropped: bool, tie
     if family.rope and config.head_dim % 2:
         yield Reason(f"heads of {config.head_dim} elements cannot form RoPE pairs{said(config, *HEAD_SIZE)}")
     if family.rope and config.rotary_dim != config.head_dim and not family.turns_a_part:
-        turned = f"{config.rotary_dim} of {config.head_dim}{said(config, 'rotary_dim')}"
-        yield Reason(f"RoPE rotates {turned} elements of a head; llama.cpp rotates all")
+        what = f"RoPE rotates {config.rotary_dim} of {config.head_dim} elements of a head; llama.cpp rotates all"
+        yield Reason(what + said(config, "rotary_dim"))
     eps = said(config, "norm_eps")
     for what, number in (("rope_theta", config.rope_theta), (f"the epsilon of norms{eps}", config.norm_eps or None)):
         if number is not None and not MIN_FLOAT32 <= number <= MAX_FLOAT32:
