@@ -234,7 +234,7 @@ def test_a_converted_model_is_the_same_model(ckconv: Run, tmp_path: Path) -> Non
     assert hashes[0] == hashes[1]
 
 
-def test_a_missing_or_broken_input_is_no_difference(ckconv: Run, tmp_path: Path) -> None:
+def test_a_missing_input_is_no_difference_and_a_model_against_its_rules_is_one(ckconv: Run, tmp_path: Path) -> None:
     good = small(tmp_path / "a")
     found = ckconv("diff", good, tmp_path / "none")
     assert found.code in (3, 6)
@@ -242,8 +242,12 @@ def test_a_missing_or_broken_input_is_no_difference(ckconv: Run, tmp_path: Path)
 
     other = small(tmp_path / "b", intermediate_size=1)
     found = ckconv("diff", good, other)
-    assert (found.code, found.out) == (3, "")
-    assert found.err.startswith(f"ckconv: error[model.config]: {other}: tensor 'model.layers.0.mlp.gate_proj.weight'")
+    assert found.code == 5
+    assert found.out.splitlines()[1:] == [
+        "  12 tensors equal",
+        "  config.json: 'intermediate_size': 96 | 1",
+        "the same tensors, not the same model",
+    ]
 
 
 def test_a_model_without_rules_is_refused_against_one_with_rules(ckconv: Run, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from ckconv.families.towers import tower_family
 from ckconv.io.files import Files, runs
 from ckconv.io.tied import head_is_embedding
 from ckconv.quant.convert import convertible, decode
+from ckconv.quant.packings import NOT_WEIGHTS
 from ckconv.verification.content import parameter_differences
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def diff(
     with Files({**a.identities, **b.identities}) as files:
         ours, theirs = _tensors(a, files), _tensors(b, files)
         if a.format == b.format:  # what rules leave out for others has the same names in both
-            ours, theirs = {**ours, **_beside(a)}, {**theirs, **_beside(b)}
+            ours, theirs = {**ours, **_beside(a, b)}, {**theirs, **_beside(b, a)}
         for has, lacks, other in ((ours, theirs, b), (theirs, ours, a)):
             _drop_placeholders(has, lacks, files)
             _drop_derived(has, lacks, other, files)
@@ -127,10 +128,15 @@ def _tensors(index: TensorIndex, files: Files) -> dict[str, Tensor]:
     return tensors
 
 
-def _beside(index: TensorIndex) -> dict[str, Tensor]:
-    """Tensors of the file that its family leaves out of other files, and not because they follow from others."""
-    kept = (item.stored for item in index.dropped if item.copied)
-    return {stored.name: plain_tensor(stored.name, stored) for stored in kept}
+def _beside(index: TensorIndex, other: TensorIndex) -> dict[str, Tensor]:
+    """Tensors of the file that its family leaves out of other files, and not because they follow from others.
+
+    A scale of activations counts where both models have it: it does not enter the weights.
+    """
+    there = {stored.name for stored in other.stored}
+    kept = (item for item in index.dropped if item.copied)
+    found = [item.stored for item in kept if item.reason != NOT_WEIGHTS or item.stored.name in there]
+    return {stored.name: plain_tensor(stored.name, stored) for stored in found}
 
 
 def _drop_placeholders(has: dict[str, Tensor], lacks: dict[str, Tensor], files: Files) -> None:

@@ -27,6 +27,11 @@ def _recorded() -> dict[str, dict[str, Any]]:
     return found
 
 
+def is_recorded(document: Mapping[str, Any]) -> bool:
+    """The class of this document is one of transformers' that are recorded."""
+    return str(document.get("model_type")) in _recorded()
+
+
 def default_of(document: Mapping[str, Any], key: str) -> Any:
     """What the class of this document takes for a key that it does not have; :data:`UNKNOWN` where that is not known.
 

@@ -18,7 +18,7 @@ from ckconv.core.towers import PREFIX, Tower
 from ckconv.core.typed import VALUE_TYPES_BY_NAME, Value
 from ckconv.errors import quoted
 from ckconv.families.catalogue import FAMILIES, told_by_architecture
-from ckconv.families.huggingface_defaults import UNREAD, default_of
+from ckconv.families.huggingface_defaults import UNREAD, default_of, is_recorded
 from ckconv.families.parameters import differ
 from ckconv.families.towers import tower_family
 from ckconv.families.words import without_noted
@@ -243,8 +243,10 @@ def _is_read_without(
     words = {word for keys in _SPELLINGS if key in keys for word in keys} - (other or {}).keys()
     if not words.isdisjoint(document):
         return True  # in another word, and compared as a hyper-parameter
-    default = default_of(document, key)
-    return bool(default == value) or (other is None and (default is UNREAD or key in _SPELLINGS[-1]))
+    default = default_of(document, "default_theta" if key == "rope_theta" else key)
+    if other is None and (not is_recorded(document) or key in _SPELLINGS[-1]):
+        return True  # its own class's reader has taken a value, which is compared as a hyper-parameter
+    return bool(default == value) or (other is None and default is UNREAD)
 
 
 def _of_values(mine: Any, meant: Any, where: str, covered: _Covered, spelled: bool) -> Iterator[Fact]:

@@ -239,7 +239,7 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
     alike = out.format == source.format
     free = _STORED | ({*CONFIG_KEYS["context_length"], *_LENGTHS} if options.context else set())
     said = _SAID_THERE if alike else _SAID_ALIKE
-    there = said if isinstance(inner, dict) else said | {"architectures"}
+    there = said if isinstance(inner, dict) or text_key(meant) else said | {"architectures"}
     for key, value in meant.items():
         if key in free or _is_asked(key, options) or not (alike or key in there) or _is_no_token(key, value, meant):
             continue

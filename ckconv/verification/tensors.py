@@ -177,7 +177,9 @@ class _Comparison:
         progress: Progress,
     ) -> None:
         self.out, self.source, self.files, self.left_out, self.progress = out, source, files, left_out, progress
-        self.rounded = self.zero_filled = 0
+        self.rounded = self.zero_filled = self.unheld = 0
+        # What a rule leaves out of other formats, a source of another format does not have: no program reads it.
+        self._no_part = {item.stored.name for item in out.dropped}
         self._embedded = _within_text(out)
         self._order = {path: number for number, path in enumerate(out.files)}
         self.configuration = True
@@ -198,7 +200,7 @@ class _Comparison:
                 faults += [fault._replace(place=place) for fault in self._tensor(*item, theirs)]
         if self.absent:
             faults = [*self._config(), *self._absent(), *faults]
-        count = len(_every_tensor(self.out)) - self.zero_filled - len(self._embedded)
+        count = len(_every_tensor(self.out)) - self.zero_filled - self.unheld - len(self._embedded)
         count += sum(item.reason == IN_CONFIGURATION for item in self.out.dropped)
         return Compared(faults, count, self.zero_filled, self.rounded)
 
@@ -220,6 +222,8 @@ class _Comparison:
         elif self.source is not None:
             if self._says_nothing(tensor, self.out):
                 self.zero_filled += 1
+            elif self.source.format != self.out.format and tensor.source in self._no_part:
+                self.unheld += 1
             elif tensor.may_be_absent:
                 text = f"{_label(tensor)} is not zero, but the source has no such tensor"
                 yield Fault("verify.tensor", text, tensor.source)
