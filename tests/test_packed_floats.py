@@ -538,7 +538,7 @@ def test_arrays_that_do_not_fit_are_one_sentence(tmp_path: Path, ckconv, what: s
         return tensors, values
 
     model(tmp_path / "packed", DECODER, broken, settings)
-    result = ckconv("inspect", tmp_path / "packed")
+    result = ckconv("convert", tmp_path / "packed", tmp_path / "m.gguf")
     assert result.code == 3, result.out
     assert sentence in result.err
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +74,13 @@ _ARCHITECTURE = "general.architecture"
 #: Differences that are looked for: more say nothing more.
 _ENOUGH = 1_000
 
+#: Bytes of a file that are looked at together.
+_PIECE = 1 << 20
+
+#: Where the list of merges of a ``tokenizer.json`` begins, and whole items of it.
+_MERGES = re.compile(rb'(?<!\\)"merges"\s*:\s*\[')
+_ITEMS = re.compile(rb'(?:[^"\[\]]++|"(?:[^"\\]++|\\.)*+"|\[(?:[^"\[\]]++|"(?:[^"\\]++|\\.)*+")*+\])*+', re.DOTALL)
+
 HINT = "repeat the options of the conversion, or --weights compares the tensors alone"
 
 
@@ -121,7 +128,8 @@ def faults_of(out: TensorIndex, source: TensorIndex, options: Options) -> Iterat
         yield from _of_documents(out, source, options)
     if out.metadata_kind is source.metadata_kind:  # the very keys and files are the same
         return
-    ours, theirs = words_of(out), words_of(source)
+    theirs = words_of(source)
+    ours = words_of(out, merges=theirs is None or theirs.merges is not None)
     if ours is not None and theirs is not None:
         for fact in _of_words(ours, theirs, typed=out.metadata_kind is MetadataKind.TYPED):
             if not _is_asked(fact.key.partition("[")[0], options):
@@ -254,8 +262,8 @@ def _of_documents(out: TensorIndex, source: TensorIndex, options: Options) -> It
         if name not in ours:
             if alike and name in _REQUIRED and out.path.is_dir():
                 yield Fact(name, None, "one")
-        elif (found := _read(ours[name])) != (wanted := _read(theirs[name])):
-            yield from of_files(name, found, wanted, ours[name])
+        elif not _are_same(ours[name], theirs[name]):
+            yield from of_files(name, _read(ours[name]), _read(theirs[name]), ours[name])
 
 
 def _is_no_token(key: str, value: Any, document: Mapping[str, Any]) -> bool:
@@ -290,11 +298,15 @@ def _of_needed(mine: Mapping[str, Any], source: TensorIndex, format: str, option
 # -- Tokenizers -------------------------------------------------------------------------------------------------------
 
 
-def words_of(index: TensorIndex) -> Words | None:
-    """What a model says of its tokenizer, ``None`` where that is not read here."""
+def words_of(index: TensorIndex, *, merges: bool = True) -> Words | None:
+    """What a model says of its tokenizer, ``None`` where that is not read here.
+
+    Args:
+        merges: those of ``tokenizer.json`` are looked at: there may be hundreds of times as many as there are words.
+    """
     if index.metadata_kind is MetadataKind.TYPED:
         return _words_of_keys(index) if _TOKENS in index.metadata else None
-    return _words_of_documents(index) if index.metadata_kind is MetadataKind.DOCUMENT else None
+    return _words_of_documents(index, merges=merges) if index.metadata_kind is MetadataKind.DOCUMENT else None
 
 
 def _roles_of_keys(index: TensorIndex) -> dict[str, int]:
@@ -320,9 +332,9 @@ def _words_of_keys(index: TensorIndex) -> Words:
 _NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3
 
 
-def _words_of_documents(index: TensorIndex) -> Words | None:
+def _words_of_documents(index: TensorIndex, *, merges: bool) -> Words | None:
     files = beside(index)
-    document = _json(files, "tokenizer.json")
+    document = _json(files, "tokenizer.json", _read if merges else _without_merges)
     model = document.get("model")
     if not isinstance(model, dict):
         return None
@@ -343,8 +355,8 @@ def _words_of_documents(index: TensorIndex) -> Words | None:
         free = max(free, number + 1)
         tokens[number] = text
         special |= {number} if added.get("special") and text not in doubted else set()
-    merges = model.get("merges")
-    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges] if merges is not None else None
+    merged = model.get("merges") if merges else None
+    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merged] if merged is not None else None
     return Words(tokens, pairs, scores, {}, frozenset(special), _roles(index, files, tokens), None)
 
 
@@ -423,16 +435,44 @@ def _shown(value: Any) -> str | None:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _json(files: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if name not in files:
-        return {}
-    try:
-        found = json.loads(_read(files[name]))
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _read(path: Any) -> bytes:
     with open_source(path) as source:
         return source.read_at(0, source.size or 0)
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    return all(mine == meant for mine, meant in zip_longest(_pieces(one), _pieces(other)))
+
+
+def _pieces(path: Any) -> Iterator[bytes]:
+    with open_source(path) as source:
+        for at in range(0, source.size or 0, _PIECE):
+            yield source.read_at(at, min(_PIECE, (source.size or 0) - at))
+
+
+def _without_merges(path: Any) -> bytes:
+    """A ``tokenizer.json`` with an empty list of merges; never more of that list than a piece is in memory."""
+    kept, rest, within = bytearray(), b"", False
+    for piece in _pieces(path):
+        data, at = rest + piece, 0
+        if not within:
+            start = _MERGES.search(data)
+            at = start.end() if start else max(0, len(data) - len(piece))
+            within = start is not None
+            kept += data[:at]
+        if within:
+            items = _ITEMS.match(data, at)
+            at = items.end() if items else at
+            within = data[at : at + 1] != b"]"
+        rest = data[at:]
+    return bytes(kept + rest)
+
+
+def _json(files: Mapping[str, Any], name: str, read: Callable[[Any], bytes] = _read) -> dict[str, Any]:
+    if name not in files:
+        return {}
+    try:
+        found = json.loads(read(files[name]))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
