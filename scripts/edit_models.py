@@ -76,7 +76,7 @@ class Base:
 
 
 def bases(family: str, folder: Path, reference: Path | None) -> list[Base]:
-    """The family's models, written below ``folder``: two styles of checkpoint, a GGUF, an MLX directory."""
+    """The family's models, written below ``folder``: two styles of checkpoint and of MLX, a GGUF."""
     made = []
     source = folder / "made"
     if reference is not None and not (reference / "hf" / family).is_dir():
@@ -105,7 +105,13 @@ def bases(family: str, folder: Path, reference: Path | None) -> list[Base]:
     path = folder / "mlx" / family
     path.parent.mkdir()
     ckconv.convert(made[1].path, path, to="mlx")
-    made.append(Base(family, "mlx", "", path, json.loads((path / "config.json").read_text())))
+    own = json.loads((path / "config.json").read_text())
+    made.append(Base(family, "mlx", "", path, own))
+    if "rope_parameters" in document:  # as mlx-lm keeps config.json of a checkpoint of transformers 5
+        both = shutil.copytree(path, folder / "mlx-5" / family)
+        own = {**own, "rope_parameters": document["rope_parameters"]}
+        (both / "config.json").write_text(json.dumps(own, indent=2))
+        made.append(Base(family, "mlx", "5", both, own))
     return made
 
 

@@ -233,7 +233,7 @@ def main() -> int:
     stride = max(asked.edits // max(asked.sample, 1), 1)
     # Models take turns by number, so that every model has its part of the sample.
     chosen = (
-        {n for n in numbers if (n // (4 * len(asked.families.split(",")))) % stride == 0}
+        {n for n in numbers if (n // (5 * len(asked.families.split(",")))) % stride == 0}
         if asked.only is None
         else {asked.only}
     )
