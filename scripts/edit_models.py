@@ -18,12 +18,17 @@ from typing import Any
 from edit_draws import Edit
 
 import ckconv
+from ckconv.families.merge import FOLDER as SHIPPED
 
 #: Name -> architecture in GGUF.
 FAMILIES: Mapping[str, str] = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
     "llama_biased": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3", "phi3": "phi3", "gpt2": "gpt2",
 }  # fmt: skip
+
+#: ``model_type`` of a fork, whose family is a file of the user's own: every word of the shipped one under another name.
+FORK = "forked"
+FORKED = ("llama", "qwen3", "gemma3_text", "mixtral")
 
 #: What transformers calls a model whose name here says more.
 MODEL_TYPES: Mapping[str, str] = {"llama_biased": "llama"}
@@ -60,6 +65,23 @@ class Base:
     style: str
     path: Path
     document: Mapping[str, Any]
+    own: Path | None = None
+
+    def known(self, path: Path) -> Path:
+        """The model under the ``model_type`` of the class that is forked, which programs know."""
+        if self.own is None:
+            return path
+        target = path.parent / f"{path.name}-known"
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(path, target)
+        named = self.named(json.loads((path / "config.json").read_text()))
+        (target / "config.json").write_text(json.dumps(named))
+        return target
+
+    def named(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """A document under the ``model_type`` that programs know."""
+        forked = self.own is not None and document.get("model_type") == FORK
+        return {**document, "model_type": MODEL_TYPES.get(self.family, self.family)} if forked else dict(document)
 
     def edited(self, edit: Edit, place: Path) -> Path:
         """The same model with an edit, made at ``place`` (of which it is a part)."""
@@ -112,7 +134,22 @@ def bases(family: str, folder: Path, reference: Path | None) -> list[Base]:
         own = {**own, "rope_parameters": document["rope_parameters"]}
         (both / "config.json").write_text(json.dumps(own, indent=2))
         made.append(Base(family, "mlx", "5", both, own))
+    if family in FORKED:
+        made.append(_fork(made[0], folder))
     return made
+
+
+def _fork(base: Base, folder: Path) -> Base:
+    """A checkpoint whose class nobody knows, and the file of its family."""
+    path = shutil.copytree(base.path, folder / FORK)
+    (name,) = base.document["architectures"]
+    document = {**base.document, "model_type": FORK, "architectures": [f"Forked{name}"]}
+    (path / "config.json").write_text(json.dumps(document, indent=2))
+    words = (SHIPPED / f"{base.family}.toml").read_text()
+    renamed = words.replace(f'"{base.family}"', f'"{FORK}"').replace(f'"{name}"', f'"Forked{name}"')
+    own = folder / f"{FORK}.toml"
+    own.write_text(renamed)
+    return Base(base.family, "hf", FORK, path, document, own)
 
 
 def in_style_of_the_hub(document: Mapping[str, Any]) -> dict[str, Any]:

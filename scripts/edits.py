@@ -50,6 +50,8 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "gguf": ("hf", "mlx"),
     "mlx": ("hf", "gguf"),
 }
+#: llama.cpp does not know the architecture of a fork.
+FORKED: tuple[str, ...] = ("mlx",)
 CONFIGURED = ("hf", "mlx")
 PROGRAMS = {"hf": "transformers", "gguf": "llama.cpp", "mlx": "mlx-lm"}
 
@@ -111,8 +113,8 @@ def set_up(folder: Path, families: Sequence[str], reference: Path | None) -> Non
     programs = {"hf": consumers.transformers(), "gguf": consumers.llama_cpp(), "mlx": consumers.mlx_lm()}
     _bench = bench = Bench(folder, models, draws, programs)
     for base in models:
-        bench.rows[base.path] = programs[base.format].logits(base.path, PROMPT)
-        for target in TARGETS[base.format]:
+        bench.rows[base.path] = programs[base.format].logits(base.known(base.path), PROMPT)
+        for target in targets(base):
             case = Case(-1, base.family, base.format, base.style, target, "", "", "")
             convert(bench, case, base, base.path, folder, bench.rows[base.path])
             if case.result == "refused":
@@ -136,13 +138,13 @@ def one(job: tuple[int, int, bool]) -> list[dict[str, Any]]:
     wanted = None
     if judged:
         try:
-            wanted = bench.programs[base.format].logits(path, PROMPT)
+            wanted = bench.programs[base.format].logits(base.known(path), PROMPT)
         except consumers.DoesNotRun:
             wanted = None
         if wanted is not None and not np.isfinite(wanted).all():
             wanted = None
     made = []
-    for target in TARGETS[base.format]:
+    for target in targets(base):
         if (base.path, target) in bench.closed:
             continue
         case = Case(number, base.family, base.format, base.style, target, str(edit), ".".join(edit.path), "")
@@ -157,7 +159,8 @@ def one(job: tuple[int, int, bool]) -> list[dict[str, Any]]:
 def convert(bench: Bench, case: Case, base: Base, path: Path, place: Path, wanted: np.ndarray | None) -> None:
     """Convert, and judge where the source computes something."""
     kind, _, version = case.target.partition(" ")
-    options = Options(bump_version=int(version or 0), source_record=False)
+    families = (base.own,) if base.own else ()
+    options = Options(bump_version=int(version or 0), source_record=False, families=families)
     name = "made.gguf" if kind == "gguf" else f"made-{case.target.replace(' ', '')}/"
     target = f"{place}/{name}"
     to = {"hf": "safetensors"}.get(kind, kind)
@@ -166,8 +169,10 @@ def convert(bench: Bench, case: Case, base: Base, path: Path, place: Path, wante
         if wanted is None:
             plan = prepare(path, target, to=to, options=options)[0]
             plan.check()
-            if kind in CONFIGURED and (base.format not in CONFIGURED or not complaint(base.format, document_at(path))):
-                case.says = complaint(kind, json.loads(bytes_of(plan)))
+            if kind in CONFIGURED and (
+                base.format not in CONFIGURED or not complaint(base.format, document_at(base.known(path)))
+            ):
+                case.says = complaint(kind, base.named(json.loads(bytes_of(plan))))
                 case.verdict = "wrong" if case.says else ""
         else:
             ckconv.convert(path, target, to=to, options=options, force=True)
@@ -188,7 +193,7 @@ def convert(bench: Bench, case: Case, base: Base, path: Path, place: Path, wante
     if wanted is None:
         return
     try:
-        found = bench.programs[kind].logits(Path(target), PROMPT)
+        found = bench.programs[kind].logits(base.known(Path(target)), PROMPT)
     except consumers.DoesNotRun as error:
         case.verdict, case.says = "wrong", f"{PROGRAMS[kind]} does not run it: {error}"
         return
@@ -196,6 +201,11 @@ def convert(bench: Bench, case: Case, base: Base, path: Path, place: Path, wante
     case.off = float(np.abs(found[:, :words] - wanted[:, :words]).max())
     allowed = (GELU if base.family in _GELU else EXACT) * max(1.0, float(wanted.std()))
     case.verdict = "right" if case.off <= allowed else "wrong"
+
+
+def targets(base: Base) -> tuple[str, ...]:
+    """What a model is converted to."""
+    return TARGETS[base.format] if base.own is None else FORKED
 
 
 def bytes_of(plan: Plan) -> bytes:
