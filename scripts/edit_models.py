@@ -28,7 +28,7 @@ FAMILIES: Mapping[str, str] = {
 
 #: ``model_type`` of a fork, whose family is a file of the user's own: every word of the shipped one under another name.
 FORK = "forked"
-FORKED = ("llama", "qwen3", "gemma3_text", "mixtral")
+FORKED = ("llama", "qwen3", "phi3", "mixtral")
 
 #: What transformers calls a model whose name here says more.
 MODEL_TYPES: Mapping[str, str] = {"llama_biased": "llama"}
