@@ -60,37 +60,40 @@ def converted(source: Path, folder: Path, to: str, jobs: int, options: dict[str,
     return files, said, report.changed, report.merged, report.verified
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many files are being written when another one begins, and the begun one."""
-    seen, begun = list[int](), list[int]()
-    real = pipeline.write_file
+class Lanes:
+    """How many files are being written at once; each waits until there are ``wanted``, so that no load hides them."""
 
-    def noted(*given: Any) -> Any:
-        begun.append(1)
-        seen.append(len(begun))
-        time.sleep(0.01)
+    def __init__(self) -> None:
+        self.wanted, self.most = 1, 0
+        self.begun, self.changed = 0, threading.Condition()
+
+    def writing(self, real: Any, *given: Any) -> Any:
+        with self.changed:
+            self.begun += 1
+            self.most = max(self.most, self.begun)
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.most >= self.wanted, timeout=30)
         try:
             return real(*given)
         finally:
-            begun.pop()
-
-    monkeypatch.setattr(pipeline, "write_file", noted)
-    return seen
+            with self.changed:
+                self.begun -= 1
 
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_bytes_and_report_do_not_depend_on_the_number(
-    name: str, verify: bool, floats: Path, tmp_path: Path, at_once: list[int]
+    name: str, verify: bool, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, to, options = CONVERSIONS[name]
+    lanes, real = Lanes(), pipeline.write_file
+    monkeypatch.setattr(pipeline, "write_file", lambda *given: lanes.writing(real, *given))
     alone = converted(source_of(name, floats), tmp_path / "one", to, ONE, options, verify=verify)
-    assert max(at_once) == 1
+    assert lanes.most == 1
     assert len(alone[1]) > 3
-    at_once.clear()
+    lanes.wanted = 3
     assert converted(source_of(name, floats), tmp_path / "three", to, THREE, options, verify=verify) == alone
-    assert max(at_once) == 3
+    assert lanes.most == 3
 
 
 @pytest.mark.parametrize("name", CONVERSIONS)
