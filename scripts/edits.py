@@ -40,6 +40,7 @@ from edit_models import FAMILIES, MODEL_TYPES, Base, bases  # noqa: E402
 import ckconv  # noqa: E402
 from ckconv import Options  # noqa: E402
 from ckconv.api import prepare  # noqa: E402
+from ckconv.families.catalogue import own_families  # noqa: E402
 from ckconv.plan.steps import Plan  # noqa: E402
 
 PROMPT = tuple((7 * i * i + 3 * i + 5) % 384 for i in range(60))
@@ -167,8 +168,9 @@ def convert(bench: Bench, case: Case, base: Base, path: Path, place: Path, wante
     shutil.rmtree(target, ignore_errors=True)
     try:
         if wanted is None:
-            plan = prepare(path, target, to=to, options=options)[0]
-            plan.check()
+            with own_families(families):
+                plan = prepare(path, target, to=to, options=options)[0]
+                plan.check()
             if kind in CONFIGURED and (
                 base.format not in CONFIGURED or not complaint(base.format, document_at(base.known(path)))
             ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,3 +117,17 @@ def test_a_gguf_that_is_made_is_of_its_own_architecture(tmp_path: Path, ckconv) 
     source = FIXTURES / "hf" / "llama-tied-bf16"
     found = ckconv("convert", source, tmp_path / "m.gguf", "--set-meta", "general.architecture=qwen2")
     assert (found.code, "general.architecture: the tensors decide it" in found.err) == (2, True)
+
+
+def test_an_mlx_directory_against_its_rules_is_copied_and_made_into_no_checkpoint(tmp_path: Path, ckconv) -> None:
+    """A file may contradict its family; transformers would not load what is made of it."""
+    source = tmp_path / "m"
+    shutil.copytree(FIXTURES / "mlx" / "qwen3-tied-bf16.q4g64", source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "rope_scaling": {"type": "dynamic"}}))
+
+    assert ckconv("convert", source, f"{tmp_path}/copy/", "--to", "mlx").code == 0
+    refused = ckconv("convert", source, f"{tmp_path}/hf/", "--to", "safetensors", "--dequantize")
+    assert refused.code == 3
+    assert "rope_scaling" in refused.err
+    assert "factor" in refused.err

@@ -111,6 +111,8 @@ class CheckpointPlanner(Planner):
         if source.format not in CHECKPOINTS or o.names != "hf" or o.fuse or o.tie or source.merged:
             return False
         if self.config is None:
+            if source.misfit is not None and source.format != self.format:
+                return False  # a file may contradict its rules; what is made for another library does not
             decodes = bool(o.dequantize or o.decode)
             same = source.format == self.format and not (decodes and not source.packed)
             return (same or not self._quantised()) and not (decodes and source.quantizer)
