@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[Model, list[str]]] = {
     ),
     "part of a head rotates": (
         Model(extra_keys={"llama.rope.dimension_count": 8}),
-        ["RoPE rotates 8 of 16 (llama.rope.dimension_count) elements of a head; the engine rotates all"],
+        ["RoPE rotates 8 of 16 elements of a head; the engine rotates all (llama.rope.dimension_count)"],
     ),
     "rope scaling": (
         Model(extra_keys=SCALED),

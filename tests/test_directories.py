@@ -91,3 +91,4 @@ def test_the_index_of_shards_is_called_after_them(place: Path, ckconv: Run) -> N
     (place / "diffusion_pytorch_model-00001-of-00002.safetensors").unlink()
     found = ckconv("inspect", place)
     assert "1 of 2 shards is there, and no index" in found.err
+    assert "incomplete: fetch 'diffusion_pytorch_model-00001-of-00002.safetensors'" in found.err

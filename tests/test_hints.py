@@ -29,7 +29,7 @@ LORA = FIXTURES / "lora" / "llama-r4-attn-mlp"
 def refused_lines() -> list[tuple[str, str]]:
     """Source and run of every line of the golden file whose hint names a flag."""
     lines = [line.split("\t") for line in golden.GOLDEN.read_text().splitlines()]
-    return [(line[0], line[1]) for line in lines if hints.said(line[-1].partition("hint: ")[2])]
+    return [(line[0], line[1]) for line in lines if hints.said(line[-1].partition(" | hint: ")[2])]
 
 
 @pytest.fixture

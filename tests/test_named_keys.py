@@ -18,7 +18,12 @@ SPARSE = " of a qwen3_moe (model_type, mlp_only_layers, decoder_sparse_step)"
     [
         ("experts/qwen3_moe", {"mlp_only_layers": [0]}, "mlx", SPARSE),
         ("experts/qwen3_moe", {"decoder_sparse_step": 1000}, "mlx", SPARSE),
-        ("hf/phi3-bf16", {"partial_rotary_factor": 0.5}, "bump", "of 16 (partial_rotary_factor) elements of a head"),
+        (
+            "hf/phi3-bf16",
+            {"partial_rotary_factor": 0.5},
+            "bump",
+            "elements of a head; the engine rotates all (partial_rotary_factor)",
+        ),
         ("hf/phi3-bf16", {"model_type": "llama"}, "gguf", "does not know of llama (model_type, architectures)"),
     ],
 )

@@ -18,6 +18,7 @@ import gguf
 import pytest
 from checkpoints import Decoder, stacked
 from conftest import FIXTURES
+from test_repair import rewritten
 
 import ckconv
 from ckconv import Options
@@ -361,9 +362,8 @@ def test_templates_by_name_and_only_control_tokens_as_special_ones() -> None:
 
 def test_generation_ends_at_every_token_that_the_source_names(tmp_path: Path) -> None:
     source = FIXTURES / "gguf" / "qwen2-tied-bf16.auto.gguf"
-    ends = Options(set_meta=(("tokenizer.ggml.eot_token_id", "u32:17"), ("tokenizer.ggml.eom_token_id", "u32:9999")))
-    ckconv.convert(source, tmp_path / "m.gguf", options=ends)
-    root = to_hf(tmp_path / "m.gguf", tmp_path)
+    ends = {"tokenizer.ggml.eot_token_id": 17, "tokenizer.ggml.eom_token_id": 9999}
+    root = to_hf(rewritten(source, tmp_path / "m.gguf", numbers=ends), tmp_path)
 
     said = json.loads((root / "generation_config.json").read_text())
     assert said == {"bos_token_id": 1, "eos_token_id": [2, 17], "pad_token_id": 0}

@@ -20,14 +20,20 @@ TOWER = {
 
 
 def rewritten(
-    source: Path, target: Path, without: Sequence[str] = (), more: dict[str, np.ndarray] | None = None
+    source: Path,
+    target: Path,
+    without: Sequence[str] = (),
+    more: dict[str, np.ndarray] | None = None,
+    numbers: dict[str, int] | None = None,
 ) -> Path:
-    """A copy by the gguf package, without some keys and with more tensors."""
+    """A copy by the gguf package, without some keys, with more tensors, and with other numbers."""
     made = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, made.fields["general.architecture"].contents())
     for key, field in made.fields.items():
-        if not key.startswith("GGUF.") and key not in ("general.architecture", *without):
+        if not key.startswith("GGUF.") and key not in ("general.architecture", *without, *(numbers or ())):
             writer.add_key_value(key, field.contents(), field.types[0], field.types[-1])
+    for key, number in (numbers or {}).items():
+        writer.add_uint32(key, number)
     for tensor in made.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     for name, values in (more or {}).items():

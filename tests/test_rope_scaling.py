@@ -68,6 +68,7 @@ def test_the_factor_that_yarn_computes_anyway_is_no_key(tmp_path: Path) -> None:
     assert field(tmp_path / "m.gguf", "llama.rope.scaling.attn_factor") is None
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("family", ["llama", "phi", "nomic_bert", "olmo3", "cohere"])
 @pytest.mark.parametrize("more", [{"attention_factor": 0.9}, {"mscale": 0.8, "mscale_all_dim": 0.5}])
 def test_llama_cpp_computes_with_the_factor_what_transformers_does(

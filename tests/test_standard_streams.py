@@ -29,6 +29,7 @@ def shell(script: str, model: Path) -> tuple[int, list[str]]:
 
 READER_GONE = "ckconv: error[output.write]: stdout was closed by its reader before the model was complete"
 FULL = "No space left on device"
+NO_SPACE = f"ckconv: error[output.space]: stdout cannot be written: {FULL}"
 
 
 @pytest.mark.parametrize(
@@ -42,16 +43,8 @@ FULL = "No space left on device"
             6,
             "ckconv: error[output.write]: stdout is closed; the model cannot be written to it",
         ),
-        (
-            "ckconv convert $1 - --to gguf >/dev/full",
-            6,
-            f"ckconv: error[output.space]: writing failed after 0 bytes: {FULL}",
-        ),
-        (
-            "ckconv convert $1 - --to bump >/dev/full",
-            6,
-            f"ckconv: error[output.space]: stdout cannot be written: {FULL}",
-        ),
+        ("ckconv convert $1 - --to gguf >/dev/full", 6, NO_SPACE),
+        ("ckconv convert $1 - --to bump >/dev/full", 6, NO_SPACE),
     ],
 )
 def test_a_model_that_nobody_takes_whole_is_not_written(model: Path, script: str, status: int, said: str) -> None:
@@ -89,8 +82,7 @@ def test_debug_adds_a_traceback_and_nothing_else_changes(debug: list[str], ckcon
 
 @pytest.mark.needs("posix")
 def test_a_listing_for_which_there_is_no_space_is_told_so(model: Path) -> None:
-    said = f"ckconv: error[output.space]: stdout cannot be written: {FULL}"
-    assert shell("ckconv inspect $1 >/dev/full", model) == (6, [said])
+    assert shell("ckconv inspect $1 >/dev/full", model) == (6, [NO_SPACE])
     status, lines = shell("ckconv convert $1 $1.bump >/dev/full", model)
     assert (status, "error[output.space]" in lines[0], "the output is complete" in lines[0]) == (6, True, True)
 

@@ -189,10 +189,11 @@ def dispatched(executor: Executor, work: Callable[[W], R], pieces: Sequence[W]) 
             for piece, _ in died:
                 submit(piece)
     finally:
-        for future in waiting:
-            future.cancel()
-        for own in executors[1:]:
-            own.shutdown(wait=False, cancel_futures=True)
+        # What still runs would make the directory again that is removed next.
+        running = [future for future in waiting if not future.cancel()]
+        for pool in executors if len(executors) > 1 else ():  # the first one is broken, the others are our own
+            pool.shutdown(cancel_futures=True)
+        wait(running)
 
 
 def _renewed(old: Executor, error: BrokenExecutor) -> Executor:

@@ -95,7 +95,8 @@ def open_index(
         from ckconv.formats.locate import located
 
         path = located(path)
-    is_directory = source is None and path.is_dir()
+    with readable(path):
+        is_directory = source is None and path.is_dir()
     away = bring_back(path) if is_directory else []
     try:
         try:

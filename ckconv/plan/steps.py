@@ -239,21 +239,21 @@ class Plan:
         return f"{self.format} {self.version}" if self.version else self.format
 
     @property
-    def ways_out(self) -> list[str]:
-        """The hints of all reasons; none where a reason has none, because following the others changes nothing."""
-        hints = [reason.hint for reason in self.refusals]
-        return joined(hints) if all(hints) else []
+    def way_out(self) -> str:
+        """The hint that all reasons have; empty where one has none, or another."""
+        hints = joined(reason.hint for reason in self.refusals)
+        return hints[0] if len(hints) == 1 else ""
 
     def check(self) -> None:
-        """Raise ``plan.refused`` with every reason, if there is one.
+        """Raise ``plan.refused`` with every reason, if there is one, and the way out of all, or of each behind it.
 
         Raises:
             UnsupportedError: exit 4.
         """
         if not self.refusals:
             return
-        hints = [*self.ways_out, *([self.alternative] if self.alternative else [])]
-        texts = [reason.text for reason in self.refusals]
+        out = "; ".join(filter(None, (self.way_out, self.alternative)))
+        texts = [it.text if out or not it.hint else f"{it.text}; hint: {it.hint}" for it in self.refusals]
         one = len(texts) == 1
         code, what = ("adapter.unsupported", "adapter") if self.index.adapter else ("plan.refused", "model")
         target = self.target_name.removesuffix(" adapter")
@@ -263,6 +263,6 @@ class Plan:
             if one
             else f"{target} cannot hold this {what}, for {len(texts)} reasons",
             path=self.index.path,
-            hint="; ".join(hints) or None,
+            hint=out or None,
             details=() if one else listed(texts),
         )

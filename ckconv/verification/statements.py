@@ -94,6 +94,7 @@ class Words(NamedTuple):
         special, plain: numbers of added tokens that are special, and of those that are not.
         roles: ``bos``, ``eos``, ... -> number.
         template: of chats.
+        behind: text of the token that a template puts behind a text.
     """
 
     tokens: Mapping[int, str]
@@ -103,6 +104,7 @@ class Words(NamedTuple):
     special: frozenset[int] = frozenset()
     roles: Mapping[str, int] = {}
     template: str | None = None
+    behind: str = ""
 
 
 def faults_of(out: TensorIndex, source: TensorIndex, options: Options) -> Iterator[Fact]:
@@ -357,7 +359,19 @@ def _words_of_documents(index: TensorIndex, *, merges: bool) -> Words | None:
         special |= {number} if added.get("special") and text not in doubted else set()
     merged = model.get("merges") if merges else None
     pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in merged] if merged is not None else None
-    return Words(tokens, pairs, scores, {}, frozenset(special), _roles(index, files, tokens), None)
+    return Words(tokens, pairs, scores, {}, frozenset(special), _roles(index, files, tokens), None, _behind(document))
+
+
+def _behind(document: Mapping[str, Any]) -> str:
+    """The special token that ends the template of a ``tokenizer.json``."""
+    processor = document.get("post_processor")
+    steps = [processor, *(processor.get("processors") or ())] if isinstance(processor, dict) else []
+    for step in steps:
+        single = step.get("single") if isinstance(step, dict) else None
+        special = single[-1].get("SpecialToken") if isinstance(single, list) and single else None
+        if isinstance(special, dict):
+            return str(special.get("id"))
+    return ""
 
 
 def _decoder(files: Mapping[str, Any]) -> dict[str, Any]:
@@ -404,8 +418,12 @@ def _of_words(ours: Words, theirs: Words, *, typed: bool) -> Iterator[Fact]:
         for number in sorted(theirs.special - ours.special - unknown)[:1]:  # other documents may add to them
             yield Fact(f"{prefix}token_type[{number}]", "not special", "special")
     for role, number in theirs.roles.items():
-        if ours.roles.get(role) != number:
-            yield Fact(f"{prefix}{_ROLES[role]}_token_id", _shown(ours.roles.get(role)), _shown(number))
+        said = ours.roles.get(role)
+        one = typed and role == "eos" and said is not None and ours.tokens.get(said) == theirs.behind
+        if one and ours.tokens.get(number) in _needed()["ends"]["texts"]:
+            continue  # a GGUF has one key for what ends a text and for what is put behind one
+        if said != number and number in theirs.tokens:
+            yield Fact(f"{prefix}{_ROLES[role]}_token_id", _shown(said), _shown(number))
 
 
 def _spelled(text: str) -> Iterator[str]:

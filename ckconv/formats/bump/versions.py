@@ -65,6 +65,7 @@ def _refused(index: TensorIndex, options: Options, plans: Sequence[Plan]) -> Pla
     reasons = list(shared)
     for plan in plans:
         reasons += [r._replace(text=f"{plan.target_name}: {r.text}") for r in plan.refusals if r not in shared]
-    ways = next((plan.ways_out for plan in plans if plan.ways_out), [])
-    reasons = [reason._replace(hint="") for reason in reasons]  # of one version: they help only together
-    return Plan(index, plans[0].format, 0, options, refusals=tuple(reasons), alternative="; ".join(ways))
+    out = next(filter(None, (plan.way_out for plan in plans)), "")
+    if out:  # it leads out of the reasons of one version
+        reasons = [reason._replace(hint="") for reason in reasons]
+    return Plan(index, plans[0].format, 0, options, refusals=tuple(reasons), alternative=out)

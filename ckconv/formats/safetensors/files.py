@@ -34,6 +34,7 @@ from ckconv.formats.safetensors.spec import (
     SUFFIX,
     is_pickle,
     parse_shard_name,
+    shard_name,
 )
 from ckconv.io.json import Document, read_object
 
@@ -187,7 +188,7 @@ def _choose(root: Path, names: tuple[str, ...], follow_links: bool) -> _Chosen:
         hint = f"name the file instead of the directory: {quoted(others[0])}" if others else None
         raise InputError("hf.no-weights", "the directory holds no safetensors file and no index", path=root, hint=hint)
     if len({(shard := parse_shard_name(name)) and shard[::2] for name in found}) == 1 and parse_shard_name(found[0]):
-        raise _incomplete(found[0], len(found), root)
+        raise _incomplete(found, root)
     what = "indexes" if indexes else f"{kind} and no index"
     some = ", ".join([quoted(name) for name in found[:4]] + ["..."] * (len(found) > 4))
     hint = f"fetch {_index_of(found[0])} if they are shards; else name one of them instead of the directory"
@@ -210,7 +211,7 @@ def _chosen_by(path: Path, follow_links: bool) -> _Chosen:
     if index.exists() and (path.name in read_shard_index(index).weight_map.values() or not _whole(same)):
         return _Chosen(index)
     if not _whole(same):
-        raise _incomplete(path.name, len(same), path)
+        raise _incomplete(same, path)
     return _Chosen(None, tuple(same))
 
 
@@ -233,13 +234,19 @@ def _naming(root: Path, indexes: Sequence[str], follow_links: bool) -> Path | No
     return root / indexes[0] if any(_is_there(root, name, "index names", follow_links) for name in named) else None
 
 
-def _incomplete(name: str, there: int, path: Path) -> InputError:
-    shard = parse_shard_name(name)
-    assert shard is not None
-    message = f"{there:,} of {counted(shard[2], 'shard')} {'is' if there == 1 else 'are'} there, and no index"
-    return InputError(
-        "index.missing", message, path=path, found=there, allowed=shard[2], hint="fetch the missing files"
-    )
+def _incomplete(names: Sequence[str], path: Path) -> InputError:
+    """Some shards of a set, and not all."""
+    stem, _, count = next(filter(None, map(parse_shard_name, names)))
+    whole = [shard_name(stem, number, count, Path(names[0]).suffix) for number in range(1, count + 1)]
+    message = f"{len(names):,} of {counted(count, 'shard')} {'is' if len(names) == 1 else 'are'} there, and no index"
+    hint = _fetch([name for name in whole if name not in names])
+    return InputError("index.missing", message, path=path, found=len(names), allowed=count, hint=hint)
+
+
+def _fetch(missing: Sequence[str]) -> str:
+    """A hint."""
+    more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+    return f"the download looks incomplete: fetch {quoted(missing[0])}{more}"
 
 
 def _index_of(name: str) -> str:
@@ -271,13 +278,12 @@ def _read_shards(
     counts = index.tensor_counts
     faults = Faults(index_path)
     others = [name for name in names if fnmatchcase(name, f"model*{SUFFIX}") and name not in counts]
-    hint = "the download looks incomplete; fetch the missing files"
-    hint += f", or name {quoted(others[0])} instead of the directory" if others else ""
-    for name, count in counts.items():
-        if not _is_there(root, name, "index names", follow_links):
-            tensors = counted(count, "tensor")
-            message = f"{name if name.isprintable() else quoted(name)} is missing (it should hold {tensors})"
-            faults.add("index.missing", message, hint=hint)
+    missing = [name for name in counts if not _is_there(root, name, "index names", follow_links)]
+    for name in missing:
+        hint = _fetch(missing) + (f"; or name {quoted(others[0])} instead of the directory" if others else "")
+        tensors = counted(counts[name], "tensor")
+        message = f"{name if name.isprintable() else quoted(name)} is missing (it should hold {tensors})"
+        faults.add("index.missing", message, hint=hint)
     faults.check()
     for name in () if is_pickle(next(iter(counts))) else others:
         hint = f"remove it if it is left over, or name {quoted(index_path.name)} instead of the directory"

@@ -52,9 +52,9 @@ MAX_JSON = 64_000_000
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?:safetensors|bin)", re.DOTALL)
 
 
-def shard_name(stem: str, number: int, count: int) -> str:
+def shard_name(stem: str, number: int, count: int, suffix: str = SUFFIX) -> str:
     """The file name of shard ``number`` (from 1) of ``count``, as transformers and mlx-lm write it."""
-    return f"{stem}-{number:05d}-of-{count:05d}{SUFFIX}"
+    return f"{stem}-{number:05d}-of-{count:05d}{suffix}"
 
 
 def is_pickle(name: str) -> bool:
