@@ -26,12 +26,24 @@ _PLACEHOLDER = re.compile(r"[A-Z][A-Z0-9_]*(?:=[A-Z]+)?")
 
 
 class Refusal(NamedTuple):
-    """How a command ended."""
+    """How a command ended.
+
+    Attributes:
+        sentences: its reasons.
+        hint: what leads out of all of them.
+        behind: reason -> what leads out of that one, where nothing leads out of all.
+    """
 
     status: int
     code: str = ""
     sentences: frozenset[str] = frozenset()
     hint: str = ""
+    behind: Mapping[str, str] = {}
+
+    @property
+    def ways(self) -> list[str]:
+        """The clauses that are commands or flags."""
+        return [clause for hint in (self.hint, *self.behind.values()) for clause in said(hint)]
 
 
 #: Runs a command.
@@ -111,6 +123,8 @@ def follow(
 ) -> list[list[str]]:
     """Run a command that is refused, and whatever its hint says: each clause has to lead to a command that succeeds.
 
+    One behind a reason has to lead out of that reason.
+
     Args:
         without: a placeholder; clauses with it are left alone.
 
@@ -121,7 +135,7 @@ def follow(
         Misleading: a clause is refused for the reason that it should change, as usage, or in a circle.
     """
     first = run(arguments)
-    found = [clause for clause in said(first.hint) if not without or without not in clause]
+    found = [clause for clause in first.ways if not without or without not in clause]
     ways = [way for clause in found for way in commands(arguments, clause, known)]
     return [_succeeds(run, way, first, known, (arguments,)) for way in ways]
 
@@ -140,10 +154,12 @@ def _succeeds(
         raise Misleading(f"{shown}\n  is {found.code}: {told}")
     if before.sentences <= found.sentences:
         raise Misleading(f"{shown}\n  is refused for the same reasons: {told}")
-    if not said(found.hint):
+    if any(reason not in found.sentences for reason in before.behind):
+        return arguments  # the others are as they were
+    if not found.ways:
         raise Misleading(f"{shown}\n  is refused for good: {told}")
     failed: list[Misleading] = []
-    for made in commands(arguments, found.hint, known):
+    for made in (way for clause in found.ways for way in commands(arguments, clause, known)):
         try:
             return _succeeds(run, made, found, known, (*path, arguments))
         except Misleading as error:
@@ -243,7 +259,7 @@ def follow_all(call: Callable[..., Any], refused: list[list[str]], folder: Path)
         if made is None:
             continue
         first = run(made)
-        for clause in said(first.hint):
+        for clause in first.ways:
             try:
                 ways = list(commands(made, clause, COMMON))
             except Unknown:
@@ -254,8 +270,10 @@ def follow_all(call: Callable[..., Any], refused: list[list[str]], folder: Path)
 
 def refusal(status: int, error: Mapping[str, Any]) -> Refusal:
     """What ``--json`` says of an error."""
-    details = [text for text in error["details"] if not text.startswith("... and ")]
-    return Refusal(status, error["code"], frozenset(details or [error["message"]]), error["hint"] or "")
+    details = [text.partition("; hint: ") for text in error["details"] if not text.startswith("... and ")]
+    sentences = frozenset(text for text, _, _ in details) or frozenset({error["message"]})
+    behind = {text: hint for text, _, hint in details if hint}
+    return Refusal(status, error["code"], sentences, error["hint"] or "", behind)
 
 
 def _elsewhere(arguments: list[str], folder: Path, number: int, run: Runner) -> list[str] | None:
