@@ -72,11 +72,13 @@ def test_a_listing_is_lost_to_a_closed_stdout(model: Path, script: str) -> None:
 
 
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
-def test_debug_adds_a_traceback_and_nothing_else_changes(debug: list[str], ckconv: Callable[..., Any]) -> None:
+def test_debug_adds_a_traceback_and_nothing_else_changes(
+    debug: list[str], model: Path, ckconv: Callable[..., Any]
+) -> None:
     done = ckconv("inspect", "nothing", "--json", *debug)
     assert (done.code, json.loads(done.err.splitlines()[-1])["error"]["code"]) == (3, "input.missing")
     assert ("Traceback" in done.err) == bool(debug)
-    done = ckconv("convert", "nothing", "out", *debug)
+    done = ckconv("convert", model, "out", *debug)
     assert (done.code, done.err.splitlines()[-1]) == (2, "hint: --to gguf or --to mlx names one")
 
 
