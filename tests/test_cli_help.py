@@ -53,8 +53,8 @@ def test_a_file_that_is_misspelt_is_named(ckconv) -> None:
     found = ckconv("inspect", str(LLAMA)[:-1])
     assert found.code == 3
     assert f"hint: did you mean '{LLAMA}'?" in found.err
-    assert "hint" not in ckconv("inspect", LLAMA.with_name("nothing-like-it")).err
-    assert "hint" not in ckconv("inspect", "/no/such/directory/x.gguf").err
+    assert "hint:" not in ckconv("inspect", LLAMA.with_name("nothing-like-it")).err
+    assert "hint:" not in ckconv("inspect", "/no/such/directory/x.gguf").err
 
 
 def test_a_file_whose_name_begins_as_an_option_does_is_hinted_at(

@@ -38,7 +38,7 @@ def untied(base: TensorIndex, adapters: Sequence[TensorIndex], config: ModelConf
             "adapter.unsupported",
             "the base is tied, and trainable_token_indices names rows of its output head that are not its embedding's",
             path=base.path,
-            hint="--untie gives the base a head of its own; merge the adapter into what that writes",
+            hint="ckconv convert BASE DST --untie makes a base with a head of its own; merge the adapter into that",
         )
     if apart and together:
         raise UnsupportedError(

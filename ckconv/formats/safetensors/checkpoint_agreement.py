@@ -24,7 +24,7 @@ from ckconv.families.schema import Family
 from ckconv.families.words import family_of, said, without_noted
 
 #: What the output says otherwise on purpose.
-_ON_PURPOSE = ("family", "context_length", "vocab_size")
+_ON_PURPOSE = ("family", "vocab_size")
 
 #: Scaling that both libraries compute alike. Of ``longrope`` mlx-lm takes the long factors from the first token on,
 #: transformers only for sequences longer than the original context.
@@ -119,7 +119,7 @@ def _differences(document: Mapping[str, Any], config: ModelConfig, consumer: str
     mlx = family.engines.get("mlx_lm")
     windowless = consumer == MLX_LM and mlx is not None and "window" in mlx.ignores
     same = {name: getattr(config, name) for name in (*_ON_PURPOSE, *(_WINDOW if windowless else ()))}
-    mine = without_noted(replace(config, modifiers=()))
+    mine = without_noted(replace(config, modifiers=(), context_length=read.context_length))
     found = config_differences(mine, without_noted(replace(read, **same)), same_words=True)
     return [
         f"{name}{said(config, name)} is {ours!r}, {consumer} reads {theirs!r}" for name, (ours, theirs) in found.items()
